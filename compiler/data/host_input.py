@@ -74,7 +74,9 @@ class MadeBatches(Iterator[Any]):
         self._shards = shards
         leaves: list[Any] = []
         numbered = unflatten(tree, list(range(len(types))))
-        self._structure = plain.tree_of(numbered, "the batch", lambda leaf: isinstance(leaf, int), leaves)
+        self._structure = plain.tree_of(
+            numbered, "pw.prefetch: the batch", lambda leaf: isinstance(leaf, int), leaves
+        )
         # In the order in which JAX has them, and we do.
         self._order = leaves
         self._number = states if shards is None and states is not None else 0
@@ -84,6 +86,8 @@ class MadeBatches(Iterator[Any]):
     def get_state(self) -> Any:
         """The position after the last batch: its number, or a list with that of each shard.
 
+        Before the first batch it is known of shards once the input is open.
+
         Raises:
           TypeError: the input of a shard has none.
         """
@@ -92,12 +96,21 @@ class MadeBatches(Iterator[Any]):
         return self._states
 
     def __next__(self) -> Any:
-        if not self._has_begun:
-            self._has_begun = True
-            self._begin()
+        self.open()
         leaves = self._make()
         self._number += 1
         return unflatten(self._tree, leaves)
+
+    @property
+    def number(self) -> int:
+        """The number of the next batch, as hosts count them."""
+        return self._number
+
+    def open(self) -> None:
+        """Makes the input, where it is not made yet."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin()
 
     def close(self) -> None:
         """Forgets the input."""
@@ -137,6 +150,7 @@ class _BatchesHere(MadeBatches):
         shards = range(self._shards or 0)
         with _as_error(source.name, "the input"):
             self._opened = opened(make, source.plain, self._rows, self._shards, shards, self._states)
+            self._take_states(self._opened.states())
 
     def _make(self) -> list[Any]:
         columns: list[list[Any]] = [[] for _ in self._types]
@@ -246,7 +260,6 @@ class _BatchesOnHosts(MadeBatches):
 
     def _begin(self) -> None:
         source = self._source
-        calls = []
         for gang, places in self._places.items():
             named = {
                 "source": self._name,
@@ -263,30 +276,37 @@ class _BatchesOnHosts(MadeBatches):
                 ],
                 "row_shapes": [list(self._types[number].shape[1:]) for number in self._order],
             }
-            calls.append(self._call(gang, "begin", named, None))
-        for call in calls:
-            values_of(self._controller, call)
+            self._calls = [*self._calls, self._call(gang, "begin", named, None)]
+        self._take_states(self._said(self._calls))
 
     def _make(self) -> list[Any]:
         batch = self._asked.popleft() if self._asked else self._ask(self._number)
         if self._is_ahead:
             self._asked.append(self._ask(self._number + 1))
         self._calls = batch.calls
+        self._take_states(self._said(batch.calls))
+        return batch.arrays
+
+    def _said(self, calls: Sequence[FunctionCall]) -> dict[str, Any] | None:
+        """The positions of shards that hosts say, when all calls have ended.
+
+        Raises:
+          StopIteration: the input has ended.
+        """
         states: dict[str, Any] | None = {}
         failures: list[Exception] = []
-        for call in batch.calls:
+        for call in calls:
             try:
                 for said in values_of(self._controller, call):
                     states = None if said is None or states is None else states | said
             except Exception as error:
                 failures.append(error)
-        # All have ended, so what goes wrong is over.
-        if any(self._has_ended(call) for call in batch.calls):
-            raise StopIteration
+        for failure in failures:
+            if not isinstance(failure, InputEnded):
+                raise failure
         if failures:
-            raise failures[0]
-        self._take_states(states)
-        return batch.arrays
+            raise StopIteration
+        return states
 
     def _ask(self, number: int) -> _AskedBatch:
         """Has hosts make a batch."""
@@ -302,12 +322,6 @@ class _BatchesOnHosts(MadeBatches):
                 arrays[leaf].add_copy(where, call.number + 1 + n, call)
             calls.append(call)
         return _AskedBatch(arrays, calls)
-
-    def _has_ended(self, call: FunctionCall) -> bool:
-        answers = [call.answers.get(host) for host in call.hosts]
-        return any(
-            said is not None and said.failure is not None and said.failure.kind == "ended" for said in answers
-        )
 
     def close(self) -> None:
         """See `MadeBatches.close`."""
@@ -350,6 +364,9 @@ def batches_of(
         raise ValueError(
             f"pw.prefetch: {source.name} has devices=, but an input is made where the step reads it"
         )
+    for option, number in (("rows", rows), ("shards", shards)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
+            raise TypeError(f"pw.prefetch: {option} must be a whole number, got {number!r}")
     if (rows is None) == (shards is None):
         raise ValueError(f"pw.prefetch: {source.name} is an input of pw.on_hosts: expected rows= or shards=")
     numbers, tree = executable.argument(argument)
@@ -369,7 +386,7 @@ def batches_of(
         raise ValueError(f"pw.prefetch: shards={shards} do not divide the {count} rows of a batch")
     states = source.get_state()
     _check_states(source.name, states, shards)
-    of_all = (source, types, tree, count, shards, states)
+    of_all = (source, types, tree, count, None if shards is None else int(shards), states)
     placed = [kind for kind in types if isinstance(kind, PlacedType)]
     if not placed:
         return _BatchesHere(*of_all)

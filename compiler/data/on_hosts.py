@@ -22,10 +22,11 @@ from pathways.runtime.control.errors import CallFailedError
 from pathways.runtime.control.step import FunctionCall
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.cluster.host import HostGang, Location
+from pathways.runtime.hosts.cluster.host import WHOLE, HostGang, Location
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, MadeArray
+from pathways.runtime.hosts.worker.batches import InputEnded
 from pathways.runtime.hosts.worker.calls import numpy_of
 from pathways.runtime.hosts.worker.modules import found
 from pathways.runtime.local.devices import bind, mesh_of
@@ -115,7 +116,9 @@ class FunctionOnHosts(OfProcess):
         for slice in self.devices.replicas:
             binding = bindings[slice]
             gang = gang_of(hosts, binding)
-            parts.append((gang, binding, [_at(hosts, leaf, gang, binding) for leaf in leaves]))
+            is_replica = len(self.devices.replicas) > 1
+            placed = [_at(hosts, leaf, gang, binding, is_replica=is_replica) for leaf in leaves]
+            parts.append((gang, binding, placed))
         calls = []
         results: list[Any] = []
         with hosts.order:
@@ -406,28 +409,35 @@ def values_of(hosts: Controller, call: FunctionCall) -> list[Any]:
 
     Raises:
       CallFailedError, ImportError, TypeError, HostError: see `HostCall.result`.
+      InputEnded: there is no more to give, and nothing else went wrong.
     """
     hosts.wait_for_call(call)
+    failed = {host: call.answers[host].failure for host in sorted(call.hosts) if host in call.answers}
+    for host, why in failed.items():
+        if why is not None and why.kind != "ended":
+            kinds: dict[str, type[Exception]] = {"import": ImportError, "result": TypeError}
+            kind = kinds.get(why.kind, CallFailedError)
+            raise kind(f"{call.subject}: {call.failures()[host].text}")
     for host in sorted(call.hosts):
-        answer = call.answers.get(host)
-        if answer is None or answer.failure is None:
-            continue
-        failure = call.failures()[host]
-        kinds: dict[str, type[Exception]] = {"import": ImportError, "result": TypeError}
-        kind = kinds.get(answer.failure.kind, CallFailedError)
-        raise kind(f"{call.subject}: {failure.text}")
-    for host in sorted(call.hosts):
-        if host in call.failures():
+        if host in call.failures() and failed.get(host) is None:
             raise call.failures()[host].error(call.subject)
+    if any(why is not None for why in failed.values()):
+        raise InputEnded
     return [plain_values.decode(call.answers[host].value or b"null") for host in sorted(call.hosts)]
 
 
-def _at(hosts: Controller, leaf: Any, gang: HostGang, binding: Binding) -> tuple[Array, Location]:
-    """An array on a slice, and where it is there; brought there if it is elsewhere."""
+def _at(
+    hosts: Controller, leaf: Any, gang: HostGang, binding: Binding, *, is_replica: bool
+) -> tuple[Array, Location]:
+    """An array on a slice, and where it is there; brought there if it is elsewhere.
+
+    A replica has a part of what replicas share, and who is none gets the whole.
+    """
     ids = {device.id for device in binding.devices}
     if isinstance(leaf, Array) and leaf.is_of(hosts):
         for where in leaf.locations:
-            if where.gang is gang and set(where.placement.devices) == ids:
+            is_wanted = is_replica or where.part == WHOLE
+            if where.gang is gang and is_wanted and set(where.placement.devices) == ids:
                 return leaf, where
     is_key = _is_key(leaf)
     target = gang.location(layout_of(binding, PartitionSpec(), _ndim(leaf)))

@@ -50,7 +50,8 @@ class Prefetched[T](Iterator[T]):
         self.waited = 0.0
         self._reader = reader
         self._stall_report = stall_report
-        self._state = reader.state()
+        self._state: Any = None
+        self._is_first = True
         self._error: BaseException | None = None
         # The thread knows nothing of this object, and ends when it is gone.
         weakref.finalize(self, reader.stop).atexit = False
@@ -68,6 +69,7 @@ class Prefetched[T](Iterator[T]):
         began = time.monotonic()
         try:
             batch, self._state = self._reader.take(self._stall_report)
+            self._is_first = False
         except StopIteration:
             self.close()
             raise
@@ -95,11 +97,14 @@ class Prefetched[T](Iterator[T]):
     def get_state(self) -> Any:
         """The position of the input after the last batch that was returned, not after those read ahead.
 
-        `checkpoint.save(..., data=...)` saves it.
+        `checkpoint.save(..., data=...)` saves it. Before the first batch it waits until the input is open.
 
         Raises:
+          Exception: what the input raised when it was opened.
           TypeError: the input has no positions: no `get_state`, which iterators of Grain have.
         """
+        if self._is_first:
+            self._state = self._reader.first_state()
         if self._state is None:
             raise TypeError(
                 f"pw.prefetch: the input has no position to save: {self._reader.kind} has no get_state(), "
@@ -168,7 +173,10 @@ def prefetch[T](
         # One of them is what hosts make while another one is waited for.
         is_ahead = depth > 1
         depth -= is_ahead
-        executable = _executables(step)[0]
+        executable = next(
+            (one for one in _executables(step) if _has_rows(one, argument, rows, shards)),
+            _executables(step)[0],
+        )
         batches: Any = batches_of(iterable, executable, argument, rows, shards, is_ahead=is_ahead)
     elif rows is not None or shards is not None:
         raise TypeError("pw.prefetch: rows= and shards= are for an input of pw.on_hosts")
@@ -197,6 +205,8 @@ class _Reader:
         self._x64 = jax.config.jax_enable_x64
         self._ready: collections.deque[tuple[Any, Any]] = collections.deque()
         self._number = 0
+        self._first_state: Any = None
+        self._is_open = False
         self._ended = False
         self._error: BaseException | None = None
         # Its lock can be taken twice by a thread: the garbage collector may call `stop` anywhere.
@@ -205,14 +215,34 @@ class _Reader:
 
     def start(self) -> None:
         """Starts to read."""
+        if not isinstance(self._iterator, MadeBatches):
+            self._note_first_state()
         # In front of JAX's own, which takes the devices away.
         atexit.register(self._exit)
         self._thread = start_thread(self._read, "prefetch")
 
-    def state(self) -> Any:
+    def _state(self) -> Any:
         """The position of the input; None where it has none."""
         get_state = getattr(self._iterator, "get_state", None)
         return None if get_state is None else copy.deepcopy(get_state())
+
+    def _note_first_state(self) -> None:
+        with self._changed:
+            self._first_state = self._state()
+            self._is_open = True
+            self._changed.notify_all()
+
+    def first_state(self) -> Any:
+        """The position of the input before its first batch, when it is open; None where it has none.
+
+        Raises:
+          Exception: what the input raised.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_open or self._ended)
+            if not self._is_open and self._error is not None:
+                raise self._error
+            return self._first_state
 
     def take(self, stall_report: float | None) -> tuple[Any, Any]:
         """The next batch, and the position of the input after it.
@@ -255,9 +285,12 @@ class _Reader:
         try:
             # Settings of JAX belong to threads.
             with jax.enable_x64(self._x64):
+                if isinstance(self._iterator, MadeBatches):
+                    self._iterator.open()
+                    self._note_first_state()
                 self._read_all()
         except BaseException as error:
-            error.add_note(f"pw.prefetch: batch {self._number} of the input")
+            error.add_note(f"pw.prefetch: batch {self._number_of_input()} of the input")
             self._error = error
         finally:
             if isinstance(self._iterator, MadeBatches):
@@ -281,22 +314,25 @@ class _Reader:
                         f"pw.prefetch: the input ended after {number} of {self._count} batches"
                     ) from None
                 return
-            item = _placed(batch, self._step, self._argument), self.state()
+            item = _placed(batch, self._step, self._argument), self._state()
             with self._changed:
                 if self._ended:
                     return
                 self._ready.append(item)
                 self._changed.notify_all()
 
+    def _number_of_input(self) -> int:
+        return self._iterator.number if isinstance(self._iterator, MadeBatches) else self._number
+
     def _stalled(self, seconds: float) -> str:
         if isinstance(self._iterator, MadeBatches) and (said := self._iterator.described()):
-            return f"pw.prefetch: the steps wait for batch {self._number} of the input: {said}"
+            return f"pw.prefetch: the steps wait for batch {self._number_of_input()} of the input: {said}"
         frame = sys._current_frames().get(0 if self._thread is None else self._thread.ident)
         at = traceback.extract_stack(frame)[-1] if frame is not None else None
         where = f"; it is in {at.name} at {at.filename}:{at.lineno}" if at is not None else ""
         return (
-            f"pw.prefetch: the steps wait for the input, which has given no batch {self._number} for "
-            f"{seconds:.1f} seconds{where}"
+            "pw.prefetch: the steps wait for the input, which has given no batch "
+            f"{self._number_of_input()} for {seconds:.1f} seconds{where}"
         )
 
 
@@ -306,6 +342,15 @@ def _left(began: float, report: float | None) -> float | None:
 
 def _executables(step: Bound | Program[..., Any]) -> tuple[ProgramExecutable, ...]:
     return (step.executable,) if isinstance(step, Bound) else step.executables
+
+
+def _has_rows(executable: ProgramExecutable, argument: str, rows: int | None, shards: int | None) -> bool:
+    """Whether an argument has such rows, or some that shards divide."""
+    numbers, _ = executable.argument(argument)
+    counts = {kind.shape[0] if kind.shape else 0 for kind in executable.argument_types(numbers)}
+    if rows is not None:
+        return counts == {rows}
+    return isinstance(shards, int) and shards > 0 and all(count % shards == 0 for count in counts)
 
 
 def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:

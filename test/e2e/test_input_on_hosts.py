@@ -200,6 +200,94 @@ def test_what_it_raises_names_host_and_batch_and_batches_before_it_are_good(devi
         next(batches)
 
 
+def test_the_end_of_one_host_hides_no_error_of_another(devices):
+    connected()
+    source = pw.on_hosts(host_functions.uneven)
+    with pw.prefetch(source, step_on(devices, 2), "batch", shards=2) as batches:
+        next(batches)
+        with pytest.raises(pw.CallFailedError, match=r"host 3 .*, batch 1 raised .*BadRow: row 4 is empty"):
+            list(batches)
+
+
+def test_an_input_has_a_position_before_its_first_batch(devices, tmp_path):
+    connected()
+    steps = [step_on(devices, 2), step_on(devices, 0)]
+    first = [{"position": 7}] * 4
+    for step in steps:
+        source = pw.on_hosts(host_functions.shard_of)
+        with pw.prefetch(source, step, "batch", shards=4) as batches:
+            pw.checkpoint.save(tmp_path / "run", {"n": 0}, len(list(tmp_path.glob("run/*"))), data=batches)
+            assert batches.get_state() == first
+            next(batches)
+            assert batches.get_state() != first
+    again = pw.on_hosts(host_functions.shard_of)
+    pw.checkpoint.restore(tmp_path / "run", {"n": 0}, data=again)
+    assert again.get_state() == first
+    source = pw.on_hosts("host_functions:no_rows")
+    with (
+        pw.prefetch(source, steps[0], "batch", rows=8) as batches,
+        pytest.raises(TypeError, match="opening the input: rows= needs an input with __getitem__"),
+    ):
+        batches.get_state()
+
+
+def test_positions_may_be_bytes(devices, tmp_path):
+    """As those of a `DataLoader` of Grain."""
+    connected()
+    steps = [step_on(devices, 2), step_on(devices, 0)]
+    source = pw.on_hosts(host_functions.bytes_of)
+    with pw.prefetch(source, steps[0], "batch", shards=4) as batches:
+        next(batches)
+        pw.checkpoint.save(tmp_path, {"n": 1}, 1, data=batches)
+        after = values(next(batches))
+    again = pw.on_hosts(host_functions.bytes_of)
+    pw.checkpoint.restore(tmp_path, {"n": 0}, data=again)
+    with pw.prefetch(again, steps[1], "batch", shards=4) as batches:
+        equal(next(batches), after)
+
+
+def test_reports_say_what_a_host_is_at_by_the_number_of_the_input(devices, caplog):
+    connected()
+    step = step_on(devices, 0)
+    slow = pw.on_hosts(host_functions.slow_to_open, seconds=1.0)
+    resumed = pw.on_hosts(host_functions.numbered, slow=8 * 40, seconds=1.0)
+    resumed.set_state(40)
+    with caplog.at_level(logging.WARNING, "pathways"):
+        for source in (slow, resumed):
+            with pw.prefetch(source, step, "batch", rows=8, stall_report=0.3) as batches:
+                next(batches)
+    reports = [text for text in caplog.messages if "the steps wait" in text]
+    opening = next(text for text in reports if "batch 0 of the input" in text)
+    assert "host 0: is at it, opening the input for" in opening
+    assert f"slow_to_open at {host_functions.__file__}:" in opening
+    assert any("batch 40 of the input" in text and "is at it, batch 40 for" in text for text in reports)
+    bad = pw.on_hosts(host_functions.numbered, bad=8 * 40)
+    bad.set_state(40)
+    with pw.prefetch(bad, step, "batch", rows=8) as batches, pytest.raises(pw.CallFailedError) as error:
+        next(batches)
+    assert error.value.__notes__ == ["pw.prefetch: batch 40 of the input"]
+
+
+def test_a_program_of_several_signatures_takes_batches_of_any(devices):
+    connected()
+    slice = devices.add_slice((2,), ("i",), island="island0")
+    total = pw.jit(lambda x: x.sum(), devices=slice, in_shardings=P("i"))
+    step = pw.program(lambda batch: total(batch["half"]))
+    for rows in (8, 16):
+        step(
+            {
+                "half": np.zeros((rows, 3), jnp.bfloat16),
+                "bit": np.zeros(rows, bool),
+                "none": np.zeros((rows, 0), np.float32),
+            }
+        )
+    for rows in (16, 8):
+        with pw.prefetch(pw.on_hosts(host_functions.typed), step, "batch", rows=rows) as batches:
+            assert next(batches)["half"].shape == (rows, 3)
+    with pytest.raises(ValueError, match=r"rows=4, but batch\['bit'\] has 8 rows"):
+        pw.prefetch(pw.on_hosts(host_functions.typed), step, "batch", rows=4)
+
+
 def test_numbers_that_do_not_fit_are_an_error_at_the_call(devices):
     connected()
     step = step_on(devices, 0)
@@ -211,6 +299,10 @@ def test_numbers_that_do_not_fit_are_an_error_at_the_call(devices):
         ({"rows": 8, "shards": 4}, "expected rows= or shards="),
     ):
         with pytest.raises(ValueError, match=text):
+            pw.prefetch(source, step, "batch", **kwargs)
+    for kwargs in ({"shards": 2.0}, {"shards": "4"}, {"rows": True}):
+        ((option, number),) = kwargs.items()
+        with pytest.raises(TypeError, match=rf"{option} must be a whole number, got {number!r}"):
             pw.prefetch(source, step, "batch", **kwargs)
     with pytest.raises(TypeError, match=r"are for an input of pw\.on_hosts"):
         pw.prefetch([BATCH], step, "batch", rows=8)

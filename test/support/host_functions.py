@@ -122,10 +122,10 @@ def leave() -> None:
 
 
 class Numbered:
-    """Rows that say their numbers; `bad` raises, `slow` takes half of a minute."""
+    """Rows that say their numbers; `bad` raises, `slow` takes its time."""
 
-    def __init__(self, seed: int, count: int, bad: int, slow: int, wrong: int) -> None:
-        self.seed, self.count = seed, count
+    def __init__(self, seed: int, count: int, bad: int, slow: int, seconds: float, wrong: int) -> None:
+        self.seed, self.count, self.seconds = seed, count, seconds
         self.bad, self.slow, self.wrong = bad, slow, wrong
 
     def __len__(self) -> int:
@@ -135,14 +135,16 @@ class Numbered:
         if number == self.bad:
             raise BadRow(f"row {number} is empty")
         if number == self.slow:
-            time.sleep(30)
+            time.sleep(self.seconds)
         noise = np.random.default_rng((self.seed, number)).normal(size=4)
         # 64 bits, as NumPy has them: JAX takes 32.
         return {"x": noise[: 3 if number == self.wrong else 4], "y": (number, {"z": np.int32(-number)})}
 
 
-def numbered(seed: int = 0, count: int = 1000, bad: int = -1, slow: int = -1, wrong: int = -1) -> Any:
-    return Numbered(seed, count, bad, slow, wrong)
+def numbered(
+    seed: int = 0, count: int = 1000, bad: int = -1, slow: int = -1, seconds: float = 30.0, wrong: int = -1
+) -> Any:
+    return Numbered(seed, count, bad, slow, seconds, wrong)
 
 
 class Shard:
@@ -170,6 +172,36 @@ class Shard:
 
 def shard_of(shard: int, shards: int, count: int = 100) -> Any:
     return Shard(shard, shards, count)
+
+
+class BytesShard(Shard):
+    """As a `DataLoader` of Grain has its position."""
+
+    def get_state(self) -> Any:
+        return str(self.position).encode()
+
+    def set_state(self, state: Any) -> None:
+        assert isinstance(state, bytes)
+        self.position = int(state)
+
+
+def bytes_of(shard: int, shards: int) -> Any:
+    return BytesShard(shard, shards, 100)
+
+
+def uneven(shard: int, shards: int) -> Any:
+    """Shard 0 ends where the last one raises."""
+    for n, row in enumerate(Shard(shard, shards, 100)):
+        if n == 4 and shard == 0:
+            return
+        if n == 4 and shard == shards - 1:
+            raise BadRow("row 4 is empty")
+        yield row
+
+
+def slow_to_open(seconds: float) -> Any:
+    time.sleep(seconds)
+    return numbered()
 
 
 def generated(shard: int, shards: int) -> Any:

@@ -6,6 +6,7 @@ An input gives rows by their numbers (`NumberedRows`), or has shards that are re
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
 import weakref
@@ -18,6 +19,9 @@ import numpy as np
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.worker.calls import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
+
+_BYTES = "bytes"
+"""What a position is called that is bytes, in base64."""
 
 _SPARE = 4
 """How many pieces of memory of a size are kept for later batches."""
@@ -42,7 +46,7 @@ class Rows(Protocol):
         """
 
     def states(self) -> dict[str, Any] | None:
-        """After the last batch the positions of the shards that were read; None where there are none."""
+        """The positions of the shards that are read here, after the last batch; None where there are none."""
 
 
 class NumberedRows:
@@ -108,7 +112,7 @@ class ShardedRows:
             if states is not None:
                 if not hasattr(iterator, "set_state"):
                     raise WrongInput(f"{_kind(iterator)} has no set_state(), so it cannot resume")
-                iterator.set_state(states[shard])
+                iterator.set_state(_position(states[shard]))
             self._iterators[shard] = iterator
 
     def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
@@ -129,7 +133,18 @@ class ShardedRows:
         """See `Rows.states`."""
         if not all(hasattr(iterator, "get_state") for iterator in self._iterators.values()):
             return None
-        return {str(shard): iterator.get_state() for shard, iterator in self._iterators.items()}
+        return {str(shard): _as_json(iterator.get_state()) for shard, iterator in self._iterators.items()}
+
+
+def _as_json(position: Any) -> Any:
+    """A position as JSON has it: that of a `DataLoader` of Grain is bytes."""
+    return {_BYTES: base64.b64encode(position).decode()} if isinstance(position, bytes) else position
+
+
+def _position(written: Any) -> Any:
+    """The reverse of `_as_json`."""
+    is_bytes = isinstance(written, dict) and [*written] == [_BYTES] and isinstance(written[_BYTES], str)
+    return base64.b64decode(written[_BYTES]) if is_bytes else written
 
 
 @dataclasses.dataclass
@@ -188,9 +203,6 @@ def _give_back(spare: list[memoryview], memory: memoryview) -> None:
         spare.append(memory)
 
 
-_open: dict[str, _OpenInput] = {}
-
-
 @of_package
 def begin(
     *,
@@ -204,7 +216,7 @@ def begin(
     tree: Any,
     leaves: Sequence[tuple[int, Sequence[int]]],
     row_shapes: Sequence[Sequence[int]],
-) -> None:
+) -> dict[str, Any] | None:
     """Makes the input.
 
     Args:
@@ -218,13 +230,18 @@ def begin(
       tree: see `_OpenInput`.
       leaves: see `_OpenInput`.
       row_shapes: see `_OpenInput`.
+
+    Returns:
+      The positions of the shards that this host reads, see `Rows.states`.
     """
+    context().about = ", opening the input"
     try:
         make = context().find(function)
         made = opened(make, named, rows, shards, own.get(str(context().host), ()), states)
     except WrongInput as error:
         raise CallRefused("result", str(error)) from None
     context().kept[source] = _OpenInput(made, tree, leaves, row_shapes, SpareMemory())
+    return made.states()
 
 
 @of_package
