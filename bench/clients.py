@@ -37,6 +37,15 @@ STEPS = 500
 WIDE = 64
 """Hosts of the widest steps."""
 
+GANGS = [
+    (0.001, 0.001, 0.010, 8),
+    (0.003, 0.2, 0.003, 2),
+    (0.003, 0.2, 0.003, 8),
+    (0.003, 0.2, 0.2, 8),
+    (0.003, 0.05, 0.010, 2),
+]
+"""Seconds of a step of the first island, of the second and of both, and how many steps each client keeps."""
+
 KILLED = 20
 HELD = 10
 """How many arrays each client has on each of two islands."""
@@ -82,14 +91,18 @@ def simulated_shares() -> Iterable[str]:
 
 
 def gangs() -> Iterable[str]:
-    """How busy two simulated devices are with steps of both among small ones."""
-    timers = DeviceTimers((1, 1, 1), 2)
-    timers.keep(0, (0,), 0.001)
-    timers.keep(1, (1,), 0.001)
-    timers.keep(2, (0, 1), 0.010)
-    timers.run(20)
-    busy = min(timers.busy) / 20
-    yield f"steps of two islands among small ones, simulated: busy {busy:.3f} (to reach 0.95)"
+    """How busy two simulated devices are with steps of both among those of one."""
+    for first, second, both, steps in GANGS:
+        timers = DeviceTimers((1, 1, 1), 2)
+        timers.keep(0, (0,), first, steps)
+        timers.keep(1, (1,), second, steps)
+        timers.keep(2, (0, 1), both, steps)
+        timers.run(20)
+        busy = min(timers.busy) / 20
+        yield (
+            f"steps of two islands of {both * 1e3:g} ms among those of one of {first * 1e3:g} and "
+            f"{second * 1e3:g} ms, {steps} of each client, simulated: busy {busy:.3f} (to reach 0.95)"
+        )
 
 
 def busy() -> Iterable[str]:

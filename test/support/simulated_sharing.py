@@ -34,6 +34,7 @@ from pathways.runtime.control.clients.items import (
     WorkAsked,
 )
 from pathways.runtime.control.clients.scheduler import Scheduler
+from pathways.runtime.hosts.launch.options import MOST_AHEAD
 from pathways.runtime.simulate.events import SimulatedTime
 
 
@@ -325,6 +326,7 @@ class DeviceTimers:
     Args:
       weights: those of the clients.
       islands: how many there are, each with one device.
+      ahead: how many steps may be under way on an island; by default as many as in a service.
       is_timed: whether the CPU time of the scheduler is measured.
 
     Attributes:
@@ -334,9 +336,16 @@ class DeviceTimers:
       cpu_seconds: what they took, all together.
     """
 
-    def __init__(self, weights: Sequence[float], islands: int = 1, *, is_timed: bool = False) -> None:
+    def __init__(
+        self,
+        weights: Sequence[float],
+        islands: int = 1,
+        *,
+        ahead: int = MOST_AHEAD,
+        is_timed: bool = False,
+    ) -> None:
         self.now = 0.0
-        self.core = Scheduler(islands)
+        self.core = Scheduler(islands, ahead)
         self.busy = [0.0] * islands
         self.served: collections.Counter[int] = collections.Counter()
         self.events = 0

@@ -29,7 +29,6 @@ class QueuedStep:
 
     __slots__ = (
         "_blocked_at",
-        "_estimate",
         "_firsts",
         "_keys",
         "_left",
@@ -78,7 +77,6 @@ class QueuedStep:
         self._keys: Mapping[int, float] = {}
         self._order = 0
         self._token = 0
-        self._estimate = FIRST_ESTIMATE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

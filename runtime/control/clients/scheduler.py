@@ -11,11 +11,16 @@ order in which they got it. Few places are given: `ahead` on an island, and beyo
 
 Next is who was served least on the island where he was served most (start-time fair queueing: Goyal, Vin and
 Cheng, 1996, by virtual times of each client on each island): the device time that hosts measure, by the
-client's weight. What a client did not use while it had nothing to run earns it `IDLE_SECONDS` at most.
+client's weight. What a client did not use while it had nothing that could run earns it `IDLE_SECONDS` at
+most.
+
+How long a step takes is estimated from those of its program that are done. Of programs of which none is, a
+client has one step under way on an island at a time: others would wait behind a window of unknown work.
 
 A step of several islands that has no place on one of them claims the others from when the last of them is
 free: what comes after it passes only if it ends before. Without claims it would starve, and with claims
-alone its islands would idle (backfilling: Lifka, 1995).
+alone its islands would idle (backfilling: Lifka, 1995). It gets its places when all of them are free at
+the same time, but for a round trip: until its last island is free it keeps the others from all other steps.
 
 All state of the scheduler is in this file. `handle` takes what happened and the time, and returns what is to
 be done; nothing here waits, sends or looks at a clock.
@@ -95,7 +100,12 @@ class ScheduledClient:
         self._arrays: list[set[int]] = [set() for _ in range(islands)]
         # What waits for an array, by its island and number.
         self._awaited: dict[tuple[int, int], list[QueuedStep | InOrder]] = {}
+        # How long steps of its programs take.
         self._estimates: dict[int, float] = {}
+        # The last step of a program without an estimate that was issued on each island.
+        self._tried: list[QueuedStep | None] = [None] * islands
+        # How many of its steps are under way on each island.
+        self._under_way = [0] * islands
 
     @property
     def queued(self) -> int:
@@ -225,7 +235,6 @@ class Scheduler:
             self._effects.append(Refuse(item, "it takes an array that is not there"))
             return
         item._order = next(self._orders)
-        item._estimate = client._estimates.get(item.program, FIRST_ESTIMATE)
         client.unfinished += 1
         for n in item.islands:
             there = client._arrays[n]
@@ -237,9 +246,7 @@ class Scheduler:
         for n in item.islands:
             line = client._lines[n]
             if not line:
-                # What it was not served while it had nothing to run is forgotten, but for a little.
-                earned = self._islands[n].virtual - IDLE_SECONDS / client.weight
-                client._served[n] = max(client._served[n], earned)
+                self._forget_idleness(client, n)
             line.append(item)
             if len(line) == 1:
                 item._firsts += 1
@@ -271,8 +278,17 @@ class Scheduler:
         if step._missing or step._firsts < len(step.islands) or step._state != "waits":
             return
         step._state = "ready"
+        for n in step.islands:
+            # It may have waited for an array of its client.
+            if not client._under_way[n]:
+                self._forget_idleness(client, n)
         self._push(client, step)
         self._open.update(step.islands)
+
+    def _forget_idleness(self, client: ScheduledClient, island: int) -> None:
+        """Forgets what a client was not served while it had nothing that could run, but for a little."""
+        earned = self._islands[island].virtual - IDLE_SECONDS / client.weight
+        client._served[island] = max(client._served[island], earned)
 
     def _push(self, client: ScheduledClient, step: QueuedStep) -> None:
         """Sorts a ready step among the others of its islands."""
@@ -313,6 +329,10 @@ class Scheduler:
             if step._token != token or step._state != "ready":
                 heapq.heappop(island.ready)
                 continue
+            if self._is_too_early(step):
+                # Without a claim: nobody knows from when.
+                skipped.append(heapq.heappop(island.ready))
+                continue
             if self._fits(step) and self._may_pass(step, now) and not self._backfill(step, now):
                 heapq.heappop(island.ready)
                 self._issue(step, now)
@@ -322,6 +342,16 @@ class Scheduler:
                 self._claim(step)
         for entry in skipped:
             heapq.heappush(island.ready, entry)
+
+    def _is_too_early(self, step: QueuedStep) -> bool:
+        """Whether it is unknown how long it takes, as of another one that its client has under way there."""
+        client = self.clients[step.client]
+        if step.program in client._estimates:
+            return False
+        return any((tried := client._tried[n]) is not None and n in tried._left for n in step.islands)
+
+    def _estimate(self, step: QueuedStep) -> float:
+        return self.clients[step.client]._estimates.get(step.program, FIRST_ESTIMATE)
 
     def _has_room(self, island: _SharedIsland, share: int) -> bool:
         if not island.used:
@@ -365,7 +395,7 @@ class Scheduler:
         claims = [(n, claim) for n in step.islands if (claim := self._claim_of(n)) not in (None, step)]
         if not claims:
             return True
-        end = self._start_of(step, now) + step._estimate
+        end = self._start_of(step, now) + self._estimate(step)
         return all(
             claim is None
             or self._is_before(step, claim, n)
@@ -380,13 +410,17 @@ class Scheduler:
 
     def _backfill(self, step: QueuedStep, now: float) -> bool:
         """Issues what ends on some islands of a step before the others are free; whether the step waits for
-        more of it. It does while all its islands have so much that there is another look before they idle."""
+        more of it. It does while one of them would idle for long, or while all of them have so much that
+        there is another look before they do."""
         if len(step.islands) < 2:
             return False
         start = self._start_of(step, now)
         # All of them: no `any`, which would stop at the first.
         is_left = [self._fill_until(n, step, start, now) for n in step.islands]
         if not self._fits(step):
+            return True
+        first = max(now, min([self._islands[n].busy_until for n in step.islands]))
+        if start - first > max([self._islands[n].round_trip for n in step.islands]):
             return True
         return any(is_left) and all(len(self._islands[n].under_way) > 1 for n in step.islands)
 
@@ -400,7 +434,8 @@ class Scheduler:
             _, token, other = entry
             if other._token != token or other._state != "ready":
                 continue
-            if other.islands != (number,) or max(now, island.busy_until) + other._estimate > until:
+            end = max(now, island.busy_until) + self._estimate(other)
+            if other.islands != (number,) or end > until or self._is_too_early(other):
                 looked.append(entry)
             elif self._has_room(island, other.share) and self._has_room_beside(number, other, step):
                 self._issue(other, now)
@@ -416,8 +451,11 @@ class Scheduler:
         client = self.clients[step.client]
         step._state = "issued"
         self._effects.append(Issue(step))
-        start, estimate = self._start_of(step, now), step._estimate
+        start, estimate = self._start_of(step, now), self._estimate(step)
+        is_tried = step.program not in client._estimates
         for n in step.islands:
+            if is_tried:
+                client._tried[n] = step
             island = self._islands[n]
             island.under_way[step] = estimate
             island.used += step.share
@@ -425,6 +463,7 @@ class Scheduler:
             island.busy_until = start + estimate
             island.virtual = max(island.virtual, client._served[n])
             client._served[n] += estimate / client.weight
+            client._under_way[n] += 1
             client._lines[n].popleft()
         for n in step.islands:
             self._advance(client, n)
@@ -438,12 +477,12 @@ class Scheduler:
         island = self._islands[n]
         if n not in step._left:
             return
-        self._free_place(step, n)
+        estimate = self._free_place(step, n)
         island.busy_until = now + island.work
         client = self.clients.get(step.client)
         if client is None:
             return
-        client._served[n] += (done.took - step._estimate) / client.weight
+        client._served[n] += (done.took - estimate) / client.weight
         client.device_seconds += done.took
         before = client._estimates.get(step.program)
         guess = done.took if before is None else before + _LEARNED * (done.took - before)
@@ -459,11 +498,14 @@ class Scheduler:
             if first._state == "ready":
                 self._push(client, first)
 
-    def _free_place(self, step: QueuedStep, number: int) -> None:
+    def _free_place(self, step: QueuedStep, number: int) -> float:
+        """Gives back the place of a step on an island; returns how long it was to take there."""
         island = self._islands[number]
         step._left.discard(number)
         estimate = island.under_way.pop(step)
         island.used -= step.share
+        if (client := self.clients.get(step.client)) is not None:
+            client._under_way[number] -= 1
         # Sums of floats drift: of nothing the work is none.
         island.work = max(0.0, island.work - estimate) if island.under_way else 0.0
         self._open.add(number)
@@ -471,6 +513,7 @@ class Scheduler:
         if (claim := self._claim_of(number)) is not None:
             fits = self._fits(claim)
             self._open.update(n for n in claim.islands if fits or not self._islands[n].under_way)
+        return estimate
 
     def _note_end(self, client: ScheduledClient, step: QueuedStep) -> None:
         if not step._left:

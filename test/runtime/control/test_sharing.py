@@ -13,12 +13,15 @@ from pathways.runtime.control.clients.items import (
     ClientLeft,
     IslandLeaves,
     Issue,
+    PartDone,
     QueuedStep,
     Refuse,
+    RoundTripMeasured,
     TakeTurn,
     WorkAsked,
 )
 from pathways.runtime.control.clients.scheduler import Scheduler
+from pathways.runtime.hosts.launch.options import MOST_AHEAD
 
 SEEDS = 300
 
@@ -175,6 +178,29 @@ def test_a_step_of_two_islands_is_not_starved_and_leaves_none_idle():
     assert timers.served[2] / 2 == pytest.approx(10, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "both", "steps"),
+    [
+        (0.2, 0.003, 0.003, 2),
+        (0.2, 0.003, 0.003, 8),
+        (0.2, 0.003, 0.2, 8),
+        (0.05, 0.003, 0.01, 2),
+        (0.05, 0.003, 0.003, 8),
+        (0.02, 0.003, 0.003, 2),
+        (0.003, 0.003, 0.01, 8),
+    ],
+)
+def test_an_island_does_not_idle_for_a_step_that_waits_for_another_one(own, other, both, steps):
+    timers = DeviceTimers((1, 1, 1), islands=2)
+    for island in range(2):
+        timers.tell(RoundTripMeasured(island, 0.0003))
+    timers.keep(0, (1,), own, steps)
+    timers.keep(1, (0,), other, steps)
+    timers.keep(2, (0, 1), both, steps)
+    timers.run(20)
+    assert min(timers.busy) >= 0.95 * 20
+
+
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
 def test_shares_of_steps_of_two_islands_are_those_of_weights(weights):
     timers = DeviceTimers(weights, islands=2)
@@ -194,6 +220,45 @@ def test_who_was_idle_makes_up_for_little():
     timers.keep(1, (0,), 0.003)
     timers.run(1)
     assert timers.served[0] - before >= 0.45
+
+
+def test_who_has_waited_for_an_array_makes_up_for_little():
+    """Such as a client that was stopped while it sent the array."""
+    timers = DeviceTimers((1, 1))
+    timers.tell(WorkAsked(QueuedStep(1, 1000, 1, {0: (77,)}, {0: ()}, frozenset([77]), what=0.003)))
+    timers.keep(0, (0,), 0.003)
+    timers.run(10)
+    before = timers.served[0]
+    timers.keep(1, (0,), 0.003)
+    timers.tell(Arrived(1, 0, 77))
+    timers.run(1)
+    assert timers.served[0] - before >= 0.45
+
+
+def test_of_new_programs_a_client_has_one_step_under_way():
+    """Nobody knows how long they take, and others would wait for all of them."""
+    timers = DeviceTimers((1, 1))
+    timers.keep(0, (0,), 1.0, steps=32)
+    assert timers.core.under_way(0) == 1
+    timers.keep(1, (0,), 0.003, steps=1)
+    timers.run(1.1)
+    assert timers.served[1] == pytest.approx(0.003)
+    assert timers.core.under_way(0) == 2
+    scheduler = Scheduler(1, ahead=MOST_AHEAD)
+    scheduler.handle(ClientJoined(0, 1.0), 0.0)
+    steps = [QueuedStep(0, number, number, {0: ()}, {0: ()}) for number in range(3)]
+    for step in steps:
+        scheduler.handle(WorkAsked(step), 0.0)
+    for number, step in enumerate(steps[:-1]):
+        assert scheduler.under_way(0) == 1
+        assert scheduler.handle(PartDone(step, 0, 1.0), number + 1.0) == [Issue(steps[number + 1])]
+
+
+def test_a_client_waits_for_no_others_new_programs():
+    timers = DeviceTimers((1, 1, 1))
+    for client in range(3):
+        timers.keep(client, (0,), 0.003)
+    assert timers.core.under_way(0) == 3
 
 
 def test_who_is_gone_takes_nothing_more():
