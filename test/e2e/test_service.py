@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,6 +169,58 @@ def test_who_floods_is_ended_and_others_go_on(service, start):
     process = start("bob", "flood")
     wait_until(lambda: client(service, "bob") is None)
     process.wait(20)
+    assert_steps_go_on(service)
+
+
+@pytest.mark.parametrize("way", ["takes", "fetches", "donates"])
+def test_who_waits_for_a_call_keeps_nobody_from_steps(service, ann, program, devices, tmp_path, way):
+    """Hosts have one line for all: what needs a call that has not ended waits before it."""
+    bob = service.attach("bob")
+    bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
+    other = bob.load(bound, lambda **_: None)
+    taken = {
+        island: [bob.put(np.zeros(4, np.float32), port.location) for port in ports]
+        for island, ports in other.inputs.items()
+    }
+    slice = devices.add_slice((1,), ("x",), island="island0")
+    double = pw.jit(lambda x: x * 2, devices=slice)
+    donating = pw.program(lambda x: double(x), donate_argnums=0)
+    for f in (double, donating):
+        np.testing.assert_array_equal(f(double(np.ones(4, np.float32))), np.full(4, 4))
+    x, go = double(np.ones(4, np.float32)), tmp_path / "go"
+    read: list[np.ndarray] = []
+    if way == "donates":
+        call = pw.on_hosts(host_functions.wait_with, devices=slice, path=str(go))(x)
+        y = donating(x)
+    else:
+        out = jax.ShapeDtypeStruct((4,), np.float32)
+        call = pw.on_hosts(host_functions.made_after, devices=slice, out=out)(path=str(go))
+        y = call.result()
+    if way == "takes":
+        y = double(y)
+    thread = threading.Thread(target=lambda: read.append(np.asarray(y)))
+    thread.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    for _ in range(3):
+        bob.wait(bob.run(other, taken))
+    took = time.monotonic() - began
+    assert not call.done()
+    go.touch()
+    thread.join(20)
+    (value,) = read
+    np.testing.assert_array_equal(value, np.full(4, {"takes": 10, "fetches": 5, "donates": 4}[way]))
+    assert took < 5
+    bob.close()
+    wait_until(lambda: client(service, "bob") is None)
+
+
+def test_a_step_that_takes_what_a_call_failed_to_make_fails(service, ann, devices):
+    slice = devices.add_slice((1,), ("x",), island="island0")
+    out = jax.ShapeDtypeStruct((4,), np.float32)
+    made = pw.on_hosts(host_functions.fail, devices=slice, out=out)().result()
+    with refused(HostError, "row 17 is empty"):
+        np.asarray(pw.jit(lambda x: x * 2, devices=slice)(made))
     assert_steps_go_on(service)
 
 

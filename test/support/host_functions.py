@@ -59,6 +59,12 @@ def wait_with(*arrays: Any, path: str) -> float:
     return wait_for(path, *arrays)
 
 
+def made_after(path: str) -> Any:
+    """An array, made when there is a file."""
+    wait_for(path)
+    return np.full(4, 5, np.float32)
+
+
 def append(path: str, text: str) -> None:
     """Adds a line to a file, slowly."""
     with Path(path).open("a") as file:

@@ -10,6 +10,9 @@ FIRST_ESTIMATE = 1e-3
 """How long a step of a new program may take, in seconds."""
 
 
+_NOTHING: Mapping[int, Sequence[int]] = {}
+
+
 class QueuedStep:
     """A step in the lines of its client.
 
@@ -21,6 +24,7 @@ class QueuedStep:
       makes: those of the arrays that it makes there.
       sent: those that it takes and that its client sends itself: they are waited for.
       share: for how many places it counts, see `control.step.Step`.
+      donates: those of the arrays that it takes on each of its islands that end with it.
       what: for the shell.
 
     Attributes:
@@ -37,6 +41,7 @@ class QueuedStep:
         "_state",
         "_token",
         "client",
+        "donates",
         "islands",
         "makes",
         "number",
@@ -56,6 +61,7 @@ class QueuedStep:
         makes: Mapping[int, Sequence[int]],
         sent: frozenset[int] = frozenset(),
         share: int = 1,
+        donates: Mapping[int, Sequence[int]] = _NOTHING,
         what: Any = None,
     ) -> None:
         self.client = client
@@ -66,6 +72,7 @@ class QueuedStep:
         self.makes = makes
         self.sent = sent
         self.share = share
+        self.donates = donates
         self.what = what
         # In how many lines it is first, how many arrays are not there, and on which islands it is not done.
         self._firsts = 0
@@ -88,8 +95,10 @@ class InOrder:
       island: that of the island.
       frees: the numbers of the arrays that end with it.
       takes: those of the arrays that it looks at.
-      makes: those of the arrays that are there after it.
-      sent: those of both that its client sends itself: they are waited for.
+      makes: those of the arrays that it makes.
+      sent: those of all that its client sends itself: they are waited for.
+      is_call: whether it only begins with its turn, and ends with `CallEnded`. Until then no step is issued
+        that takes what it makes, or that donates what it takes.
       what: for the shell.
     """
 
@@ -99,6 +108,7 @@ class InOrder:
     takes: tuple[int, ...] = ()
     makes: tuple[int, ...] = ()
     sent: frozenset[int] = frozenset()
+    is_call: bool = False
     what: Any = None
 
 
@@ -134,6 +144,13 @@ class Arrived:
     client: int
     island: int
     array: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A call that had its turn has ended, or is not made: what it makes is there, or an error instead."""
+
+    call: InOrder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,6 +198,7 @@ SchedulerEvent = (
     | ClientLeft
     | WorkAsked
     | Arrived
+    | CallEnded
     | PartDone
     | IslandLeaves
     | IslandLost

@@ -3,7 +3,8 @@
 Each client has a line of its own on each island. What is in a line keeps its order: steps, and between them
 whatever else has an order, such as frees and fetches. So a step passes an earlier one of its client only if
 they share no island. One that is first in all its lines, and whose arrays are all there or on their way, is
-ready.
+ready. For what a call of a function makes it waits here, and so it does before it donates what a call takes:
+workers have one line for all clients.
 
 A ready step gets its places on all its islands in one decision, for good: workers run what they have in the
 order in which they got it. Few places are given: `ahead` on an island, and beyond the second only for
@@ -37,6 +38,7 @@ from typing import Literal
 from pathways.runtime.control.clients.items import (
     FIRST_ESTIMATE,
     Arrived,
+    CallEnded,
     ClientJoined,
     ClientLeft,
     Expel,
@@ -100,6 +102,9 @@ class ScheduledClient:
         self._arrays: list[set[int]] = [set() for _ in range(islands)]
         # What waits for an array, by its island and number.
         self._awaited: dict[tuple[int, int], list[QueuedStep | InOrder]] = {}
+        # What its unfinished calls make, by islands and numbers, and how many of them take an array.
+        self._promised: set[tuple[int, int]] = set()
+        self._held: collections.Counter[tuple[int, int]] = collections.Counter()
         # How long steps of its programs take.
         self._estimates: dict[int, float] = {}
         # The last step of a program without an estimate that was issued on each island.
@@ -194,6 +199,8 @@ class Scheduler:
                 self._done(event, now)
             case Arrived():
                 self._arrive(event)
+            case CallEnded(call):
+                self._end_call(call)
             case ClientJoined(client, weight):
                 self.clients[client] = ScheduledClient(client, weight, len(self._islands))
             case ClientLeft(client):
@@ -272,10 +279,17 @@ class Scheduler:
             is_there = there.issuperset(first.takes)
             frees = tuple([number for number in first.frees if number in there])
             there.difference_update(frees)
+            if first.is_call and not self._islands[island].is_lost:
+                client._promised.update((island, number) for number in first.makes)
+                client._held.update((island, number) for number in first.takes)
             self._effects.append(TakeTurn(first, frees, is_there))
 
     def _see_if_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
         if step._missing or step._firsts < len(step.islands) or step._state != "waits":
+            return
+        if (key := _kept_by_calls(client, step)) is not None:
+            client._awaited.setdefault(key, []).append(step)
+            step._missing = 1
             return
         step._state = "ready"
         for n in step.islands:
@@ -527,7 +541,26 @@ class Scheduler:
             self._effects.append(Sweep(arrived.client, arrived.island, (arrived.array,)))
             return
         client._arrays[arrived.island].add(arrived.array)
-        for item in client._awaited.pop((arrived.island, arrived.array), ()):
+        self._wake(client, (arrived.island, arrived.array))
+
+    def _end_call(self, call: InOrder) -> None:
+        client = self.clients.get(call.client)
+        if client is None:
+            return
+        for number in call.makes:
+            client._promised.discard((call.island, number))
+            self._wake(client, (call.island, number))
+        for number in call.takes:
+            key = call.island, number
+            client._held[key] -= 1
+            # Of an island that was lost nothing is known any more.
+            if client._held[key] <= 0:
+                del client._held[key]
+                self._wake(client, key)
+
+    def _wake(self, client: ScheduledClient, key: tuple[int, int]) -> None:
+        """Goes on with what has waited for an array."""
+        for item in client._awaited.pop(key, ()):
             if isinstance(item, InOrder):
                 self._advance(client, item.island)
             else:
@@ -559,8 +592,10 @@ class Scheduler:
         for client in self.clients.values():
             client._arrays[n].clear()
             self._refuse_all(client, n, lost.why)
-            for waiting in [key for key in client._awaited if key[0] == n]:
-                del client._awaited[waiting]
+            for keys in (client._awaited, client._held):
+                for key in [key for key in keys if key[0] == n]:
+                    del keys[key]
+            client._promised = {key for key in client._promised if key[0] != n}
             # Only what has an order is left, which waits for nothing there any more.
             self._advance(client, n)
         self._open.update(range(len(self._islands)))
@@ -591,6 +626,21 @@ class Scheduler:
                 line.extend(kept)
                 if kept and kept[0] is not was:
                     self._advance(client, n)
+
+
+def _kept_by_calls(client: ScheduledClient, step: QueuedStep) -> tuple[int, int] | None:
+    """An array that a step takes and a call has not made yet, or that it donates and a call still has."""
+    if client._promised:
+        for n in step.islands:
+            for array in step.takes[n]:
+                if (n, array) in client._promised:
+                    return n, array
+    if client._held:
+        for n, donated in step.donates.items():
+            for array in donated:
+                if (n, array) in client._held:
+                    return n, array
+    return None
 
 
 def _takes_any(step: QueuedStep, made: Iterable[tuple[int, int]]) -> bool:

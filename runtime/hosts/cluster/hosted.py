@@ -20,15 +20,19 @@ class HostPort:
     Attributes:
       number: the number of the argument or result in the program.
       location: where it lies.
+      donated: whether the program consumes what enters here.
     """
 
     number: int
     location: Location
+    donated: bool = False
 
     def plain(self) -> IslandPort:
         """The same, as it is sent."""
         part = self.location.part
-        return IslandPort(self.number, self.location.placement, part.number, part.count, part.dim)
+        return IslandPort(
+            self.number, self.location.placement, part.number, part.count, part.dim, self.donated
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,6 +122,10 @@ class HostedProgram:
 
 def _ports(gang: HostGang, ports: Sequence[IslandPort]) -> tuple[HostPort, ...]:
     return tuple(
-        HostPort(port.number, gang.location(port.layout, ReplicaPart(port.replica, port.replicas, port.dim)))
+        HostPort(
+            port.number,
+            gang.location(port.layout, ReplicaPart(port.replica, port.replicas, port.dim)),
+            port.donated,
+        )
         for port in ports
     )

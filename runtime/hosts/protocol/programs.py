@@ -58,6 +58,7 @@ class IslandPort(msgspec.Struct, frozen=True):
       replica: which block of it lies there, where replicas share its rows.
       replicas: into how many blocks it is cut; 1 where all of it is there.
       dim: the dimension that is cut.
+      donated: whether the program consumes what enters here.
     """
 
     number: int
@@ -65,6 +66,7 @@ class IslandPort(msgspec.Struct, frozen=True):
     replica: int
     replicas: int
     dim: int
+    donated: bool = False
 
 
 class IslandPart(msgspec.Struct, frozen=True):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pathways.runtime.control.clients.items import InOrder, QueuedStep
 from pathways.runtime.control.errors import lost
 from pathways.runtime.hosts.cluster.host import HostGang
+from pathways.runtime.hosts.cluster.hosted import HostPort
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.protocol.messages import (
     CLIENT_BITS,
@@ -109,6 +110,7 @@ class Requests:
             makes,
             sent and sent.intersection(itertools.chain(*takes.values())),
             hosted.share,
+            _donated(takes, hosted.inputs),
             served,
         )
         program.queued += 1
@@ -136,7 +138,10 @@ class Requests:
         makes = tuple(range(call.first, call.first + len(made)))
         sent = frozenset(message.sent).intersection(takes)
         served = ServedCall(client, call.call, gang, frozenset(message.hosts), call, set(call.hosts))
-        return [InOrder(client.number, message.island, (), takes, makes, sent, served)]
+        served.queued = InOrder(
+            client.number, message.island, (), takes, makes, sent, is_call=True, what=served
+        )
+        return [served.queued]
 
     def _release(self, client: ServedClient, message: ReleaseArrays) -> list[Asked]:
         gang = self._islands.gang(message.island)
@@ -157,6 +162,17 @@ class Requests:
         sent = frozenset((fetch.array,)) if message.is_sent else frozenset()
         relayed = RelayedFetch(fetch, host)
         return [InOrder(client.number, host.gang.number, takes=(fetch.array,), sent=sent, what=relayed)]
+
+
+def _donated(
+    takes: Mapping[int, Sequence[int]], inputs: Mapping[int, Sequence[HostPort]]
+) -> dict[int, tuple[int, ...]]:
+    """Those of the arrays that a step takes that it donates, for each island that has any."""
+    return {
+        island: donated
+        for island, ports in inputs.items()
+        if (donated := tuple(n for n, port in zip(takes[island], ports, strict=True) if port.donated))
+    }
 
 
 def _check_own(client: ServedClient, arrays: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.runtime.control.clients.items import QueuedStep
+from pathways.runtime.control.clients.items import InOrder, QueuedStep
 from pathways.runtime.control.errors import Failure
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
@@ -72,6 +72,7 @@ class ServedCall:
       hosts: those that are told.
       call: what they are told.
       left: those that have not ended it.
+      queued: the same for the scheduler.
       sent_as: the number that hosts know it by.
       why: why it is not made; None if it is.
     """
@@ -82,6 +83,7 @@ class ServedCall:
     hosts: frozenset[int]
     call: Call
     left: set[int]
+    queued: InOrder | None = None
     sent_as: int = 0
     why: Failure | None = None
 

@@ -23,6 +23,7 @@ import msgspec
 
 from pathways.runtime.control.clients.items import (
     Arrived,
+    CallEnded,
     ClientJoined,
     ClientLeft,
     Expel,
@@ -478,6 +479,7 @@ class Service:
             # What it would have made has no place anywhere, and is an error to who takes it.
             call = msgspec.structs.replace(call, hosts=())
             self._say(served.client, Refused(served.number, Told.of(served.why)))
+            self._end_call(served)
         else:
             self._calls[served.sent_as] = served
         # Clients number lanes, too, and none waits for another one's.
@@ -499,6 +501,12 @@ class Service:
         served.left.discard(host.index)
         if not served.left:
             del self._calls[called.call]
+            self._end_call(served)
+
+    def _end_call(self, served: ServedCall) -> None:
+        """Tells the scheduler that no host has anything of a call any more."""
+        assert served.queued is not None
+        self._events.append(CallEnded(served.queued))
 
     def _begin_fetch(self, client: ServedClient, fetch: RelayedFetch, *, is_there: bool) -> None:
         if not is_there or fetch.host.gang.is_lost():

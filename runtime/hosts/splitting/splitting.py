@@ -128,7 +128,12 @@ def _ports(
 ) -> tuple[IslandPort, ...]:
     """Where arrays enter or leave a part, in the order in which it takes or returns them."""
     return tuple(
-        IslandPort(number, _layout(plan, slot, places[slice]), *_block(value.replicas, slice))
+        IslandPort(
+            number,
+            _layout(plan, slot, places[slice]),
+            *_block(value.replicas, slice),
+            donated=isinstance(value, Argument) and value.donated,
+        )
         for number, value in values
         for slice, slot in value.slots.items()
     )

@@ -21,7 +21,8 @@ class FetchCredit:
         with self._changed:
             if count is None:
                 self._left = None
-            elif self._left is not None:
+            elif self._left is not None and self._left >= 0:
+                # Nobody who has given up wants more, and the fetch may begin after that.
                 self._left = -1 if count < 0 else self._left + count
             self._changed.notify_all()
 

@@ -81,7 +81,7 @@ from pathways.runtime.hosts.worker.credits import Credits
 from pathways.runtime.hosts.worker.describing import answers
 from pathways.runtime.hosts.worker.probing import Probes
 from pathways.runtime.hosts.worker.sigterm import SigtermHandler
-from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Store
+from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Promised, Store
 from pathways.runtime.hosts.worker.underway import StepsUnderway
 from pathways.runtime.hosts.worker.worker_target import Numbers, Peers, WorkerTarget
 from pathways.runtime.local.devices import discover
@@ -281,7 +281,7 @@ class Worker:
             case Free():
                 self.store.free(message.arrays)
             case Fetch():
-                self.start(self.send_array, message, self.store.get(message.array))
+                self.start(self.send_array, message, self.store.look_up(message.array))
             case Unload():
                 if self.programs.pop(message.program, None) is None:
                     self.unneeded.add(message.program)
@@ -453,6 +453,8 @@ class Worker:
     def send_array(self, message: Fetch, array: Any) -> None:
         """Sends what the controller fetches, when it is ready."""
         connection = self.connections["arrays"]
+        if isinstance(array, Promised):
+            array = array.wait()
         if isinstance(array, Poison):
             connection.send(Failed(message.request, array.error))
             return

@@ -9,14 +9,17 @@ from simulated_sharing import DeviceTimers, problem
 
 from pathways.runtime.control.clients.items import (
     Arrived,
+    CallEnded,
     ClientJoined,
     ClientLeft,
+    InOrder,
     IslandLeaves,
     Issue,
     PartDone,
     QueuedStep,
     Refuse,
     RoundTripMeasured,
+    Sweep,
     TakeTurn,
     WorkAsked,
 )
@@ -51,6 +54,41 @@ def test_what_needs_a_refused_step_is_refused_too():
         scheduler.handle(WorkAsked(step), 0.0)
     effects = scheduler.handle(IslandLeaves(1, "island 1 leaves"), 0.0)
     assert [effect.step.number for effect in effects if isinstance(effect, Refuse)] == [1, 2, 3, 4]
+
+
+def test_steps_wait_in_their_line_for_what_a_call_makes_and_before_they_donate_what_it_takes():
+    scheduler = Scheduler(1, ahead=4)
+    for client in range(2):
+        scheduler.handle(ClientJoined(client, 1.0), 0.0)
+    for array in (1, 2):
+        scheduler.handle(Arrived(0, 0, array), 0.0)
+    calls = [InOrder(0, 0, takes=(1,), makes=(10 + n,), is_call=True) for n in range(2)]
+    for call in calls:
+        assert scheduler.handle(WorkAsked(call), 0.0) == [TakeTurn(call, ())]
+    beside = QueuedStep(0, 1, 1, {0: (1,)}, {0: ()}, donates={0: ()})
+    takes = QueuedStep(0, 2, 1, {0: (10,)}, {0: ()})
+    donates = QueuedStep(0, 3, 1, {0: (1, 2)}, {0: ()}, donates={0: (1,)})
+    other = QueuedStep(1, 4, 1, {0: ()}, {0: ()})
+    assert scheduler.handle(WorkAsked(beside), 0.0) == [Issue(beside)]
+    scheduler.handle(PartDone(beside, 0, 0.003), 0.0)
+    assert scheduler.handle_all([WorkAsked(takes), WorkAsked(donates)], 0.0) == []
+    assert scheduler.handle(WorkAsked(other), 0.0) == [Issue(other)]
+    # The array is there and may be freed or fetched, which is no matter of this line.
+    free = InOrder(0, 0, frees=(11,))
+    assert scheduler.handle(CallEnded(calls[0]), 0.0) == [Issue(takes)]
+    assert scheduler.handle(WorkAsked(free), 0.0) == []
+    assert scheduler.handle(CallEnded(calls[1]), 0.0) == [Issue(donates), TakeTurn(free, (11,))]
+
+
+def test_what_a_call_makes_is_swept_and_freed_before_it_has_ended():
+    scheduler = Scheduler(1, ahead=4)
+    scheduler.handle(ClientJoined(0, 1.0), 0.0)
+    call = InOrder(0, 0, makes=(10, 11), is_call=True)
+    free = InOrder(0, 0, frees=(10,))
+    scheduler.handle(WorkAsked(call), 0.0)
+    assert scheduler.handle(WorkAsked(free), 0.0) == [TakeTurn(free, (10,))]
+    assert scheduler.handle(ClientLeft(0), 0.0) == [Sweep(0, 0, (11,))]
+    assert scheduler.handle(CallEnded(call), 0.0) == []
 
 
 def windows_are_open(patch: pytest.MonkeyPatch) -> None:
