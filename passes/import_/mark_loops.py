@@ -117,13 +117,13 @@ class LoopMarker:
         if self.traced.symbols[inner].chunk is not None:
             fail(
                 op,
-                f"is in a loop over several slices whose trip count is not known while tracing, {where}: write "
-                "it as a loop of Python over the most iterations that it may take, with a mask (jnp.where)",
+                f"is in a loop over several slices whose trip count is not known while tracing, {where}: "
+                "write it as a loop of Python over the most iterations that it may take, with a mask (jnp.where)",
             )
         fail(
             op,
-            f"is in a loop (jax.lax.scan, fori_loop) over several slices {where}: write that loop in Python, or "
-            "put pw.accumulate inside of it",
+            f"is in a loop (jax.lax.scan, fori_loop) over several slices {where}: write that loop in Python, "
+            "or put pw.accumulate inside of it",
         )
 
     def fail_outside(self, op: ir.OpView, loop: str) -> NoReturn:
