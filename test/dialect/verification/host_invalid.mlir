@@ -300,7 +300,7 @@ module attributes {pw.form = "host"} {
     // expected-error@below {{'pw.send' op sends without a copy what the launch of @takes donates}}
     "pw.send"(%x) {channel = @c0, index = 0, order = 0, slice = @s0} : (!x) -> ()
     %a = "pw.launch"(%x) {callee = @takes, order = 1, slice = @s0} : (!x) -> !x
-    // expected-error@below {{'pw.send' op sends without a copy a value that is returned}}
+    // expected-error@below {{'pw.send' op sends without a copy what is returned}}
     "pw.send"(%a) {channel = @c0, index = 1, order = 2, slice = @s0} : (!x) -> ()
     // expected-error@below {{'pw.send' op sends without a copy an argument that the caller keeps, and may donate}}
     "pw.send"(%y) {channel = @c0, index = 2, order = 3, slice = @s0} : (!x) -> ()

@@ -30,7 +30,7 @@
 // NONE: error: 'pw.loop' op cannot be scheduled by 'no/such.csv': No such file or directory
 // UNORDERED: error: 'pw.launch' op has no `order`; run pw-schedule first
 // BOTH: error: pipeline:1:13: 'pw-schedule': policy and file exclude each other
-// GPIPE: error: 'pw.loop' op cannot be scheduled by 'gpipe(max-live=2)', which has 3 microbatches of stage 0 alive at once, more than 2: use search
+// GPIPE: error: 'pw.loop' op cannot be scheduled by 'gpipe(max-live=2)', which keeps 3 microbatches of stage 0 alive at once, more than 2: use search
 // NEGATIVE: error: pipeline:1:13: 'pw-schedule': max-live must not be negative, got -1
 
 !x = tensor<4xf32>

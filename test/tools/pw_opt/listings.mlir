@@ -18,6 +18,6 @@
 
 // DIALECTS: pw
 // DIALECTS-NEXT: pw.slice     Declares a virtual slice
-// DIALECTS: pw.launch    One gang-scheduled execution
+// DIALECTS: pw.launch    A gang-scheduled execution
 
 // VERSION: {{^pw-opt .* \(jaxlib [0-9.]+\)$}}

@@ -38,7 +38,7 @@
 // Limits are for all policies.
 
 // LIMITS: zb-h2             9          11.1 %   0.0 %    336 B    288 B    8, 256 B
-// LIMITS: gpipe does not fit: it has 4 microbatches of stage 0 alive at once, more than 2: use search
+// LIMITS: gpipe does not fit: it keeps 4 microbatches of stage 0 alive at once, more than 2: use search
 // OPTION: pw-sim: error: 'gpipe(max-lvie=2)': option 'max-lvie' is unknown; did you mean 'max-live'?
 // ALONE: pw-sim: error: --limits is for --compare and --policy
 
