@@ -27,7 +27,7 @@ from pathways.runtime.control.liveness import Liveness
 from pathways.runtime.control.peers import Peer, PeerWords
 from pathways.runtime.control.replies import HostRequest, PendingReplies
 from pathways.runtime.control.reports import HostReport
-from pathways.runtime.control.stalls import Stall, Stalls, causes, described
+from pathways.runtime.control.stalls import Stall, Stalls, causes, report_of
 from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
 
@@ -296,13 +296,9 @@ class ClusterCore:
     def _stalled(self, stall: Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
         """Reports a step that makes no progress, and ends the hosts that it waits for if it is time."""
         step = stall.step
-        pulses = {host: pulse for gang in self.gangs for host, pulse in gang.pulses.items()}
-        # While they were asked it may have gone on.
-        if step.is_done():
+        text = report_of(stall, self.gangs, reports)
+        if text is None:
             return []
-        if not step.is_beside and any(pulses[host].progressed > stall.since for host in step.pending()):
-            return []
-        text = described(step, stall.seconds, reports)
         if not stall.is_over:
             return [Log(logging.WARNING, text)]
         effects: list[Effect] = [Log(logging.ERROR, text)]

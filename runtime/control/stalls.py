@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.reports import HostReport, Underway, Waiting
 from pathways.runtime.control.step import Step
 
@@ -51,7 +51,7 @@ class Stalls:
         self._next: dict[tuple[int, float], float] = {}
         self._due = 0.0
 
-    def look(self, steps: Iterable[Step], gangs: Iterable[Gang], now: float) -> list[Stall]:
+    def look(self, steps: Iterable[Step], gangs: Iterable[GangView], now: float) -> list[Stall]:
         """What has made no progress for too long.
 
         Args:
@@ -91,6 +91,23 @@ class Stalls:
             return None
         self._next[key] = 2 * seconds
         return stall
+
+
+def report_of(stall: Stall, gangs: Iterable[GangView], reports: Mapping[int, HostReport]) -> str | None:
+    """What is said of a step that has made no progress; None if it has gone on while hosts were asked.
+
+    Args:
+      stall: the step.
+      gangs: those that have parts of it.
+      reports: what hosts say that they are at.
+    """
+    step = stall.step
+    if step.is_done():
+        return None
+    pulses = {host: pulse for gang in gangs for host, pulse in gang.pulses.items()}
+    if not step.is_beside and any(pulses[host].progressed > stall.since for host in step.pending()):
+        return None
+    return described(step, stall.seconds, reports)
 
 
 def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:

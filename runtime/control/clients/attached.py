@@ -7,15 +7,17 @@ of whoever has workers of his own, so that what fails, and what is spoiled with 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.core import REPORT_SECONDS
-from pathways.runtime.control.effects import AskReports, Effect
+from pathways.runtime.control.effects import AskReports, Effect, Log
 from pathways.runtime.control.errors import Failure, failed
 from pathways.runtime.control.events import Answered, GangKey, Tick
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.replies import HostRequest, PendingReplies
+from pathways.runtime.control.stalls import Stall, Stalls, report_of
 from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
 
@@ -136,6 +138,7 @@ class AttachedCore:
     Args:
       islands: for each island how often its workers were started before, and their numbers.
       first: the first of the numbers that are this client's.
+      stall_report: seconds without progress after which a step is reported; None for never.
 
     Attributes:
       gangs: the current gang of each island.
@@ -144,7 +147,9 @@ class AttachedCore:
       ended: why the service is gone; None while it is there.
     """
 
-    def __init__(self, islands: Iterable[tuple[int, Sequence[int]]], first: int) -> None:
+    def __init__(
+        self, islands: Iterable[tuple[int, Sequence[int]]], first: int, stall_report: float | None = None
+    ) -> None:
         self.gangs = [
             MirroredGang(GangKey(number, start), hosts) for number, (start, hosts) in enumerate(islands)
         ]
@@ -153,6 +158,9 @@ class AttachedCore:
         self.replies = PendingReplies()
         self.ended: Failure | None = None
         self._next = first
+        self._stalls = Stalls(stall_report, None)
+        # What is reported when hosts have said what they are at.
+        self._asked_for: dict[int, Stall] = {}
 
     def take_numbers(self, count: int = 1) -> int:
         """The first of so many numbers that nothing else has: of steps and arrays."""
@@ -174,6 +182,8 @@ class AttachedCore:
         """A host is done with its part of a step, see `ClusterCore.done`."""
         step = self.steps.get(run)
         if step is not None:
+            if not step.is_beside:
+                gang.pulses[host].progressed = now
             name = f"host {host} ({gang.name})"
             failure = None if error is None else failed(f"{name}: {error}")
             if step.done(host, failure, {at: failed(f"{name}: {what}") for at, what in wrong.items()}):
@@ -203,9 +213,10 @@ class AttachedCore:
         """Takes note of what was told."""
         match event:
             case Answered():
-                self.replies.answer(event.host, event.request, event.value, is_last=event.is_last)
+                request = self.replies.answer(event.host, event.request, event.value, is_last=event.is_last)
+                return [] if request is None else self._answered(request)
             case Tick():
-                self.replies.expire(now)
+                return self._tick(now)
             case GangLeaves():
                 if (gang := self.gang(event.gang)) is not None:
                     gang._leave(event.why)
@@ -233,6 +244,24 @@ class AttachedCore:
                     self._lose(gang, event.why, is_dead=True)
         return []
 
+    def _tick(self, now: float) -> list[Effect]:
+        effects = [effect for request in self.replies.expire(now) for effect in self._answered(request)]
+        asked_for = [stall.step for stall in self._asked_for.values()]
+        for stall in self._stalls.look(self.steps.unfinished(), self.gangs, now):
+            if stall.step not in asked_for:
+                request, asked = self.ask_reports(stall.step.pending(), now)
+                self._asked_for[request.number] = stall
+                effects += asked
+        return effects
+
+    def _answered(self, request: HostRequest) -> list[Effect]:
+        """Says of a step that makes no progress what its hosts have said."""
+        stall = self._asked_for.pop(request.number, None)
+        if stall is None:
+            return []
+        text = report_of(stall, self.gangs, {host: said[-1] for host, said in request.answers.items()})
+        return [] if text is None else [Log(logging.WARNING, text)]
+
     def _end(self, number: int, why: Failure) -> None:
         step = self.steps.get(number)
         if step is not None:
@@ -245,4 +274,5 @@ class AttachedCore:
         gang._lose(why, is_dead)
         if not was_gone:
             self.steps.lose(gang, why)
-            self.replies.lose(gang.hosts, why)
+            for request in self.replies.lose(gang.hosts, why):
+                self._asked_for.pop(request.number, None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
 from pathways.runtime.control.clients.attached import SERVICE, AttachedCore, ServiceEnded
 from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
-from pathways.runtime.control.effects import AskReports, Effect
+from pathways.runtime.control.effects import AskReports, Effect, Log
 from pathways.runtime.control.errors import ClusterClosedError, Failure, HostError
 from pathways.runtime.control.events import GangKey, Tick
 from pathways.runtime.control.step import Step
@@ -47,6 +48,8 @@ from pathways.runtime.resources.virtual import VirtualSlice
 _TICK_SECONDS = 0.05
 _FREE_SECONDS = 0.05
 
+log = logging.getLogger("pathways")
+
 
 class AttachedController(Controller):
     """The controller of a client of a service.
@@ -67,6 +70,7 @@ class AttachedController(Controller):
         core = AttachedCore(
             [(island.start, [host.host for host in island.hosts]) for island in facts],
             admitted.client << CLIENT_BITS | 1,
+            admitted.stall_report,
         )
         self._mirror = core
         shared = SharedCore(core)
@@ -229,10 +233,13 @@ class AttachedController(Controller):
 
     def _act(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, AskReports):
-                for number in effect.hosts:
-                    with contextlib.suppress(ConnectionEnded):
-                        self.islands.hosts[number].watch.send(Ask(effect.request))
+            match effect:
+                case Log():
+                    log.log(effect.level, "%s", effect.text)
+                case AskReports():
+                    for number in effect.hosts:
+                        with contextlib.suppress(ConnectionEnded):
+                            self.islands.hosts[number].watch.send(Ask(effect.request))
 
     def _gang_of(self, island: int, facts: IslandFacts) -> HostGang:
         life = self._mirror.gangs[island]

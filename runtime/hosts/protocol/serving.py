@@ -222,11 +222,13 @@ class Admitted(Message, frozen=True):
       client: the number of the client.
       islands: the islands.
       heartbeat: seconds that the service may say nothing.
+      stall_report: seconds without progress after which a step is reported; None for never.
     """
 
     client: int
     islands: tuple[IslandFacts, ...]
     heartbeat: float
+    stall_report: float | None
 
 
 class Denied(Message, frozen=True):

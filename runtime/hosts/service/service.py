@@ -228,8 +228,9 @@ class Service:
                 connection.send(Denied(why))
                 connection.close()
                 return
-            heartbeat = self._settings.options.heartbeat
-            connection.send(Admitted(client.number, self._known.facts(), heartbeat))
+            options = self._settings.options
+            facts = self._known.facts()
+            connection.send(Admitted(client.number, facts, options.heartbeat, options.stall_report))
 
         def give_up() -> None:
             client.is_gone.wait(CONNECT_SECONDS)

@@ -1,0 +1,75 @@
+"""What a client of a service says of its own steps that make no progress."""
+
+from __future__ import annotations
+
+import logging
+
+from pathways.runtime.control.clients.attached import AttachedCore, GangLost
+from pathways.runtime.control.effects import AskReports, Effect, Log
+from pathways.runtime.control.errors import lost
+from pathways.runtime.control.events import Answered, GangKey, Tick
+from pathways.runtime.control.reports import HostReport, Underway
+from pathways.runtime.control.step import Step
+
+
+def core_and_step() -> tuple[AttachedCore, Step]:
+    """Two islands of a host each, and a step on both."""
+    core = AttachedCore([(0, [0]), (0, [1])], 1, stall_report=10.0)
+    step = Step("f", core.take_numbers(), [0, 1], began=0.0)
+    core.issue(step, core.gangs, ())
+    return core, step
+
+
+def answered(core: AttachedCore, asked: Effect, host: int, now: float) -> list[Effect]:
+    assert isinstance(asked, AskReports)
+    report = HostReport(0, 0, (), (Underway("f", 1, 9.0, True, ()),) if host == 1 else ())
+    return core.handle(Answered(host, asked.request, report), now)
+
+
+def test_a_step_without_progress_is_reported_and_again_when_that_has_doubled():
+    core, _ = core_and_step()
+    assert core.handle(Tick(), 9.0) == []
+    for now, seconds in ((11.0, 11), (23.0, 23)):
+        (asked,) = core.handle(Tick(), now)
+        assert core.handle(Tick(), now + 0.6) == []
+        assert answered(core, asked, 0, now + 1) == []
+        assert answered(core, asked, 1, now + 1) == [
+            Log(
+                logging.WARNING,
+                f"step 1 of program f has made no progress for {seconds} seconds\n"
+                "  host 0: has not begun it\n  host 1: computes",
+            )
+        ]
+    # Who does not answer is said not to.
+    (asked,) = core.handle(Tick(), 47.0)
+    answered(core, asked, 1, 47.5)
+    (told,) = core.handle(Tick(), 60.0)
+    assert isinstance(told, Log)
+    assert "host 0: does not say what it is doing" in told.text
+
+
+def test_one_that_has_ended_meanwhile_is_not():
+    for end in ("done", "lost"):
+        core, step = core_and_step()
+        (asked,) = core.handle(Tick(), 11.0)
+        answered(core, asked, 0, 11.5)
+        if end == "lost":
+            core.handle(GangLost(GangKey(1, 0), lost("it is gone"), True), 12.0)
+            core.handle(GangLost(GangKey(0, 0), lost("it is gone"), True), 12.0)
+        for host, gang in enumerate(core.gangs):
+            core.done(gang, host, step.number, None, {}, 12.0)
+        assert answered(core, asked, 1, 12.5) == []
+        assert not core._asked_for
+        assert core.handle(Tick(), 40.0) == []
+
+
+def test_what_comes_behind_a_step_waits_for_it():
+    """A host that is done with one step has made progress with the next."""
+    core, first = core_and_step()
+    second = Step("g", core.take_numbers(), [0], began=0.0)
+    core.issue(second, core.gangs[:1], ())
+    core.done(core.gangs[0], 0, first.number, None, {}, 8.0)
+    effects = core.handle(Tick(), 11.0)
+    assert [effect.hosts for effect in effects if isinstance(effect, AskReports)] == [(1,)]
+    effects = core.handle(Tick(), 18.5)
+    assert [effect.hosts for effect in effects if isinstance(effect, AskReports)] == [(0,)]
