@@ -23,7 +23,7 @@ from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.verification.forms import PARTS
 from pathways.runtime.control.errors import ProgramFailedError
 from pathways.runtime.local.load import Executable
-from pathways.runtime.local.memory import MemoryAnalysis
+from pathways.runtime.local.memory import MemoryAnalysis, analyze_parts
 from pathways.runtime.plan.parts import PartCall, PartCalls, calls_of
 from pathways.runtime.plan.plan import ArrayType
 from pathways.runtime.xla.compile_cache import Request
@@ -135,6 +135,7 @@ class ChunkedExecutable(ProgramExecutable):
         super().__init__(self._chunk.plan, interface, signature)
         self.name = name
         self._donated = calls.donated
+        self._part_calls = calls
         self._calls = [(parts[call.part], call) for call in calls.calls]
         self._context = signature.context
         self._takers = [
@@ -178,8 +179,10 @@ class ChunkedExecutable(ProgramExecutable):
         return types
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """The memory that one chunk takes on each slice."""
-        return self._chunk.memory_analysis()
+        """The memory that one call takes on each slice: that of the part that takes most, with what waits."""
+        plans = {call.part: part.plan for part, call in self._calls}
+        analyses = {call.part: part.memory_analysis() for part, call in self._calls}
+        return analyze_parts(self._part_calls, plans, analyses)
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch of a chunk on a slice, on all its devices."""

@@ -118,7 +118,7 @@ class LoopMarker:
             fail(
                 op,
                 f"is in a loop over several slices whose trip count is not known while tracing, {where}: "
-                "write it as a loop of Python over the most iterations it may take, with a mask (jnp.where)",
+                "write a loop of Python over the most iterations that it may take, with a mask (jnp.where)",
             )
         fail(
             op,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways.passes.memory.live_bytes import LiveBytes
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
-from pathways.runtime.plan.plan import Launch, Plan, Send
+from pathways.runtime.plan.parts import PartCall, PartCalls
+from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.timelines.tables import html_table, size, table
 
@@ -111,6 +113,80 @@ def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
         sizes = {field: spec.size * count for field, count in of_a_device.items()}
         analysis[name] = SliceMemory(spec.size, **sizes)
     return analysis
+
+
+def analyze_parts(
+    calls: PartCalls, plans: Mapping[str, Plan], analyses: Mapping[str, MemoryAnalysis]
+) -> MemoryAnalysis:
+    """The memory that one call of a program in parts takes.
+
+    While a part runs, what other parts read lies on the slices besides: arguments that the caller keeps, what
+    is still to be read, and the arrays that parts close over.
+
+    Args:
+      calls: what runs the parts.
+      plans: the plan of each part.
+      analyses: the memory that one call of each part takes.
+    """
+    sizes: dict[int, dict[str, int]] = {}
+    constants: dict[str, dict[str, int]] = {}
+    for call in calls.calls:
+        plan = plans[call.part]
+        passed = [argument for argument in plan.arguments if argument.constant is None]
+        for number, port in (
+            *zip(call.operands, passed, strict=True),
+            *zip(call.results, plan.results, strict=True),
+        ):
+            sizes.setdefault(number, {}).update(_bytes_by_slice(plan, port))
+        constants[call.part] = _sum(
+            _bytes_by_slice(plan, a) for a in plan.arguments if a.constant is not None
+        )
+    arguments = range(len(calls.arguments))
+    made = {n: k for k, call in enumerate(calls.calls) for n in call.results}
+    last = {n: k for k, call in enumerate(calls.calls) for n in call.operands}
+    # The caller keeps the others.
+    last |= dict.fromkeys(set(arguments) - calls.donated, len(calls.calls))
+
+    def beside(k: int, call: PartCall) -> Mapping[str, int]:
+        """What lies on the slices besides what a part takes and makes."""
+        waiting = [
+            size
+            for n, size in sizes.items()
+            if n not in call.operands and made.get(n, -1) < k < last.get(n, -1)
+        ]
+        return _sum([*waiting, *(of_part for part, of_part in constants.items() if part != call.part)])
+
+    others = [beside(k, call) for k, call in enumerate(calls.calls)]
+    analysis = MemoryAnalysis()
+    for name, of_last in analyses[calls.calls[-1].part].items():
+        of_parts = [analyses[call.part][name] for call in calls.calls]
+        analysis[name] = SliceMemory(
+            of_last.devices,
+            sum(sizes.get(n, {}).get(name, 0) for n in arguments)
+            + sum(c.get(name, 0) for c in constants.values()),
+            of_last.output_size_in_bytes,
+            sum(sizes.get(n, {}).get(name, 0) for n in calls.donated),
+            max(part.temp_size_in_bytes for part in of_parts),
+            sum(part.generated_code_size_in_bytes for part in of_parts),
+            max(
+                part.peak_memory_in_bytes + more.get(name, 0)
+                for part, more in zip(of_parts, others, strict=True)
+            ),
+        )
+    return analysis
+
+
+def _bytes_by_slice(plan: Plan, port: Argument | Result) -> dict[str, int]:
+    """The bytes of an argument or result on each slice, over all its devices together."""
+    return {name: plan.shard_type(slot).nbytes * plan.slices[name].size for name, slot in port.slots.items()}
+
+
+def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum for each slice."""
+    total: Counter[str] = Counter()
+    for of_one in sizes:
+        total.update(of_one)
+    return dict(total)
 
 
 def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None) -> None:

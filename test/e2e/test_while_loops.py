@@ -179,6 +179,35 @@ def test_an_argument_that_nothing_reads(tmp_path):
             np.testing.assert_allclose(np.asarray(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_memory_of_parts():
+    """What is read only before or after a loop lies there while it runs; what is donated, until read."""
+    devices = pw.make_virtual_device_set()
+    first, second = (pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in (jnp.sin, jnp.cos))
+    large = np.ones((1024, WIDTH), np.float32)
+    table = np.random.default_rng(0).normal(size=(64, WIDTH)).astype(np.float32)
+
+    def loop(before: Any, after: Any, end: Any) -> Any:
+        x = first(before).sum(0)
+        turn = lambda state: (state[0] + 1, second(first(state[1])))  # noqa: E731
+        n, x = jax.lax.while_loop(lambda state: state[0] < end, turn, (0, x))
+        return n, first(after).sum(0) + x + first(table).sum(0)
+
+    def memory(**options: Any) -> Any:
+        compiled = pw.program(loop, chunk=CHUNK, **options).lower(large, large, 1).compile()
+        kept, other = compiled.memory_analysis().values()
+        assert other.peak_memory_in_bytes < 4096
+        return kept
+
+    kept, donated = memory(), memory(donate_argnums=(0, 1))
+    for found in (kept, donated):
+        assert 0 < found.argument_size_in_bytes - 2 * large.nbytes - table.nbytes < 64
+    assert kept.alias_size_in_bytes == 0
+    assert donated.alias_size_in_bytes == 2 * large.nbytes
+    # The sine of each is alive while it is summed up, beside its argument where the caller keeps that.
+    assert 3 * large.nbytes < kept.peak_memory_in_bytes < 3.5 * large.nbytes
+    assert 2 * large.nbytes < donated.peak_memory_in_bytes < 2.5 * large.nbytes
+
+
 ROWS = 512
 
 
