@@ -43,8 +43,8 @@ def decode(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
     return n, layers[1](w[1], h), cache, x
 
 
-def check(program: Fun) -> None:
-    expected = jax.jit(lambda *args: decode(LAYERS, *args))
+def check(program: Fun, layers: Sequence[Fun] = LAYERS) -> None:
+    expected = jax.jit(lambda *args: decode(layers, *args))
     for end in ENDS:
         results = program(WEIGHTS, X, end)
         assert int(results[0]) == end
@@ -280,6 +280,19 @@ def two_hosts(own_or_attached_workers: None) -> None:
 
 def test_a_loop_over_two_hosts(two_hosts):
     check(program_on([(1,), (1,)]))
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_a_loop_over_four_slices(own_workers, hosts):
+    pw.connect(hosts=hosts, devices_per_host=4 // hosts)
+    devices = pw.make_virtual_device_set()
+    placed = [pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in LAYERS * 2]
+
+    def twice(layers: Sequence[Fun]) -> list[Fun]:
+        return [lambda w, x, k=k: layers[k + 2](w, layers[k](w, x)) for k in range(2)]
+
+    program = pw.program(lambda *args: decode(twice(placed), *args), chunk=CHUNK)
+    check(program, twice(LAYERS * 2))
 
 
 def test_a_host_that_is_lost_in_a_loop(two_hosts):

@@ -4,7 +4,7 @@
 
 Loops follow each other, with nests of conditions, scans and calls in their turns; they carry numbers, flags,
 small floats and keys, end by a count or by a value, and come in chunks of any size. Arguments may be donated,
-and slices have replicas. A case is always the same for its seed and number.
+and slices have replicas, or several devices. A case is always the same for its seed and number.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 from random_branches import ROWS, SLICES, WEIGHTS, WIDTH, apply, drawn, flags, layer, run
 
 import pathways as pw
@@ -58,6 +59,7 @@ class Case:
     donated: tuple[int, ...]
     replicas: int
     threads: int
+    shapes: tuple[int, ...]
     ends: tuple[int, ...]
 
 
@@ -77,7 +79,10 @@ def case_of(number: int) -> Case:
     )
     ends = tuple(sorted(rng.sample([0, 1, chunk, chunk + 1, 2 * chunk], 3)))
     donated = tuple(n for n in (0, 1) if rng.random() < 0.3)
-    return Case(loops, chunk, donated, rng.choice([1, 1, 1, 2]), rng.choice([1, 1, 2]), ends)
+    replicas, threads = rng.choice([1, 1, 1, 2]), rng.choice([1, 1, 2])
+    # As many devices as there are: two for each slice.
+    shapes = tuple(rng.choice([1, 1, 2]) if replicas == 1 else 1 for _ in range(SLICES))
+    return Case(loops, chunk, donated, replicas, threads, shapes, ends)
 
 
 def program_of(case: Case, layers: list[Fun]) -> Fun:
@@ -113,7 +118,10 @@ def difference(number: int) -> str:
     """What a case gives otherwise than `jax.jit`; empty where it is equal."""
     case = case_of(number)
     devices = pw.make_virtual_device_set(replicas=case.replicas)
-    placed: list[Fun] = [pw.jit(layer, devices=devices.add_slice((1,), ("x",))) for _ in range(SLICES)]
+    placed: list[Fun] = [
+        pw.jit(layer, devices=devices.add_slice((size,), ("x",)), in_shardings=(P(None, "x"), P("x")))
+        for size in case.shapes
+    ]
     program = pw.program(program_of(case, placed), chunk=case.chunk, donate_argnums=case.donated)
     expected = jax.jit(program_of(case, [layer] * SLICES))
     x = np.random.default_rng(number).normal(size=(ROWS, WIDTH)).astype(np.float32)
