@@ -23,8 +23,8 @@ import numpy as np
 
 from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.data.host_checkpoints import (
+    CheckpointFailedError,
     HostSave,
-    HostsFailedError,
     RestoredLeaf,
     is_written_there,
     orbax_context,
@@ -89,12 +89,11 @@ class Saving:
             if self._of_hosts is not None:
                 self._of_hosts.drop()
             text = f"the checkpoint of step {self.step} in {self.path} was not saved: {error}"
-            if not isinstance(error, HostsFailedError):
-                raise OSError(text) from error
-            failed = HostsFailedError(text)
-            failed.errno, failed.filename = error.errno, error.filename
-            # Without all frames of Orbax.
-            raise failed from error.__cause__
+            failed = CheckpointFailedError(text)
+            if isinstance(error, OSError):
+                failed.errno, failed.filename = error.errno, error.filename
+            # Without all frames of Orbax, where we say what is wrong.
+            raise failed from error.__cause__ if isinstance(error, CheckpointFailedError) else error
         with self._removing:
             keep, self._keep = self._keep, None
             if keep is not None:
@@ -136,19 +135,21 @@ def save(
 
     Raises:
       ImportError: Orbax is not installed.
-      TypeError: a leaf is nothing that can be saved; names it. Or `data` has no position.
+      TypeError: a leaf is nothing that can be saved; names it. Or `data` has no position, or the step is no
+        whole number.
       ValueError: a leaf has no elements, the tree has no leaves, the step is negative, or `keep` below one.
       FileExistsError: there is such a checkpoint.
       OSError: an earlier save failed.
     """
     orbax = _orbax()
+    if isinstance(step, bool) or not isinstance(step, int | np.integer):
+        raise TypeError(f"pw.checkpoint: the step must be a whole number, got {step!r}")
     if step < 0:
         raise ValueError(f"pw.checkpoint: the step must not be negative, got {step}")
     if keep is not None and keep < 1:
         raise ValueError(f"pw.checkpoint: keep must be at least 1, got {keep}")
     folder = _folder(path) / str(int(step))
-    # Hosts write files, and not what is elsewhere.
-    hosts = None if "://" in os.fspath(path) else controller()
+    hosts = _hosts_for(path)
     saved = functools.partial(_saved, hosts)
     items: dict[str, Any] = {_STATE: jax.tree_util.tree_map_with_path(saved, state)}
     if not jax.tree.leaves(state):
@@ -223,9 +224,10 @@ def restore(
             "pw.prefetch before it is made"
         )
     _pending.wait()
+    hosts = _hosts_for(path)
     folder = _folder(path) / str(_chosen(path, step))
     _check_alike(orbax.metadata(folder).metadata, like, str(folder))
-    wanted = jax.tree.map(functools.partial(_wanted, controller()), like)
+    wanted = jax.tree.map(functools.partial(_wanted, hosts), like)
     if any(isinstance(leaf, RestoredLeaf) for leaf in jax.tree.leaves(wanted)):
         tree = restored_by_hosts(orbax, folder, wanted)
     else:
@@ -362,6 +364,11 @@ def _folder(path: str | os.PathLike[str]) -> Any:
 
     folder = epath.Path(path)
     return folder if "://" in os.fspath(path) else folder.absolute()
+
+
+def _hosts_for(path: str | os.PathLike[str]) -> Controller | None:
+    """Hosts that read and write there themselves: files, and not what is elsewhere."""
+    return None if "://" in os.fspath(path) else controller()
 
 
 def _make(folder: Any) -> None:

@@ -40,8 +40,8 @@ _SEEN_SECONDS = 10.0
 """How long it may take until this process sees what a host has written, over a network."""
 
 
-class HostsFailedError(OSError):
-    """Hosts did not write or read a checkpoint; its `errno` and `filename` are those of the host."""
+class CheckpointFailedError(OSError):
+    """A checkpoint was not written or read; `errno` and `filename` are those of who did not."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -109,25 +109,26 @@ class HostSave:
     Args:
       controller: the controller of the hosts.
       arrays: the arrays.
+      names: what they are called in messages.
 
     Raises:
       HostError: a host is gone.
       RuntimeError: an array was deleted.
     """
 
-    def __init__(self, controller: Controller, arrays: Sequence[Array]) -> None:
+    def __init__(self, controller: Controller, arrays: Sequence[Array], names: Sequence[str]) -> None:
         self._controller = controller
         self._name = f"pathways-{secrets.token_hex(8)}"
         self._lane = next(lanes)
         self._types = [(tuple(array.shape), array.dtype) for array in arrays]
         self._shapes: list[tuple[int, ...]] = []
         self._pieces: dict[HostProcess, list[_CopiedShard]] = {}
-        held: dict[HostGang, list[tuple[Array, Location]]] = {}
+        held: dict[HostGang, list[tuple[int, Location]]] = {}
         for number, array in enumerate(arrays):
             self._share(number, array, held)
-        self._copies = [self._copy(gang, arrays) for gang, arrays in held.items()]
+        self._copies = [self._copy(gang, arrays, names, places) for gang, places in held.items()]
 
-    def _share(self, number: int, array: Array, held: dict[HostGang, list[tuple[Array, Location]]]) -> None:
+    def _share(self, number: int, array: Array, held: dict[HostGang, list[tuple[int, Location]]]) -> None:
         """Decides who writes what of an array: of equal shards the host that has least to write."""
         locations = [where for where in array.locations if not where.gang.is_lost()] or [*array.locations]
         # One that was deleted just now says so.
@@ -139,7 +140,7 @@ class HostSave:
         shape: tuple[int, ...] = ()
         for where in parts:
             own = held.setdefault(where.gang, [])
-            own.append((array, where))
+            own.append((number, where))
             size, offset = where.part_of(array.shape)
             shards = dict(different_shards(size, where.placement))
             for host, positions in where.holders.items():
@@ -161,15 +162,24 @@ class HostSave:
             if piece.leaf < len(self._shapes)
         )
 
-    def _copy(self, gang: HostGang, held: Sequence[tuple[Array, Location]]) -> FunctionCall:
+    def _copy(
+        self,
+        gang: HostGang,
+        saved: Sequence[Array],
+        names: Sequence[str],
+        places: Sequence[tuple[int, Location]],
+    ) -> FunctionCall:
         hosts = [host for host in gang.hosts if host in self._pieces]
         shards = {str(h.index): [(piece.array, piece.shard) for piece in self._pieces[h]] for h in hosts}
         with self._controller.order:
-            arrays = [(array.number_at(where), array.aval) for array, where in held]
+            arrays = [(saved[n].number_at(where), saved[n].aval) for n, where in places]
             tree = {"t": [{"l": [*range(len(arrays))]}]}
-            arguments = plain.encode([[], tree, {"save": self._name, "shards": shards}], _NAME)
+            arguments = plain.encode(
+                [[], tree, {"save": self._name, "names": [names[n] for n, _ in places], "shards": shards}],
+                _NAME,
+            )
             message = call_of(f"{_MODULE}:copy", 0, self._lane, arrays, arguments, None)
-            made = [array.step_at(where) for array, where in held]
+            made = [saved[n].step_at(where) for n, where in places]
             return self._controller.call(f"{_NAME}: copy", gang, hosts, message, made)
 
     def drop(self) -> None:
@@ -189,8 +199,13 @@ class HostSave:
           OSError: a host did not write its part, or did elsewhere; names host and folder.
         """
         token = folder / f".{self._name}"
-        token.write_text(self._name)
         try:
+            try:
+                token.write_text(self._name)
+            except OSError as error:
+                wrong = CheckpointFailedError(f"the controller: {error}: {token}")
+                wrong.errno, wrong.filename = error.errno, str(token)
+                raise wrong from error
             # Nothing is written of what is not whole.
             _raise_first(_failures(self._controller, self._copies), folder)
             named = {"save": self._name, "folder": str(folder), "settings": settings}
@@ -248,7 +263,7 @@ class HostSave:
         deadline = time.monotonic() + _SEEN_SECONDS
         while checkpoints.manifest(own) != written:
             if time.monotonic() > deadline:
-                raise HostsFailedError(
+                raise CheckpointFailedError(
                     f"{self._controller.hosts[index]} has written {own}, but this process does not see it"
                 )
             time.sleep(0.05)
@@ -270,7 +285,7 @@ def _restored(
     arrays = [Array(controller, target.aval, {}, None) for target in targets]
     specs = [spec(name) for name in names]
     seen = checkpoints.manifest(folder)
-    calls = []
+    calls, lost = [], []
     for gang, places in wanted.items():
         made: list[MadeArray] = []
         leaves = []
@@ -290,11 +305,15 @@ def _restored(
         message = call_of(f"{_MODULE}:read", 0, next(lanes), [], arguments, tuple(made), structure)
         holders = {host for _, where in places for host in where.holders}
         hosts = [host for host in gang.hosts if host in holders]
-        call = controller.call(f"{_NAME}: read", gang, hosts, message)
+        try:
+            call = controller.call(f"{_NAME}: read", gang, hosts, message)
+        except HostError as error:
+            lost.append(error)
+            continue
         for n, (number, where) in enumerate(places):
             arrays[number].add_copy(where, call.number + 1 + n, call)
         calls.append(call)
-    _raise_first(_failures(controller, calls), folder)
+    _raise_first([*lost, *_failures(controller, calls)], folder)
     return arrays
 
 
@@ -315,7 +334,7 @@ def _failures(controller: Controller, calls: Sequence[FunctionCall]) -> list[Exc
                 continue
             what = said.failure
             text = f"{what.type}: {what.text}" if what.errno is None and what.type else what.text
-            wrong = HostsFailedError(f"{host} {text}" if what.kind == "folder" else f"{host}: {text}")
+            wrong = CheckpointFailedError(f"{host} {text}" if what.kind == "folder" else f"{host}: {text}")
             wrong.errno, wrong.filename = what.errno, what.path
             failures.append(wrong)
     return failures
@@ -325,7 +344,7 @@ def _raise_first(failures: Sequence[Exception], folder: Path) -> None:
     # What a lost host has not written is why, whatever others say.
     for failure in sorted(failures, key=lambda one: not isinstance(one, HostError)):
         if isinstance(failure, HostError):
-            raise HostsFailedError(f"{failure} (it had a part of {folder})") from failure
+            raise CheckpointFailedError(f"{failure} (it had a part of {folder})") from failure
         raise failure
 
 
@@ -402,7 +421,7 @@ def orbax_context(*, compress: bool | None) -> Any:
             async def read() -> Sequence[Any]:
                 try:
                     return await asyncio.to_thread(_restored, targets, names, folder, spec, settings)
-                except HostsFailedError as error:
+                except CheckpointFailedError as error:
                     # Raised when Orbax is done: what else it reads, it would leave unfinished.
                     return [error] * len(targets)
 
@@ -446,7 +465,7 @@ class _WithoutOurErrors(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         while error is not None:
-            if isinstance(error, HostsFailedError):
+            if isinstance(error, CheckpointFailedError):
                 return False
             error = error.__cause__ or error.__context__
         return True
@@ -468,7 +487,7 @@ def restored_by_hosts(orbax: Any, folder: Any, wanted: Any) -> Any:
       wanted: what Orbax is asked for, with `RestoredLeaf`s.
 
     Raises:
-      HostsFailedError: a host does not read its part; names host and folder.
+      CheckpointFailedError: a host does not read its part; names host and folder.
     """
     items = [file.name for file in folder.iterdir() if (file / "_METADATA").exists()]
     if len(items) == 1:
@@ -476,7 +495,7 @@ def restored_by_hosts(orbax: Any, folder: Any, wanted: Any) -> Any:
         with orbax_context(compress=None):
             tree = orbax.load_checkpointables(folder, {items[0]: wanted})[items[0]]
         for leaf in jax.tree.leaves(tree):
-            if isinstance(leaf, HostsFailedError):
+            if isinstance(leaf, CheckpointFailedError):
                 raise leaf.with_traceback(None)
         return tree
     # The checkpoint of another layout, which this process reads.
@@ -526,11 +545,13 @@ def saved_by_hosts(tree: Any, controller: Controller | None) -> tuple[Any, HostS
       HostError: a host is gone.
       RuntimeError: an array was deleted.
     """
-    leaves, structure = jax.tree.flatten(tree)
+    named, structure = jax.tree.flatten_with_path(tree)
+    leaves = [leaf for _, leaf in named]
     numbers = [n for n, leaf in enumerate(leaves) if is_written_there(leaf, controller)]
     if controller is None or not numbers:
         return tree, None
-    save = HostSave(controller, [leaves[n] for n in numbers])
+    names = [f"state{jax.tree_util.keystr(named[n][0])}" for n in numbers]
+    save = HostSave(controller, [leaves[n] for n in numbers], names)
     for number, n in enumerate(numbers):
         leaves[n] = SavedLeaf(save, number)
     return jax.tree.unflatten(structure, leaves), save

@@ -295,9 +295,12 @@ def _name_of(function: Callable[..., Any] | str) -> str:
     if isinstance(function, str):
         if not _NAME.fullmatch(function):
             raise ValueError(f"pw.on_hosts: {function!r}: expected package.module:name")
-        return function
-    name = getattr(function, "__qualname__", None)
-    module = getattr(function, "__module__", None)
+        module, _, name = function.partition(":")
+        if module != "__main__":
+            return function
+    else:
+        name = getattr(function, "__qualname__", None)
+        module = getattr(function, "__module__", None)
     if isinstance(name, str) and isinstance(module, str):
         found: Any = sys.modules.get(module)
         for part in name.split("."):
@@ -333,6 +336,11 @@ def _result(leaf: Any, slice: VirtualSlice) -> tuple[Any, PartitionSpec]:
 
 
 def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, jax.core.Tracer):
+        raise TypeError(
+            "pw.on_hosts: a function on hosts is called between programs, not inside of one, or of another "
+            "function that JAX traces"
+        )
     return isinstance(leaf, _ARRAYS)
 
 

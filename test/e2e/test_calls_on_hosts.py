@@ -247,6 +247,8 @@ def test_results_are_plain(slices):
         "array": r"the result\['loss'\]\[0\] is of type numpy.float32, which is not JSON; say float",
         "keys": "the result has the key 3",
         "object": "the result is of type builtins.module",
+        "endless": r"the result\[0\].* is more than 64 levels deep",
+        "huge": "the result is an integer of more than 1024 bits",
         "long": "the result is .* bytes of JSON, more than",
     }
     for value, text in wrong.items():
@@ -273,6 +275,8 @@ def test_functions_have_to_be_of_modules_and_arguments_plain(slices):
     for function in (lambda: 1, local(), 3, np, host_functions.BadRow("x")):
         with pytest.raises(TypeError, match="put it into a module"):
             pw.on_hosts(function, devices=slices[1])
+    with pytest.raises(TypeError, match="cannot import total of __main__: put it into a module"):
+        pw.on_hosts("__main__:total", devices=slices[1])
     for name in ("host_functions", "a b:c", ":f", "m:"):
         with pytest.raises(ValueError, match=r"expected package\.module:name"):
             pw.on_hosts(name, devices=slices[1])
@@ -281,6 +285,19 @@ def test_functions_have_to_be_of_modules_and_arguments_plain(slices):
     call = pw.on_hosts(host_functions.total, devices=slices[1])
     with pytest.raises(TypeError, match=r"argument 0\['a'\] is of type builtins\.float: expected arrays"):
         call({"a": 1.0})
+    endless: list = []
+    endless.append(endless)
+    for wrong, text in (
+        ((endless,), "more than 64 levels deep"),
+        ((X, [[{"a": 1}]]), "of type builtins.int"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call(*wrong)
+    for wrong, text in ((endless, "more than 64 levels deep"), (10**5000, "integer of more than 1024 bits")):
+        with pytest.raises(TypeError, match=text):
+            call(X, scale=wrong)
+    with pytest.raises(TypeError, match="is called between programs, not inside of one"):
+        pw.program(lambda x: pw.jit(lambda x: x, devices=slices[1])(call(x).result()))(X)
     with pytest.raises(TypeError, match="needs devices="):
         pw.on_hosts(host_functions.total)()
     mesh = AbstractMesh((2,), ("y",))
@@ -329,7 +346,12 @@ def test_without_hosts_it_runs_here(devices):
     np.testing.assert_array_equal(two, X)
     with pytest.raises(pw.CallFailedError, match=r"host_functions:fail raised BadRow: row 17"):
         pw.on_hosts(host_functions.fail, devices=slice)().result()
-    with pytest.raises(ImportError, match="no_such_module"):
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    made = pw.on_hosts(host_functions.number, devices=slice, out=number)().result()
+    assert (made.dtype, float(made)) == (jnp.float32, 1.5)
+    with pytest.raises(pw.CallFailedError, match="host_functions:leave raised SystemExit: 3"):
+        pw.on_hosts(host_functions.leave, devices=slice)().result()
+    with pytest.raises(ImportError, match=f"no_such_module:f: .*searched in .*{Path(__file__).parents[1]}"):
         pw.on_hosts("no_such_module:f", devices=slice)().result()
     with pytest.raises(TypeError, match=r"the result\['loss'\]"):
         pw.on_hosts(host_functions.plain, devices=slice)(value="array").result()

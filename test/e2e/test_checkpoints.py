@@ -222,6 +222,7 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     refused(ValueError, "more than 64 bits", {"n": 2**64})
     refused(ValueError, "has no leaves", {})
     refused(ValueError, "must not be negative, got -1", {"n": 1}, -1)
+    refused(TypeError, "must be a whole number, got 2.7", {"n": 1}, 2.7)
     refused(TypeError, r"list_iterator has no get_state\(\)", {"n": 1}, data=iter([1]))
     assert pw.checkpoint.latest(tmp_path) is None
     pw.checkpoint.save(tmp_path, {"n": 1}, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import json
 import os
@@ -21,7 +22,7 @@ import read_checkpoints
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.compiler.data.host_checkpoints import HostSave, HostsFailedError
+from pathways.compiler.data.host_checkpoints import CheckpointFailedError, HostSave
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.worker import checkpoints
 
@@ -221,6 +222,15 @@ def test_a_full_disk_is_one_error_with_host_path_and_number(devices, tmp_path, c
         assert str(folder) in error.value.filename
         assert "Traceback" not in capfd.readouterr().err
         assert pw.checkpoint.latest(folder) is None
+        # Before anything of it is written.
+        with contextlib.suppress(OSError), (folder / "all of it").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        with pytest.raises(OSError, match=r"was not saved: the controller: .*No space") as error:
+            pw.checkpoint.save(folder, state, 2).wait()
+        assert error.value.errno == errno.ENOSPC
+        assert str(folder) in error.value.filename
+        assert "Traceback" not in capfd.readouterr().err
     finally:
         subprocess.run(["umount", folder], check=True)
 
@@ -283,7 +293,7 @@ def test_copies_are_forgotten_also_when_the_first_host_was_lost(devices, tmp_pat
         os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
         while not gang.is_lost():
             time.sleep(0.01)
-        raise HostsFailedError("the folder is gone")
+        raise CheckpointFailedError("the folder is gone")
 
     monkeypatch.setattr(HostSave, "write", lost_first)
     with pytest.raises(OSError, match="the folder is gone"):
@@ -292,16 +302,31 @@ def test_copies_are_forgotten_also_when_the_first_host_was_lost(devices, tmp_pat
     assert pw.on_hosts("host_functions:kept", devices=slice)().result() == [0]
 
 
-def test_a_host_that_is_lost_while_it_reads_is_an_error(devices, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_that_is_lost_while_it_reads_is_an_error(devices, tmp_path, how):
     compiled, state = on_islands(devices, 0, 1)
     pw.checkpoint.save(tmp_path, state, 1).wait()
     victim = controller().hosts[1].process.pid
     os.kill(victim, signal.SIGSTOP)
-    timer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
+    timer = threading.Timer(0.5, os.kill, (victim, how))
     timer.start()
-    with pytest.raises(OSError, match=r"host 1 \(island1\) is lost"):
-        pw.checkpoint.restore(tmp_path, compiled.out_info)
-    timer.join()
+    # Also once it is known to be lost: the program was compiled for it.
+    for _ in range(2):
+        with pytest.raises(OSError, match=rf"host 1 \(island1\) is lost: .*a part of {tmp_path}") as error:
+            pw.checkpoint.restore(tmp_path, compiled.out_info)
+        assert isinstance(error.value.__cause__, pw.HostError)
+        timer.join()
+
+
+def test_an_array_that_is_an_error_is_named(devices, tmp_path):
+    _, state = on_islands(devices, 0, 1)
+    slice = devices.add_slice((1,), ("x",), island="island1")
+    bad = pw.on_hosts(
+        "host_functions:fail", devices=slice, out=jax.ShapeDtypeStruct((), jnp.int32)
+    )().result()
+    with pytest.raises(OSError, match=r"not saved: host 1 .*: state\['w'\]\['bad'\] is an error: .*row 17"):
+        pw.checkpoint.save(tmp_path, {"w": {"good": state["rows"], "bad": bad}}, 1).wait()
+    assert pw.checkpoint.latest(tmp_path) is None
 
 
 def test_threads_wait_for_the_same_save(devices, tmp_path, monkeypatch):

@@ -97,18 +97,26 @@ def three() -> Any:
     return np.zeros(3, np.int32)
 
 
+def number() -> float:
+    return 1.5
+
+
 def key_of(seed: int) -> Any:
     return jax.random.key(seed)
 
 
 def plain(value: str) -> Any:
     """Things that JSON has, and others."""
+    endless: list[Any] = []
+    endless.append(endless)
     return {
         "number": 2.5,
         "nested": {"a": [1, None, True, "x"]},
         "array": {"loss": [np.float32(1.0)]},
         "keys": {3: 1},
         "object": threading,
+        "endless": endless,
+        "huge": 10**5000,
         "long": "x" * (17 << 20),
     }[value]
 

@@ -13,6 +13,9 @@ from typing import Any
 _DEEP = 64
 """How deep values may be."""
 
+_LONG = 1024
+"""The most bits of an integer: Python writes no longer ones than some thousands of digits."""
+
 
 def encode(value: Any, where: str) -> bytes:
     """A value as JSON: None, bool, int, float, str, and lists, tuples and dictionaries of these.
@@ -33,11 +36,17 @@ def decode(text: bytes) -> Any:
     return json.loads(text)
 
 
-def _check(value: Any, where: str, depth: int) -> None:
+def _check_depth(where: str, depth: int) -> None:
     if depth > _DEEP:
-        raise TypeError(f"{where} is more than {_DEEP} levels deep")
+        raise TypeError(f"{where[:100]}... is more than {_DEEP} levels deep")
+
+
+def _check(value: Any, where: str, depth: int) -> None:
+    _check_depth(where, depth)
     match value:
         case None | bool() | int() | float() | str():
+            if type(value) is int and value.bit_length() > _LONG:
+                raise TypeError(f"{where} is an integer of more than {_LONG} bits")
             # A subclass, as of an enumeration, would come back as another type.
             if type(value) in (type(None), bool, int, float, str):
                 return
@@ -56,7 +65,7 @@ def _check(value: Any, where: str, depth: int) -> None:
     raise TypeError(f"{where} is of type {kind.__module__}.{kind.__qualname__}, which is not JSON{number}")
 
 
-def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list[Any]) -> Any:
+def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list[Any], depth: int = 0) -> Any:
     """A tree as JSON; its leaves are appended to `leaves`.
 
     Raises:
@@ -65,6 +74,7 @@ def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list
     if is_leaf(value):
         leaves.append(value)
         return len(leaves) - 1
+    _check_depth(where, depth)
     kind = type(value)
     if value is None:
         return None
@@ -74,9 +84,11 @@ def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list
                 raise TypeError(f"{where} has the key {key!r}: expected strings")
         # As JAX has them.
         items = ((key, value[key]) for key in sorted(value))
-        return {"d": {key: tree_of(each, f"{where}[{key!r}]", is_leaf, leaves) for key, each in items}}
+        return {
+            "d": {key: tree_of(each, f"{where}[{key!r}]", is_leaf, leaves, depth + 1) for key, each in items}
+        }
     if kind in (list, tuple):
-        each_of = [tree_of(each, f"{where}[{n}]", is_leaf, leaves) for n, each in enumerate(value)]
+        each_of = [tree_of(each, f"{where}[{n}]", is_leaf, leaves, depth + 1) for n, each in enumerate(value)]
         return {"l" if kind is list else "t": each_of}
     raise TypeError(
         f"{where} is of type {kind.__module__}.{kind.__qualname__}: expected arrays, or dictionaries, lists "

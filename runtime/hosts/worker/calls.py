@@ -88,7 +88,7 @@ class CallContext:
 
 
 def of_package[F: Callable[..., Any]](function: F) -> F:
-    """Marks a function of this package: it gets arrays as steps have them, and makes new ones."""
+    """Marks a function of this package: it gets arrays and `Poison`s as steps do, and makes new ones."""
     function.__dict__[_MARK] = True
     return function
 
@@ -293,12 +293,12 @@ def _there(array: Any) -> Any:
 
 
 def _argument(kept: KeptArray, array: Any, n: int, is_ours: bool) -> Any:
+    if is_ours:
+        return array
     if isinstance(array, Poison):
         raise CallRefused("argument", f"array {n} that it takes is an error: {array.error}")
     if array is ELSEWHERE:
         raise CallRefused("argument", f"array {n} that it takes is not on this host")
-    if is_ours:
-        return array
     try:
         own = _own_part(array)
     except ValueError as error:

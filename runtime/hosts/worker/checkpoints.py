@@ -22,6 +22,7 @@ import numpy as np
 
 from pathways.runtime.hosts.worker.calls import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
+from pathways.runtime.hosts.worker.store import Poison
 
 _IN_FLIGHT = 256 << 20
 """Bytes that are encoded and written, or read, at the same time."""
@@ -30,14 +31,20 @@ _lock = threading.Lock()
 
 
 @of_package
-def copy(arrays: Sequence[Any], *, save: str, shards: dict[str, list[tuple[int, int]]]) -> None:
+def copy(
+    arrays: Sequence[Any], *, save: str, names: list[str], shards: dict[str, list[tuple[int, int]]]
+) -> None:
     """Copies shards, for `write`.
 
     Args:
       arrays: all arrays of this island that are saved.
       save: the name of the save.
+      names: what each array is called.
       shards: for each host which arrays, and which of their shards there, in order.
     """
+    for name, array in zip(names, arrays, strict=True):
+        if isinstance(array, Poison):
+            raise CallRefused("argument", f"{name} is an error: {array.error}")
     own = shards[str(context().host)]
     context().kept[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]
 
