@@ -295,19 +295,17 @@ def _name_of(function: Callable[..., Any] | str) -> str:
     if isinstance(function, str):
         if not _NAME.fullmatch(function):
             raise ValueError(f"pw.on_hosts: {function!r}: expected package.module:name")
-        module, _, name = function.partition(":")
-        if module != "__main__":
+        if not function.startswith("__main__:"):
             return function
-    else:
-        name = getattr(function, "__qualname__", None)
-        module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
     if isinstance(name, str) and isinstance(module, str):
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
         if found is function and module != "__main__" and not isinstance(function, types.ModuleType):
             return f"{module}:{name}"
-    what = f"{name} of {module}" if isinstance(name, str) else repr(function)
+    what = f"{name} of {module}" if isinstance(name, str) else str(function)
     raise TypeError(
         f"pw.on_hosts: hosts cannot import {what}: put it into a module of its own, as a function, and pass "
         "what it closes over as arguments"

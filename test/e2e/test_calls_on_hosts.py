@@ -275,7 +275,7 @@ def test_functions_have_to_be_of_modules_and_arguments_plain(slices):
     for function in (lambda: 1, local(), 3, np, host_functions.BadRow("x")):
         with pytest.raises(TypeError, match="put it into a module"):
             pw.on_hosts(function, devices=slices[1])
-    with pytest.raises(TypeError, match="cannot import total of __main__: put it into a module"):
+    with pytest.raises(TypeError, match="cannot import __main__:total: put it into a module"):
         pw.on_hosts("__main__:total", devices=slices[1])
     for name in ("host_functions", "a b:c", ":f", "m:"):
         with pytest.raises(ValueError, match=r"expected package\.module:name"):

@@ -62,13 +62,18 @@ def equal(ours, theirs):
 
 @pytest.mark.not_attached
 def test_all_layouts_are_read_by_orbax_alone_and_onto_others(devices, tmp_path):
-    """One, two and three islands, of which one has two hosts; compressed or not."""
+    """One, three and four hosts, of which two are an island, and replicas; compressed or not."""
     saved = {}
-    for step, numbers in enumerate([(0,), (0, 1), (2,), (0, 1, 2)], 1):
+    for step, numbers in enumerate([(0,), (0, 1), (2, 1), (0, 1, 2)], 1):
         compiled, state = on_islands(devices, *numbers)
         pw.checkpoint.save(tmp_path, {**state, "name": "lion", "n": 5}, step, compress=bool(step % 2))
         saved[step] = state, compiled
-    assert pw.checkpoint.latest(tmp_path) == 4
+    slice = pw.make_virtual_device_set(replicas=2).add_slice((2,), ("x",))
+    double = pw.jit(lambda w: w * 2, devices=slice, out_shardings=P("x"))
+    replicated = {"w": pw.program(lambda w: double(w))(X)}
+    pw.checkpoint.save(tmp_path, {**replicated, "name": "lion", "n": 5}, 5)
+    saved[5] = replicated, None
+    assert pw.checkpoint.latest(tmp_path) == 5
     written = {file.name for file in (tmp_path / "4" / "state").iterdir()}
     assert {f"ocdbt.process_host{n}" for n in range(4)} <= written
     assert not [name for name in written if name.startswith(".pathways")]
@@ -82,7 +87,7 @@ def test_all_layouts_are_read_by_orbax_alone_and_onto_others(devices, tmp_path):
         assert json.loads(line) == read_checkpoints.said({**here, "name": "lion", "n": 5})
 
     # What one island has written, another one reads; of two hosts as well.
-    for step, numbers in ((1, (1,)), (1, (2,)), (3, (0,)), (2, (2, 0)), (4, (1, 2, 0))):
+    for step, numbers in ((1, (1,)), (1, (2,)), (3, (0, 1)), (2, (2, 0)), (4, (1, 2, 0))):
         compiled, other = on_islands(devices, *numbers)
         like = {**compiled.out_info, "name": "", "n": 0}
         restored = pw.checkpoint.restore(tmp_path, like, step=step)
@@ -90,6 +95,8 @@ def test_all_layouts_are_read_by_orbax_alone_and_onto_others(devices, tmp_path):
         assert restored.pop("n") == 5
         equal(restored, saved[step][0])
         assert restored["halves"].locations == other["halves"].locations
+    for each in slice.replicas:
+        pw.release(each)
 
 
 def test_arrays_may_be_donated_right_after(devices, tmp_path):
@@ -237,17 +244,25 @@ def test_a_full_disk_is_one_error_with_host_path_and_number(devices, tmp_path, c
 
 @pytest.mark.not_attached
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_host_that_is_lost_leaves_the_checkpoint_before(devices, tmp_path, monkeypatch, how):
+@pytest.mark.parametrize("when", ["copy", "write"])
+def test_a_host_that_is_lost_leaves_the_checkpoint_before(devices, tmp_path, monkeypatch, how, when):
     """It is killed, or says nothing any more, while it copies or writes. The step is saved again after."""
     _, state = on_islands(devices, 0, 1)
     pw.checkpoint.save(tmp_path, state, 1).wait()
-    victim = controller().hosts[1].process.pid
-    os.kill(victim, signal.SIGSTOP)
-    saving = pw.checkpoint.save(tmp_path, state, 2)
-    if how == signal.SIGKILL:
-        os.kill(victim, signal.SIGKILL)
-    with pytest.raises(OSError, match=r"step 2 .* was not saved: .*host 1 \(island1\) is lost") as error:
-        saving.wait()
+    victim, call = controller().hosts[1].process.pid, controller().call
+
+    def lost_in(name, gang, *rest):
+        if gang.number == 1 and name == f"pw.checkpoint: {when}":
+            # It is not to end that first.
+            os.kill(victim, signal.SIGSTOP)
+            threading.Timer(0.2, os.kill, (victim, how)).start()
+        return call(name, gang, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(controller(), "call", lost_in)
+        saving = pw.checkpoint.save(tmp_path, state, 2)
+        with pytest.raises(OSError, match=r"step 2 .* was not saved: .*host 1 \(island1\) is lost") as error:
+            saving.wait()
     assert isinstance(error.value.__cause__, pw.HostError)
     assert pw.checkpoint.latest(tmp_path) == 1
     compiled, again = on_islands(devices, 0, 1)
@@ -255,6 +270,27 @@ def test_a_host_that_is_lost_leaves_the_checkpoint_before(devices, tmp_path, mon
     equal(restored, again)
     pw.checkpoint.save(tmp_path, restored, 2).wait()
     assert pw.checkpoint.latest(tmp_path) == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_that_is_lost_when_all_is_written_changes_nothing(devices, tmp_path, monkeypatch, how):
+    """The controller merges what hosts have written."""
+    from orbax.checkpoint._src.serialization import ocdbt_utils
+
+    _, state = on_islands(devices, 0, 1)
+    here = jax.tree.map(lambda x: x._here() if isinstance(x, pw.Array) else x, state)
+    victim, merge, merged = controller().hosts[1].process.pid, ocdbt_utils.merge_ocdbt_per_process_files, []
+
+    def lost_first(*args, **kwargs):
+        os.kill(victim, how)
+        merged.append(args)
+        return merge(*args, **kwargs)
+
+    monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", lost_first)
+    pw.checkpoint.save(tmp_path, state, 1).wait()
+    assert merged
+    os.kill(victim, signal.SIGKILL)
+    equal(pw.checkpoint.restore(tmp_path, here), here)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

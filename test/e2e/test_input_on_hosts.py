@@ -6,8 +6,11 @@ import itertools
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import host_functions
 import jax
@@ -50,6 +53,14 @@ def step_on(devices, *islands):
     return step.lower(BATCH).compile()
 
 
+def step_of_replicas(devices):
+    """A compiled step of which each replica reads a part of a batch."""
+    slice = devices.add_slice((2,), ("i",))
+    read = pw.jit(lambda w, x, y, z: w * (x.sum() + y.sum() + z.sum()), devices=slice)
+    loss = jax.value_and_grad(lambda w, batch: read(w, batch["x"], batch["y"][0], batch["y"][1]["z"]))
+    return pw.program(lambda w, batch: pw.accumulate(loss, 2)(w, batch)).lower(np.float32(1), BATCH).compile()
+
+
 def values(batch):
     return jax.tree.map(np.asarray, batch)
 
@@ -84,13 +95,17 @@ def test_numbered_rows_are_the_same_wherever_they_are_made(devices):
 def test_shards_are_the_same_wherever_they_are_read_and_go_on_where_they_were(devices):
     connected()
     seen, states = [], []
-    for islands in ((0,), (1, 0), (2,)):
+    replicated = pw.make_virtual_device_set(replicas=2)
+    steps = [step_on(devices, *islands) for islands in ((0,), (1, 0), (2,), (2, 1, 0))]
+    for step in (*steps, step_of_replicas(replicated)):
         source = pw.on_hosts("host_functions:shard_of")
-        step = step_on(devices, *islands)
         with pw.prefetch(source, step, "batch", shards=4, count=4) as batches:
             seen.append([values(batch) for batch in batches])
             states.append(batches.get_state())
-    assert states == [[{"position": 7 + 3 * 8}] * 4] * 3
+    for slice in replicated.slices:
+        for each in slice.replicas:
+            pw.release(each)
+    assert states == [[{"position": 7 + 3 * 8}] * 4] * 5
     assert seen[0][1]["y"][0].tolist() == [1000 * n + 7 + 3 * k for n in range(4) for k in (3, 4)]
     for batches in seen[1:]:
         equal(batches, seen[0])
@@ -121,6 +136,46 @@ def test_the_position_is_saved_with_the_state_and_comes_back_onto_fewer_hosts(de
     assert again.get_state() == 3
     with pw.prefetch(again, step_on(devices, 2), "batch", rows=8) as batches:
         equal(next(itertools.islice(batches, 1, 2)), after)
+
+
+RUN = """
+import os, signal, sys
+import host_functions, pathways as pw, test_input_on_hosts as tests
+
+pw.connect(islands=tests.ISLANDS[:2])
+step = tests.step_on(pw.make_virtual_device_set(), 1, 0)
+with pw.prefetch(pw.on_hosts(host_functions.shard_of), step, "batch", shards=4) as batches:
+    for n, batch in enumerate(batches, 1):
+        pw.checkpoint.save(sys.argv[1], {"read": step(batch)}, n, data=batches)
+        if n == 4:
+            # The third is there then.
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_that_is_killed_goes_on_with_its_shards_on_fewer_hosts(devices, tmp_path):
+    folders = [str(Path(file).parent) for file in (__file__, host_functions.__file__)]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, tmp_path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    connected()
+    step = step_on(devices, 0)
+    with pw.prefetch(pw.on_hosts(host_functions.shard_of), step, "batch", shards=4, count=5) as batches:
+        wanted = [values(batch) for batch in batches]
+    last = pw.checkpoint.latest(tmp_path)
+    assert last in (3, 4)
+    source = pw.on_hosts(host_functions.shard_of)
+    read = pw.checkpoint.restore(tmp_path, {"read": [np.float32(0), np.int32(0), np.int32(0)]}, data=source)[
+        "read"
+    ]
+    np.testing.assert_array_equal(read, [np.asarray(x) for x in step(wanted[last - 1])])
+    with pw.prefetch(source, step, "batch", shards=4, count=5 - last) as batches:
+        for batch, expected in zip(batches, wanted[last:], strict=True):
+            equal(batch, expected)
 
 
 def test_it_ends_with_its_last_whole_batch(devices):
@@ -319,7 +374,8 @@ def test_numbers_that_do_not_fit_are_an_error_at_the_call(devices):
         pw.prefetch(source, step, "batch", shards=4)
 
 
-def test_a_slow_host_is_reported_and_one_that_dies_is_an_error(devices, caplog):
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_slow_host_is_reported_and_one_that_is_lost_is_an_error(devices, caplog, how):
     """Last: the host is lost with its thirty seconds."""
     connected()
     step = step_on(devices, 0)
@@ -328,7 +384,7 @@ def test_a_slow_host_is_reported_and_one_that_dies_is_an_error(devices, caplog):
         next(batches)
         victim = controller().hosts[0].process.pid
         with caplog.at_level(logging.WARNING, "pathways"):
-            threading.Timer(1.5, os.kill, (victim, signal.SIGKILL)).start()
+            threading.Timer(1.5, os.kill, (victim, how)).start()
             began = time.monotonic()
             with pytest.raises(pw.HostLostError, match=r"host 0 \(island0\) is lost"):
                 next(batches)
