@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import host_functions
 import jax
@@ -30,6 +31,13 @@ BATCH = {
     "x": np.zeros((8, 4), np.float32),
     "y": (np.zeros(8, np.int32), {"z": np.zeros(8, np.int32)}),
 }
+
+
+class Pair(NamedTuple):
+    x: object
+
+    def values(self):
+        return self
 
 
 def connected():
@@ -361,6 +369,12 @@ def test_numbers_that_do_not_fit_are_an_error_at_the_call(devices):
             pw.prefetch(source, step, "batch", **kwargs)
     with pytest.raises(TypeError, match=r"are for an input of pw\.on_hosts"):
         pw.prefetch([BATCH], step, "batch", rows=8)
+    for batch in (Pair(BATCH["x"]), {1: BATCH["x"]}):
+        odd = pw.program(lambda batch: pw.jit(lambda x: x.sum(), devices=devices.slices[0])(*batch.values()))
+        with pytest.raises(
+            TypeError, match=r"pw\.prefetch: the batch (is of type .*Pair|has the key 1): exp"
+        ):
+            pw.prefetch(source, odd.lower(batch).compile(), "batch", rows=8)
     wide = step_on(devices, 2)
     with pytest.raises(ValueError, match=r"host 2 \(island2\) reads 4 of 8 rows, .* shards=1 have 8"):
         pw.prefetch(source, wide, "batch", shards=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import importlib
 import importlib.machinery
 import sys
@@ -119,18 +120,26 @@ def is_of_user(module: Any) -> bool:
     spec = getattr(module, "__spec__", None)
     if spec is None or spec.name.partition(".")[0] == _OURS:
         return False
+    depth = spec.name.count(".")
     if spec.has_location and spec.origin:
         file = Path(spec.origin)
         if file.suffix not in importlib.machinery.SOURCE_SUFFIXES:
             return False
+        depth += spec.submodule_search_locations is not None
     else:
         # A folder of packages.
         file = Path(next(iter(spec.submodule_search_locations or ()), ""))
-    if not file.is_absolute():
+    if not file.is_absolute() or depth >= len(file.parents):
         return False
-    return not any(name in file.parts for name in _INSTALLED) and not any(
-        file.is_relative_to(folder) for folder in _STANDARD
-    )
+    return not _is_of_installed(file.parents[depth])
+
+
+@functools.cache
+def _is_of_installed(folder: Path) -> bool:
+    """Whether a folder on the path has what is installed, or the modules of Python."""
+    if any(folder.is_relative_to(standard) for standard in _STANDARD):
+        return True
+    return folder.name in _INSTALLED or any(folder.glob("*.dist-info"))
 
 
 def found(function: str) -> Callable[..., Any]:

@@ -217,3 +217,13 @@ def test_modules_are_imported_again_when_they_have_changed_and_only_then(said_by
     # Of a function that was named before.
     assert said_by(1, "of_client:says", first, edition=2) == ["edited", "edited", 2]
     assert said_by(1, "of_client:says", other, first, edition=3) == ["other", "other", 1]
+
+
+def test_what_is_installed_is_imported_once_for_all(said_by, tmp_path):
+    """Also in a folder of its own, as by `pip install --target`."""
+    libraries = written(tmp_path / "libraries", "installed")
+    (libraries / "of_client-1.0.dist-info").mkdir()
+    for client in (1, 2):
+        for edition in (1, 2):
+            turn = 2 * client + edition - 2
+            assert said_by(client, "of_client:says", libraries, edition=edition) == ["installed"] * 2 + [turn]
