@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from pathways.runtime.control.clients.items import (
     Arrived,
+    CallEnded,
     ClientJoined,
     ClientLeft,
     Expel,
@@ -37,6 +38,20 @@ from pathways.runtime.control.clients.scheduler import Scheduler
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 from pathways.runtime.simulate.events import SimulatedTime
 
+SECONDS = {1: 0.0004, 2: 0.003, 3: 0.012}
+"""How long a step of each program takes, within `SPREAD`."""
+
+SPREAD = 0.1
+MOST_OFF = (1 + SPREAD) / (1 - SPREAD)
+"""How much longer a step may take than those of its program before it."""
+
+WINDOW = 0.02
+MOST_UNFINISHED = 32
+MOST_UNDER_WAY = 16
+"""What the scheduler promises: seconds of work behind the first step of an island when it gets a third one,
+besides its round trip; steps of a client that are not done; steps of an island, unless those behind the first
+take no longer than its round trip."""
+
 
 class SimulatedClient:
     """A client: what it has asked for, island by island, and which of its arrays nobody has freed."""
@@ -44,6 +59,8 @@ class SimulatedClient:
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_there = True
+        # Whether it has asked for more steps than it may, and has to be ended.
+        self.is_greedy = False
         self.asked: dict[int, collections.deque[object]] = collections.defaultdict(collections.deque)
         self.unfinished: set[QueuedStep] = set()
         self.held: dict[int, list[int]] = collections.defaultdict(list)
@@ -64,7 +81,8 @@ class SimulatedSharing:
         self.chance = random.Random(seed)
         self.time = SimulatedTime()
         self.count = self.chance.randint(1, 4)
-        self.ahead = self.chance.randint(1, 6)
+        self.ahead = self.chance.choice([1, 2, 4, 4, 256, 256])
+        self.trip = self.chance.choice([0.0, 0.001, 0.004])
         self.scheduler = make(self.count, self.ahead, self.chance.choice(["fair", "fair", "fifo"]))
         self.queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(self.count)]
         self.there: list[set[int]] = [set() for _ in range(self.count)]
@@ -73,6 +91,14 @@ class SimulatedSharing:
         self.sent: set[int] = set()
         self.owner: dict[int, int] = {}
         self.running: set[QueuedStep] = set()
+        self.seconds: dict[QueuedStep, float] = {}
+        # Programs of clients of which a step was measured, those that were measured wrong, and what was
+        # issued before it was known how long it takes.
+        self.known: set[tuple[int, int]] = set()
+        self.tried: set[QueuedStep] = set()
+        self.unsure: set[tuple[int, int]] = set()
+        # Calls that had their turn, with what they take and make.
+        self.calls: list[InOrder] = []
         self.ended: set[QueuedStep] = set()
         self.clients: list[SimulatedClient] = []
         # What steps would have made that were refused, or that were not there any more.
@@ -86,11 +112,16 @@ class SimulatedSharing:
 
     def play(self) -> None:
         """Plays it; an assertion fails when something is wrong."""
+        for island in range(self.count):
+            self.tell(RoundTripMeasured(island, self.trip))
         for number in range(self.chance.randint(1, 5)):
             self.clients.append(SimulatedClient(number))
             self.tell(ClientJoined(number, self.chance.choice([0.5, 1, 2])))
+            most = self.chance.choice([1, 1, 16, 40])
             for _ in range(self.chance.randint(1, 60)):
-                self.time.at(self.chance.uniform(0, 0.2), lambda n=number: self.act(self.clients[n]))
+                self.time.at(
+                    self.chance.uniform(0, 0.2), lambda n=number, m=most: self.act(self.clients[n], m)
+                )
             if self.chance.random() < 0.3:
                 self.time.at(self.chance.uniform(0, 0.25), lambda n=number: self.kill(self.clients[n]))
         if self.chance.random() < 0.3:
@@ -103,6 +134,12 @@ class SimulatedSharing:
     def tell(self, *events: object) -> None:
         told, self.untold = [*self.untold, *events], []
         self.events += len(told)
+        for event in told:
+            if isinstance(event, PartDone):
+                program = event.step.client, event.step.program
+                self.known.add(program)
+                if event.took != self.seconds[event.step]:
+                    self.unsure.add(program)
         for effect in self.scheduler.handle_all(told, self.time.now):
             self.take(effect)
         for n, queue in enumerate(self.queues):
@@ -113,7 +150,7 @@ class SimulatedSharing:
 
     # What clients do.
 
-    def act(self, client: SimulatedClient) -> None:
+    def act(self, client: SimulatedClient, most: int) -> None:
         if not client.is_there:
             return
         alive = [n for n in range(self.count) if n not in self.lost]
@@ -132,13 +169,23 @@ class SimulatedSharing:
             island = self.chance.choice(alive)
             takes = tuple(self.chance.sample(client.held[island], min(1, len(client.held[island]))))
             sent = frozenset(self.sent.intersection(takes))
-            # A call makes some, too, which are there when it had its turn.
-            makes = tuple(next(self.numbers) for _ in range(self.chance.choice([0, 0, 1])))
+            # A call makes some, too, which are there when it has ended.
+            is_call = self.chance.random() < 0.6
+            makes = tuple(next(self.numbers) for _ in range(self.chance.choice([0, 1]) if is_call else 0))
             client.held[island] += makes
             self.owner.update(dict.fromkeys(makes, client.number))
-            self.ask_in_order(client, InOrder(client.number, island, (), takes, makes, sent, what="look"))
-        elif len(client.unfinished) < 32:
-            self.step(client, self.chance.sample(alive, self.chance.randint(1, min(3, len(alive)))))
+            self.ask_in_order(
+                client, InOrder(client.number, island, (), takes, makes, sent, is_call, what="look")
+            )
+        else:
+            islands = self.chance.sample(alive, self.chance.randint(1, min(3, len(alive))))
+            for _ in range(self.chance.randint(1, most)):
+                if not client.is_there:
+                    return
+                if len(client.unfinished) < MOST_UNFINISHED:
+                    self.step(client, islands)
+                elif self.chance.random() < 0.02:
+                    self.ask_for_too_much(client, islands)
 
     def put(self, client: SimulatedClient, island: int) -> None:
         array = next(self.numbers)
@@ -166,13 +213,22 @@ class SimulatedSharing:
             self.owner.update(dict.fromkeys(makes[n], client.number))
         share = self.chance.randint(1, self.largest)
         program = self.chance.randint(1, 3)
+        donates = {n: own[:1] for n, own in takes.items() if self.chance.random() < 0.3}
         step = QueuedStep(
-            client.number, next(self.numbers), program, takes, makes, self.sent_of(takes), share
+            client.number, next(self.numbers), program, takes, makes, self.sent_of(takes), share, donates
         )
+        self.seconds[step] = SECONDS[program] * self.chance.uniform(1 - SPREAD, 1 + SPREAD)
         client.unfinished.add(step)
         for n in islands:
             client.asked[n].append(step)
         self.tell(WorkAsked(step))
+
+    def ask_for_too_much(self, client: SimulatedClient, islands: list[int]) -> None:
+        client.is_greedy = True
+        nothing: dict[int, tuple[int, ...]] = dict.fromkeys(islands, ())
+        self.tell(WorkAsked(QueuedStep(client.number, next(self.numbers), 1, nothing, nothing)))
+        assert not client.is_greedy, f"client {client.number} has {MOST_UNFINISHED + 1} unfinished steps"
+        self.kill(client)
 
     def sent_of(self, takes: dict[int, tuple[int, ...]]) -> frozenset[int]:
         return frozenset(array for own in takes.values() for array in own if array in self.sent)
@@ -182,6 +238,8 @@ class SimulatedSharing:
         self.tell(WorkAsked(item))
 
     def kill(self, client: SimulatedClient) -> None:
+        if not client.is_there:
+            return
         client.is_there = False
         self.tell(ClientLeft(client.number))
         self.ended |= {step for step in client.unfinished if step not in self.running}
@@ -195,12 +253,19 @@ class SimulatedSharing:
                 client = self.clients[step.client]
                 assert client.is_there, f"step {step.number} of a client that is gone is issued"
                 assert step not in self.running | self.ended, f"step {step.number} is issued twice"
+                assert step in client.unfinished, (
+                    f"step {step.number} of client {step.client} is one too many"
+                )
                 self.running.add(step)
+                if (step.client, step.program) not in self.known:
+                    self.tried.add(step)
                 for n in step.islands:
                     assert n not in self.lost, f"step {step.number} is issued to island {n}, which is lost"
                     assert n not in self.leaving, f"step {step.number} is issued to island {n}, which leaves"
                     missing = set(step.takes[n]) - self.there[n]
                     assert not missing, f"step {step.number} waits on island {n} for {missing} for ever"
+                    self.check_calls(step, n)
+                    self.check_window(step, n)
                     self.pop(client, n, step)
                     self.there[n].update(step.makes[n])
                     self.queues[n].append(step)
@@ -214,6 +279,9 @@ class SimulatedSharing:
                 there.difference_update(frees)
                 if item.island not in self.lost:
                     there.update(item.makes)
+                    if item.is_call:
+                        self.calls.append(item)
+                        self.time.after(self.chance.uniform(0, 0.05), lambda: self.end_call(item))
             case Refuse(step):
                 assert step not in self.running | self.ended
                 self.end(step)
@@ -224,8 +292,38 @@ class SimulatedSharing:
                 if island not in self.lost:
                     assert self.there[island].issuperset(arrays)
                     self.there[island].difference_update(arrays)
-            case Expel(client, why):
-                raise AssertionError(f"client {client} is expelled: {why}")
+            case Expel(number, why):
+                assert self.clients[number].is_greedy, f"client {number} is expelled: {why}"
+                self.clients[number].is_greedy = False
+
+    def end_call(self, call: InOrder) -> None:
+        if call in self.calls:
+            self.calls.remove(call)
+            self.tell(CallEnded(call))
+
+    def check_calls(self, step: QueuedStep, island: int) -> None:
+        """Checks that a step waits for no call on the island, where all would wait with it."""
+        calls = [call for call in self.calls if (call.client, call.island) == (step.client, island)]
+        for call in calls:
+            assert not set(step.takes[island]) & set(call.makes), (
+                f"step {step.number} takes what {call} makes"
+            )
+            donated = set(step.donates.get(island, ()))
+            assert not donated & set(call.takes), f"step {step.number} donates what {call} takes"
+
+    def check_window(self, step: QueuedStep, island: int) -> None:
+        """Checks how much is in front of a step on an island that gets one more."""
+        queue = self.queues[island]
+        # What failed with another island was measured wrong.
+        if len(queue) < 2 or any((own.client, own.program) in self.unsure for own in queue):
+            return
+        behind = [own for own in queue if own is not queue[0]]
+        work = sum(self.seconds[own] for own in behind if own not in self.tried)
+        window = WINDOW if len(queue) < MOST_UNDER_WAY else 0.0
+        most = MOST_OFF * (window + self.trip)
+        assert work <= most, f"{work} seconds of work wait on island {island} before step {step.number}"
+        new = [own for own in [*queue, step] if own in self.tried]
+        assert len({own.client for own in new}) == len(new), f"two steps of new programs are on {island}"
 
     def pop(self, client: SimulatedClient, island: int, item: object) -> None:
         first = client.asked[island].popleft()
@@ -240,7 +338,7 @@ class SimulatedSharing:
         if step.what is not None or any(self.queues[n][0] is not step for n in step.islands):
             return
         step.what = "runs"
-        seconds = 0.003 * step.program * self.chance.uniform(0.5, 1.5)
+        seconds = self.seconds[step]
         for n in step.islands:
             self.time.after(seconds, lambda n=n: self.finish(step, n, seconds))
 
@@ -274,6 +372,7 @@ class SimulatedSharing:
         steps = [*self.queues[island]]
         self.queues[island].clear()
         self.there[island].clear()
+        self.calls = [call for call in self.calls if call.island != island]
         for client in self.clients:
             client.held[island].clear()
         for step in steps:
@@ -290,7 +389,6 @@ class SimulatedSharing:
     def come_back(self, island: int) -> None:
         self.lost.discard(island)
         self.tell(IslandBack(island))
-        self.tell(RoundTripMeasured(island, 0.001))
 
     def check_end(self) -> None:
         """Checks that each step has ended, and that islands hold what living clients do, and no more."""
@@ -411,3 +509,32 @@ class DeviceTimers:
             return
         self._begun.add(queue[0])
         heapq.heappush(self._ends, (self.now + queue[0].what, queue[0].number, queue[0]))
+
+
+def unfairness(seed: int) -> str | None:
+    """What is unfair to random clients that want more than there is, or what idles; None when nothing does.
+
+    One has steps of two islands, others of one; the last comes when the others have had theirs for long.
+    """
+    chance = random.Random(seed)
+    timers = DeviceTimers([1.0] * 5, 2)
+    for island in range(2):
+        timers.tell(RoundTripMeasured(island, 0.0003))
+    for client, islands in enumerate([(0,), (1,), (0, 1), chance.choice([(0,), (1,)])]):
+        timers.keep(client, islands, 0.001 * 10 ** chance.uniform(0, 1), steps=chance.choice([16, 32]))
+    timers.run(1)
+    busy, served = [*timers.busy], timers.served.copy()
+    timers.run(3)
+    shares = [(timers.served[client] - served[client]) / 3 for client in range(4)]
+    part = min(timers.busy[island] - busy[island] for island in range(2)) / 3
+    served = timers.served.copy()
+    timers.keep(4, (0,), 0.003)
+    timers.run(0.5)
+    late = (timers.served[4] - served[4]) / 0.5
+    if part < 0.85:
+        return f"seed {seed}: an island was busy for {part:.2f} of the time"
+    if shares[2] / 2 < 0.25:
+        return f"seed {seed}: steps of two islands had {shares[2] / 2:.2f} of both"
+    if late > 0.7:
+        return f"seed {seed}: who comes late had {late:.2f} of an island"
+    return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from simulated_sharing import DeviceTimers, problem
+from simulated_sharing import DeviceTimers, problem, unfairness
 
+from pathways.runtime.control.clients import scheduler as schedulers
 from pathways.runtime.control.clients.items import (
     Arrived,
     CallEnded,
@@ -23,10 +24,12 @@ from pathways.runtime.control.clients.items import (
     TakeTurn,
     WorkAsked,
 )
-from pathways.runtime.control.clients.scheduler import Scheduler
+from pathways.runtime.control.clients.scheduler import ScheduledClient, Scheduler
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 
 SEEDS = 300
+FOUND = 50
+"""Within so many seeds each planted fault is found."""
 
 
 def test_random_histories():
@@ -98,10 +101,11 @@ def windows_are_open(patch: pytest.MonkeyPatch) -> None:
 def places_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
     free = Scheduler._free_place
 
-    def forgetful(self: Scheduler, step: QueuedStep, number: int) -> None:
+    def forgetful(self: Scheduler, step: QueuedStep, number: int) -> float:
         used = self._islands[number].used
-        free(self, step, number)
+        estimate = free(self, step, number)
         self._islands[number].used = used
+        return estimate
 
     patch.setattr(Scheduler, "_free_place", forgetful)
 
@@ -174,9 +178,56 @@ def steps_are_issued_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_issue", twice)
 
 
+def any_work_waits_behind_the_second_step(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedulers, "WORK_SECONDS", 1000.0)
+
+
+def any_number_of_steps_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedulers, "_MOST_UNDER_WAY", 1000)
+
+
+def clients_have_any_number_of_steps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedulers, "MOST_UNFINISHED", 1000)
+
+
+def new_programs_fill_the_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_is_too_early", lambda self, step: False)
+
+
+def what_a_call_makes_is_there_at_once(patch: pytest.MonkeyPatch) -> None:
+    see = Scheduler._see_if_ready
+
+    def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> None:
+        client._promised.clear()
+        see(self, client, step)
+
+    patch.setattr(Scheduler, "_see_if_ready", hasty)
+
+
+def what_a_call_has_is_donated(patch: pytest.MonkeyPatch) -> None:
+    see = Scheduler._see_if_ready
+
+    def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> None:
+        client._held.clear()
+        see(self, client, step)
+
+    patch.setattr(Scheduler, "_see_if_ready", hasty)
+
+
+def nobody_hears_of_the_ends_of_calls(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_end_call", lambda self, call: None)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
+        any_work_waits_behind_the_second_step,
+        any_number_of_steps_is_under_way,
+        clients_have_any_number_of_steps,
+        new_programs_fill_the_window,
+        what_a_call_makes_is_there_at_once,
+        what_a_call_has_is_donated,
+        nobody_hears_of_the_ends_of_calls,
         windows_are_open,
         places_are_not_given_back,
         frees_pass_steps,
@@ -191,7 +242,29 @@ def steps_are_issued_twice(patch: pytest.MonkeyPatch) -> None:
 )
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch):
     plant(monkeypatch)
-    assert any(problem(seed) for seed in range(100))
+    assert any(problem(seed) for seed in range(FOUND))
+
+
+def test_random_clients_are_served_fairly():
+    assert [wrong for seed in range(6) if (wrong := unfairness(seed))] == []
+
+
+def idleness_earns_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedulers, "IDLE_SECONDS", 1000.0)
+
+
+def claims_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_may_pass", lambda self, step, now: True)
+
+
+def nothing_passes_a_claim(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_backfill", lambda self, step, now: False)
+
+
+@pytest.mark.parametrize("plant", [idleness_earns_all, claims_are_ignored, nothing_passes_a_claim])
+def test_planted_unfairness_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch):
+    plant(monkeypatch)
+    assert any(unfairness(seed) for seed in range(5))
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
