@@ -81,7 +81,8 @@ def simulated_shares() -> Iterable[str]:
         for seconds in (0.003, 0.00033):
             timers = DeviceTimers(weights)
             for client in range(len(weights)):
-                timers.keep(client, (0,), seconds)
+                # As many as may be under way: who has the largest weight needs most of them.
+                timers.keep(client, (0,), seconds, steps=16)
             timers.run(10)
             off = shares([timers.served[client] for client in range(len(weights))], weights)
             yield (

@@ -466,10 +466,10 @@ class DeviceTimers:
     def tell(self, event: SchedulerEvent) -> None:
         """Tells the scheduler what happened, and does what it says."""
         self.events += 1
-        before = time.perf_counter() if self._is_timed else 0.0
+        before = time.process_time() if self._is_timed else 0.0
         effects = self.core.handle(event, self.now)
         if self._is_timed:
-            self.cpu_seconds += time.perf_counter() - before
+            self.cpu_seconds += time.process_time() - before
         for effect in effects:
             if isinstance(effect, Issue):
                 for n in effect.step.islands:

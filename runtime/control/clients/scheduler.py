@@ -287,7 +287,8 @@ class Scheduler:
     def _see_if_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
         if step._missing or step._firsts < len(step.islands) or step._state != "waits":
             return
-        if (key := _kept_by_calls(client, step)) is not None:
+        has_calls = client._promised or client._held
+        if has_calls and (key := _kept_by_calls(client, step)) is not None:
             client._awaited.setdefault(key, []).append(step)
             step._missing = 1
             return
@@ -630,17 +631,10 @@ class Scheduler:
 
 def _kept_by_calls(client: ScheduledClient, step: QueuedStep) -> tuple[int, int] | None:
     """An array that a step takes and a call has not made yet, or that it donates and a call still has."""
-    if client._promised:
-        for n in step.islands:
-            for array in step.takes[n]:
-                if (n, array) in client._promised:
-                    return n, array
-    if client._held:
-        for n, donated in step.donates.items():
-            for array in donated:
-                if (n, array) in client._held:
-                    return n, array
-    return None
+    taken = [(n, array) for n in step.islands for array in step.takes[n]]
+    donated = [(n, array) for n, own in step.donates.items() for array in own]
+    making = next((key for key in taken if key in client._promised), None)
+    return making or next((key for key in donated if key in client._held), None)
 
 
 def _takes_any(step: QueuedStep, made: Iterable[tuple[int, int]]) -> bool:
