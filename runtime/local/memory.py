@@ -133,10 +133,8 @@ def analyze_parts(
     for call in calls.calls:
         plan = plans[call.part]
         passed = [argument for argument in plan.arguments if argument.constant is None]
-        for number, port in (
-            *zip(call.operands, passed, strict=True),
-            *zip(call.results, plan.results, strict=True),
-        ):
+        ports: list[Argument | Result] = [*passed, *plan.results]
+        for number, port in zip((*call.operands, *call.results), ports, strict=True):
             sizes.setdefault(number, {}).update(_bytes_by_slice(plan, port))
         constants[call.part] = _sum(
             _bytes_by_slice(plan, a) for a in plan.arguments if a.constant is not None
