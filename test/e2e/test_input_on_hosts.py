@@ -263,13 +263,17 @@ def test_what_it_raises_names_host_and_batch_and_batches_before_it_are_good(devi
         next(batches)
 
 
-def test_the_end_of_one_host_hides_no_error_of_another(devices):
+def test_the_end_of_a_shard_hides_no_error_of_another(devices):
+    """Whether one host reads both or not."""
     connected()
-    source = pw.on_hosts(host_functions.uneven)
-    with pw.prefetch(source, step_on(devices, 2), "batch", shards=2) as batches:
-        next(batches)
-        with pytest.raises(pw.CallFailedError, match=r"host 3 .*, batch 1 raised .*BadRow: row 4 is empty"):
-            list(batches)
+    for island, host in ((2, 3), (0, 0)):
+        source = pw.on_hosts(host_functions.uneven)
+        with pw.prefetch(source, step_on(devices, island), "batch", shards=2) as batches:
+            next(batches)
+            with pytest.raises(
+                pw.CallFailedError, match=rf"host {host} .*, batch 1 raised .*: row 4 is empty"
+            ):
+                list(batches)
 
 
 def test_an_input_has_a_position_before_its_first_batch(devices, tmp_path):

@@ -118,15 +118,19 @@ class ShardedRows:
     def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
         """See `Rows.of`."""
         kept = set(wanted)
-        found = {}
+        found, has_ended = {}, False
         for shard, iterator in self._iterators.items():
             for place in range(shard * self._rows, (shard + 1) * self._rows):
                 try:
                     row = next(iterator)
                 except StopIteration:
-                    raise InputEnded from None
+                    # Another one may raise, which is an error whoever reads it.
+                    has_ended = True
+                    break
                 if place in kept:
                     found[place] = row
+        if has_ended:
+            raise InputEnded
         return found
 
     def states(self) -> dict[str, Any] | None:
