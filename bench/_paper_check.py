@@ -140,9 +140,14 @@ def compared(case: str, measured: float, simulated: float, unit: str, reason: st
     over = abs(off) > CLOSE
     return Entry(
         case,
-        measured=f"{measured:.4g}{unit}",
-        simulated=f"{simulated:.4g}{unit}",
+        measured=f"{figure(measured)}{unit}",
+        simulated=f"{figure(simulated)}{unit}",
         target=f"within {CLOSE:.0%}: {off:+.1%}",
         note=reason if over else "",
         is_over=over,
     )
+
+
+def figure(value: float) -> str:
+    """A figure as text, with four digits or more."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

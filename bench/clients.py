@@ -36,6 +36,7 @@ SECONDS = 4.0
 STEPS = 500
 WIDE = 64
 """Hosts of the widest steps."""
+WIDE_ROUNDS = 2
 
 GANGS = [
     (0.001, 0.001, 0.010, 8),
@@ -126,7 +127,10 @@ def wide() -> Iterable[str | Cost]:
 
     They are hosts of one island, and then islands of one host.
     """
-    pair, gang, islands = (steps_of(*shape) for shape in ((1, 2), (1, WIDE), (WIDE, 1)))
+    shapes = ((1, 2), (1, WIDE), (WIDE, 1))
+    runs = [[steps_of(*shape) for shape in shapes] for _ in range(WIDE_ROUNDS)]
+    # Whatever else wants the cores only makes a step dearer.
+    pair, gang, islands = (min(same, key=lambda had: had.each) for same in zip(*runs, strict=True))
     a_host = (gang.each - pair.each) / (WIDE - 2)
     an_island = max((islands.each - gang.each) / (WIDE - 1), 0.0)
     alone = (islands.each - pair.each) / (WIDE - 2)
