@@ -8,11 +8,11 @@ import random_while_loops
 pytestmark = pytest.mark.filterwarnings("ignore:.*nothing is pipelined:pathways.PathwaysWarning")
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(24))
 def test_nests_of_conditions(number):
     assert random_branches.difference(number) == ""
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(12))
 def test_loops_that_end_when_their_values_say_so(number):
     assert random_while_loops.difference(number) == ""
