@@ -72,7 +72,7 @@ _MOST_UNDER_WAY = MOST_UNFINISHED // 2
 all that a client may have unfinished could be under way: who should have most would have none in its line."""
 
 _LEARNED = 0.3
-_LOOKS = 8
+_LOOKS = 16
 """How many steps behind one that waits are looked at, so that an event takes no longer with more clients."""
 
 Policy = Literal["fair", "fifo"]

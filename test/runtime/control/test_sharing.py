@@ -245,6 +245,18 @@ def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], m
     assert any(problem(seed) for seed in range(FOUND))
 
 
+def test_steps_that_wait_for_another_island_do_not_hide_those_that_do_not():
+    timers = DeviceTimers((1,) * 10, islands=2)
+    timers.keep(8, (1,), 0.2, steps=4)
+    timers.keep(9, (0,), 0.003)
+    for client in range(8):
+        timers.keep(client, (0, 1), 0.003, steps=4)
+    timers.run(3)
+    before = timers.busy[0]
+    timers.run(4)
+    assert timers.busy[0] - before >= 0.97 * 4
+
+
 def test_random_clients_are_served_fairly():
     assert [wrong for seed in range(6) if (wrong := unfairness(seed))] == []
 
