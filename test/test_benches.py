@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pathways.runtime.simulate.cluster.costs import read_costs
-from pathways.runtime.simulate.cluster.figures import smallest_hidden, used_together
+from pathways.runtime.simulate.cluster.figures import Usage, smallest_hidden, used_together
 from pathways.runtime.simulate.cluster.fleet import FleetShape
 from pathways.runtime.simulate.cluster.service import ClientModel
 
@@ -237,6 +237,7 @@ def test_the_simulator_is_checked_without_changes_of_costs(inputs, monkeypatch):
 def test_rows_say_why_they_are_off(rate, cpu, idle, why, inputs, monkeypatch):
     check, measured = module("_paper_check", monkeypatch), module("_paper_measured", monkeypatch)
     monkeypatch.setattr(check.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(check, "simulated", lambda case, costs: Usage(1.0, rate=20e3, control=1.0))
     (entry,) = check.check(inputs(), {}, dict([clients_of(measured, rate, cpu, idle)])).entries
     assert entry.is_over
     assert entry.note.startswith(why)
