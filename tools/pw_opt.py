@@ -149,7 +149,7 @@ class _OptParser(FlagParser):
             return
         for flag in ("split_input_file", "verify_diagnostics", "emit_bytecode", "emit_schedule"):
             if getattr(options, flag):
-                self.error(f"--emit-irdl does not go with --{flag.replace('_', '-')}")
+                self.error(f"--emit-irdl cannot be combined with --{flag.replace('_', '-')}")
         if options.irdl == options.output:
             self.error(f"--emit-irdl and -o both write to '{options.output}'")
 

@@ -252,7 +252,7 @@ def test_slices_may_be_shared(model):
         ValueError, match=rf"slice {name} has axes {{'a0': 1}}, but {other.name} has {{'a0': 2}}"
     ):
         pw.load(model, trust=True, slices={name: other})
-    with pytest.raises(ValueError, match="there is no slice nothing"):
+    with pytest.raises(ValueError, match="the program has no slice nothing"):
         pw.load(model, trust=True, slices={"nothing": other})
 
 
@@ -625,7 +625,7 @@ def with_artifact(path, to, raw):
         (artifact(CALL.format("tpu_custom_call")), "calls 'tpu_custom_call'"),
         (
             artifact(CALL.format("Sharding").replace("(%x) : (tensor<2xf32>)", "() : ()")),
-            "'Sharding' on some",
+            "'Sharding' on anything but",
         ),
         (artifact(marked("#sdy.sharding_per_value<[<@mesh")), "has an invalid sharding: '#sdy.sharding"),
         (artifact(IDENTITY + "func.func private @g(tensor<f32>)"), "has a function without a body: @g"),

@@ -76,7 +76,7 @@ def test_an_island_that_is_lost_again_and_again(devices):
         os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
         while controller().is_whole():
             time.sleep(0.05)
-    with refused(HostError, "island1", "for 3 times before it had done a step"):
+    with refused(HostError, "island1", "lost 3 times before it had done a step"):
         pw.program(lambda x: b(a(x)))(1.0)
     assert_equal(pw.program(lambda x: a(x))(1.0), 2)
     for slice in slices:

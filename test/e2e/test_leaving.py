@@ -61,7 +61,7 @@ leave(0)
 assert not accepted[-1].is_ready()
 with refused(HostError, "host 0 (island0) is leaving: its process was asked to end", "nothing more"):
     program(value)
-assert "host 0 (island0) leaves" in str(pw.status())
+assert "host 0 (island0) is leaving" in str(pw.status())
 assert float(other(np.float32(4))) == 8
 for array in accepted:
     assert_equal(array, expected)
@@ -94,7 +94,7 @@ for host in (1, 0):
     held, far = program(value)
     began = time.monotonic()
     leave(host)
-    with refused(HostError, f"host {host} (island0) leaves"):
+    with refused(HostError, f"host {host} (island0) is leaving"):
         program(value)
     assert_equal(np.asarray(held), value + 6)
     assert ended(before[:2]) == ["exit code 0"] * 2

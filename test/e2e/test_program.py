@@ -518,7 +518,7 @@ def test_compiled_refuses_what_it_was_not_compiled_for(chain, args, message):
         (np.array([None]), TypeError, "an array of dtype object, which JAX does not support"),
         (np.datetime64("2020"), TypeError, r"a number of dtype datetime64\[Y\], which JAX does not support"),
         (np.ma.masked_array(np.ones(3, np.float32)), TypeError, r"a MaskedArray: .* Use arr\.filled\(\)"),
-        (jax.ShapeDtypeStruct((3,), np.float32), TypeError, "a ShapeDtypeStruct, which `lower` takes"),
+        (jax.ShapeDtypeStruct((3,), np.float32), TypeError, "a ShapeDtypeStruct, which only `lower` accepts"),
         (2**40, OverflowError, "Python int 1099511627776 too large to convert to int32"),
         ("text", TypeError, "a str, not an array or a number"),
     ],

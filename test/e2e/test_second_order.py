@@ -177,7 +177,7 @@ def test_stages_that_a_user_chose_are_counted_on():
 def test_policies_for_other_pipelines_say_what_they_need():
     for policy, needs in (
         ("zb-h1(times=flops)", "slices to which no microbatch comes back"),
-        ("looped-bfs", "take turns"),
+        ("looped-bfs", "round-robin order"),
     ):
         with pytest.raises(pw.ProgramError, match=f"cannot be scheduled by '.*', which needs .*{needs}"):
             program_of(wgan_gp, policy).lower(*arguments())

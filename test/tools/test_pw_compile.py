@@ -393,7 +393,7 @@ def test_figures_as_json():
 @pytest.mark.parametrize(
     ("name", "warning"),
     [
-        ("f.pbw", "pw-compile: warning: 'f.pbw' gets MLIR text, whose file names end in .mlir"),
+        ("f.pbw", "pw-compile: warning: 'f.pbw' is used for MLIR text, whose file names end in .mlir"),
         ("f.mlir", None),
         ("f", None),
         ("/dev/null", None),

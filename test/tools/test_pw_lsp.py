@@ -165,7 +165,7 @@ def test_columns_are_those_of_the_editor(editor):
 @pytest.mark.parametrize(
     ("line", "word", "expected"),
     [
-        (6, "pw.launch", r"\*\*`pw.launch`\*\*\n\nOne gang-scheduled execution .* `callee`: The computation"),
+        (6, "pw.launch", r"\*\*`pw.launch`\*\*\n\nA gang-scheduled execution .* `callee`: The computation"),
         (
             6,
             "callee",

@@ -139,9 +139,9 @@ def test_deeply_nested_text():
     ("flags", "message"),
     [
         (["--split-input-file"], "--emit-irdl cannot be combined with --split-input-file"),
-        (["--verify-diagnostics"], "--emit-irdl does not go with --verify-diagnostics"),
-        (["--emit-bytecode"], "--emit-irdl does not go with --emit-bytecode"),
-        (["--emit-schedule"], "--emit-irdl does not go with --emit-schedule"),
+        (["--verify-diagnostics"], "--emit-irdl cannot be combined with --verify-diagnostics"),
+        (["--emit-bytecode"], "--emit-irdl cannot be combined with --emit-bytecode"),
+        (["--emit-schedule"], "--emit-irdl cannot be combined with --emit-schedule"),
         (["-o", "pw.irdl.mlir"], "--emit-irdl and -o both write to 'pw.irdl.mlir'"),
     ],
 )

@@ -371,7 +371,7 @@ def test_inspect(folder):
 
 
 def test_verify(folder, tmp_path):
-    assert "step.pwb: sound" in output_of("pw_bundle", "verify", "step.pwb", cwd=folder)
+    assert "step.pwb: valid" in output_of("pw_bundle", "verify", "step.pwb", cwd=folder)
     data = bytearray((folder / "step.pwb").read_bytes())
     data[data.index(b"module @step")] ^= 1
     (tmp_path / "bad.pwb").write_bytes(data)

@@ -127,7 +127,7 @@ class CostsFile:
         raise CostsError(f"the file of costs has no '{name}' of bench '{bench}': run it again with --json")
 
 
-class _CostsFile(msgspec.Struct):
+class _CostsText(msgspec.Struct):
     benches: dict[str, dict[str, msgspec.Raw]]
 
 
@@ -138,7 +138,7 @@ def read_costs(text: bytes, where: str) -> CostsFile:
       CostsError: it is none; says where.
     """
     try:
-        document = msgspec.json.decode(text, type=_CostsFile)
+        document = msgspec.json.decode(text, type=_CostsText)
     except msgspec.MsgspecError as error:
         raise CostsError(f"{where}: {error}") from None
     return CostsFile(

@@ -320,7 +320,7 @@ def test_policies_work_from_times():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpipe(max-live=2)", "has 4 microbatches of stage 0 alive at once, more than 2: use search"),
+        ("gpipe(max-live=2)", "keeps 4 microbatches of stage 0 alive at once, more than 2: use search"),
         ("zb-v(max-live=2)", "needs two stages on each slice in a V"),
     ],
 )
