@@ -173,9 +173,14 @@ def load(controller: AttachedController, islands: Sequence[int], seconds: float)
 class _NoSplitter:
     """Cuts programs without computations."""
 
-    def split(self, program: BoundProgram, ahead: int | str, *, together: bool) -> SplitProgram:
-        del ahead, together
+    def split(
+        self, owner: object, program: BoundProgram, ahead: int | str, *, together: bool
+    ) -> SplitProgram:
+        del owner, ahead, together
         return empty_parts(program)
+
+    def forget(self, owner: object) -> None:
+        """It has nothing of anybody."""
 
     def close(self) -> None:
         """There is nothing to give back."""
