@@ -302,7 +302,7 @@ def test_a_loop_over_two_slices_without_a_known_end(double, increment):
 
         return jax.lax.fori_loop(0, 2, lambda _, x: jax.lax.while_loop(lambda x: x < 9, body, x), x)
 
-    message = f"trip count is not known.*inside of a loop.*{line_of('second slice of a loop')}"
+    message = f"trip count is not known.*inside a loop.*{line_of('second slice of a loop')}"
     with pytest.raises(pw.ProgramError, match=message):
         step(1.0)
 
