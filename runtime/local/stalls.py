@@ -5,6 +5,7 @@ Nothing is counted while programs run: a thread looks now and then at what JAX h
 
 from __future__ import annotations
 
+import atexit
 import linecache
 import logging
 import sys
@@ -103,6 +104,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._report: float | None = 60.0
         self._changed = threading.Event()
         self._is_started = False
@@ -118,6 +120,8 @@ class _Watch:
             if not self._is_started:
                 self._is_started = True
                 start_thread(self._look, "stalls")
+                # Before Python 3.14 a thread that is inside of jaxlib when the process ends aborts it.
+                atexit.register(self._looking.acquire)
 
     def _look(self) -> None:
         while True:
@@ -128,7 +132,8 @@ class _Watch:
                 continue
             stalls = LocalStalls(report)
             while not self._changed.wait(report / LOOKS):
-                stalls.look()
+                with self._looking:
+                    stalls.look()
 
 
 watch = _Watch()

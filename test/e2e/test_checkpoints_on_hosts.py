@@ -289,7 +289,8 @@ def test_a_host_that_is_lost_when_all_is_written_changes_nothing(devices, tmp_pa
     monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", lost_first)
     pw.checkpoint.save(tmp_path, state, 1).wait()
     assert merged
-    os.kill(victim, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # One that was killed may have been noticed.
+        os.kill(victim, signal.SIGKILL)
     equal(pw.checkpoint.restore(tmp_path, here), here)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from types import SimpleNamespace
@@ -70,3 +73,24 @@ def test_the_line_of_a_program_that_a_thread_is_in_is_named():
     finally:
         go_on.set()
         thread.join()
+
+
+def test_the_process_ends_after_a_look():
+    """A thread that is inside of jaxlib then would abort it."""
+    script = """
+        import time
+        from pathways.runtime.local import stalls
+
+        def look(self):
+            print("begun", flush=True)
+            time.sleep(0.2)
+            print("ended", flush=True)
+
+        stalls.LocalStalls.look = look
+        stalls.watch.set(0.01)
+        stalls.watch.start()
+        time.sleep(0.1)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "begun\nended\n", result.stderr
