@@ -25,9 +25,9 @@ demo: venv ## train a small pipelined language model
 
 test: venv ## everything that CI checks: format, lint, types, wheel, lit, pytest
 	@failed=; \
-	for step in $(STEPS); do \
-	  echo "--- $$step"; \
-	  $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
+	for steps in check-format lint "types wheel" lit pytest; do \
+	  echo "--- $$steps"; \
+	  $(MAKE) --no-print-directory --keep-going -j $$steps || failed="$$failed $$steps"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; \
 	echo "make test: all steps passed"

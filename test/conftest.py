@@ -30,6 +30,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 import jax
 import jax.numpy as jnp
+import preloaded
 import pytest
 
 from pathways.dialect.syntax.bytecode import bytecode_of
@@ -39,6 +40,7 @@ from pathways.runtime.plan import plan
 from pathways.runtime.resources.virtual import VirtualSlice
 
 jax.config.update("jax_num_cpu_devices", 8)
+preloaded.start_workers()
 
 # A runner that was started in the background ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -119,8 +119,11 @@ def difference(number: int) -> str:
     for n in (0, 1):
         pairs = zip(*(jax.tree.leaves(f(WEIGHTS, x, n)) for f in (program, expected)), strict=True)
         for ours, theirs in pairs:
-            scale = 1 + float(np.abs(theirs).max())
-            error = float(np.abs(np.asarray(ours) - np.asarray(theirs)).max())
+            ours, theirs = np.asarray(ours), np.asarray(theirs)
+            if (np.isnan(ours) != np.isnan(theirs)).any():
+                return f"is NaN elsewhere with n={n} under {policy}"
+            scale = 1 + float(np.nanmax(np.abs(theirs), initial=0))
+            error = float(np.nanmax(np.abs(ours - theirs), initial=0))
             if not error <= 1e-4 * scale:
                 return f"differs by {error} of {scale} with n={n} under {policy}"
     return ""

@@ -205,7 +205,8 @@ def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Call
         pw.connect(islands=[workers.island()] * workers.islands)
     connected = controller()
     if connected is not None:
-        Path("workers").write_text(json.dumps([host.process.pid for host in connected.hosts]))
+        pids = [host.process.pid for host in connected.hosts]
+        Path("workers").write_text(json.dumps({pid: _started(pid) for pid in pids}))
     with Path("verdicts").open("a") as file:
         for number, sketch in batch:
             note(str(number))
@@ -224,18 +225,23 @@ def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Call
 def _left(ending: Ending) -> list[int]:
     """The workers of a batch that has ended that do not end."""
     path = ending.folder / "workers"
-    pids = json.loads(path.read_text()) if path.exists() else []
+    workers = json.loads(path.read_text()) if path.exists() else {}
     deadline = time.monotonic() + _GOODBYE
-    while (left := [pid for pid in pids if _is_worker(pid)]) and time.monotonic() < deadline:
+    # Another process may have got the number of one that has ended.
+    while left := [int(pid) for pid, started in workers.items() if started and _started(pid) == started]:
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.05)
     return left
 
 
-def _is_worker(pid: int) -> bool:
+def _started(pid: int | str) -> str | None:
+    """When a process was started, in ticks of the system's clock; None for one that has ended."""
     try:
-        return b"pathways.runtime.hosts.worker.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return None
+    return None if state == "Z" else fields[18]
 
 
 def _verdicts(ending: Ending) -> dict[int, ProgramVerdict]:
@@ -269,16 +275,15 @@ def verdict_of(sketch: Sketch, workers: Workers = NONE) -> ProgramVerdict:
 def reduced(sketch: Sketch, verdict: ProgramVerdict, workers: Workers = NONE) -> Sketch:
     """The sketch with as little left as ends in the same way."""
     deadline = time.monotonic() + _EFFORT
-    progress = True
-    while progress:
-        progress = False
-        for candidate in smaller(sketch):
-            if time.monotonic() > deadline:
-                return sketch
-            outcome = verdict_of(candidate, workers)
-            if (outcome.kind, outcome.bucket) == (verdict.kind, verdict.bucket):
-                sketch, progress = candidate, True
-                break
+    at = in_vain = 0
+    # What did not help before seldom does right after something else did.
+    while in_vain < len(candidates := [*smaller(sketch)]) and time.monotonic() < deadline:
+        candidate = candidates[at % len(candidates)]
+        outcome = verdict_of(candidate, workers)
+        if (outcome.kind, outcome.bucket) == (verdict.kind, verdict.bucket):
+            sketch, in_vain = candidate, 0
+        else:
+            at, in_vain = at + 1, in_vain + 1
     return sketch
 
 

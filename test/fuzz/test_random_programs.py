@@ -186,9 +186,8 @@ def program(maker, fun, original=sketched.Placed.program, **options):
     return call if maker.sketch.pieces[0].applies[0].op == "kill" else placed
 
 def leave(x, y, n):
-    name = "pathways.runtime.hosts.worker.process"
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", name])
-    Path("workers").write_text(f"[{other.pid}]")
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    Path("workers").write_text(json.dumps({other.pid: random_programs._started(other.pid)}))
     return x
 
 sketched.Placed.program = program

@@ -7,9 +7,15 @@ has done so and has started no backend; all else is their own, as if `subprocess
 from __future__ import annotations
 
 import atexit
-import multiprocessing
+import contextlib
+import importlib
+import json
 import os
 import runpy
+import select
+import selectors
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,22 +24,101 @@ import traceback
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "jax.numpy",
-        "pathways.compiler.placed",
-        "pathways.tools.drivers.bundle",
-        "pathways.tools.drivers.compile",
-        "pathways.tools.drivers.run",
-        "pathways.tools.drivers.sim",
-        "pathways.tools.drivers.viz",
-        __name__,
-    ]
+_MODULES = (
+    "jax.numpy",
+    "pathways.compiler.placed",
+    "pathways.runtime.hosts.worker.process",
+    "pathways.tools.drivers.bundle",
+    "pathways.tools.drivers.compile",
+    "pathways.tools.drivers.run",
+    "pathways.tools.drivers.sim",
+    "pathways.tools.drivers.viz",
 )
 _READ_AT_IMPORT = "JAX_", "PYTHONHASHSEED", "PW_CPU_DEVICES"
 """How the variables begin that Python, JAX and Pathways read when they start."""
+_SOCKET = "PATHWAYS_TEST_PRELOADED"
+"""The variable that tells processes made here where the one listens from which they were forked."""
+
+
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)}
+
+
+_STARTED_WITH = _read_at_import(os.environ)
+_lock = threading.Lock()
+
+
+class PreloadedProcess:
+    """A Python program in a process of its own, with the face of `subprocess.Popen`.
+
+    Args:
+      command: `-m` and a module, `-c` and a program, or a file; then its arguments. `-P` may stand before.
+      stdin: the file descriptor of its standard input.
+      stdout: that of its standard output.
+      stderr: that of its standard error.
+      cwd: its working directory.
+      env: its environment; what is read when Python, JAX or Pathways start is as in this process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        environment = dict(os.environ if env is None else env)
+        assert fits(environment), f"what begins with {_READ_AT_IMPORT} needs a process that is new"
+        environment[_SOCKET] = _address()
+        request = {
+            "command": list(command),
+            "cwd": str(Path(cwd or ".").absolute()),
+            "environment": environment,
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        }
+        self._ending = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ending.connect(environment[_SOCKET])
+        with tempfile.TemporaryFile() as file:
+            file.write(json.dumps(request).encode())
+            file.flush()
+            socket.send_fds(self._ending, [b"run"], [file.fileno(), stdin, stdout, stderr])
+            self.pid = int(self._ending.recv(100))
+        self.args = [sys.executable, *command]
+        self.returncode: int | None = None
+        self._read = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Its exit code if it has ended, negative if a signal killed it."""
+        with self._read:
+            if self.returncode is None and select.select([self._ending], [], [], 0)[0]:
+                # Nothing if all were killed.
+                self.returncode = int(self._ending.recv(100) or -signal.SIGKILL)
+                self._ending.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until it has ended.
+
+        Raises:
+          subprocess.TimeoutExpired: it has not.
+        """
+        with contextlib.suppress(ValueError, OSError):  # Another thread has closed it.
+            select.select([self._ending], [], [], timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def kill(self) -> None:
+        """Kills it, if it has not ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def run(
@@ -54,47 +139,168 @@ def run(
       subprocess.TimeoutExpired: it was.
     """
     words = [str(word) for word in command]
-    environment = dict(os.environ if env is None else env)
-    for name in {*environment, *os.environ}:
-        if name.startswith(_READ_AT_IMPORT):
-            assert environment.get(name) == os.environ.get(name), f"{name} needs a process that is new"
-    with tempfile.TemporaryDirectory(prefix="preloaded-") as folder:
-        out, err = Path(folder, "stdout"), Path(folder, "stderr")
-        process = _CONTEXT.Process(target=_main, args=(words, cwd or ".", environment, str(out), str(err)))
-        process.start()
-        process.join(timeout)
-        late = process.exitcode is None
-        if late:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _nothing() as none:
+        process = PreloadedProcess(
+            words, stdin=none.fileno(), stdout=out.fileno(), stderr=err.fileno(), cwd=cwd, env=env
+        )
+        late = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            late = True
             process.kill()
-            process.join()
-        texts = [file.read_text() if file.exists() else "" for file in (out, err)]
+            process.wait()
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
     if late:
         raise subprocess.TimeoutExpired(words, timeout, *texts)
-    assert process.exitcode is not None
-    return subprocess.CompletedProcess(words, process.exitcode, *texts)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(words, process.returncode, *texts)
 
 
-def _main(command: Sequence[str], cwd: str, environment: Mapping[str, str], out: str, err: str) -> None:
+def fits(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment can be made here: what is read at the start is as it was."""
+    return _read_at_import(environment) == _STARTED_WITH
+
+
+def popen(command: Sequence[str], **options: Any) -> Any:
+    """`subprocess.Popen` for workers: a process made here, where that is the same."""
+    from pathways.runtime.hosts.launch.commands import worker_command
+
+    is_worker = list(command) == worker_command(sys.executable) and options["preexec_fn"] is None
+    if not is_worker or not fits(options["env"]):
+        return subprocess.Popen(command, **options)
+    (read, stdin), (stderr, write) = os.pipe(), os.pipe()
+    with _nothing() as none:
+        process: Any = PreloadedProcess(
+            command[1:], stdin=read, stdout=none.fileno(), stderr=write, env=options["env"]
+        )
+    os.close(read)
+    os.close(write)
+    process.stdin, process.stderr = os.fdopen(stdin, "wb"), os.fdopen(stderr, "rb")
+    return process
+
+
+def start_workers() -> None:
+    """Has the workers that this process starts on this machine be processes made here."""
+    from pathways.runtime.hosts.launch import children
+
+    children.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})  # type: ignore[assignment]
+
+
+def _nothing() -> IO[bytes]:
+    return Path(os.devnull).open("r+b")
+
+
+def _address() -> str:
+    """Where the process listens that makes them; starts one, which ends with this process."""
+    with _lock:
+        if _SOCKET not in os.environ:
+            folder = tempfile.TemporaryDirectory(prefix="preloaded-")
+            atexit.register(folder.cleanup)
+            path = f"{folder.name}/socket"
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            listener.bind(path)
+            listener.listen(64)
+            ends, _ = os.pipe()  # Nobody closes the other side but the end of this process.
+            code = (
+                f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import preloaded; "
+                f"preloaded.serve({listener.fileno()}, {ends})"
+            )
+            command = [sys.executable, "-P", "-c", code]
+            made = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno(), ends])
+            # A `Popen` that is gone warns of a process that is not.
+            atexit.register(made.poll)
+            listener.close()
+            os.close(ends)
+            os.environ[_SOCKET] = path
+        return os.environ[_SOCKET]
+
+
+def serve(number: int, ends: int) -> None:
+    """The life of the process that makes the others.
+
+    Args:
+      number: the file descriptor of the socket on which it is asked for them.
+      ends: that of a pipe, with whose end it ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(number, False)
+    os.set_inheritable(ends, False)
+    for name in _MODULES:
+        importlib.import_module(name)
+    start_workers()
+    # That is run as a program.
+    del sys.modules["pathways.runtime.hosts.worker.process"]
+    listener = socket.socket(fileno=number)
+    with selectors.DefaultSelector() as ready:
+        ready.register(listener, selectors.EVENT_READ)
+        ready.register(ends, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fd == ends:
+                    return
+                if key.fileobj is listener:
+                    _fork(listener, ready)
+                else:
+                    pid, asked = key.data
+                    _, status = os.waitpid(pid, 0)
+                    ready.unregister(key.fd)
+                    os.close(key.fd)
+                    with contextlib.suppress(OSError), asked:  # Who asked may be gone.
+                        asked.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> None:
+    asked, _ = listener.accept()
+    _, descriptors, _, _ = socket.recv_fds(asked, 100, 4)
+    if len(descriptors) != 4:
+        asked.close()
+        return
+    if pid := os.fork():
+        ready.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, asked))
+        asked.send(str(pid).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return
+    with os.fdopen(os.dup(descriptors[0]), "rb") as file:
+        file.seek(0)
+        request = json.load(file)
+    for key in ready.get_map().values():
+        os.close(key.fd)
+        if key.data is not None:
+            key.data[1].close()
+    ready.close()
+    asked.close()
+    for target, descriptor in enumerate(descriptors[1:]):
+        os.dup2(descriptor, target)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    _main(request["command"], request["cwd"], request["environment"])
+
+
+def _main(command: Sequence[str], cwd: str, environment: Mapping[str, str]) -> None:
     """The life of such a process; does not return."""
-    for number, path in ((1, out), (2, err)):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(file, number)
-        os.close(file)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
-    sys.path[1:] = [*given, *installed]
+    first = [""]
+    if command[0] == "-P":
+        first, command = [], command[1:]
+    sys.path[:] = [*first, *given, *installed]
     code = 0
     try:
         match command:
             case ["-m", module, *arguments]:
-                sys.path[0] = ""
                 sys.argv[:] = [module, *arguments]
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             case ["-c", program, *arguments]:
-                sys.path[0] = ""
                 sys.argv[:] = ["-c", *arguments]
                 sys.modules["__main__"] = main = types.ModuleType("__main__")
                 exec(compile(program, "<string>", "exec"), vars(main))
@@ -109,7 +315,6 @@ def _main(command: Sequence[str], cwd: str, environment: Mapping[str, str], out:
     except BaseException:
         traceback.print_exc()
         code = 1
-    # As the interpreter ends; processes of multiprocessing leave the second out.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
