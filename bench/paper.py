@@ -62,7 +62,7 @@ TITLE = "Pathways: the paper, measured and simulated"
 LINKED = 0.03
 """By which part programs may be off the paper."""
 HEADS = 32
-MEASURING = 480.0
+MEASURING = 450.0
 """After how many seconds nothing is measured any more."""
 NONE_DONE = "no step was done"
 NAIVE = ControlCosts(15e-6, 55e-6)
