@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import linecache
 import logging
+import os
 import sys
 import threading
 import time
@@ -120,8 +121,13 @@ class _Watch:
             if not self._is_started:
                 self._is_started = True
                 start_thread(self._look, "stalls")
-                # Before Python 3.14 a thread that is inside of jaxlib when the process ends aborts it.
-                atexit.register(self._looking.acquire)
+                atexit.register(self._finish, os.getpid())
+
+    def _finish(self, process: int) -> None:
+        """Waits for a look: before Python 3.14 a thread that is in jaxlib at the end aborts the process."""
+        # A forked one has no such thread, and nobody who would end its look.
+        if os.getpid() == process:
+            self._looking.acquire()
 
     def _look(self) -> None:
         while True:

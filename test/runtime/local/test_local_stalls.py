@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from types import SimpleNamespace
@@ -75,22 +74,26 @@ def test_the_line_of_a_program_that_a_thread_is_in_is_named():
         thread.join()
 
 
-def test_the_process_ends_after_a_look():
-    """A thread that is inside of jaxlib then would abort it."""
-    script = """
-        import time
-        from pathways.runtime.local import stalls
+LOOKING = """
+import os, sys, time
+from pathways.runtime.local import stalls
 
-        def look(self):
-            print("begun", flush=True)
-            time.sleep(0.2)
-            print("ended", flush=True)
+def look(self):
+    print("begun", flush=True)
+    time.sleep(0.5)
+    print("ended", flush=True)
 
-        stalls.LocalStalls.look = look
-        stalls.watch.set(0.01)
-        stalls.watch.start()
-        time.sleep(0.1)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
+stalls.LocalStalls.look = look
+stalls.watch.set(0.01)
+stalls.watch.start()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("rest", ["", "if child := os.fork(): print(os.waitpid(child, 0)[1], flush=True)"])
+def test_a_process_ends_after_a_look_and_one_forked_in_it_at_once(rest: str):
+    """A thread that is inside of jaxlib at the end would abort it; a forked process has no such thread."""
+    command = [sys.executable, "-c", LOOKING + rest]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout == "begun\nended\n", result.stderr
+    forked = "0\n" if rest else ""
+    assert result.stdout == f"begun\n{forked}ended\n", result.stderr
