@@ -75,25 +75,33 @@ def test_the_line_of_a_program_that_a_thread_is_in_is_named():
 
 
 LOOKING = """
-import os, sys, time
+import os, threading, time
 from pathways.runtime.local import stalls
 
+looking, go_on = threading.Event(), threading.Event()
+
 def look(self):
-    print("begun", flush=True)
-    time.sleep(0.5)
-    print("ended", flush=True)
+    if not go_on.is_set():
+        looking.set()
+        go_on.wait()
+        time.sleep(0.5)
+        print("ended", flush=True)
 
 stalls.LocalStalls.look = look
 stalls.watch.set(0.01)
 stalls.watch.start()
-time.sleep(0.1)
+looking.wait()
+{meanwhile}
+go_on.set()
 """
 
 
-@pytest.mark.parametrize("rest", ["", "if child := os.fork(): print(os.waitpid(child, 0)[1], flush=True)"])
-def test_a_process_ends_after_a_look_and_one_forked_in_it_at_once(rest: str):
+FORK = "if child := os.fork(): print(os.waitpid(child, 0)[1], flush=True)"
+
+
+@pytest.mark.parametrize(("meanwhile", "said"), [("", ""), (FORK, "0\n")], ids=["alone", "forked"])
+def test_a_process_ends_after_a_look_and_one_forked_in_it_at_once(meanwhile: str, said: str):
     """A thread that is inside of jaxlib at the end would abort it; a forked process has no such thread."""
-    command = [sys.executable, "-c", LOOKING + rest]
+    command = [sys.executable, "-c", LOOKING.format(meanwhile=meanwhile)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    forked = "0\n" if rest else ""
-    assert result.stdout == f"begun\n{forked}ended\n", result.stderr
+    assert result.stdout == f"{said}ended\n", result.stderr
