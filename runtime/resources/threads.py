@@ -25,6 +25,7 @@ class RunningThread:
         self.ident = 0
         self._running = _thread.allocate_lock()
         self._running.acquire()
+        self._first = _thread.allocate_lock()
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits until it has ended, for some seconds or for ever; returns whether it has."""
@@ -33,8 +34,14 @@ class RunningThread:
             self._running.release()
         return ended
 
+    def give_up(self) -> bool:
+        """Keeps a thread that has not begun from doing anything; returns whether it has not."""
+        return self._first.acquire(blocking=False)
+
     def _run(self, work: Callable[[], object], name: str, begun: _thread.LockType) -> None:
         self.ident = _thread.get_ident()
+        if not self._first.acquire(blocking=False):
+            return
         thread = threading.current_thread()
         thread.name = name
         begun.release()
@@ -56,13 +63,13 @@ def start_thread(work: Callable[[], object], name: str) -> RunningThread:
       name: what to call the thread, after `pathways`.
 
     Raises:
-      RuntimeError: the system gives no thread, or it does not begin.
+      RuntimeError: the system gives no thread, or it does not begin in time; then it never calls it.
     """
     begun = _thread.allocate_lock()
     begun.acquire()
     started = RunningThread()
     _thread.start_new_thread(started._run, (work, f"pathways {name}", begun))
     # One step, so that Ctrl-C leaves nothing half done.
-    if not begun.acquire(timeout=_SECONDS):
+    if not begun.acquire(timeout=_SECONDS) and started.give_up():
         raise RuntimeError("cannot start a new thread; the process may have no memory left")
     return started

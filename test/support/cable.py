@@ -18,13 +18,24 @@ class Cable:
         self.cut = False
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def close(self) -> None:
+        """Joins no one any more."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
     def _accept(self) -> None:
-        while True:
-            sock, _ = self._server.accept()
-            threading.Thread(target=self._join, args=(sock,), daemon=True).start()
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._server.accept()
+                threading.Thread(target=self._join, args=(sock,), daemon=True).start()
 
     def _join(self, sock: socket.socket) -> None:
-        far = socket.create_connection(self._target)
+        try:
+            far = socket.create_connection(self._target)
+        except OSError:
+            sock.close()
+            return
         for source, target in ((sock, far), (far, sock)):
             threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
 
@@ -33,3 +44,5 @@ class Cable:
             while data := source.recv(4096):
                 if not self.cut:
                     target.sendall(data)
+            # Another thread may read from it, which closing alone does not end.
+            target.shutdown(socket.SHUT_RDWR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import secrets
@@ -23,6 +24,12 @@ HANDSHAKE_SECONDS = 10.0
 
 HANDSHAKE_BYTES = 4096
 """How long a message may be before it has."""
+
+_SHUT = (errno.EINVAL, errno.EBADF)
+"""What accepting a connection says of a socket that was shut down or closed."""
+
+_PAUSE = 0.1
+"""Seconds until the next one is accepted when one could not be."""
 
 _MOST = 64
 _MOST_OF_ONE = 32
@@ -72,18 +79,30 @@ class Door:
         start_thread(self._accept, "accept")
 
     def _accept(self) -> None:
-        # Ends when the socket is shut down.
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 sock, address = self._server.accept()
-                where = address[0] if isinstance(address, tuple) else "this machine"
-                with self._lock:
-                    leaving = self._lobby.enter(sock, where)
-                for other in leaving:
-                    # Its thread closes it.
-                    with contextlib.suppress(OSError):
-                        other.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                if error.errno in _SHUT:
+                    return
+                # Too many files are open, or whoever called is gone already; see accept(2).
+                self._warn("everybody", error)
+                time.sleep(_PAUSE)
+                continue
+            where = address[0] if isinstance(address, tuple) else "this machine"
+            with self._lock:
+                leaving = self._lobby.enter(sock, where)
+            for other in leaving:
+                # Its thread closes it.
+                with contextlib.suppress(OSError):
+                    other.shutdown(socket.SHUT_RDWR)
+            try:
                 start_thread(functools.partial(self._greet, sock, where), "greet")
+            except RuntimeError as error:
+                # Whoever is sent away tries again.
+                self._leave(sock)
+                sock.close()
+                self._warn(where, error)
 
     def _greet(self, sock: socket.socket, where: str) -> None:
         keeper = Keeper(self._secret, self._admits, secrets.token_bytes(NONCE_BYTES))
@@ -92,14 +111,20 @@ class Door:
             keep(connection, keeper)
         except (MessageError, ConnectionEnded) as error:
             connection.close()
-            with self._lock:
-                self._lobby.leave(sock)
-                if self._lobby.may_warn(where, time.monotonic()):
-                    log.warning("refused a connection from %s: %s", where, error)
+            self._leave(sock)
+            self._warn(where, error)
             return
+        self._leave(sock)
+        self._greeted(connection, keeper)
+
+    def _leave(self, sock: socket.socket) -> None:
         with self._lock:
             self._lobby.leave(sock)
-        self._greeted(connection, keeper)
+
+    def _warn(self, where: str, error: Exception) -> None:
+        with self._lock:
+            if self._lobby.may_warn(where, time.monotonic()):
+                log.warning("refused a connection from %s: %s", where, error)
 
 
 def keep(connection: Connection[Any], keeper: Keeper) -> None:

@@ -66,6 +66,7 @@ class Probes:
         self._pause = min(_PAUSE, deadline / 4)
         self._known: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._server = server
         address, port = server.getsockname()[:2]
         self.address = f"{address}:{port}"
         Door(server, secret, self._admits, decode_for_worker, self._answer)
@@ -83,6 +84,14 @@ class Probes:
             # Each side asks on a connection of its own: what one hears does not tell that the other is heard.
             start_thread(functools.partial(self._ask, host, address), f"ask host {host}")
 
+    def close(self) -> None:
+        """Watches no one from now on, and answers no one who is new."""
+        with self._lock:
+            self._known.clear()
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
     def _admits(self, purpose: Purpose) -> bool:
         return (purpose.channel, purpose.role, purpose.to) == (PEER, "worker", f"host {self._host}")
 
@@ -96,18 +105,21 @@ class Probes:
     def _ask(self, host: int, address: str) -> None:
         """Asks a peer whether it lives until another one takes its place."""
         is_lost = False
-        while self._known[host] == address:
+        while self._watches(host, address):
             try:
                 with contextlib.closing(self._called(host, address)) as connection:
                     if is_lost:
                         is_lost = False
                         self._found(host, address)
-                    self._keep_asking(connection)
+                    self._keep_asking(connection, host, address)
             except (OSError, MessageError) as error:
                 if not is_lost:
                     is_lost = True
                     self._lost(host, address, str(error))
                 time.sleep(self._pause)
+
+    def _watches(self, host: int, address: str) -> bool:
+        return self._known.get(host) == address
 
     def _called(self, host: int, address: str) -> Connection[Any]:
         """A connection to a peer.
@@ -129,9 +141,9 @@ class Probes:
                     raise
                 time.sleep(_PAUSE * _chance.random())
 
-    def _keep_asking(self, connection: Connection[Any]) -> None:
+    def _keep_asking(self, connection: Connection[Any], host: int, address: str) -> None:
         connection.limit(self._deadline)
-        for number in itertools.count():
+        for number in itertools.takewhile(lambda _: self._watches(host, address), itertools.count()):
             connection.send(Ping(number))
             connection.receive()
             time.sleep(self._pause)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import queue
 import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -85,6 +87,52 @@ def test_who_has_had_his_time_is_sent_away(door, monkeypatch):
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(1) == b""
         assert time.monotonic() - began < 3
+
+
+def test_a_door_stays_open_when_no_thread_begins(door, monkeypatch, caplog):
+    address, greeted = door
+    with monkeypatch.context() as patch:
+        patch.setattr(doors, "start_thread", _no_thread)
+        with pytest.raises(ConnectionEnded):
+            call(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused a connection from 127.0.0.1: cannot start a new thread"
+    ]
+    call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+    greeted.get(timeout=5)[0].close()
+
+
+def test_a_door_stays_open_when_there_are_too_many_open_files(door, monkeypatch, caplog):
+    """Whoever calls waits until a file is closed."""
+    address, greeted = door
+    waits = threading.Event()
+    refuses = iter(range(3))
+
+    def pause(_: float) -> None:
+        waits.set()
+
+    monkeypatch.setattr(doors.time, "sleep", pause)
+    monkeypatch.setattr(socket.socket, "accept", _accept_later(socket.socket.accept, refuses))
+    for _ in range(2):  # The first was waited for before.
+        call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+        greeted.get(timeout=5)[0].close()
+    assert waits.is_set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused a connection from everybody: [Errno 24] Too many open files"
+    ]
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("cannot start a new thread")
+
+
+def _accept_later(accept: Callable[..., Any], refuses: Iterator[int]) -> Callable[..., Any]:
+    def later(sock: socket.socket) -> Any:
+        for _ in refuses:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(sock)
+
+    return later
 
 
 def _drip(sock: socket.socket) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
+import pytest
 from cable import Cable
 
 from pathways.runtime.hosts.worker.probing import Probes
@@ -26,16 +29,32 @@ class Lost:
         self.said.set()
 
 
-def probes(lost: Lost, host: int = 7, secret: bytes = SECRET) -> Probes:
-    return Probes(
-        socket.create_server(("127.0.0.1", 0)), secret, host, 0, lost, lambda *_: lost.found.set(), 1.0
-    )
+class Network:
+    """Makes probes and cables, and ends them with the test."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+
+    def probes(self, lost: Lost, host: int = 7, secret: bytes = SECRET) -> Probes:
+        server = socket.create_server(("127.0.0.1", 0))
+        made = Probes(server, secret, host, 0, lost, lambda *_: lost.found.set(), 1.0)
+        self._stack.callback(made.close)
+        return made
+
+    def cable(self, probes: Probes) -> Cable:
+        return self._stack.enter_context(contextlib.closing(Cable(probes.address)))
 
 
-def test_a_peer_that_is_cut_off_is_noticed():
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with contextlib.ExitStack() as stack:
+        yield Network(stack)
+
+
+def test_a_peer_that_is_cut_off_is_noticed(network):
     lost = Lost()
-    cable = Cable(probes(Lost(), 3).address)
-    probes(lost).watch({3: cable.address})
+    cable = network.cable(network.probes(Lost(), 3))
+    network.probes(lost).watch({3: cable.address})
     time.sleep(1.5)
     assert not lost.peers
     cable.cut = True
@@ -43,11 +62,11 @@ def test_a_peer_that_is_cut_off_is_noticed():
     assert lost.peers == [(3, "the connection has ended: no reply in time")]
 
 
-def test_a_peer_that_is_reached_again():
+def test_a_peer_that_is_reached_again(network):
     """It is said once that it was lost, and once that it is found."""
     lost = Lost()
-    cable = Cable(probes(Lost(), 3).address)
-    probes(lost).watch({3: cable.address})
+    cable = network.cable(network.probes(Lost(), 3))
+    network.probes(lost).watch({3: cable.address})
     cable.cut = True
     assert lost.said.wait(5)
     assert not lost.found.is_set()
@@ -56,9 +75,9 @@ def test_a_peer_that_is_reached_again():
     assert len(lost.peers) == 1
 
 
-def test_a_peer_is_watched_once():
+def test_a_peer_is_watched_once(network):
     lost = Lost()
-    own = probes(lost)
+    own = network.probes(lost)
     for _ in range(3):
         own.watch({1: "127.0.0.1:1"})
     assert lost.said.wait(5)
@@ -66,9 +85,23 @@ def test_a_peer_is_watched_once():
     assert [host for host, _ in lost.peers] == [1]
 
 
-def test_a_stranger_is_no_peer_and_no_peer_is_another_one():
+def test_a_stranger_is_no_peer_and_no_peer_is_another_one(network):
     for host, secret in ((1, OTHER), (2, SECRET)):
         lost = Lost()
-        probes(lost).watch({1: probes(Lost(), host, secret).address})
+        network.probes(lost).watch({1: network.probes(Lost(), host, secret).address})
         assert lost.said.wait(5)
         assert "has ended" in lost.peers[0][1]
+
+
+def test_closed_probes_leave_no_thread_and_no_socket(network):
+    before = {thread.ident for thread in threading.enumerate()}
+    lost = Lost()
+    own, peer = network.probes(lost), network.probes(Lost(), 3)
+    own.watch({3: network.cable(peer).address})
+    time.sleep(0.3)
+    own.close()
+    peer.close()
+    until = time.monotonic() + 5
+    while {thread.ident for thread in threading.enumerate() if "pathways" in thread.name} - before:
+        assert time.monotonic() < until, threading.enumerate()
+        time.sleep(0.02)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -24,3 +26,17 @@ def test_a_thread_that_ends_before_its_first_line(monkeypatch):
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
     with pytest.raises(RuntimeError, match="cannot start a new thread"):
         threads.start_thread(print, "of a test")
+
+
+def test_a_thread_that_begins_too_late_does_nothing(monkeypatch):
+    """Who started it has gone on without it."""
+    late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+    called = threading.Event()
+    monkeypatch.setattr(threads, "_SECONDS", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", lambda *work: late.append(work))
+        with pytest.raises(RuntimeError, match="cannot start a new thread"):
+            threads.start_thread(called.set, "of a test")
+    ((run, args),) = late
+    run(*args)
+    assert not called.is_set()
