@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -45,6 +46,35 @@ preloaded.start_workers()
 # A runner that was started in the background ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Tracing makes many objects and few cycles, and JAX looks through all of its own whenever Python collects.
+gc.set_threshold(20_000, 10, 10)
+
+_FIRST = (
+    "test/e2e/test_ray.py",
+    "test/fuzz/test_random_programs.py",
+    "test/e2e/test_bundles.py",
+    "test/e2e/test_zero1.py",
+    "test/compiler/test_hash_seeds.py",
+    "test/e2e/test_char_lm.py",
+    "test/e2e/test_halves.py",
+    "test/e2e/test_train.py",
+    "test/e2e/test_checkpoints_on_hosts.py",
+    "test/docs/test_docs_commands.py",
+    "test/docs/test_docs_programs.py",
+)
+"""What takes longest: started last, it would keep one process busy after all others have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    files = {file: place for place, file in enumerate(_FIRST)}
+    items.sort(key=lambda item: files.get(item.nodeid.partition("::")[0], len(files)))
+
+
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays, and is not to be looked through again and again.
+    gc.freeze()
 
 
 class PlanBuilder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -232,6 +233,8 @@ def serve(number: int, ends: int) -> None:
     for name in _MODULES:
         importlib.import_module(name)
     start_workers()
+    # No process made here is to look through what all of them share, nor copy it for that.
+    gc.freeze()
     # That is run as a program.
     del sys.modules["pathways.runtime.hosts.worker.process"]
     listener = socket.socket(fileno=number)

@@ -199,4 +199,4 @@ def _try_to_send(connection: Connection[object], message: Message) -> None:
 def _end(hosts: Sequence[HostProcess]) -> None:
     for host in hosts:
         host.close()
-        host.process.kill()
+    end_all((host.process for host in hosts), _END_SECONDS)

@@ -18,10 +18,14 @@ from typing import IO
 from pathways.runtime.control.errors import HostStartError
 from pathways.runtime.hosts.launch.commands import StartCommand, worker_command
 from pathways.runtime.hosts.launch.cores import CoreShares
+from pathways.runtime.hosts.launch.endings import end_all
 from pathways.runtime.hosts.launch.launching import LINES, WorkerConfig
 from pathways.runtime.resources.threads import start_thread
 
 _PR_SET_PDEATHSIG = 1
+
+_END_SECONDS = 2.0
+"""How long a worker may take to end that was killed."""
 
 
 class Child:
@@ -131,8 +135,7 @@ class Spawner:
                     config = dataclasses.replace(config, first_core=first)
                 started.append(Child(config, self._start))
         except BaseException:
-            for child in started:
-                child.kill()
+            end_all(started, _END_SECONDS)
             raise
         return started
 
