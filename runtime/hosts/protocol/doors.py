@@ -31,6 +31,8 @@ _SHUT = (errno.EINVAL, errno.EBADF)
 _PAUSE = 0.1
 """Seconds until the next one is accepted when one could not be."""
 
+_REFUSED = "refused a connection from %s: %s"
+
 _MOST = 64
 _MOST_OF_ONE = 32
 
@@ -86,7 +88,7 @@ class Door:
                 if error.errno in _SHUT:
                     return
                 # Too many files are open, or whoever called is gone already; see accept(2).
-                self._warn("everybody", error)
+                self._warn("", "cannot accept a connection, and tries again: %s", error.strerror)
                 time.sleep(_PAUSE)
                 continue
             where = address[0] if isinstance(address, tuple) else "this machine"
@@ -102,7 +104,7 @@ class Door:
                 # Whoever is sent away tries again.
                 self._leave(sock)
                 sock.close()
-                self._warn(where, error)
+                self._warn(where, _REFUSED, where, error)
 
     def _greet(self, sock: socket.socket, where: str) -> None:
         keeper = Keeper(self._secret, self._admits, secrets.token_bytes(NONCE_BYTES))
@@ -112,7 +114,7 @@ class Door:
         except (MessageError, ConnectionEnded) as error:
             connection.close()
             self._leave(sock)
-            self._warn(where, error)
+            self._warn(where, _REFUSED, where, error)
             return
         self._leave(sock)
         self._greeted(connection, keeper)
@@ -121,10 +123,10 @@ class Door:
         with self._lock:
             self._lobby.leave(sock)
 
-    def _warn(self, where: str, error: Exception) -> None:
+    def _warn(self, where: str, text: str, *words: object) -> None:
         with self._lock:
             if self._lobby.may_warn(where, time.monotonic()):
-                log.warning("refused a connection from %s: %s", where, error)
+                log.warning(text, *words)
 
 
 def keep(connection: Connection[Any], keeper: Keeper) -> None:

@@ -118,7 +118,7 @@ def test_a_door_stays_open_when_there_are_too_many_open_files(door, monkeypatch,
         greeted.get(timeout=5)[0].close()
     assert waits.is_set()
     assert [record.getMessage() for record in caplog.records] == [
-        "refused a connection from everybody: [Errno 24] Too many open files"
+        "cannot accept a connection, and tries again: Too many open files"
     ]
 
 
