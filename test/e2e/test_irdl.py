@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import lower_examples
 import preloaded
 import pytest
 
@@ -145,6 +146,8 @@ BROKEN = {
 }
 
 
+LOWERED = ["char_lm", "figure2", "kv_decode", "transformer_sharded"]
+
 PASSES = [
     "pw-insert-transfers",
     "pw-propagate-shardings",
@@ -177,19 +180,21 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [["figure2.py"], ["char_lm.py", "--quick"], ["transformer_sharded.py"]],
-    ids=lambda flags: flags[0],
-)
-def test_accepts_the_scheduled_programs_of_an_example(flags: list[str], run_example, tmp_path: Path) -> None:
-    programs = sorted(run_example(*flags).forms.glob("*_scheduled.mlir"))
-    assert programs
-    for program in programs:
-        export(program, tmp_path)
-        done = check(tmp_path)
-        assert done.returncode == 0, f"{program}: {done.stderr}"
-        assert '"pw.launch"' in done.stdout
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the forms of some examples."""
+    folder = tmp_path_factory.mktemp("lowered")
+    done = preloaded.run(lower_examples.__file__, folder, *LOWERED)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("example", LOWERED)
+def test_accepts_the_scheduled_program_of_an_example(example: str, lowered: Path, tmp_path: Path) -> None:
+    export(lowered / f"{example}.scheduled.mlir", tmp_path)
+    done = check(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"pw.launch"' in done.stdout
 
 
 def test_accepts_an_example_written_in_mlir(tmp_path: Path) -> None:

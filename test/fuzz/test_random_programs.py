@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+import preloaded
 
 FUZZ = Path(__file__).parent
 PROGRAMS, ON_HOSTS, TRAINED, SCHEDULES = 24, 12, 10, 150
@@ -14,8 +14,7 @@ PROGRAMS, ON_HOSTS, TRAINED, SCHEDULES = 24, 12, 10, 150
 
 def run(name: str, *flags: str) -> str:
     """What a harness prints; it forks, which JAX in the process of the tests forbids."""
-    command = [sys.executable, FUZZ / name, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = preloaded.run(FUZZ / name, *flags, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -26,7 +25,7 @@ def in_a_process(script: str, tmp_path: Path) -> Any:
     path.write_text(
         f"import json, sys\nsys.path.insert(0, {str(FUZZ)!r})\n{script}\nprint(json.dumps(result))\n"
     )
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    done = preloaded.run(path, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

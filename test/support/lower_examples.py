@@ -1,4 +1,4 @@
-"""Lowers every example: `python lower_examples.py FOLDER` writes its forms and its bundle to files."""
+"""Lowers examples, by default all: `python lower_examples.py FOLDER [NAME ...]` writes forms and bundles."""
 
 from __future__ import annotations
 
@@ -145,10 +145,12 @@ def _lower(name: str, *arguments: Any) -> Any:
     return target.lower(arguments or target.example_args(), {}, policy=None, fuse=False)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *names: str) -> None:
     jax.config.update("jax_num_cpu_devices", 3)  # Figure 2 takes its devices as it is imported.
     sys.path.insert(0, str(EXAMPLES))
     for program in PROGRAMS:
+        if names and program.__name__ not in names:
+            continue
         lowered = program()
         for phase in PHASES[PHASES.index("placed") if program is two_slices else 0 :]:
             (folder / f"{program.__name__}.{phase}.mlir").write_text(lowered.as_text(phase))
@@ -156,4 +158,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
