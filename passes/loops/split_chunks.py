@@ -179,20 +179,14 @@ class _PartSplitter:
     def made_parts(self) -> list[_ProgramPart]:
         """All parts, with their operations: what is in front of each loop, its turns, and what is last."""
         loops = list(self.untils)
-        levels: dict[int, int] = {}
         chunks: list[list[int]] = [[] for _ in loops]
         others: list[list[int]] = [[] for _ in range(len(loops) + 1)]
-        for n, op in enumerate(self.operations):
-            loop = self.chunked(op.loop if isinstance(op, PwOp) and _begins_or_ends(op) else loop_of_op(op))
-            if loop is not None:
-                levels[n] = loops.index(loop) + 1
-                chunks[levels[n] - 1].append(n)
-                if isinstance(op, NextOp) and op.loop == loop:
-                    self.carries[loop][self.makers[op.operands[0]]] = n
-            elif not isinstance(op, UntilOp):
-                reads = [levels[self.makers[v]] for v in captured(op) if v in self.makers]
-                levels[n] = len(loops) if n == len(self.operations) - 1 else max(reads, default=0)
-                others[levels[n]].append(n)
+        around = [self.loops_around(op) for op in self.operations]
+        for n, level in self.levels(around).items():
+            op, loop = self.operations[n], self.chunked(around[n])
+            (others[level] if loop is None else chunks[level - 1]).append(n)
+            if isinstance(op, NextOp) and op.loop == loop:
+                self.carries[loop][self.makers[op.operands[0]]] = n
         taken = dict.fromkeys([*loops, MAIN, *self.symbols])
         parts = []
         for loop, before, chunk in zip(loops, others, chunks, strict=False):
@@ -206,11 +200,48 @@ class _PartSplitter:
             part.starts = [self.port(self.operations[n].operands[0]) for n in starts]
         return parts
 
-    def chunked(self, loop: str | None) -> str | None:
-        """The loop with a chunk that another one is inside of, or is itself."""
-        while loop is not None and loop not in self.untils:
+    def levels(self, around: Sequence[Sequence[str]]) -> dict[int, int]:
+        """How many loops with a chunk each operation waits for, its own among them; ends are left out.
+
+        Args:
+          around: of each operation the loops that it is in.
+        """
+        loops = list(self.untils)
+        # A loop with a `count` is all in one part, though some of its operations wait for less.
+        of_loop: dict[str, int] = {}
+        levels: dict[int, int] = {}
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for n, op in enumerate(self.operations):
+                if isinstance(op, UntilOp):
+                    continue
+                chunked = self.chunked(around[n])
+                if chunked is not None:
+                    levels[n] = loops.index(chunked) + 1
+                    continue
+                read = [levels[self.makers[v]] for v in captured(op) if v in self.makers]
+                level = len(loops) if n == len(self.operations) - 1 else max(read, default=0)
+                if around[n]:
+                    outermost = around[n][-1]
+                    level = max(level, of_loop.get(outermost, 0))
+                    is_settled &= level == of_loop.setdefault(outermost, level)
+                    of_loop[outermost] = level
+                levels[n] = level
+        return levels
+
+    def loops_around(self, op: ir.OpView) -> list[str]:
+        """The loops that an operation is in, begins or ends, from the innermost."""
+        loop = op.loop if isinstance(op, PwOp) and _begins_or_ends(op) else loop_of_op(op)
+        loops = []
+        while loop is not None:
+            loops.append(loop)
             loop = self.symbols[loop].parent
-        return loop
+        return loops
+
+    def chunked(self, around: Sequence[str]) -> str | None:
+        """The loop with a chunk among those around an operation."""
+        return next((loop for loop in around if loop in self.untils), None)
 
     def port(self, value: ir.Value) -> _Handed:
         if isinstance(value, ir.BlockArgument):

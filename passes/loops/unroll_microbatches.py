@@ -160,7 +160,7 @@ class _Functions:
         base: str,
         operands: Sequence[ir.Value],
         body: Body,
-        like: SplitOp | ReduceOp,
+        like: SplitOp | CarryOp | NextOp | ReduceOp,
         ip: ir.InsertionPoint,
         results: Sharding,
         microbatch: int | None = None,
@@ -235,18 +235,18 @@ class _Unroller:
                 continue
             self.arranged[split.results[0]] = self.arrange(split, ip)
         handed_on = [op for op in parts.closing if isinstance(op, NextOp)]
-        carried = {op.operands[0]: op.carry.operands[0] for op in handed_on}
+        starts = {op.operands[0]: op.carry.operands[0] for op in handed_on}
         indices = [op.results[0] for op in parts.opening if isinstance(op, IndexOp)]
         turns: list[dict[ir.Value, ir.Value]] = []
         for k in range(self.loop.count):
-            values = dict(carried)
+            values = {carry: self.only(v, carry.owner.opview, ip, k) for carry, v in starts.items()}
             if indices:
                 values |= dict.fromkeys(indices, self.numbers[k])
             self.copy(parts.body, k, values, ip)
             turns.append(values)
-            carried = {op.operands[0]: self.value(op.operands[1], k, values, ip) for op in handed_on}
+            starts = {op.operands[0]: self.value(op.operands[1], k, values, ip) for op in handed_on}
         for op in handed_on:
-            op.results[0].replace_all_uses_with(carried[op.operands[0]])
+            op.results[0].replace_all_uses_with(self.only(starts[op.operands[0]], op, ip))
         for reduction in parts.closing:
             if not isinstance(reduction, ReduceOp):
                 continue
@@ -350,7 +350,7 @@ class _Unroller:
         source, split = self.arranged[value], value.owner.opview
         layout = self.functions.layouts.of(value, split.slice)
         if source.type == value.type:
-            return self.only(source, split, ip, layout, k)
+            return self.only(source, split, ip, k)
         target = ir.RankedTensorType(value.type)
 
         def body(arguments: list[ir.Value]) -> ir.Value:
@@ -370,7 +370,7 @@ class _Unroller:
         layout = self.functions.layouts.of(reduction.results[0], reduction.slice)
         ip = ir.InsertionPoint(reduction)
         if len(values) == 1:
-            return self.only(values[0], reduction, ip, layout)
+            return self.only(values[0], reduction, ip)
         if reduction.kind == "concat":
             return self.functions.launch(
                 "concat", values, lambda blocks: stablehlo.concatenate(blocks, 0), reduction, ip, layout
@@ -387,24 +387,26 @@ class _Unroller:
     def only(
         self,
         value: ir.Value,
-        like: SplitOp | ReduceOp,
+        like: SplitOp | CarryOp | NextOp | ReduceOp,
         ip: ir.InsertionPoint,
-        layout: Sharding,
         microbatch: int | None = None,
     ) -> ir.Value:
-        """What a split or reduction gives where there is one microbatch, in the layout that it has."""
-        if self.functions.layouts.of(value, like.slice) == layout and not _would_move_from_elsewhere(
-            value, like
-        ):
+        """What `like` gives if made of one value: this one, or a copy that lies where the result does."""
+        layout = self.functions.layouts.of(like.results[0], like.slice)
+        if self.functions.layouts.of(value, like.slice) == layout and not _is_too_much(value, like):
             return value
         return self.functions.launch("reshard", [value], lambda whole: whole[0], like, ip, layout, microbatch)
 
 
-def _would_move_from_elsewhere(value: ir.Value, like: SplitOp | ReduceOp) -> bool:
-    """Whether transfers that take the result of `like` from its slice would take `value` from another one."""
+def _is_too_much(value: ir.Value, like: SplitOp | CarryOp | NextOp | ReduceOp) -> bool:
+    """Whether `value` is on more slices than the result of `like`, and a reader of that would mind.
+
+    A transfer could take it from another slice, or move it to where it is, and a mirror have it twice on one.
+    """
     if slices_of(value) == (like.slice,):
         return False
-    return any(op_has(use.owner.opview, Trait.TRANSFERS) for use in like.results[0].uses)
+    readers = (use.owner.opview for use in like.results[0].uses)
+    return any(op_has(op, Trait.TRANSFERS) or op_has(op, Trait.ALIASES) for op in readers)
 
 
 def _scalar(value: int) -> ir.Value:

@@ -81,6 +81,19 @@ def swapped(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
     return jax.lax.fori_loop(3, 9, lambda _, s: (f(w[0], s[1]), g(w[1], s[0]), s[0]), (x, 2 * x, 3 * x))
 
 
+def started_alike(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """Two values start from what both slices have, and live on one each."""
+    turn = lambda s, row: ((g(w[1], s[0] + s[1]), f(w[0], s[1])), s[1] + row)  # noqa: E731
+    return jax.lax.scan(turn, (x + 1, x), xs)
+
+
+def replaced(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """What the turn passes on in one place is what all slices have, which all of them read afterwards."""
+    turn = lambda s, row: ((x, g(w[1], f(w[0], s[0]) + s[1])), None)  # noqa: E731
+    (a, b), _ = jax.lax.scan(turn, (x + 1, g(w[1], x)), xs[:1])
+    return a, b, a + g(w[1], a + b), f(w[0], b) + a
+
+
 def down(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
     """A while loop whose end can be counted: from 5 down to -7, by 3."""
     return jax.lax.while_loop(
@@ -153,6 +166,8 @@ PROGRAMS = [
     gradients,
     rematerialised,
     swapped,
+    started_alike,
+    replaced,
     down,
     nested,
     mapped,

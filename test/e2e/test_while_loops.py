@@ -121,14 +121,16 @@ def test_a_loop_from_a_bundle(tmp_path, trust):
 
 
 def several(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
-    """Loops that follow each other: on what the one before ends with, on what others read too, and a scan."""
+    """Loops that follow each other: on what the one before ends with, on what others read too, and scans."""
     turn = lambda s: (s[0] + 1, layers[1](w[1], layers[0](w[0], s[1])))  # noqa: E731
     n, y = jax.lax.while_loop(lambda s: s[0] < end, turn, (0, x))
     y, _ = jax.lax.scan(lambda y, _: (layers[0](w[0], y), None), y, length=2)
     m, z = jax.lax.while_loop(lambda s: s[0] < end + 2, turn, (n, y))
     halved = lambda s: (s[0] + 1, layers[0](w[0], s[1]) / 2)  # noqa: E731
     k, u = jax.lax.while_loop(lambda s: jnp.abs(s[1]).sum() > 1, halved, (0, x))
-    return n, m, k, x, y, z, u
+    # Of its turns only a part waits for the loops.
+    v, sums = jax.lax.scan(lambda v, row: (layers[1](w[1], v) + layers[0](w[0], row), row.sum()), z, w[0][:2])
+    return n, m, k, x, y, z, u, v, sums
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

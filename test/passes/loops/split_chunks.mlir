@@ -116,3 +116,55 @@ module @twice attributes {pw.form = "sharded"} {
 }
 // SCHEDULED: module @twice
 // SCHEDULED-COUNT-5: attributes {pw.form = "scheduled"
+
+// -----
+
+// A loop with a count is all in one part, here the last one, which what it starts from comes from; though the launch
+// in it that reads %w alone waits for nothing.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @then_counted attributes {pw.form = "parts"}
+module @then_counted attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "turns", chunk = 2, sequential} : () -> ()
+  "pw.loop"() {sym_name = "counted", count = 3, sequential} : () -> ()
+  func.func public @main(%x: !x {pw.slice = @s0, pw.donated}, %w: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
+    %end = "pw.launch"(%x) {callee = @has_ended, slice = @s0} : (!x) -> tensor<i1>
+    %d = "pw.carry"(%end) {loop = @turns, slice = @s0} : (tensor<i1>) -> tensor<i1>
+    %h = "pw.carry"(%x) {loop = @turns, slice = @s0} : (!x) -> !x
+    %y, %done = "pw.launch"(%h) {callee = @turn, loop = @turns, slice = @s0} : (!x) -> (!x, tensor<i1>)
+    %d_end = "pw.next"(%d, %done) {loop = @turns, slice = @s0} : (tensor<i1>, tensor<i1>) -> tensor<i1>
+    %h_end = "pw.next"(%h, %y) {loop = @turns, slice = @s0} : (!x, !x) -> !x
+    "pw.until"(%d_end) {loop = @turns, slice = @s0} : (tensor<i1>) -> ()
+    %c = "pw.carry"(%h_end) {loop = @counted, slice = @s0} : (!x) -> !x
+    %alone = "pw.launch"(%w) {callee = @f, loop = @counted, slice = @s0} : (!x) -> !x
+    %sum = "pw.launch"(%c, %alone) {callee = @g, loop = @counted, slice = @s0} : (!x, !x) -> !x
+    %z = "pw.next"(%c, %sum) {loop = @counted, slice = @s0} : (!x, !x) -> !x
+    return %z : !x
+  }
+  // CHECK: module @before_turns
+  // CHECK-NOT: @f
+  // CHECK: module @after_turns
+  // CHECK: "pw.loop"() {count = 3 : i64, sequential, sym_name = "counted"}
+  // CHECK: %[[C:.*]] = "pw.carry"(%arg0) {loop = @counted
+  // CHECK: %[[A:.*]] = "pw.launch"(%arg1) {callee = @f, loop = @counted
+  // CHECK: "pw.launch"(%[[C]], %[[A]]) {callee = @g, loop = @counted
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+  func.func private @g(%x: !x, %y: !x) -> !x {
+    %0 = stablehlo.add %x, %y : !x
+    return %0 : !x
+  }
+  func.func private @has_ended(%x: !x) -> tensor<i1> {
+    %0 = stablehlo.constant dense<false> : tensor<i1>
+    return %0 : tensor<i1>
+  }
+  func.func private @turn(%x: !x) -> (!x, tensor<i1>) {
+    %0 = stablehlo.constant dense<true> : tensor<i1>
+    return %x, %0 : !x, tensor<i1>
+  }
+}
+// SCHEDULED: module @then_counted
+// SCHEDULED-COUNT-3: attributes {pw.form = "scheduled"

@@ -84,3 +84,48 @@ module @steps attributes {pw.form = "sharded"} {
     return %0 : !b
   }
 }
+
+// -----
+
+// What a loop starts from may be on more slices than what turns pass on: a transfer that would move it to where it
+// is already, and a mirror that would have it twice there, get a copy. Where nobody minds, it is taken as it is.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @starts_from_a_mirror
+module @starts_from_a_mirror attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "moved", count = 1, sequential} : () -> ()
+  "pw.loop"() {sym_name = "mirrored", count = 1, sequential} : () -> ()
+  "pw.loop"() {sym_name = "read", count = 1, sequential} : () -> ()
+  // CHECK: func.func @main(%[[X:.*]]: tensor<4xf32> {pw.slice = [@s0, @s1]})
+  func.func @main(%x: !x {pw.slice = [@s0, @s1]}) -> (!x {pw.slice = @s1}, !x {pw.slice = [@s0, @s1]}, !x {pw.slice = @s0}) {
+    // CHECK: %[[R:.*]] = "pw.launch"(%[[X]]) {callee = @reshard, loop = @moved, microbatch = 0 : i64, slice = @s0}
+    // CHECK-NEXT: %[[T:.*]] = "pw.transfer"(%[[R]]) {loop = @moved, microbatch = 0 : i64, slice = @s1}
+    %h = "pw.carry"(%x) {loop = @moved, slice = @s0} : (!x) -> !x
+    %k = "pw.carry"(%x) {loop = @moved, slice = @s1} : (!x) -> !x
+    %t = "pw.transfer"(%h) {loop = @moved, slice = @s1} : (!x) -> !x
+    %a = "pw.next"(%k, %t) {loop = @moved, slice = @s1} : (!x, !x) -> !x
+    %a_not = "pw.next"(%h, %h) {loop = @moved, slice = @s0} : (!x, !x) -> !x
+
+    // CHECK: %[[L:.*]] = "pw.launch"(%[[X]]) {callee = @reshard, slice = @s0}
+    // CHECK-NEXT: %[[M:.*]] = "pw.launch"(%[[X]]) {callee = @reshard{{.*}}, slice = @s1}
+    // CHECK-NEXT: %[[B:.*]] = "pw.mirror"(%[[L]], %[[M]])
+    %p = "pw.carry"(%x) {loop = @mirrored, slice = @s0} : (!x) -> !x
+    %q = "pw.carry"(%x) {loop = @mirrored, slice = @s1} : (!x) -> !x
+    %p_end = "pw.next"(%p, %p) {loop = @mirrored, slice = @s0} : (!x, !x) -> !x
+    %q_end = "pw.next"(%q, %q) {loop = @mirrored, slice = @s1} : (!x, !x) -> !x
+    %b = "pw.mirror"(%p_end, %q_end) : (!x, !x) -> !x
+
+    // CHECK: %[[C:.*]] = "pw.launch"(%[[X]]) {callee = @f, loop = @read, microbatch = 0
+    // CHECK-NEXT: return %[[T]], %[[B]], %[[C]]
+    %r = "pw.carry"(%x) {loop = @read, slice = @s0} : (!x) -> !x
+    %f = "pw.launch"(%r) {callee = @f, loop = @read, slice = @s0} : (!x) -> !x
+    %c = "pw.next"(%r, %f) {loop = @read, slice = @s0} : (!x, !x) -> !x
+    return %a, %b, %c : !x, !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
