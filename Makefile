@@ -13,7 +13,8 @@ STEPS := check-format lint types+wheel lit pytest
 ALL_AT_ONCE := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8))) --dist loadfile \
   --no-loadscope-reorder
 FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000 \
-  random_branches:5000 random_while_loops:2000 random_while_loops:500:--hosts=2 random_losses:5000
+  random_branches:5000 random_carries:3000 random_while_loops:2000 random_while_loops:500:--hosts=2 \
+  random_losses:5000
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
 .PHONY: help demo test $(subst +, ,$(STEPS)) fuzz lab bench docs site format lock test-oldest venv type-links clean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypedDict, Unpack, overload
@@ -212,8 +213,9 @@ def program(
             zero1=zero1,
             chunk=chunk,
         )
-    if isinstance(chunk, bool) or not isinstance(chunk, int):
+    if isinstance(chunk, bool) or not hasattr(chunk, "__index__"):
         raise TypeError(f"chunk must be a number of iterations, got {chunk!r}")
+    chunk = operator.index(chunk)
     if not 1 <= chunk <= MOST_MICROBATCHES:
         raise ValueError(f"chunk must be a number of iterations from 1 to {MOST_MICROBATCHES}, got {chunk}")
     if not callable(fun):

@@ -96,12 +96,13 @@ class Import(Pass):
 def _check_signature(main: ir.OpView) -> None:
     attrs = argument_attrs(main)
     for number, (argument, attributes) in enumerate(zip(main.arguments, attrs, strict=True)):
-        if not isinstance(argument.type, ir.RankedTensorType):
+        if str(argument.type) == "!stablehlo.token":
             fail(
-                main,
-                f"argument #{number} is a {argument.type}: ordered side effects "
-                "(ordered=True) cannot be kept in order over several slices",
+                next((use.owner for use in argument.uses), main),
+                "has ordered side effects (ordered=True), which cannot be kept in order over several slices",
             )
+        if not isinstance(argument.type, ir.RankedTensorType):
+            fail(main, f"argument #{number} is a {argument.type}, which is no array")
         for marker in (ALIASING, DONOR):
             if attributes.pop(marker, None) is not None:
                 attributes[DONATED] = ir.UnitAttr.get()

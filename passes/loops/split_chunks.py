@@ -386,6 +386,8 @@ class _PartWriter:
         others = self.operations if self.is_last else self.operations[:-1]
         for n, op in reversed(list(enumerate(others))):
             if n not in part.kept:
+                if any(next(iter(result.uses), None) for result in op.results):
+                    fail(op, f"is read in part @{part.name}, which comes before it")
                 op.operation.erase()
         for n in reversed(range(count)):
             block.erase_argument(n)

@@ -341,6 +341,13 @@ def test_chunks_have_turns(chunk):
         pw.program(lambda x: x, chunk=chunk)
 
 
+def test_chunks_of_no_whole_number_of_turns():
+    pw.program(lambda x: x, chunk=np.int64(3))
+    for chunk in (2.0, True, "2", None):
+        with pytest.raises(TypeError, match=r"chunk must be a number of iterations, got"):
+            pw.program(lambda x: x, chunk=chunk)
+
+
 def test_a_loop_of_an_unknown_end_in_a_microbatch():
     devices = pw.make_virtual_device_set()
     first, second = (pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in (jnp.sin, jnp.cos))

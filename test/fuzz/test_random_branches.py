@@ -1,7 +1,8 @@
-"""A few of the cases of `make fuzz`: conditions, and loops whose end depends on values, as `jax.jit`."""
+"""A few of the cases of `make fuzz`: conditions, what loops carry, and ends that depend on values."""
 
 import pytest
 import random_branches
+import random_carries
 import random_while_loops
 
 # Random pipelines may well be on one slice alone.
@@ -19,3 +20,8 @@ def test_nests_of_conditions(number):
 @pytest.mark.parametrize("number", range(8))
 def test_loops_that_end_when_their_values_say_so(number):
     assert random_while_loops.difference(number) == ""
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_loops_that_carry_values_between_slices(number):
+    assert random_carries.difference(number) == ""

@@ -42,9 +42,19 @@ module @unknown_slice {
 // Ordered side effects thread a token through the program.
 
 module @ordered_effect {
-  // expected-error@+1 {{argument #0 is a !stablehlo.token: ordered side effects (ordered=True) cannot be kept in order over several slices}}
   func.func public @main(%t: !stablehlo.token) -> !stablehlo.token {
-    return %t : !stablehlo.token
+    // expected-error@+1 {{'stablehlo.after_all' op has ordered side effects (ordered=True), which cannot be kept in order over several slices}}
+    %u = stablehlo.after_all %t : !stablehlo.token
+    return %u : !stablehlo.token
+  }
+}
+
+// -----
+
+module @no_array {
+  // expected-error@+1 {{argument #0 is a tuple<tensor<f32>>, which is no array}}
+  func.func public @main(%t: tuple<tensor<f32>>) -> tuple<tensor<f32>> {
+    return %t : tuple<tensor<f32>>
   }
 }
 
