@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fnmatch
 import functools
 import json
 import logging
@@ -137,7 +138,8 @@ def save(
       ImportError: Orbax is not installed.
       TypeError: a leaf is nothing that can be saved; names it. Or `data` has no position, or the step is no
         whole number.
-      ValueError: a leaf has no elements, the tree has no leaves, the step is negative, or `keep` below one.
+      ValueError: a leaf has no elements, two have the same name once their keys are joined with dots, the
+        tree has no leaves, the path has brackets, the step is negative, or `keep` below one.
       FileExistsError: there is such a checkpoint.
       OSError: an earlier save failed.
     """
@@ -149,6 +151,9 @@ def save(
     if keep is not None and keep < 1:
         raise ValueError(f"pw.checkpoint: keep must be at least 1, got {keep}")
     folder = _folder(path) / str(int(step))
+    if not fnmatch.fnmatchcase(str(folder), str(folder)):
+        raise ValueError(f"pw.checkpoint: {folder} has brackets, which Orbax takes for a pattern of names")
+    _check_names(state)
     hosts = _hosts_for(path)
     saved = functools.partial(_saved, hosts)
     items: dict[str, Any] = {_STATE: jax.tree_util.tree_map_with_path(saved, state)}
@@ -254,6 +259,18 @@ def latest(path: str | os.PathLike[str]) -> int | None:
     """
     _pending.wait()
     return max(_steps(path), default=None)
+
+
+def _check_names(state: Any) -> None:
+    """Refuses two leaves that Orbax would write to one place: it joins their keys with dots."""
+    paths: dict[str, Any] = {}
+    for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if (other := paths.setdefault(name, path)) is not path:
+            first, second = (f"state{jax.tree_util.keystr(each)}" for each in (other, path))
+            raise ValueError(
+                f"pw.checkpoint: {first} and {second} would both be saved as {name!r}; rename one"
+            )
 
 
 class _HasState(Protocol):

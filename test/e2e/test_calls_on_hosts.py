@@ -200,6 +200,21 @@ def test_what_it_raises_is_an_error_with_its_traceback_and_of_the_steps_that_nee
     np.testing.assert_array_equal(np.asarray(placed(slices[1])), X)
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("surrogate", r"ValueError: a line of \\udcff"),
+        ("path", "FileNotFoundError: .*no file"),
+        ("number", r"OSError: \[Errno 100000000000000000000\] large"),
+        ("note", "ValueError: an error that cannot say what it is: IndexError"),
+        ("class", "Untold: an error that cannot say what it is: IndexError"),
+    ],
+)
+def test_what_cannot_be_told_is_an_error_too(slices, how, said):
+    with pytest.raises((pw.CallFailedError, OSError), match=said):
+        pw.on_hosts(host_functions.fail_untold, devices=slices[1])(how=how).result()
+
+
 def test_one_host_of_an_island_may_fail_and_the_island_stays(slices):
     pids = [host.process.pid for host in controller().hosts]
     out = jax.ShapeDtypeStruct((), jnp.int32)
@@ -249,7 +264,7 @@ def test_results_are_plain(slices):
         "object": "the result is of type builtins.module",
         "endless": r"the result\[0\].* is more than 64 levels deep",
         "huge": "the result is an integer of more than 1024 bits",
-        "long": "the result is .* bytes of JSON, more than",
+        "long": "the result is more than 16777216 bytes of JSON; return arrays, with out=",
     }
     for value, text in wrong.items():
         with pytest.raises(TypeError, match=rf"host 1 \(island1\): {text}"):

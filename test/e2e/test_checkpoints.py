@@ -221,6 +221,10 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     refused(ValueError, r"state\['w'\] has been deleted; it was donated", {"w": gone})
     refused(ValueError, "more than 64 bits", {"n": 2**64})
     refused(ValueError, "has no leaves", {})
+    alike = {"a.b": 1, "a": {"b": 2}}
+    refused(ValueError, r"state\['a'\]\['b'\] and state\['a.b'\] would both be saved as 'a.b'; rename", alike)
+    with pytest.raises(ValueError, match=r"run\[1\]/1 has brackets, which Orbax takes for a pattern"):
+        pw.checkpoint.save(tmp_path / "run[1]", {"n": 1}, 1)
     refused(ValueError, "must not be negative, got -1", {"n": 1}, -1)
     refused(TypeError, "must be a whole number, got 2.7", {"n": 1}, 2.7)
     refused(TypeError, r"list_iterator has no get_state\(\)", {"n": 1}, data=iter([1]))

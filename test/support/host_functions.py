@@ -237,3 +237,26 @@ def typed() -> Any:
 
 def no_rows() -> int:
     return 3
+
+
+class Untold(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        return self.args[1]
+
+
+def fail_untold(how: str) -> None:
+    """Raises what is not easily told."""
+    match how:
+        case "surrogate":
+            raise ValueError("a line of \udcff")
+        case "path":
+            raise FileNotFoundError(2, "no file", b"\xff")
+        case "number":
+            raise OSError(10**20, "large")
+        case "note":
+            error = ValueError("noted")
+            error.__notes__ = [Untold("a")]
+            raise error
+    raise Untold("b")

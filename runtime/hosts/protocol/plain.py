@@ -17,18 +17,46 @@ _LONG = 1024
 """The most bits of an integer: Python writes no longer ones than some thousands of digits."""
 
 
-def encode(value: Any, where: str) -> bytes:
+class TooLargeError(TypeError):
+    """A value has more JSON than it may."""
+
+
+def encode(value: Any, where: str, most: int | None = None) -> bytes:
     """A value as JSON: None, bool, int, float, str, and lists, tuples and dictionaries of these.
 
     Args:
       value: the value; tuples become lists.
       where: what it is called in messages.
+      most: how many bytes it may have; by default any number.
 
     Raises:
       TypeError: something in it is no such value; says where it is.
+      TooLargeError: it is larger.
     """
-    _check(value, where, 0)
-    return json.dumps(value, separators=(",", ":")).encode()
+    budget = _JsonBudget(where, most)
+    _check(value, where, 0, budget)
+    text = json.dumps(value, separators=(",", ":")).encode()
+    budget.take(len(text) - budget.taken)
+    return text
+
+
+class _JsonBudget:
+    """Counts bytes while a value is looked through, so that none is written which is too large."""
+
+    def __init__(self, where: str, most: int | None) -> None:
+        self._where = where
+        self._most = most
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Counts some.
+
+        Raises:
+          TooLargeError: there are too many.
+        """
+        self.taken += size
+        if self._most is not None and self.taken > self._most:
+            raise TooLargeError(f"{self._where} is more than {self._most} bytes of JSON")
 
 
 def decode(text: bytes) -> Any:
@@ -41,8 +69,10 @@ def _check_depth(where: str, depth: int) -> None:
         raise TypeError(f"{where[:100]}... is more than {_DEEP} levels deep")
 
 
-def _check(value: Any, where: str, depth: int) -> None:
+def _check(value: Any, where: str, depth: int, budget: _JsonBudget) -> None:
     _check_depth(where, depth)
+    # With the comma after it, or the brackets around it.
+    budget.take(2 + len(value) if type(value) is str else 2)
     match value:
         case None | bool() | int() | float() | str():
             if type(value) is int and value.bit_length() > _LONG:
@@ -52,13 +82,14 @@ def _check(value: Any, where: str, depth: int) -> None:
                 return
         case list() | tuple() if type(value) in (list, tuple):
             for n, each in enumerate(value):
-                _check(each, f"{where}[{n}]", depth + 1)
+                _check(each, f"{where}[{n}]", depth + 1, budget)
             return
         case dict() if type(value) is dict:
             for key, each in value.items():
                 if type(key) is not str:
                     raise TypeError(f"{where} has the key {key!r}: JSON has only strings")
-                _check(each, f"{where}[{key!r}]", depth + 1)
+                budget.take(len(key))
+                _check(each, f"{where}[{key!r}]", depth + 1, budget)
             return
     kind = type(value)
     number = "; say float(...) or .item()" if getattr(value, "shape", None) == () else ""

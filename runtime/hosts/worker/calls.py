@@ -246,16 +246,11 @@ class Calls:
             result = function(*args, *positional, **named)
         if made is None:
             try:
-                value = plain.encode(result, "the result")
+                return plain.encode(result, "the result", _MOST_VALUE), []
+            except plain.TooLargeError as error:
+                raise CallRefused("result", f"{error}; return arrays, with out=") from None
             except TypeError as error:
-                raise CallRefused("result", str(error)) from None
-            if len(value) > _MOST_VALUE:
-                raise CallRefused(
-                    "result",
-                    f"the result is {len(value)} bytes of JSON, more than {_MOST_VALUE}; return arrays, "
-                    "with out=",
-                )
-            return value, []
+                raise CallRefused("result", _sendable(str(error))) from None
         try:
             leaves = plain.matched(plain.decode(message.structure), result, "the result")
         except TypeError as error:
@@ -388,17 +383,27 @@ def _placed(where: str, value: Any, made: MadeArray, sharding: NamedSharding, is
 def _failure(error: BaseException) -> CallFailure:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    is_of_system = isinstance(error, OSError) and error.errno is not None
-    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    path = getattr(error, "filename", None) if is_of_system else None
-    return CallFailure(
-        "raised",
-        name,
-        f"{error}{notes}",
-        _traceback(error),
-        getattr(error, "errno", None) if is_of_system else None,
-        None if path is None else os.fsdecode(path) if isinstance(path, str | bytes) else str(path),
-    )
+    number, path = None, ""
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        number = error.errno if error.errno.bit_length() < 32 else None
+        name_of_file = error.filename
+        if name_of_file is not None:
+            path = os.fsdecode(name_of_file) if isinstance(name_of_file, bytes) else str(name_of_file)
+    text, trace = _text(error), _sendable(_traceback(error))
+    return CallFailure("raised", _sendable(name), text, trace, number, _sendable(path) or None)
+
+
+def _text(error: BaseException) -> str:
+    """What an error says, with its notes."""
+    try:
+        return _sendable("\n".join(map(str, (error, *getattr(error, "__notes__", ())))))
+    except BaseException as other:  # Its class is the user's.
+        return f"an error that cannot say what it is: {type(other).__qualname__}"
+
+
+def _sendable(text: str) -> str:
+    """A text without what UTF-8 lacks, such as bytes of a file that were not UTF-8 either."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _traceback(error: BaseException) -> str:
