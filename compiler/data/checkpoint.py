@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fnmatch
 import functools
 import json
@@ -38,6 +39,7 @@ from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
 from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.worker.calls import holds
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -537,16 +539,45 @@ def _check_alike(there: Any, like: Any, folder: str) -> None:
             raise ValueError(f"pw.checkpoint: {folder} has no leaf {name}, only {known}")
         if name not in wanted:
             raise ValueError(f"pw.checkpoint: {folder} has the leaf {name}, which `like` does not have")
-        if None not in (types[name], wanted[name]) and types[name] != wanted[name]:
-            (dtype, shape), (asked, form) = types[name], wanted[name]
-            raise ValueError(
-                f"pw.checkpoint: {name} in {folder} is {dtype}{list(shape)}, but `like` has "
-                f"{asked}{list(form)}"
-            )
+        saved, asked = types[name], wanted[name]
+        if not saved.becomes(asked):
+            raise ValueError(f"pw.checkpoint: {name} in {folder} is {saved}, but `like` has {asked}")
 
 
-def _types(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Name, and dtype and shape where it has one, of each leaf; keys by their data, as Orbax has them."""
+@dataclasses.dataclass(frozen=True)
+class _LeafType:
+    """What a leaf is: an array, or, where it has no dtype, of a type of Python.
+
+    Attributes:
+      kind: its dtype, or its type.
+      shape: its shape; None for what is no array.
+      on_hosts: whether it is to lie on hosts, which read arrays alone.
+    """
+
+    kind: Any
+    shape: tuple[int, ...] | None
+    on_hosts: bool = False
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"the type {self.kind.__name__}"
+        return f"{self.kind}{list(self.shape)}"
+
+    def becomes(self, asked: _LeafType) -> bool:
+        """Whether a leaf that is saved can be restored as another; numbers lose nothing."""
+        if (self.kind, self.shape) == (asked.kind, asked.shape):
+            return True
+        if self.shape is None and self.kind not in (int, float, str):
+            return True  # Of others: Orbax does not say what it is.
+        is_number = not self.shape and not asked.shape and None in (self.shape, asked.shape)
+        if not is_number or str in (self.kind, asked.kind) or asked.on_hosts:
+            return False
+        # A number of Python, and another or an array without dimensions.
+        return holds(np.dtype(asked.kind), np.dtype(self.kind))
+
+
+def _types(tree: Any) -> Iterator[tuple[str, _LeafType]]:
+    """Name and type of each leaf; keys by their data, as Orbax has them."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         # Orbax has tuples as lists, and what has names as dictionaries.
         name = "/".join(jax.tree_util.keystr((key,), simple=True) for key in path)
@@ -554,8 +585,11 @@ def _types(tree: Any) -> Iterator[tuple[str, Any]]:
             leaf = np.asarray(leaf)
         elif _is_key(getattr(leaf, "dtype", None)):
             leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-        has_type = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        yield name, (np.dtype(leaf.dtype), tuple(leaf.shape)) if has_type else None
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            on_hosts = isinstance(leaf, Array | PlacedType)
+            yield name, _LeafType(np.dtype(leaf.dtype), tuple(leaf.shape), on_hosts)
+        else:
+            yield name, _LeafType(type(leaf), None)
 
 
 def _is_key(dtype: Any) -> bool:

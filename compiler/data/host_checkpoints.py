@@ -430,9 +430,14 @@ def orbax_context(*, compress: bool | None) -> Any:
         async def metadata(self, params: Sequence[Any], place: Any) -> Sequence[Any]:
             raise NotImplementedError("leaves on hosts are those of NumPy in files")
 
+    class JaxLeafHandler(HostLeafHandler):
+        """The same for what was saved from devices of one process."""
+
     leaves = StandardLeafHandlerRegistry()
     # Files are those of arrays of NumPy: who reads them says where they go.
     leaves.add(SavedLeaf, RestoredLeaf, HostLeafHandler, secondary_typestrs=["np.ndarray"])
+    # A handler has one name in files, and pairs of types; this one is asked for by its name alone.
+    leaves.add(JaxLeafHandler, JaxLeafHandler, JaxLeafHandler, secondary_typestrs=["jax.Array"])
 
     class Handler(orbax.handlers.PyTreeHandler):
         def __init__(self, **options: Any) -> None:

@@ -490,11 +490,13 @@ def _called_here(function: FunctionOnHosts, args: Sequence[Any], named: Mapping[
     placed = []
     for n, (aval, spec) in enumerate(made):
         where, value = leaves[n]
-        got = value if isinstance(value, jax.Array) else numpy_of(value, aval.dtype)
+        expected = f"expected {aval.dtype}{list(aval.shape)}"
+        try:
+            got = value if isinstance(value, jax.Array) else numpy_of(value, aval.dtype)
+        except OverflowError:
+            raise TypeError(f"{where} is {value}: {expected}") from None
         if got.shape != aval.shape or got.dtype != aval.dtype:
-            raise TypeError(
-                f"{where} is {got.dtype}{list(got.shape)}: expected {aval.dtype}{list(aval.shape)}"
-            )
+            raise TypeError(f"{where} is {got.dtype}{list(got.shape)}: {expected}")
         # A copy: it may be what the function took, or keeps.
         placed.append(jax.device_put(got, NamedSharding(mesh, spec), may_alias=False))
     return plain_values.build(tree, placed)

@@ -279,6 +279,23 @@ def test_results_are_plain(slices):
             jax.block_until_ready(made)
 
 
+def test_numbers_lose_nothing(slices):
+    """A number of Python becomes an array of a type that holds it."""
+    for value, dtype in ((2, jnp.float32), (True, jnp.int32), (1.5, jnp.bfloat16), (200, jnp.uint8)):
+        out = jax.ShapeDtypeStruct((), dtype)
+        made = pw.on_hosts(host_functions.same_value, devices=slices[1], out=out)(value=value).result()
+        assert np.asarray(made) == value
+    for value, dtype, said in (
+        (1.5, jnp.int32, r"float64\[\]: expected int32\[\]"),
+        (5, jnp.bool_, r"int64\[\]: expected bool\[\]"),
+        (300, jnp.uint8, "300 out of bounds for uint8"),
+    ):
+        out = jax.ShapeDtypeStruct((), dtype)
+        made = pw.on_hosts(host_functions.same_value, devices=slices[1], out=out)(value=value).result()
+        with pytest.raises(pw.CallFailedError, match=said):
+            made.block_until_ready()
+
+
 def local():
     def inside():
         """No function of a module."""

@@ -246,6 +246,20 @@ def test_what_is_not_like_the_checkpoint_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             pw.checkpoint.restore(tmp_path, like)
+    pw.checkpoint.save(tmp_path / "other", {"x": jnp.ones(2), "n": 5, "f": 1.5, "name": "lion"}, 1)
+    wholes = {"x": jnp.ones(2), "n": 0, "f": 0.0, "name": ""}
+    for other, message in (
+        ({"x": 0}, r"x in .* is float32\[2\], but `like` has the type int"),
+        ({"x": ""}, r"x in .* is float32\[2\], but `like` has the type str"),
+        ({"n": ""}, "n in .* is the type int, but `like` has the type str"),
+        ({"n": False}, r"n in .* is the type int, but `like` has bool\[\]"),
+        ({"f": 0}, "f in .* is the type float, but `like` has the type int"),
+        ({"name": 0}, "name in .* is the type str, but `like` has the type int"),
+        ({"name": jnp.ones(2)}, r"name in .* is the type str, but `like` has float32\[2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pw.checkpoint.restore(tmp_path / "other", {**wholes, **other})
+    assert pw.checkpoint.restore(tmp_path / "other", {**wholes, "n": 0.0})["n"] == 5.0
     with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 2 in .*, only of 1"):
         pw.checkpoint.restore(tmp_path, state, step=2)
     with pytest.raises(ValueError, match="has no position of an input"):

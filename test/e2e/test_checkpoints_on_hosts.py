@@ -149,6 +149,21 @@ def test_a_checkpoint_of_orbax_is_read_by_hosts(devices, tmp_path):
     equal(restored, tree)
 
 
+def test_what_was_saved_from_devices_of_this_process_is_read_by_hosts(devices, tmp_path):
+    """As a run in one process saves it; of the same tree some may stay here."""
+    _, state = on_islands(devices, 0, 1)
+    here = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, state["rows"]))
+    pw.checkpoint.save(tmp_path, {"rows": here, "same": here[0], "n": 5}, 1)
+    like = {"rows": state["rows"], "same": here[0], "n": 0}
+    restored = pw.checkpoint.restore(tmp_path, like)
+    assert all(isinstance(row, pw.Array) for row in restored["rows"])
+    assert isinstance(restored["same"], jax.Array)
+    equal(restored["rows"], state["rows"])
+    equal(restored["same"], here[0])
+    with pytest.raises(ValueError, match=r"n in .* is the type int, but `like` has int32\[\]"):
+        pw.checkpoint.restore(tmp_path, {**like, "n": state["count"]})
+
+
 def test_a_host_that_sees_another_folder_is_an_error(devices, tmp_path, monkeypatch):
     """The file that it looks for is not there; the next save of the same step is whole."""
     compiled, state = on_islands(devices, 0, 1)

@@ -26,11 +26,11 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize(("replicas", "hosts"), [(1, ["--hosts"]), (2, [])])
+@pytest.mark.parametrize(("replicas", "begun", "ended"), [(1, ["--hosts"], []), (2, [], ["--hosts"])])
 def test_ends_with_the_same_losses_when_it_is_killed_and_started_again(
-    tmp_path: Path, replicas: int, hosts: list[str]
+    tmp_path: Path, replicas: int, begun: list[str], ended: list[str]
 ) -> None:
-    """Begun on hosts, it goes on in one process."""
+    """Begun on hosts, it goes on in one process, and the reverse."""
     subprocess.run(command(tmp_path / "whole", replicas), check=True, capture_output=True)
     whole = metrics(tmp_path / "whole")
     assert [line["step"] for line in whole] == list(range(1, 41))
@@ -38,14 +38,14 @@ def test_ends_with_the_same_losses_when_it_is_killed_and_started_again(
 
     cut = tmp_path / "cut"
     with subprocess.Popen(
-        command(cut, replicas, *hosts), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(cut, replicas, *begun), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         while not (cut / "metrics.jsonl").exists() or len((cut / "metrics.jsonl").read_text()) < 1000:
             assert process.poll() is None
         process.kill()
     steps = sorted(int(file.name) for file in (cut / "checkpoints").iterdir() if file.name.isdecimal())
     assert steps[-1] < 40
-    done = subprocess.run(command(cut, replicas), check=True, capture_output=True, text=True)
+    done = subprocess.run(command(cut, replicas, *ended), check=True, capture_output=True, text=True)
     assert f"from step {steps[-1]};" in done.stdout
     assert metrics(cut) == whole
     kept = sorted(int(file.name) for file in (cut / "checkpoints").iterdir() if file.name.isdecimal())

@@ -101,6 +101,10 @@ def number() -> float:
     return 1.5
 
 
+def same_value(value: float) -> float:
+    return value
+
+
 def key_of(seed: int) -> Any:
     return jax.random.key(seed)
 

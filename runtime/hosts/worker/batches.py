@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.worker.calls import CallRefused, context, of_package
+from pathways.runtime.hosts.worker.calls import CallRefused, context, numpy_of, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
 
 _BYTES = "bytes"
@@ -328,12 +328,14 @@ def checked(where: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
     Raises:
       CallRefused: it is of another type.
     """
-    array = np.asarray(value)
-    is_number = isinstance(value, bool | int | float | complex)
-    if array.shape == tuple(shape) and (is_number or jax.dtypes.canonicalize_dtype(array.dtype) == dtype):
+    expected = f"expected {dtype}{list(shape)}"
+    try:
+        array = np.asarray(value) if hasattr(value, "dtype") else numpy_of(value, dtype)
+    except OverflowError:
+        raise CallRefused("result", f"{where} is {value}: {expected}") from None
+    if array.shape == tuple(shape) and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
         return array
-    got, expected = f"{array.dtype}{list(array.shape)}", f"{dtype}{list(shape)}"
-    raise CallRefused("result", f"{where} is {got}: expected {expected}")
+    raise CallRefused("result", f"{where} is {array.dtype}{list(array.shape)}: {expected}")
 
 
 def _stack(

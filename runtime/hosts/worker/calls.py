@@ -332,9 +332,27 @@ def _own_part(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(shape, own, [shard.data for shard in shards])
 
 
+_NUMBERS = (np.bool_, np.integer, np.floating, np.complexfloating)
+"""Kinds of numbers, each of which holds those before it."""
+
+
+def holds(dtype: Any, other: Any) -> bool:
+    """Whether a dtype holds numbers of the kind of another: floats hold integers, and not the reverse."""
+    rank, smaller = (
+        next((n for n, kind in enumerate(_NUMBERS) if jax.dtypes.issubdtype(each, kind)), None)
+        for each in (dtype, other)
+    )
+    return rank is not None and smaller is not None and smaller <= rank
+
+
 def numpy_of(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """A copy of what a function returned for an array of a dtype, which numbers of Python get."""
-    return np.array(value, dtype if isinstance(value, bool | int | float | complex) else None)
+    """A copy of what a function returned for an array; numbers of Python get its dtype if that holds them.
+
+    Raises:
+      OverflowError: it is an integer that is too large.
+    """
+    is_number = isinstance(value, bool | int | float | complex)
+    return np.array(value, dtype if is_number and holds(dtype, np.dtype(type(value))) else None)
 
 
 def _copy(array: jax.Array) -> jax.Array:
