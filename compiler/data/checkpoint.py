@@ -139,7 +139,7 @@ def save(
     Raises:
       ImportError: Orbax is not installed.
       TypeError: a leaf is nothing that can be saved; names it. Or `data` has no position, or the step is no
-        whole number.
+        whole number, or `keep` is none.
       ValueError: a leaf has no elements, two have the same name once their keys are joined with dots, the
         tree has no leaves, the path has brackets, the step is negative, or `keep` below one.
       FileExistsError: there is such a checkpoint.
@@ -150,6 +150,8 @@ def save(
         raise TypeError(f"pw.checkpoint: the step must be a whole number, got {step!r}")
     if step < 0:
         raise ValueError(f"pw.checkpoint: the step must not be negative, got {step}")
+    if keep is not None and not isinstance(keep, int | np.integer):
+        raise TypeError(f"pw.checkpoint: keep must be a whole number, got {keep!r}")
     if keep is not None and keep < 1:
         raise ValueError(f"pw.checkpoint: keep must be at least 1, got {keep}")
     folder = _folder(path) / str(int(step))
@@ -168,7 +170,7 @@ def save(
         _pending.wait()
         if folder.exists():
             raise FileExistsError(f"pw.checkpoint: there is a checkpoint of step {step} already: {folder}")
-        _make(folder.parent)
+        _make(folder)
         items[_STATE], of_hosts = saved_by_hosts(items[_STATE], hosts)
         try:
             with _context(orbax, path, compress, of_hosts):
@@ -381,7 +383,10 @@ def _folder(path: str | os.PathLike[str]) -> Any:
     """The folder, here or where Orbax writes too, such as gs://."""
     from etils import epath
 
-    folder = epath.Path(path)
+    try:
+        folder = epath.Path(path)
+    except KeyError as error:
+        raise ValueError(f"pw.checkpoint: {path}: nothing here reads {error.args[0]} paths") from None
     return folder if "://" in os.fspath(path) else folder.absolute()
 
 
@@ -391,16 +396,17 @@ def _hosts_for(path: str | os.PathLike[str]) -> Controller | None:
 
 
 def _make(folder: Any) -> None:
-    """Makes the folder of checkpoints.
+    """Makes the folder around that of a checkpoint, and tries whether it takes one with a name like its own.
 
     Orbax, which makes folders in the background, finds out after minutes that it cannot.
 
     Raises:
-      OSError: it cannot be made, or takes no folders.
+      OSError: it cannot be made, or takes no such folder.
     """
     if "://" not in os.fspath(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        Path(tempfile.mkdtemp(prefix=".", dir=folder)).rmdir()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Orbax adds about as much to the name while it writes.
+        Path(tempfile.mkdtemp(prefix=f".{folder.name}.orbax-check", dir=folder.parent)).rmdir()
 
 
 def _context(

@@ -67,7 +67,7 @@ class FunctionOnHosts(OfProcess):
         return f"<pw.on_hosts {self.name}{where}>"
 
     @boundary
-    def __call__(self, *arrays: Any, **plain: Any) -> HostCall:
+    def __call__(self, /, *arrays: Any, **plain: Any) -> HostCall:
         """Starts it on every host of the slice, and returns at once.
 
         It takes its place among the steps of programs: it sees the arrays as they are now. Steps that follow
@@ -163,7 +163,9 @@ class FunctionOnHosts(OfProcess):
             return None, b"null"
         assert self.devices is not None
         leaves: list[Any] = []
-        tree = plain_values.tree_of(self._out, "out", lambda leaf: hasattr(leaf, "dtype"), leaves)
+        tree = plain_values.tree_of(
+            self._out, "out", lambda leaf: hasattr(leaf, "dtype") and hasattr(leaf, "shape"), leaves
+        )
         if len(self.devices.replicas) > 1:
             raise ValueError(
                 f"pw.on_hosts: {self.name} makes arrays, and slice {self.devices.name} has replicas, each of "

@@ -161,6 +161,9 @@ def prefetch[T](
     """
     if not isinstance(step, Bound | Program):
         raise TypeError(f"pw.prefetch: step must be a program, got {type(step).__name__}")
+    for name, number in {"depth": depth, "count": count}.items():
+        if number is not None and not isinstance(number, int | np.integer):
+            raise TypeError(f"pw.prefetch: {name} must be a whole number, got {number!r}")
     if depth < 1:
         raise ValueError(f"pw.prefetch: depth must be at least 1, got {depth}")
     if count is not None and count < 0:

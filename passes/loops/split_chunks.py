@@ -55,7 +55,7 @@ class SplitChunks(Pass):
 
     1. A part is a module nested in the program's: a chunk of iterations of each such loop, what
        comes before the first one, between two, and after the last one. Work is done by the first part that
-       can do it.
+       can do it; a loop with a `count` by the first that can do all of it.
     2. `@main` specifies the order of the parts, by `pw.run` and `pw.repeat`, and what they pass on.
     3. Carried values are donated from chunk to chunk. The initial values of a loop are donated to its first
        chunk: a copy, where others read it too, or where it is an argument that is kept.
@@ -216,12 +216,15 @@ class _PartSplitter:
             for n, op in enumerate(self.operations):
                 if isinstance(op, UntilOp):
                     continue
+                made = [self.makers[v] for v in captured(op) if v in self.makers]
                 chunked = self.chunked(around[n])
                 if chunked is not None:
                     levels[n] = loops.index(chunked) + 1
+                    if any(levels[m] >= levels[n] and self.chunked(around[m]) != chunked for m in made):
+                        fail(op, f"reads, in loop @{chunked}, what is made in a loop that waits for its end")
                     continue
-                read = [levels[self.makers[v]] for v in captured(op) if v in self.makers]
-                level = len(loops) if n == len(self.operations) - 1 else max(read, default=0)
+                is_last = n == len(self.operations) - 1
+                level = len(loops) if is_last else max((levels[m] for m in made), default=0)
                 if around[n]:
                     outermost = around[n][-1]
                     level = max(level, of_loop.get(outermost, 0))
@@ -386,8 +389,6 @@ class _PartWriter:
         others = self.operations if self.is_last else self.operations[:-1]
         for n, op in reversed(list(enumerate(others))):
             if n not in part.kept:
-                if any(next(iter(result.uses), None) for result in op.results):
-                    fail(op, f"is read in part @{part.name}, which comes before it")
                 op.operation.erase()
         for n in reversed(range(count)):
             block.erase_argument(n)

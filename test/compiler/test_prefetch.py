@@ -171,6 +171,10 @@ def test_a_batch_of_another_type_is_refused(compiled: pw.Compiled) -> None:
 def test_refuses_what_it_cannot_do(compiled: pw.Compiled) -> None:
     with pytest.raises(ValueError, match="program 'step' has no argument 'data', only w, batch"):
         pw.prefetch([], compiled, "data")
+    with pytest.raises(TypeError, match="depth must be a whole number, got '2'"):
+        pw.prefetch([], compiled, "batch", depth="2")
+    with pytest.raises(TypeError, match=r"count must be a whole number, got 2\.5"):
+        pw.prefetch([], compiled, "batch", count=2.5)
     with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
         pw.prefetch([], compiled, "batch", depth=0)
     with pytest.raises(TypeError, match="step must be a program, got function"):

@@ -317,6 +317,10 @@ def test_functions_have_to_be_of_modules_and_arguments_plain(slices):
     call = pw.on_hosts(host_functions.total, devices=slices[1])
     with pytest.raises(TypeError, match=r"argument 0\['a'\] is of type builtins\.float: expected arrays"):
         call({"a": 1.0})
+    with pytest.raises(pw.CallFailedError, match="unexpected keyword argument 'self'"):
+        call(X, self=1).result()
+    with pytest.raises(TypeError, match=r"out is of type .*: expected arrays"):
+        pw.on_hosts(host_functions.three, devices=slices[1], out=jnp.float32)()
     endless: list = []
     endless.append(endless)
     for wrong, text in (

@@ -204,6 +204,10 @@ def test_keeps_the_last_checkpoints(tmp_path: Path) -> None:
         pw.checkpoint.save(tmp_path, {"a": np.arange(step)}, step, keep=2)
     assert pw.checkpoint.latest(tmp_path) == 5
     assert sorted(file.name for file in tmp_path.iterdir()) == ["4", "5"]
+    with pytest.raises(TypeError, match=r"keep must be a whole number, got 1\.5"):
+        pw.checkpoint.save(tmp_path, {"a": 1}, 6, keep=1.5)
+    with pytest.raises(ValueError, match="file:///x: nothing here reads file:// paths"):
+        pw.checkpoint.save("file:///x", {"a": 1}, 6)
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         pw.checkpoint.save(tmp_path, {"a": 1}, 6, keep=0)
 
@@ -283,6 +287,8 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> Non
     # There nobody may make any.
     with pytest.raises(OSError, match="/proc/"):
         pw.checkpoint.save("/proc/self/runs", {"n": 1}, 1)
+    with pytest.raises(OSError, match="File name too long"):
+        pw.checkpoint.save(tmp_path, {"n": 1}, 10**240)
 
 
 WITHOUT = """

@@ -166,10 +166,14 @@ def difference(number: int) -> str:
     return ""
 
 
+REFUSED = ("calls no placed function",)
+"""What is said of programs all of whose calls JAX drops."""
+
+
 def main(argv: list[str] | None = None) -> int:
     options = flags(__doc__).parse_args(argv)
     pw.connect(cpu_devices=2 * SLICES)
-    return run(difference, lambda number: str(case_of(number)), (), options)
+    return run(difference, lambda number: str(case_of(number)), REFUSED, options)
 
 
 if __name__ == "__main__":

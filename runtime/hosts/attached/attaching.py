@@ -46,6 +46,10 @@ class Attachment:
 
 def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] | None) -> Attachment:
     """What a user asks for; by default the client has the name of the user and the number of the process."""
+    if not isinstance(where, str):
+        raise TypeError(f"connect: attach must be the name or the address of a cluster, got {where!r}")
+    if not isinstance(token, str | os.PathLike | None):
+        raise TypeError(f"connect: token must be the path of a file, got {token!r}")
     name = f"{_user()}-{os.getpid()}" if client is None else client
     return Attachment(where, name, None if token is None else os.fspath(token))
 

@@ -48,11 +48,16 @@ def secret_of(path: str, setting: str = "secret_file") -> bytes:
       setting: what users call it.
 
     Raises:
-      ValueError: others may read the file, or it is too short.
+      ValueError: others may read the file, it is too short, or there can be no such path.
       OSError: it cannot be read.
     """
     file = Path(path)
-    mode = file.stat().st_mode & 0o777
+    try:
+        mode = file.stat().st_mode & 0o777
+    except OSError as error:
+        raise type(error)(error.errno, f"{setting}: {error.strerror}", path) from None
+    except ValueError as error:
+        raise ValueError(f"{setting}={path!r}: {error}") from None
     if mode & 0o077:
         raise ValueError(f"{setting}={path!r} can be read by others (mode {mode:04o}): chmod 600 {path}")
     secret = file.read_bytes().strip()

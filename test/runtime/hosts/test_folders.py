@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.attached.attaching import attachment_of
 from pathways.runtime.hosts.launch.folders import (
     ClusterFolder,
     address_of,
@@ -171,3 +172,14 @@ def test_a_service_that_does_not_answer_or_greet():
         call_service(address, b"s" * 32, ADMIN_PURPOSE, decode_for_admin)
     with pytest.raises(HostError, match=r"^the service at /no/socket does not answer: No such file"):
         call_service("/no/socket", b"s" * 32, ADMIN_PURPOSE, decode_for_admin)
+
+
+def test_a_token_that_is_no_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"token: No such file or directory: .*none"):
+        find("127.0.0.1:9", str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"token='a\\x00b': .*embedded null"):
+        find("127.0.0.1:9", "a\0b")
+    with pytest.raises(TypeError, match="attach must be the name or the address of a cluster, got 5"):
+        attachment_of(5, None, None)
+    with pytest.raises(TypeError, match="token must be the path of a file, got 5"):
+        attachment_of("lab", None, 5)
