@@ -5,8 +5,8 @@ receipt on the slice that it goes to. They constrain each other in four ways:
 
 - data: a launch or send waits for what it reads, a receipt for its send;
 - slice order: a slice runs its launches and sends in the order of their `order` attributes, and slices
-  that may share devices have one order together; it receives a value right before the first launch that
-  reads it;
+  that may share devices have one order together; it receives a value right before the first launch or send
+  that reads it;
 - channel order: values are received in the order in which they were sent;
 - channel capacity: a send waits until there is room for its value, which a receipt makes.
 

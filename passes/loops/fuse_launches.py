@@ -44,6 +44,7 @@ class FuseLaunches(Pass):
     1. no result of A leaves the slice, and
     2. B reads no value from another slice that the slice has not waited for by then, or A only counts: it is
        glue on values of at most 1 KB, of the loop and microbatch of B, and costs less than a launch.
+    3. Between them the slice sends nothing on that it has received: what A reads would be received after it.
 
     Glue is fused with its neighbours; two placed calls of the user only with `user-calls`, or where they are
     the forward and the backward call of one stage and microbatch, as on the last stage of a pipeline. Glue
@@ -124,6 +125,7 @@ class FuseLaunches(Pass):
                 joins = joins and bool(runs) and _ends_loop(runs[-1], launch, symbols)
             piece = [*preparations.get(launch, ()), launch]
             joins = joins and bool(runs) and versions.stay_alike([*runs[-1], *piece])
+            joins = joins and launch.sent_on == runs[-1][-1].sent_on
             if not joins:
                 runs.append([])
                 head, closed = None, False
@@ -156,6 +158,7 @@ class _Unfused:
       is_ready: whether nothing has to be waited for to read its operands: they are arguments, or what is
         worked out in front of its loop.
       only_counts: whether it is glue of a loop on small values, such as a counter and its comparison.
+      sent_on: how many values that it has received the slice sends on before.
       leaves: whether a result of it is moved to another slice.
       read_by: what reads each of its results: launches, and None for all else.
     """
@@ -170,6 +173,7 @@ class _Unfused:
     incoming: set[ir.Value]
     is_ready: bool
     only_counts: bool
+    sent_on: int
     leaves: bool
     read_by: list[set[_Unfused | None]]
 
@@ -188,13 +192,19 @@ def _read_launches(main: ir.OpView, symbols: dict[str, ir.OpView]) -> list[_Unfu
     """The launches of a program, in their order."""
     launches: list[_Unfused] = []
     moved: set[ir.Value] = set()
+    joined: set[ir.Value] = set()
+    sent_on: collections.Counter[str] = collections.Counter()
     made: dict[ir.Value, tuple[_Unfused, set[_Unfused | None]]] = {}
     for op in body_block(main).operations:
         reads = list(op.operands)
         if not op_has(op, Trait.EXECUTES):
             moves = op_has(op, Trait.TRANSFERS)
+            is_of_received = any(value in moved or value in joined for value in reads)
             if moves:
                 moved.update(op.results)
+                sent_on[symbols[op.channel].src] += is_of_received
+            elif is_of_received:
+                joined.update(op.results)
             for value in reads:
                 if value in made:
                     maker, readers = made[value]
@@ -213,6 +223,7 @@ def _read_launches(main: ir.OpView, symbols: dict[str, ir.OpView]) -> list[_Unfu
             incoming={value for value in reads if value in moved},
             is_ready=True,
             only_counts=loop is not None and op.is_glue and _only_counts(op, symbols),
+            sent_on=sent_on[op.slice],
             leaves=False,
             read_by=[],
         )

@@ -13,12 +13,19 @@ Span = tuple[int, int]
 
 
 def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
-    """The position of the first launch that reads each value."""
+    """The position of the first launch or transfer that reads each value, by itself or joined with others."""
     positions: dict[ir.Value, int] = {}
     for n, op in enumerate(operations):
-        if op_has(op, Trait.EXECUTES):
-            for value in op.operands:
-                positions.setdefault(value, n)
+        if not op_has(op, Trait.ORDERED):
+            continue
+        pending = list(op.operands)
+        while pending:
+            value = pending.pop()
+            if value in positions:
+                continue
+            positions[value] = n
+            if not isinstance(value, ir.BlockArgument) and not op_has(value.owner.opview, Trait.ORDERED):
+                pending += value.owner.operands
     return positions
 
 

@@ -306,7 +306,8 @@ def misplaced(
       ranks: the number of dimensions of each.
     """
     protos = executable.get_parameter_shardings() if which == "operand" else executable.get_output_shardings()
-    if protos is None:
+    # What has no results has an empty tuple, which has a sharding.
+    if protos is None or not shardings:
         return None
     for number, (proto, sharding, rank) in enumerate(zip(protos, shardings, ranks, strict=True)):
         chosen = xla_client.HloSharding.from_proto(proto)

@@ -94,6 +94,18 @@ def replaced(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
     return a, b, a + g(w[1], a + b), f(w[0], b) + a
 
 
+def sent_on(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """The last of what is received before the loop is the first to be sent on in it, and comes back."""
+    turn = lambda s, row: ((s[2], g(w[1], s[0]), s[1]), f(w[0], s[2]))  # noqa: E731
+    return jax.lax.scan(turn, (f(w[0], 2 * x), x, f(w[0], x)), xs[:3])
+
+
+def unread(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """Nothing reads what the first value starts from, and a turn has results that nothing reads at last."""
+    turn = lambda s, row: ((g(w[1], s[1]), f(w[0], s[1]) + row), f(w[0], g(w[1], s[0])))  # noqa: E731
+    return jax.lax.scan(lambda s, row: (turn(s, row)[0], None), (x + g(w[1], x), x), xs[:1])[0][0]
+
+
 def down(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
     """A while loop whose end can be counted: from 5 down to -7, by 3."""
     return jax.lax.while_loop(
@@ -168,6 +180,8 @@ PROGRAMS = [
     swapped,
     started_alike,
     replaced,
+    sent_on,
+    unread,
     down,
     nested,
     mapped,

@@ -441,3 +441,33 @@ module @larger attributes {pw.form = "ordered"} {
     return %y : !x
   }
 }
+
+// -----
+
+// Not over a send of what was received: the first launch would receive its value after that, and @c0 delivers it before.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @sent_on
+module @sent_on attributes {pw.form = "ordered"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 2, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, value_type = !x} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s0}) {
+    %a = "pw.transfer"(%x) {channel = @c0, order = 0, slice = @s1} : (!x) -> !x
+    // CHECK: %[[B:.*]] = "pw.transfer"(%arg1)
+    %b = "pw.transfer"(%y) {channel = @c0, order = 1, slice = @s1} : (!x) -> !x
+    // CHECK: %[[C:.*]] = "pw.launch"({{.*}}) {callee = @glue, order = 0
+    %c = "pw.launch"(%a) {callee = @glue, order = 0, slice = @s1} : (!x) -> !x
+    // CHECK: "pw.transfer"(%[[B]]) {channel = @c1, order = 1
+    %d = "pw.transfer"(%b) {channel = @c1, order = 1, slice = @s0} : (!x) -> !x
+    // CHECK: "pw.launch"(%[[C]]) {callee = @glue, order = 2
+    %e = "pw.launch"(%c) {callee = @glue, order = 2, slice = @s1} : (!x) -> !x
+    return %e, %d : !x, !x
+  }
+  func.func private @glue(%x: !x) -> !x {
+    %y = stablehlo.negate %x : !x
+    return %y : !x
+  }
+}

@@ -86,3 +86,34 @@ module @sharded attributes {pw.form = "unrolled"} {
     return %0, %1, %2#0, %2#1 : !x, !x, !half, !half
   }
 }
+
+// -----
+
+// What is sent on, or joined with others, is read by that: @s1 needs what is sent last first, so it has a channel of
+// its own, and so has what the mirror joins.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @sent_on
+module @sent_on attributes {pw.form = "unrolled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s2", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}, %z: !x {pw.slice = @s0}, %w: !x {pw.slice = @s2}) -> (!x {pw.slice = @s2}, !x {pw.slice = @s1}, !x {pw.slice = @s1}) {
+    // CHECK: %[[A:.*]] = "pw.transfer"(%arg0) {channel = @c0, order = 0
+    %a = "pw.transfer"(%x) {slice = @s1} : (!x) -> !x
+    // CHECK: %[[B:.*]] = "pw.transfer"(%arg1) {channel = @c1, order = 1
+    %b = "pw.transfer"(%y) {slice = @s1} : (!x) -> !x
+    // CHECK: %[[C:.*]] = "pw.transfer"(%arg2) {channel = @c2, order = 2
+    %c = "pw.transfer"(%z) {slice = @s1} : (!x) -> !x
+    %m = "pw.mirror"(%c, %w) : (!x, !x) -> !x
+    %e = "pw.launch"(%m) {callee = @f, slice = @s1} : (!x) -> !x
+    // CHECK: "pw.transfer"(%[[B]]) {channel = @c3, order = 1
+    %d = "pw.transfer"(%b) {slice = @s2} : (!x) -> !x
+    %f = "pw.launch"(%a) {callee = @f, slice = @s1} : (!x) -> !x
+    return %d, %e, %f : !x, !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
