@@ -283,7 +283,7 @@ def test_logs_are_followed_until_the_end(folder, capfd):
         ),
         (["status", "nothing"], "no cluster 'nothing' is up: there is no folder "),
         (["status", "10.0.0.5:7070"], "10.0.0.5:7070: expected token=, the path of a copy of the token"),
-        (["status", "10.0.0.5:7070", "--token", "/nowhere"], "/nowhere: No such file or directory"),
+        (["status", "10.0.0.5:7070", "--token", "/nowhere"], "/nowhere: token: No such file or directory"),
         (["logs", "nothing"], "cluster 'nothing' has no log: there is no file "),
     ],
 )
