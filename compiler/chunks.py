@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -203,23 +203,31 @@ class ChunkedExecutable(ProgramExecutable):
         self._check_donated(leaves)
         kept = {n: leaf for n, leaf in enumerate(leaves) if n not in self._donated}
         # What a part consumes it brings itself: only it knows whose buffer that is then.
-        placed = self._placed(kept)
-        if all(placed.get(n, leaf) is leaf for n, leaf in kept.items()):
+        placed = self.bring(kept)
+        if all(placed[n] is leaf for n, leaf in kept.items()):
             self._in_place = _types_and_shardings(leaves)
         return [placed.get(n, leaf) for n, leaf in enumerate(leaves)]
 
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """Puts some arguments, by their numbers, where calls want them; what is there stays as it is."""
+        """See `ProgramExecutable.place`."""
         for n, leaf in leaves.items():
             self.check(n, leaf)
-        placed = self._placed(leaves)
-        return {n: placed.get(n, leaf) for n, leaf in leaves.items()}
+        return self._by_parts(leaves, lambda part, own: part.place(own))
 
-    def _placed(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        placed: dict[int, Any] = {}
+    def bring(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """See `ProgramExecutable.bring`."""
+        return self._by_parts(leaves, lambda part, own: part.bring(own))
+
+    def _by_parts(
+        self,
+        leaves: Mapping[int, Any],
+        put: Callable[[ProgramExecutable, dict[int, Any]], dict[int, Any]],
+    ) -> dict[int, Any]:
+        """Arguments that are put by the part that takes them; those that none takes stay as they are."""
+        placed = dict(leaves)
         for part, _ in self._calls:
             taken = [(n, taker[1]) for n in leaves if (taker := self._takers[n]) and taker[0] is part]
-            brought = part.place({k: leaves[n] for n, k in taken})
+            brought = put(part, {k: leaves[n] for n, k in taken})
             placed.update((n, brought[k]) for n, k in taken)
         return placed
 

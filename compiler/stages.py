@@ -247,7 +247,9 @@ class Bound(OfProcess):
           *args: the first positional arguments of a call, in any number; static ones are left out.
 
         Returns:
-          As many, with arrays where there were arrays or numbers. What is in place already is not copied.
+          As many, with arrays where there were arrays or numbers. What is in place already is not copied,
+          unless the slice may share its devices (`overlap=True`). Copies live on when the arrays that they
+          were made of are donated.
 
         Raises:
           TypeError: when one does not have the shape, dtype or structure of an argument.

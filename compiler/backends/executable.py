@@ -143,11 +143,15 @@ class ProgramExecutable(abc.ABC):
 
     @abc.abstractmethod
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """Puts some arguments, by their numbers, where calls want them; what is there stays as it is.
+        """Some arguments, by their numbers, where calls want them; see `Compiled.place`.
 
         Raises:
           TypeError: one is not of the type that was compiled for.
         """
+
+    @abc.abstractmethod
+    def bring(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """As `place`, for a call, so that what is made may end with the array that it is a copy of."""
 
     @abc.abstractmethod
     def execute(self, leaves: list[Any]) -> Any:

@@ -73,7 +73,7 @@ def bring(controller: Controller, array: Array, where: Location) -> None:
     Raises:
       HostError: a host is gone.
     """
-    if relocate(controller, HostsBackend(controller)._load, [(array, where)]):
+    if relocate(controller, HostsBackend(controller)._load, [(array, array, where)]):
         array.add_copy(where, controller.put(array.fetch(), where))
 
 

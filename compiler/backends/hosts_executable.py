@@ -30,7 +30,8 @@ ARRAYS = (Array, jax.Array)
 """What can be deleted."""
 
 
-Relocate = Callable[[Sequence[tuple[Array, Location]]], list[tuple[Array, Location]]]
+Copies = Sequence[tuple[Array, Array, Location]]
+Relocate = Callable[[Copies], Copies]
 
 
 class HostsExecutable(ProgramExecutable):
@@ -182,6 +183,10 @@ class HostsExecutable(ProgramExecutable):
         """See `ProgramExecutable.place`."""
         for n, leaf in leaves.items():
             self.check(n, leaf)
+        return self._brought(leaves, apart=True)
+
+    def bring(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """See `ProgramExecutable.bring`."""
         return self._brought(leaves)
 
     def execute(self, leaves: Sequence[Array]) -> Any:
@@ -207,16 +212,22 @@ class HostsExecutable(ProgramExecutable):
         """The runs that made the arguments where they are read."""
         return [leaves[n].step_at(where) for inputs in self._inputs.values() for n, where in inputs]
 
-    def _brought(self, leaves: Mapping[int, Any]) -> dict[int, Array]:
-        """Arguments on the hosts that read them; what is there already is not sent."""
-        brought = {n: self._on_hosts(n, leaf) for n, leaf in leaves.items()}
+    def _brought(self, leaves: Mapping[int, Any], *, apart: bool = False) -> dict[int, Array]:
+        """Arguments on the hosts that read them; what is there already is not sent.
+
+        Args:
+          leaves: the arguments, by their numbers.
+          apart: whether what is sent ends apart from the array that it is a copy of.
+        """
+        found = {n: self._on_hosts(n, leaf) for n, leaf in leaves.items()}
+        brought = {n: self._apart(n, array) for n, array in found.items()} if apart else found
         missing = [
             (n, where)
             for n, array in brought.items()
             for where in self._locations[n]
             if not array.is_at(where)
         ]
-        elsewhere = [(brought[n], where) for n, where in missing if brought[n].locations]
+        elsewhere = [(found[n], brought[n], where) for n, where in missing if found[n].locations]
         if elsewhere:
             self._relocate(elsewhere)
         for n, where in missing:
@@ -225,6 +236,14 @@ class HostsExecutable(ProgramExecutable):
                 value = _value(leaves[n], self._signature.avals[n])
                 array.add_copy(where, self._controller.put(value, where))
         return brought
+
+    def _apart(self, n: int, array: Array) -> Array:
+        """A handle for the copies of an argument; its own if none have to be made."""
+        # Where slices share devices another one may have left it there, whose program donates it one day.
+        is_shared = any(slice.overlap for slice in self._alive)
+        if array.locations and (is_shared or not all(map(array.is_at, self._locations[n]))):
+            return Array(self._controller, array.aval, {}, None)
+        return array
 
     def _on_hosts(self, n: int, leaf: Any) -> Array:
         """The handle of an argument, or one for it that is nowhere yet."""

@@ -216,9 +216,24 @@ class LocalExecutable(ProgramExecutable):
 
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
         """See `ProgramExecutable.place`."""
-        moves = []
         for n, leaf in leaves.items():
             self.check(n, leaf)
+        placed = self.bring(leaves)
+        sharing = {name for name, slice in self.interface.slices.items() if slice.overlap}
+        shared = [
+            n
+            for n, leaf in leaves.items()
+            if isinstance(leaf, jax.Array)
+            and self._arguments[n].home is not None
+            and self._arguments[n].slice in sharing
+        ]
+        # This may be memory of another slice on the same devices, whose program donates it one day.
+        return {**placed, **self._put(placed, shared, may_alias=False)}
+
+    def bring(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """See `ProgramExecutable.bring`."""
+        moves = []
+        for n, leaf in leaves.items():
             home = self._arguments[n].home
             if home is None:
                 continue
@@ -226,7 +241,9 @@ class LocalExecutable(ProgramExecutable):
                 moves.append(n)
         return {**leaves, **self._put(leaves, moves)}
 
-    def _put(self, leaves: Mapping[int, Any] | list[Any], moves: list[int]) -> dict[int, Any]:
+    def _put(
+        self, leaves: Mapping[int, Any] | list[Any], moves: list[int], *, may_alias: bool = True
+    ) -> dict[int, Any]:
         """Copies of some arguments on their first slices."""
         if not moves:
             return {}
@@ -234,7 +251,7 @@ class LocalExecutable(ProgramExecutable):
             [leaves[n] for n in moves],
             [self._arguments[n].home for n in moves],
             # An alias of what the caller keeps must not be donated.
-            may_alias=[n not in self._donated for n in moves],
+            may_alias=[may_alias and n not in self._donated for n in moves],
         )
         return dict(zip(moves, placed, strict=True))
 

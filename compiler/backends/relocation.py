@@ -103,8 +103,8 @@ class _KeptProgram:
 
 
 def relocate(
-    controller: Controller, load: Load, wanted: Sequence[tuple[Array, Location]]
-) -> list[tuple[Array, Location]]:
+    controller: Controller, load: Load, wanted: Sequence[tuple[Array, Array, Location]]
+) -> list[tuple[Array, Array, Location]]:
     """Brings arrays to where they are wanted, shard to shard; nothing waits for it.
 
     All of them are moved by one program, which is loaded once and kept.
@@ -112,7 +112,8 @@ def relocate(
     Args:
       controller: the controller of the hosts.
       load: loads it on them.
-      wanted: the arrays, each with a location that it is not at.
+      wanted: arrays, each with the one that gets the copy, which may be itself, and a location that this is
+        not at.
 
     Returns:
       Those that cannot be moved so: no replica that shares them has the part that is wanted.
@@ -120,10 +121,12 @@ def relocate(
     Raises:
       HostError: a host is gone.
     """
-    moves = [_Move.of(array, target) for array, target in wanted]
-    going = [(array, move) for (array, _), move in zip(wanted, moves, strict=True) if move is not None]
+    moves = [_Move.of(array, target) for array, _, target in wanted]
+    going = [
+        (array, copy, move) for (array, copy, _), move in zip(wanted, moves, strict=True) if move is not None
+    ]
     if going:
-        loaded = _loaded(controller, load, tuple(move for _, move in going))
+        loaded = _loaded(controller, load, tuple(move for *_, move in going))
         _run(controller, loaded.program, going)
     return [each for each, move in zip(wanted, moves, strict=True) if move is None]
 
@@ -144,19 +147,19 @@ def _loaded(controller: Controller, load: Load, moves: tuple[_Move, ...]) -> _Ke
         return known[moves]
 
 
-def _run(controller: Controller, program: HostedProgram, going: Sequence[tuple[Array, _Move]]) -> None:
+def _run(controller: Controller, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> None:
     # Another thread may donate them, too: before, which is an error, or after.
     with controller.order:
         arguments = {
-            island: [going[port.number][0].number_at(going[port.number][1].source) for port in ports]
+            island: [going[port.number][0].number_at(going[port.number][2].source) for port in ports]
             for island, ports in program.inputs.items()
         }
-        made = [array.step_at(move.source) for array, move in going]
+        made = [array.step_at(move.source) for array, _, move in going]
         step = controller.run(program, arguments, made)
         for ports in program.outputs.values():
             for position, port in enumerate(ports):
-                array, move = going[port.number]
-                array.add_copy(move.target, step.number + 1 + position, step)
+                _, copy, move = going[port.number]
+                copy.add_copy(move.target, step.number + 1 + position, step)
 
 
 def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:

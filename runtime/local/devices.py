@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 
 import jax
+import jax.extend.backend
 import numpy as np
 
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland, Host
@@ -100,6 +101,19 @@ def discover(
 def devices_of(binding: Binding) -> tuple[jax.Device, ...]:
     """JAX's objects for the devices of a slice, in the order of its mesh."""
     return tuple(_handles[device.platform, device.id] for device in binding.devices)
+
+
+def live_arrays(platform: str | None = None) -> list[jax.Array]:
+    """The arrays of this process on devices of a platform, or on all: JAX need not have devices of it.
+
+    `jax.live_arrays` has those of one platform, by default that of accelerators.
+    """
+    return [
+        array
+        for name, client in jax.extend.backend.backends().items()
+        if platform in (None, name)
+        for array in client.live_arrays()
+    ]
 
 
 def is_here(device: jax.Device) -> bool:

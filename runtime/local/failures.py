@@ -9,6 +9,7 @@ import jax
 
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.codegen import Line
+from pathways.runtime.local.devices import live_arrays
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Send, Slot, Transfer
 from pathways.runtime.timelines.tables import size
 from pathways.runtime.xla import nans
@@ -95,7 +96,7 @@ def _alive(
                 name = names.get(id(array), "an intermediate value")
                 held[id(array)] = taken, f"{name} of type {array.aval.str_short(short_dtypes=True)}"
     ours = sum(taken for taken, _ in held.values())
-    others = sum(_bytes_on(array, devices) for array in jax.live_arrays() if id(array) not in held)
+    others = sum(_bytes_on(array, devices) for array in live_arrays() if id(array) not in held)
     yield (
         f"on slice {slice} were alive: {size(ours)} of this call, and {size(others)} of other arrays, among "
         "them those that the caller keeps"

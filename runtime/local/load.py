@@ -14,7 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from pathways.runtime.local import codegen, facts, memory, recording, stalls
-from pathways.runtime.local.devices import devices_of, is_here, mesh_of
+from pathways.runtime.local.devices import devices_of, is_here, live_arrays, mesh_of
 from pathways.runtime.local.local_target import LocalTarget
 from pathways.runtime.local.recorder import ProgramTrace, Recorder
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
@@ -34,7 +34,7 @@ def _finish_before_exit() -> None:
     """
 
     def wait() -> None:
-        for array in jax.live_arrays("cpu"):
+        for array in live_arrays("cpu"):
             # Whatever is wrong with an array was for its reader to find out.
             with contextlib.suppress(Exception):
                 array.block_until_ready()

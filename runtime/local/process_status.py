@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import jax
-
-from pathways.runtime.local.devices import cluster, devices_of_cluster
+from pathways.runtime.local.devices import cluster, devices_of_cluster, live_arrays
 from pathways.runtime.local.load import loaded_programs
 from pathways.runtime.resources.status import HostStatus
 
@@ -15,7 +13,7 @@ def host_status(pid: int) -> HostStatus:
     devices = set(devices_of_cluster())
     arrays = [
         array
-        for array in jax.live_arrays(here.platform)
+        for array in live_arrays(here.platform)
         if not array.is_deleted() and not devices.isdisjoint(array.sharding.device_set)
     ]
     return HostStatus(

@@ -17,9 +17,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-
 from pathways.runtime.local.codegen import SOURCE_NAME
+from pathways.runtime.local.devices import live_arrays
 from pathways.runtime.resources.threads import start_thread
 
 LOOKS = 6
@@ -77,7 +76,7 @@ def described(arrays: Sequence[Any], seconds: float) -> str:
 
 
 def _pending() -> list[Any]:
-    return [array for array in jax.live_arrays() if not array.is_deleted() and not _is_ready(array)]
+    return [array for array in live_arrays() if not array.is_deleted() and not _is_ready(array)]
 
 
 def _is_ready(array: Any) -> bool:

@@ -11,30 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-TRAIN = """
-import jax, jax.numpy as jnp, numpy as np, pathways as pw
-
-jax.config.update("jax_default_matmul_precision", "float32")
-devices = pw.make_virtual_device_set()
-s0, s1 = (devices.add_slice(shape=(1,), axis_names=("x",), overlap=True) for _ in range(2))
-layer = lambda w, x: jnp.tanh(x @ w)
-first, second = pw.jit(layer, devices=s0), pw.jit(layer, devices=s1)
-
-def step(first, second, w, x):
-    grads = jax.grad(lambda w: jnp.mean(second(w[1], jax.nn.gelu(first(w[0], x))) ** 2))(w)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads)
-
-keys = jax.random.split(jax.random.key(0), 3)
-w, x = tuple(jax.random.normal(k, (32, 32)) for k in keys[:2]), jax.random.normal(keys[2], (16, 32))
-ours = pw.program(lambda w, x: step(first, second, w, x), donate_argnums=0)
-theirs = jax.jit(lambda w, x: step(layer, layer, w, x))
-mine, reference = jax.tree.map(jnp.copy, w), w
-for _ in range(10):
-    mine, reference = ours(mine, x), theirs(reference, x)
-for p, q in zip(mine, reference, strict=True):
-    assert np.linalg.norm(p - q) <= 1e-5 * np.linalg.norm(q), np.linalg.norm(p - q)
-print("agrees")
-"""
+PROGRAMS = Path(__file__).with_name("gpu_programs.py")
 
 
 def run_on_gpu(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -75,7 +52,16 @@ def test_the_language_model(tmp_path):
     assert "losses of the first 12 steps agree" in done.stdout
 
 
-def test_training_on_slices_that_share_a_gpu():
-    done = run_on_gpu("-c", TRAIN)
+@pytest.mark.parametrize("name", ["training", "branches", "loops", "hosts"])
+def test_gives_what_jit_gives(name):
+    done = run_on_gpu(PROGRAMS, name)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "agrees\n"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "bundles", "service"])
+def test_gives_what_jit_gives_with_files(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PW_CLUSTERS", str(tmp_path / "clusters"))
+    done = run_on_gpu(PROGRAMS, name, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("agrees\n")

@@ -92,6 +92,22 @@ def test_what_is_donated_is_deleted(devices):
         program(x, y)
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_what_is_placed_outlives_what_it_is_a_copy_of(devices, hosts):
+    """A learner donates its weights, the actor keeps those of before; also on one device of both."""
+    pw.connect(hosts=hosts)
+    learner, actor = (devices.add_slice((1,), ("x",), overlap=hosts == 1) for _ in range(2))
+    learn = pw.program(pw.jit(lambda w: w + 1, devices=learner), donate_argnums=0)
+    act = pw.program(pw.jit(lambda w, x: w * x, devices=actor))
+    w = pw.program(pw.jit(lambda: jnp.ones(4), devices=learner))()
+    kept, x = act.place(w, np.float32(2))
+    for step in range(3):
+        w = learn(w)
+        assert_equal((act(kept, x), w), ([2] * 4, [step + 2] * 4))
+    if hosts > 1:
+        assert act.place(kept, x)[0] is kept
+
+
 def test_a_tree_of_handles_is_asked_for_before_any_is_waited_for(devices, own_workers, monkeypatch):
     """One round trip in all, not one each."""
     pw.connect(hosts=2)

@@ -137,3 +137,21 @@ def test_an_actor_gets_the_weights_of_a_learner_by_one_transfer(model: Model) ->
     np.testing.assert_allclose(act(weights, x), layer(before[1], layer(before[0], X)), rtol=1e-5, atol=1e-6)
     weights, _ = act.place(params, X)
     np.testing.assert_allclose(act(weights, x), model.forward(params, X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"), [((8,), P()), ((8,), P("x")), ((1,), P())], ids=["same", "cut", "fewer"]
+)
+def test_an_actor_on_devices_of_the_learner_keeps_weights_too(shape: tuple[int, ...], spec: P) -> None:
+    """What `place` returns is its own also where it could be the same memory."""
+    devices = pw.make_virtual_device_set()
+    learner, actor = (devices.add_slice(each, ("x",), overlap=True) for each in ((8,), shape))
+    learn = pw.program(pw.jit(lambda w: w + 1, devices=learner), donate_argnums=0)
+    act = pw.program(pw.jit(lambda w, x: w * x, devices=actor, in_shardings=(spec, None)))
+    ones = np.ones((8, WIDTH), np.float32)
+    (w,) = learn.place(ones)
+    (kept, x) = act.place(w, np.float32(2))
+    for step in range(3):
+        w = learn(w)
+        np.testing.assert_array_equal(act(kept, x), 2 * ones)
+        np.testing.assert_array_equal(w, (step + 2) * ones)
