@@ -9,9 +9,10 @@ BIN := .venv/bin
 TYPES := build/types/pathways
 # In order; those with a plus run side by side.
 STEPS := check-format lint types+wheel lit pytest
-# Tests of hosts wait more than they compute, so there is one process more than there are cores.
+# Tests of hosts wait more than they compute, so there is one process more than there are cores. When one of them
+# dies the run ends: with a new one in its place xdist may wait for ever.
 ALL_AT_ONCE := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8))) --dist loadfile \
-  --no-loadscope-reorder
+  --no-loadscope-reorder --max-worker-restart 0
 FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000 \
   random_branches:5000 random_carries:3000 random_while_loops:2000 random_while_loops:500:--hosts=2 \
   random_losses:5000

@@ -178,8 +178,11 @@ class ResourceManager[S: AskedSlice]:
         ]
 
     def _place_sharing(self, slices: Sequence[S], held: Mapping[S, Binding]) -> dict[S, list[Device]] | None:
-        """Devices for each slice when those with `overlap` may share: they go on what the others leave."""
-        sharing = [slice for slice in slices if slice.overlap]
+        """Devices for each slice when those with `overlap` may share: they go on what the others leave.
+
+        No two replicas of a program share any: callers see the slices of all as one mesh.
+        """
+        sharing = _largest_of_replicas_first([slice for slice in slices if slice.overlap])
         if not sharing:
             return None
         free = self._free(binding for slice, binding in held.items() if not slice.overlap)
@@ -189,12 +192,21 @@ class ResourceManager[S: AskedSlice]:
             return None
         taken = {device.position for devices in chosen.values() for device in devices}
         load: collections.Counter[int] = collections.Counter()
-        for binding in held.values():
+        # Which replica has each device, if one does.
+        owners: dict[int, tuple[AskedSet, int]] = {}
+        for other, binding in held.items():
             load.update(binding.positions)
+            owners.update(dict.fromkeys(binding.positions, _replica(other)))
         for slice in sharing:
+            own = _replica(slice)
             rooms = [
                 sorted(
-                    (device for device in devices if device.position not in taken),
+                    (
+                        device
+                        for device in devices
+                        if device.position not in taken
+                        and not _are_replicas(owners.get(device.position, own), own)
+                    ),
                     key=lambda device: (load[device.position], device.position),
                 )
                 for island, devices in zip(self.cluster.islands, free, strict=True)
@@ -204,7 +216,9 @@ class ResourceManager[S: AskedSlice]:
             if room is None:
                 return None
             chosen[slice] = sorted(room[: slice.size], key=lambda device: device.position)
-            load.update(device.position for device in chosen[slice])
+            positions = [device.position for device in chosen[slice]]
+            load.update(positions)
+            owners.update(dict.fromkeys(positions, own))
         return chosen
 
     def release(self, slice: S) -> None:
@@ -283,6 +297,8 @@ class ResourceManager[S: AskedSlice]:
                 "pathways.release(slice) gives them back"
                 for slice, binding in held.items()
             ]
+        if any(slice.overlap and slice.device_set.replicas > 1 for slice in slices):
+            lines.append("  slices with overlap=True may share some, but none with those of another replica")
         if self.cluster.platform == "cpu":
             lines.append("  " + MORE_CPU_DEVICES.format(count=max(needed, devices + 1)))
         return "\n".join(lines)
@@ -320,9 +336,29 @@ def _homes_of_replicas[S: AskedSlice](
     return homes
 
 
+def _largest_of_replicas_first[S: AskedSlice](slices: Sequence[S]) -> list[S]:
+    """The first slice of each replica, then the second of each: those that follow fit where these are."""
+    ranks: collections.Counter[tuple[AskedSet, int]] = collections.Counter()
+    ranked = []
+    for slice in slices:
+        ranks[_replica(slice)] += 1
+        ranked.append((ranks[_replica(slice)], slice))
+    return [slice for _, slice in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _replica(slice: AskedSlice) -> tuple[AskedSet, int]:
+    """The replica that a slice belongs to."""
+    return slice.device_set, slice.replica
+
+
+def _are_replicas(left: tuple[AskedSet, int], right: tuple[AskedSet, int]) -> bool:
+    """Whether these are different replicas of the same slices."""
+    return left[0] is right[0] and left[1] != right[1]
+
+
 def _check_disjoint[S: AskedSlice](held: Mapping[S, Binding], program: str) -> None:
     for (left, a), (right, b) in itertools.combinations(held.items(), 2):
-        if left.overlap and right.overlap:
+        if left.overlap and right.overlap and not _are_replicas(_replica(left), _replica(right)):
             continue
         if shared := sorted(set(a.positions) & set(b.positions)):
             raise ResourceError(

@@ -169,8 +169,8 @@ class VirtualDeviceSet(OfProcess):
           name: its name in the IR and in messages; `name_1` and so on when that is taken. By default s0,
             s1, ...
           island: the name of the island that it must lie in; by default any.
-          overlap: let it share devices with other slices of the program that also may. By default no two
-            slices of a program do.
+          overlap: let it share devices with other slices of the program that also may, but not with those of
+            another replica. By default no two slices of a program do.
 
         Raises:
           TypeError: a size that is not an integer, or an axis name that is not a string.

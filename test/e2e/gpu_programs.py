@@ -134,8 +134,11 @@ def norm(x: Any) -> float:
 def checkpoints(folder: str) -> None:
     """Three steps on slices that share a GPU here, three on two hosts, three here again."""
     weights, x = data()
-    w = train(program_of(layers()), 3, jax.tree.map(jnp.copy, weights))
-    pw.checkpoint.save(folder, w, 3)
+    here = slices()
+    step = program_of([pw.jit(layer, devices=slice) for slice in here])
+    pw.checkpoint.save(folder, train(step, 3, jax.tree.map(jnp.copy, weights)), 3)
+    for slice in here:
+        pw.release(slice)
 
     pw.connect(hosts=2, platform=PLATFORM)
     step = program_of(layers(overlap=False)).lower(weights, x).compile()

@@ -189,6 +189,21 @@ def test_sharing_slices_leave_the_others_their_devices():
     assert set(bound[alone].positions) == set(range(count - 1))
 
 
+@pytest.mark.parametrize("by_replica", [True, False])
+def test_slices_share_no_device_with_another_replica(by_replica):
+    """Callers see the slices of all replicas as one mesh."""
+    devices = make_virtual_device_set(replicas=2)
+    slices = [devices.add_slice(2, "x", overlap=True) for _ in range(2)]
+    every = [slice.replicas for slice in slices]
+    ordered = sum(zip(*every, strict=True) if by_replica else every, ())
+    bound = manager_of(4).bind(ordered, "step")
+    for first, second in zip(*(slice.replicas for slice in slices), strict=True):
+        assert bound[first].positions == bound[second].positions
+    assert {bound[slice].positions for slice in every[0]} == {(0, 1), (2, 3)}
+    with pytest.raises(ResourceError, match="may share some, but none with those of another replica"):
+        manager_of(3).bind(ordered, "step")
+
+
 def test_a_session_discovers_its_cluster_when_it_is_first_needed():
     clusters = []
 
