@@ -9,6 +9,7 @@ import abc
 import collections
 import contextlib
 import dataclasses
+import functools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -276,7 +277,7 @@ class _BatchesOnHosts(MadeBatches):
                 ],
                 "row_shapes": [list(self._types[number].shape[1:]) for number in self._order],
             }
-            self._calls = [*self._calls, self._call(gang, "begin", named, None)]
+            self._calls = [*self._calls, self._call(gang, "begin", self._encoded(named))]
         self._take_states(self._said(self._calls))
 
     def _make(self) -> list[Any]:
@@ -315,9 +316,9 @@ class _BatchesOnHosts(MadeBatches):
             for kind in self._types
         ]
         calls = []
+        arguments = self._encoded({"source": self._name, "number": number})
         for gang, places in self._places.items():
-            named = {"source": self._name, "number": number}
-            call = self._call(gang, "batch", named, self._made[gang])
+            call = self._call(gang, "batch", arguments, self._made[gang])
             for n, (leaf, where) in enumerate(places):
                 arrays[leaf].add_copy(where, call.number + 1 + n, call)
             calls.append(call)
@@ -327,22 +328,29 @@ class _BatchesOnHosts(MadeBatches):
         """See `MadeBatches.close`."""
         for gang in self._places:
             with contextlib.suppress(HostError):
-                self._call(gang, "end", {"source": self._name}, None)
+                self._call(gang, "end", self._encoded({"source": self._name}))
 
     def described(self) -> str | None:
         """See `MadeBatches.described`."""
         waiting = [call for call in self._calls if not call.is_done()]
         return "\n".join(self._controller.described(call) for call in waiting) or None
 
+    def _encoded(self, named: Mapping[str, Any]) -> bytes:
+        """Named arguments of a call."""
+        return plain.encode([[], {"t": []}, named], f"{self._source.name}: the input")
+
     def _call(
-        self, gang: HostGang, function: str, named: Mapping[str, Any], made: tuple[MadeArray, ...] | None
+        self, gang: HostGang, function: str, arguments: bytes, made: tuple[MadeArray, ...] | None = None
     ) -> FunctionCall:
-        arguments = plain.encode([[], {"t": []}, named], f"{self._source.name}: the input")
-        structure = plain.encode({"l": [*range(len(made or ()))]}, "the batch")
-        message = call_of(
-            f"{_MODULE}:{function}", self._source.edition, self._lane, [], arguments, made, structure
-        )
+        edition, structure = self._source.edition, _list_of(len(made or ()))
+        message = call_of(f"{_MODULE}:{function}", edition, self._lane, [], arguments, made, structure)
         return self._controller.call(self._source.name, gang, self._hosts[gang], message)
+
+
+@functools.cache
+def _list_of(count: int) -> bytes:
+    """So many arrays, as a tree of `plain`."""
+    return plain.encode({"l": [*range(count)]}, "the batch")
 
 
 def batches_of(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
+import os
 import re
 import sys
 import types
@@ -394,9 +396,16 @@ def call_of(
       structure: how these lie in what it returns.
     """
     kept = tuple(KeptArray(number, _key_kind(aval)) for number, aval in arrays)
-    path = tuple(str(Path(folder).absolute()) for folder in sys.path)
+    here = Path() if all(map(os.path.isabs, sys.path)) else Path.cwd()
+    path = _absolute(tuple(sys.path), here)
     x64 = bool(jax.config.jax_enable_x64)
     return Call(0, 0, (), function, path, edition, lane, x64, kept, arguments, made, structure)
+
+
+@functools.lru_cache(maxsize=8)
+def _absolute(folders: tuple[str, ...], here: Path) -> tuple[str, ...]:
+    """The folders of a search path, for processes that work in another one."""
+    return tuple(str(Path(here, folder)) for folder in folders)
 
 
 def _key_kind(aval: Any) -> str | None:

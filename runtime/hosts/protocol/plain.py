@@ -17,6 +17,10 @@ _LONG = 1024
 """The most bits of an integer: Python writes no longer ones than some thousands of digits."""
 
 
+# `json.dumps` makes an encoder for each text.
+_written = json.JSONEncoder(separators=(",", ":")).encode
+
+
 class TooLargeError(TypeError):
     """A value has more JSON than it may."""
 
@@ -35,7 +39,7 @@ def encode(value: Any, where: str, most: int | None = None) -> bytes:
     """
     budget = _JsonBudget(where, most)
     _check(value, where, 0, budget)
-    text = json.dumps(value, separators=(",", ":")).encode()
+    text = _written(value).encode()
     budget.take(len(text) - budget.taken)
     return text
 

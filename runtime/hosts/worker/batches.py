@@ -328,14 +328,15 @@ def checked(where: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
     Raises:
       CallRefused: it is of another type.
     """
-    expected = f"expected {dtype}{list(shape)}"
     try:
         array = np.asarray(value) if hasattr(value, "dtype") else numpy_of(value, dtype)
     except OverflowError:
-        raise CallRefused("result", f"{where} is {value}: {expected}") from None
-    if array.shape == tuple(shape) and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
-        return array
-    raise CallRefused("result", f"{where} is {array.dtype}{list(array.shape)}: {expected}")
+        got = f"{value}"
+    else:
+        if array.shape == tuple(shape) and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
+            return array
+        got = f"{array.dtype}{list(array.shape)}"
+    raise CallRefused("result", f"{where} is {got}: expected {dtype}{list(shape)}")
 
 
 def _stack(
