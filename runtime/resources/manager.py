@@ -192,11 +192,11 @@ class ResourceManager[S: AskedSlice]:
             return None
         taken = {device.position for devices in chosen.values() for device in devices}
         load: collections.Counter[int] = collections.Counter()
-        # Which replica has each device, if one does.
-        owners: dict[int, tuple[AskedSet, int]] = {}
+        owners: dict[int, set[tuple[AskedSet, int]]] = collections.defaultdict(set)
         for other, binding in held.items():
             load.update(binding.positions)
-            owners.update(dict.fromkeys(binding.positions, _replica(other)))
+            for position in binding.positions:
+                owners[position].add(_replica(other))
         for slice in sharing:
             own = _replica(slice)
             rooms = [
@@ -205,7 +205,7 @@ class ResourceManager[S: AskedSlice]:
                         device
                         for device in devices
                         if device.position not in taken
-                        and not _are_replicas(owners.get(device.position, own), own)
+                        and not any(_are_replicas(other, own) for other in owners[device.position])
                     ),
                     key=lambda device: (load[device.position], device.position),
                 )
@@ -216,9 +216,9 @@ class ResourceManager[S: AskedSlice]:
             if room is None:
                 return None
             chosen[slice] = sorted(room[: slice.size], key=lambda device: device.position)
-            positions = [device.position for device in chosen[slice]]
-            load.update(positions)
-            owners.update(dict.fromkeys(positions, own))
+            for device in chosen[slice]:
+                load[device.position] += 1
+                owners[device.position].add(own)
         return chosen
 
     def release(self, slice: S) -> None:

@@ -204,6 +204,15 @@ def test_slices_share_no_device_with_another_replica(by_replica):
         manager_of(3).bind(ordered, "step")
 
 
+def test_slices_of_other_sets_do_not_hide_whose_replica_has_a_device():
+    replicated = make_virtual_device_set(replicas=2)
+    slices = [replicated.add_slice(1, "x", overlap=True) for _ in range(2)]
+    between = [make_virtual_device_set().add_slice(1, "x", overlap=True) for _ in range(3)]
+    bound = manager_of(2).bind([*slices[0].replicas, *between, *slices[1].replicas], "step")
+    for first, second in zip(*(slice.replicas for slice in slices), strict=True):
+        assert bound[first].positions == bound[second].positions
+
+
 def test_a_session_discovers_its_cluster_when_it_is_first_needed():
     clusters = []
 
