@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--hosts", type=int, default=0, help="run on so many workers")
     options = parser.parse_args(argv)
     if options.hosts:
-        pw.connect(hosts=options.hosts, devices_per_host=-(-2 * SLICES // options.hosts))
+        pw.connect(hosts=options.hosts, devices_per_host=2 * -(-SLICES // options.hosts))
     else:
         pw.connect(cpu_devices=2 * SLICES)
     return run(difference, lambda number: str(case_of(number)), (), options)
