@@ -1,0 +1,76 @@
+"""Comparisons of trees of arrays, on one or more devices, with those of `jax.jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def assert_close(got: Any, want: Any, tolerance: float = 1e-6) -> None:
+    """Trees have one structure and types, and each shard of `got` its block of the values in `want`.
+
+    Args:
+      got: a tree of arrays.
+      want: a tree of arrays, none of which may hold infinities or NaNs.
+      tolerance: the largest error of a shard, as a fraction of the norm of the whole array.
+    """
+
+    def check(one: np.ndarray, other: np.ndarray, whole: np.ndarray) -> None:
+        wide = np.complex128 if np.iscomplexobj(other) else np.float64
+        one, other, whole = one.astype(wide), other.astype(wide), whole.astype(wide)
+        assert np.isfinite(other).all()
+        assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(whole)
+
+    _compare(got, want, check)
+
+
+def assert_equal(got: Any, want: Any) -> None:
+    """Trees have one structure and types, and each shard of `got` the bits of its block in `want`."""
+
+    def check(one: np.ndarray, other: np.ndarray, whole: np.ndarray) -> None:
+        assert one.shape == other.shape
+        assert one.tobytes() == other.tobytes(), (one, other)
+
+    _compare(got, want, check)
+
+
+def assert_copies_equal(tree: Any) -> None:
+    """The shards of each array that hold the same block, on other devices or replicas, are the same bits."""
+    for leaf in jax.tree.leaves(tree):
+        copies: dict[str, set[bytes]] = {}
+        for shard in _data(leaf).addressable_shards:
+            copies.setdefault(str(shard.index), set()).add(np.asarray(shard.data).tobytes())
+        assert all(len(same) == 1 for same in copies.values())
+
+
+def _compare(got: Any, want: Any, check: Callable[[np.ndarray, np.ndarray, np.ndarray], None]) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert _type(one) == _type(other)
+        if None not in (weak := (_weak_type(one), _weak_type(other))):
+            assert weak[0] == weak[1]
+        one, whole = _data(one), np.asarray(_data(other))
+        if not isinstance(one, jax.Array):
+            check(np.asarray(one), whole, whole)  # An array of hosts, or of NumPy: it is whole.
+            continue
+        for shard in one.addressable_shards:
+            check(np.asarray(shard.data), whole[shard.index], whole)
+
+
+def _type(leaf: Any) -> tuple[tuple[int, ...], Any]:
+    return (np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype)
+
+
+def _weak_type(leaf: Any) -> bool | None:
+    return getattr(getattr(leaf, "aval", None), "weak_type", None)
+
+
+def _data(leaf: Any) -> Any:
+    """Returns an array, or the data of an array of random keys."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf
