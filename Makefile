@@ -7,18 +7,19 @@ export PYTHON
 
 BIN := .venv/bin
 TYPES := build/types/pathways
-# In order; those with a plus run side by side.
-STEPS := check-format lint types+wheel lit pytest
+# In order; those with a plus run side by side. With ARGS only the tests that they name run.
+STEPS := $(if $(ARGS),quick,check-format lint types+wheel lit quick)
 # Tests of hosts wait more than they compute, so there is one process more than there are cores. When one of them
 # dies the run ends: with a new one in its place xdist may wait for ever.
-ALL_AT_ONCE := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8))) --dist loadfile \
+ALL_AT_ONCE := -rs -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8))) --dist loadfile \
   --no-loadscope-reorder --max-worker-restart 0
 FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000 \
   random_branches:5000 random_carries:3000 random_while_loops:2000 random_while_loops:500:--hosts=2 \
   random_losses:5000
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test $(subst +, ,$(STEPS)) fuzz lab bench docs site format lock test-oldest venv type-links clean
+.PHONY: help demo test test-all nightly check-format lint types wheel lit quick rest pytest test-oldest durations fuzz lab stress \
+  bench docs site format lock venv type-links clean
 
 help: ## list the targets
 	@echo "make <target>; the first run makes .venv (PYTHON=/path/to/python chooses its Python)"
@@ -27,7 +28,7 @@ help: ## list the targets
 demo: venv ## train a small pipelined language model
 	@$(BIN)/python examples/char_lm.py $(ARGS)
 
-test: venv ## everything that CI checks: format, lint, types, wheel, lit, pytest
+test: venv ## before each change, minutes: format, lint, types, wheel, lit, quick tests (ARGS="-k name" for some)
 	@failed=; \
 	for steps in $(STEPS); do \
 	  echo "--- $$steps"; \
@@ -35,6 +36,23 @@ test: venv ## everything that CI checks: format, lint, types, wheel, lit, pytest
 	done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; \
 	echo "make test: all steps passed"
+
+test-all: venv ## before a release, half an hour: make test, then all other tests, and the oldest jax
+	@failed=; \
+	for layer in test rest $(if $(ARGS),,test-oldest); do \
+	  $(MAKE) --no-print-directory $$layer || failed="$$failed $$layer"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make test-all: failed:$$failed"; exit 1; fi; \
+	echo "make test-all: all passed"
+
+nightly: venv ## hours: make test-all, fuzz, hosts on bad networks, long runs, benchmarks (ARGS="-k name": tests alone)
+	@failed=; \
+	for layer in test-all lab $(if $(ARGS),,stress fuzz bench); do \
+	  echo "--- $$layer"; \
+	  $(MAKE) --no-print-directory $$layer || failed="$$failed $$layer"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make nightly: failed:$$failed"; exit 1; fi; \
+	echo "make nightly: all passed"
 
 check-format: venv ## is the code formatted?
 	@$(BIN)/ruff format --check --quiet . || { echo "run 'make format'"; exit 1; }
@@ -52,9 +70,21 @@ lit: venv ## the .mlir tests (ARGS=test/passes/place/cse.mlir for one)
 	@mkdir -p build/test
 	@$(BIN)/lit -sv --no-progress-bar --timeout=120 --xunit-xml-output build/test/lit.xml $(or $(ARGS),test)
 
-pytest: venv ## the unit and end-to-end tests (ARGS="test/runtime -k name" for some)
+# Exit code 5: no test of this layer has a name that ARGS selects.
+quick: venv ## the quick tests of make test
 	@mkdir -p build/test
-	@$(BIN)/pytest --junitxml=build/test/pytest.xml $(or $(ARGS),$(ALL_AT_ONCE))
+	@$(BIN)/pytest --layer=quick --junitxml=build/test/quick.xml $(ALL_AT_ONCE) $(ARGS) || [ $$? = 5 -a -n '$(ARGS)' ]
+
+rest: venv ## the tests of make test-all that make test leaves out
+	@mkdir -p build/test
+	@$(BIN)/pytest --layer=rest --junitxml=build/test/rest.xml $(ALL_AT_ONCE) $(ARGS) || [ $$? = 5 -a -n '$(ARGS)' ]
+
+pytest: venv ## any tests, in one process (ARGS="test/runtime -k name")
+	@$(BIN)/pytest $(ARGS)
+
+durations: venv ## measure the seconds of tests for test/durations.json, on a quiet machine (ARGS=test/x.py for some)
+	@$(BIN)/pytest -p no:xdist --store-durations --durations-path test/durations.json $(ARGS); \
+	$(BIN)/python test/durations.py
 
 fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
 	@failed=; \
@@ -68,7 +98,14 @@ fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
 
 lab: venv ## hosts on slow, lossy and cut networks of namespaces, as root (ARGS="-k cut" for some)
 	@mkdir -p build/test
-	@$(BIN)/pytest --junitxml=build/test/lab.xml --timeout=600 -v test/lab/long_networks.py $(ARGS)
+	@$(BIN)/pytest --junitxml=build/test/lab.xml --timeout=600 -v test/lab/long_networks.py $(ARGS) \
+	  || [ $$? = 5 -a -n '$(ARGS)' ]
+
+stress: venv ## threads, killed and stopped hosts, for half an hour; random histories of clusters
+	@$(BIN)/python test/support/stress_hosts.py $(or $(SEED),0) 600
+	@$(BIN)/python bench/soak.py --seconds 1200
+	@$(BIN)/python test/runtime/control/histories.py --count 10000
+	@$(BIN)/python test/runtime/control/sharing.py --count 10000
 
 bench: venv ## run the benchmarks (ARGS is handed to each)
 	@for bench in $(BENCHES); do echo "--- $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done

@@ -1,14 +1,23 @@
-"""Eight CPU devices for every test, and a builder of plans for tests of the runtime."""
+"""Settings of every test, and the layers that tests are divided into.
+
+`make test` runs the quick layer: tests that start no process and take little time, and of the others those
+that show a feature. `make test-all` runs the rest too. Markers say what a test costs and needs, and
+`durations.json` has the seconds that each took; this file alone decides from them in which layer a test is.
+"""
 
 from __future__ import annotations
 
 import atexit
+import collections
 import gc
+import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 # Before JAX starts: tests count on CPU devices, also on a machine with a GPU.
@@ -30,15 +39,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     )
 
 import jax
-import jax.numpy as jnp
 import preloaded
 import pytest
-
-from pathways.dialect.syntax.bytecode import bytecode_of
-from pathways.runtime.local.devices import bind
-from pathways.runtime.local.load import load
-from pathways.runtime.plan import plan
-from pathways.runtime.resources.virtual import VirtualSlice
+import requirements
+from plan_builder import PlanBuilder, Runner
 
 jax.config.update("jax_num_cpu_devices", 8)
 preloaded.start_workers()
@@ -51,25 +55,91 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tracing makes many objects and few cycles, and JAX looks through all of its own whenever Python collects.
 gc.set_threshold(20_000, 10, 10)
 
-_FIRST = (
-    "test/e2e/test_ray.py",
-    "test/fuzz/test_random_programs.py",
-    "test/e2e/test_bundles.py",
-    "test/e2e/test_zero1.py",
-    "test/compiler/test_hash_seeds.py",
-    "test/e2e/test_char_lm.py",
-    "test/e2e/test_halves.py",
-    "test/e2e/test_train.py",
-    "test/e2e/test_checkpoints_on_hosts.py",
-    "test/docs/test_docs_commands.py",
-    "test/docs/test_docs_programs.py",
+ROOT = Path(__file__).parents[1]
+
+MAX_QUICK_TEST_S = 8.0
+"""What a test of the quick layer may take; a test without an entry in `durations.json` counts as this."""
+
+MAX_UNMARKED_TEST_S = 1.0
+"""What a test may take that is in the quick layer without showing a feature."""
+
+MARKERS = (
+    "hosts: starts workers, or uses those of other tests.",
+    "process: starts a process.",
+    "slow: is no test of the quick layer, whatever it takes.",
+    "feature(name, kind): is a test of the quick layer, since it shows a feature of docs/features.md, by its "
+    "values, by an error, or on hosts.",
+    "needs(*names): is skipped where this machine lacks one of them; see test/support/requirements.py.",
+    "not_attached: is not run once more as a client of a service.",
 )
-"""What takes longest: started last, it would keep one process busy after all others have ended."""
+
+_HOST_FIXTURES = {"shared_workers", "own_workers", "own_or_attached_workers"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    files = {file: place for place, file in enumerate(_FIRST)}
-    items.sort(key=lambda item: files.get(item.nodeid.partition("::")[0], len(files)))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--layer",
+        choices=("quick", "rest", "all"),
+        default="all",
+        help="the tests of `make test`, the other ones of `make test-all`, or (by default) both",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Chooses the tests of the layer, and orders them: files that take longest come first.
+
+    Started last, they would keep one process busy after all others have ended.
+    """
+    for item in items:
+        if _HOST_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("hosts")
+    durations = read_durations()
+    layer = config.getoption("--layer")
+    if layer != "all":
+        chosen = [item for item in items if layer_of(item, durations) == layer]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+    seconds: collections.Counter[str] = collections.Counter()
+    for item in items:
+        seconds[file_of(item)] += durations.get(item.nodeid, MAX_QUICK_TEST_S)
+    items.sort(key=lambda item: -seconds[file_of(item)])
+
+
+def file_of(item: pytest.Item) -> str:
+    """Returns the path of the file of a test."""
+    return item.nodeid.partition("::")[0]
+
+
+def read_durations() -> dict[str, float]:
+    """Returns the seconds that each test took, by its id; `make durations` measures them."""
+    return json.loads((ROOT / "test" / "durations.json").read_text())
+
+
+def layer_of(item: pytest.Item, durations: dict[str, float]) -> str:
+    """Returns the layer of a test: "quick" or "rest"."""
+    if item.get_closest_marker("slow") or "[attached" in item.name:
+        return "rest"
+    if item.get_closest_marker("feature"):
+        return "quick"
+    if item.get_closest_marker("hosts") or item.get_closest_marker("process"):
+        return "rest"
+    # One that was never measured runs, so that whoever writes it sees it run.
+    return "quick" if durations.get(item.nodeid, 0) <= MAX_UNMARKED_TEST_S else "rest"
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """Names the tests that were never measured."""
+    if config.getoption("--layer") == "all":
+        return []
+    durations = read_durations()
+    unknown = [item.nodeid for item in items if item.nodeid not in durations]
+    return [f"not in test/durations.json (make durations ARGS=...): {name}" for name in unknown]
 
 
 def pytest_collection_finish() -> None:
@@ -77,108 +147,37 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-class PlanBuilder:
-    """Writes down a plan step by step: a method takes slots and returns the slot that it fills."""
-
-    def __init__(self, *slices: VirtualSlice, name: str = "program") -> None:
-        self.name = name
-        self.slices = slices
-        self.computations: dict[str, plan.Computation] = {}
-        self.arguments: list[plan.Argument] = []
-        self.constants: dict[str, Any] = {}
-        self.steps: list[plan.Step] = []
-        self.types: list[plan.ArrayType] = []
-        self.where: list[str] = []
-        self.callbacks: tuple[Any, ...] = ()
-
-    def slot(self, type_: plan.ArrayType, slice: VirtualSlice) -> int:
-        self.types.append(type_)
-        self.where.append(slice.name)
-        return len(self.types) - 1
-
-    def argument(self, shape: tuple[int, ...], *slices: VirtualSlice, donated: bool = False) -> int:
-        """An argument of 32 bit floats, mirrored on several slices when several are given; its first slot."""
-        type_ = plan.ArrayType(shape, "float32")
-        slots = {slice.name: self.slot(type_, slice) for slice in slices}
-        self.arguments.append(plan.Argument(type_, slots, donated))
-        return min(slots.values())
-
-    def constant(self, value: Any, slice: VirtualSlice) -> int:
-        type_ = plan.ArrayType(value.shape, value.dtype.name)
-        name = f"constant{len(self.constants)}"
-        self.constants[name] = value
-        slot = self.slot(type_, slice)
-        self.arguments.append(plan.Argument(type_, {slice.name: slot}, constant=name))
-        return slot
-
-    def launch(
-        self, fn: Callable[..., Any], slice: VirtualSlice, *slots: int, donated: tuple[int, ...] = ()
-    ) -> int:
-        """A launch of a function with one result; functions are told apart by their names."""
-        operands = tuple(self.types[slot] for slot in slots)
-        shapes = [jax.ShapeDtypeStruct(type_.shape, jnp.dtype(type_.dtype)) for type_ in operands]
-        lowered = jax.jit(fn, donate_argnums=donated).trace(*shapes).lower(lowering_platforms=("cpu",))
-        callbacks = tuple(lowered._lowering.compile_args["host_callbacks"])
-        self.callbacks = callbacks or self.callbacks
-        out = jax.tree.leaves(lowered.out_info)[0]
-        result = plan.ArrayType(out.shape, out.dtype.name)
-        module = bytecode_of(lowered.compiler_ir())
-        name = f"{fn.__name__}_{'_'.join(map(str, donated))}"
-        self.computations[name] = plan.Computation(
-            name,
-            module,
-            operands,
-            (result,),
-            donated,
-            bool(callbacks),
-            bool(lowered._lowering.compile_args["unordered_effects"]),
-        )
-        filled = self.slot(result, slice)
-        self.steps.append(plan.Launch(name, slice.name, slots, (filled,), f"{fn.__name__} on {slice.name}"))
-        return filled
-
-    def transfer(self, slot: int, slice: VirtualSlice) -> int:
-        """A transfer of a value that is replicated on both sides."""
-        filled = self.slot(self.types[slot], slice)
-        (size,) = {s.size for s in self.slices if s.name == self.where[slot]}
-        routes = (tuple((0, n % size) for n in range(slice.size)),) if size != slice.size else None
-        self.steps.append(plan.Transfer((slot,), (filled,), self.where[slot], slice.name, routes))
-        return filled
-
-    def release(self, *slots: int, delete: tuple[int, ...] = ()) -> None:
-        self.steps.append(plan.Release(slots, delete))
-
-    def finish(self, *results: int, shardings: Sequence[tuple[tuple[str, ...], ...]] = ()) -> plan.Plan:
-        """The plan; its slots are replicated where nothing is said of their shardings."""
-        # Arguments that the caller passes come first.
-        arguments = sorted(self.arguments, key=lambda argument: argument.constant is not None)
-        return plan.Plan(
-            name=self.name,
-            slices={slice.name: slice.spec for slice in self.slices},
-            computations=self.computations,
-            arguments=tuple(arguments),
-            results=tuple(plan.Result(self.types[slot], {self.where[slot]: slot}) for slot in results),
-            steps=tuple(self.steps),
-            slot_types=tuple(self.types),
-            slot_shardings=tuple(shardings),
-            constants=self.constants,
-        )
+_started: list[str] = []
+"""The processes that were started since the test began."""
 
 
-class Runner:
-    """Binds and loads plans on the default cluster."""
+def _note_process(event: str, args: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen":
+        _started.append(f"{args[0]} {' '.join(map(str, args[1]))}"[:100])
+    elif event in ("os.fork", "os.forkpty", "os.posix_spawn"):
+        _started.append(event)
 
-    def load(self, builder: PlanBuilder, *results: int, shardings: Any = (), **options: Any) -> Any:
-        finished = builder.finish(*results, shardings=shardings)
-        bound = bind(builder.slices, finished.name)
-        bindings = {slice.name: binding for slice, binding in bound.items()}
-        return load(finished, bindings, callbacks=builder.callbacks, **options)
 
-    def place(self, loaded: Any, *values: Any) -> list[jax.Array]:
-        """Each value on the slice of the input of the same number."""
-        return [
-            jax.device_put(value, port.sharding) for value, port in zip(values, loaded.inputs, strict=True)
-        ]
+sys.addaudithook(_note_process)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    _started.clear()
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if missing := requirements.MISSING[name]():
+                pytest.skip(missing)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fails a test that starts a process without the marker that says so."""
+    result = yield
+    if _started and not (item.get_closest_marker("process") or item.get_closest_marker("hosts")):
+        pytest.fail(f"{item.nodeid} starts {_started[0]}: mark it with pytest.mark.process", pytrace=False)
+    return result
 
 
 @pytest.fixture

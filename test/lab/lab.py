@@ -55,7 +55,7 @@ class Lab:
 
     def __init__(self, machines: int, shared: Sequence[str | os.PathLike[str]] = ()) -> None:
         self.machines = machines
-        self._shared = [os.fspath(folder) for folder in shared]
+        self._shared = [*map(os.fspath, shared), *_own_folders_in_tmp()]
         self._processes: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Lab:
@@ -163,6 +163,13 @@ class Lab:
         assert self._switch.stdout is not None
         if self._switch.stdout.readline() != "ok\n":
             raise RuntimeError("the lab has ended; see standard error")
+
+
+def _own_folders_in_tmp() -> list[str]:
+    """Returns those of the checkout and the folders of Python that are in /tmp, which machines do not see."""
+    folders = {Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix)}
+    in_tmp = [folder for folder in folders if folder.is_relative_to("/tmp")]
+    return [str(one) for one in in_tmp if not any(one.is_relative_to(o) and one != o for o in in_tmp)]
 
 
 def _children(pid: int) -> list[int]:
