@@ -2,7 +2,7 @@
 
     python .ci/sum_tests.py STATUS FOLDER
 
-STATUS is the exit code so far. FOLDER has the reports; `rest-again.xml` is of tests of `rest.xml` that ran again.
+STATUS is the exit code so far. FOLDER has the reports; `rest-again.xml` is of tests in `rest.xml` run again.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ It needs root and Linux, as `unshare -n true` does, and `ip` (Debian: iproute2).
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -28,15 +27,6 @@ from typing import Any
 import switch
 
 Pairs = Iterable[tuple[int, int]]
-
-
-@functools.cache
-def why_not() -> str | None:
-    """Why there can be no lab here, in a line; None where there can be one."""
-    if shutil.which("unshare") is None:
-        return "a lab of network namespaces needs unshare"
-    tried = subprocess.run(["unshare", "-n", "true"], capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else f"no network namespaces here: {tried.stderr.strip()}"
 
 
 class Lab:

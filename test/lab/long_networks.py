@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab import Lab, why_not
+from lab import Lab
 from sessions import Session, compiled_code
 from workers_without_jax import ThreadLauncher
 
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [pytest.mark.process, pytest.mark.needs("namespaces")]
 
 HEARTBEAT = 4.0
 FOUND_SECONDS = 3.0

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from lab import Lab, why_not
+from lab import Lab
 from sessions import Session, compiled_code
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [pytest.mark.process, pytest.mark.needs("namespaces")]
 
 
 def test_training_gives_the_bits_of_one_process_on_any_network():

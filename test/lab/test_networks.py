@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab import Lab, wait_until, why_not
+from lab import Lab, wait_until
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [pytest.mark.process, pytest.mark.needs("namespaces")]
 
 ECHO = """
 import socket
