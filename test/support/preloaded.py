@@ -291,6 +291,9 @@ def _main(command: Sequence[str], cwd: str, environment: Mapping[str, str]) -> N
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    if "COVERAGE_PROCESS_CONFIG" in environment and (coverage := sys.modules.get("coverage")):
+        # A measurement of its own, whose context is the test.
+        coverage.process_startup(force=True)
     given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
     first = [""]
