@@ -25,12 +25,13 @@ from typing import Any
 
 import _costs
 import _lab  # noqa: F401 - what is imported after it lies where it says
+import requirements
 from _bare_hosts import bare
 from _idle import load_idle
 from _parts import print_header
 from _timers import TimerHosts
 from hosts import Hosts, Idle, clocked, in_turn
-from lab import Lab, why_not
+from lab import Lab
 from sessions import Session
 from workers_without_jax import ThreadLauncher
 
@@ -335,8 +336,8 @@ def main() -> None:
     for name, group in GROUPS.items():
         if options.only not in name:
             continue
-        if name in NEED_LAB and why_not() is not None:
-            print(f"{name}: left out: {why_not()}")
+        if name in NEED_LAB and (missing := requirements.MISSING["namespaces"]()):
+            print(f"{name}: left out: {missing}")
             continue
         rows = []
         for row in group(options.rounds):
