@@ -103,7 +103,7 @@ def placed_conditions(count: int) -> str:
         pytest.param(placed_conditions, 10, (GroupBranches(),), id="conditions over slices"),
     ],
 )
-def test_twice_the_program_is_twice_the_work(
+def test_passes_do_twice_the_work_for_twice_the_program(
     write: Callable[[int], str], size: int, passes: Sequence[Pass], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whatever is loaded and remembered at first use is so by then.

@@ -18,7 +18,7 @@ def peaks(module: ir.Module) -> dict[str, int]:
 
 @settings(max_examples=150, deadline=None)
 @given(programs())
-def test_what_hosts_do_is_free_of_deadlock(program: Program):
+def test_split_hosts_gives_host_programs_without_deadlock(program: Program):
     text, hosts = program
     module = split(scheduled(text), hosts)
     event(f"transfers between hosts: {str(module).count('pw.send')}")
@@ -27,7 +27,7 @@ def test_what_hosts_do_is_free_of_deadlock(program: Program):
 
 @settings(max_examples=50, deadline=None)
 @given(programs())
-def test_one_host_needs_what_the_program_needs(program: Program):
+def test_split_hosts_on_one_host_keeps_the_peaks(program: Program):
     text, hosts = program
     # A mirror that nothing reads makes the whole program take its operands.
     assume("pw.mirror" not in text)
@@ -37,7 +37,7 @@ def test_one_host_needs_what_the_program_needs(program: Program):
 
 @settings(max_examples=50, deadline=None)
 @given(programs())
-def test_every_step_ahead_takes_the_same(program: Program):
+def test_split_hosts_adds_equal_memory_for_each_step_ahead(program: Program):
     text, hosts = program
     whole = scheduled(text)
     one, two, three = (peaks(split(whole, hosts, ahead)) for ahead in (1, 2, 3))

@@ -142,7 +142,9 @@ def is_large(request: pytest.FixtureRequest) -> Iterator[None]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(model=models())
-def test_random_models_agree_with_the_scan(slices: list[pw.VirtualSlice], model: Model) -> None:
+def test_accumulate_of_random_models_agrees_with_the_scan(
+    slices: list[pw.VirtualSlice], model: Model
+) -> None:
     place = [lambda f, s=s: pw.jit(f, devices=s) for s in slices]
     donated = (0,) if model.donated else ()
     program = pw.program(model.build(place), schedule=model.schedule, donate_argnums=donated)

@@ -19,7 +19,7 @@ module attributes {{pw.form = "unrolled"}} {{
 """
 
 
-def test_remarks_belong_to_the_context_of_the_module():
+def test_diagnostics_belong_to_the_context_of_the_module():
     names = ["a", "b"]
     together = threading.Barrier(len(names), timeout=60)
     remarks: dict[str, list[str]] = {}

@@ -59,12 +59,12 @@ def parse(text):
         "builtin.module(pw-example{},cse)",
     ],
 )
-def test_lists_and_modules_mean_the_same(text):
+def test_parse_pipeline_treats_lists_and_modules_alike(text):
     assert parse(text) == [Example(), Builtin("cse")]
 
 
 @pytest.mark.parametrize("text", ["", "  ", "builtin.module()", "builtin.module( )"])
-def test_nothing_is_an_empty_pipeline(text):
+def test_parse_pipeline_of_nothing_is_empty(text):
     assert parse(text) == []
 
 
@@ -85,11 +85,11 @@ def test_nothing_is_an_empty_pipeline(text):
         ("factor=5.", Example(factor=5.0)),
     ],
 )
-def test_options_are_converted_by_type(options, expected):
+def test_parse_pipeline_converts_options_by_type(options, expected):
     assert parse(f"pw-example{{{options}}}") == [expected]
 
 
-def test_passes_of_mlir_are_kept_as_text():
+def test_parse_pipeline_keeps_passes_of_mlir_as_text():
     text = (
         "canonicalize{max-iterations=3 top-down=false},func.func(cse,canonicalize),sdy-propagation-pipeline"
     )
@@ -100,7 +100,7 @@ def test_passes_of_mlir_are_kept_as_text():
     ]
 
 
-def test_passes_of_functions_are_nested_by_themselves():
+def test_parse_pipeline_nests_passes_of_functions():
     assert parse("sdy-insert-explicit-reshards") == [Builtin("func.func(sdy-insert-explicit-reshards)")]
 
 
@@ -154,7 +154,7 @@ def test_passes_of_functions_are_nested_by_themselves():
         ("sdy-convert-global-to-local", 1, "'sdy-convert-global-to-local' is refused"),
     ],
 )
-def test_mistakes_are_named_with_their_column(text, column, message):
+def test_parse_pipeline_names_mistakes_with_their_column(text, column, message):
     with pytest.raises(PipelineError) as caught:
         parse(text)
     assert caught.value.message.startswith(message)
@@ -174,7 +174,7 @@ BUILTINS = st.sampled_from([Builtin("cse"), Builtin("func.func(canonicalize{max-
 
 
 @given(st.lists(EXAMPLES | BUILTINS, max_size=4))
-def test_printing_and_parsing_give_the_same_pipeline(items):
+def test_pipeline_text_is_parsed_back(items):
     assert parse(pipeline_text(items)) == items
 
 
@@ -186,7 +186,7 @@ WORDS = st.sampled_from([*NAMES, *",(){}='\"\\ \n\0"])
 @example("pw-example{'}")
 @example("\ud800")
 @example("pw-example{policy=\ud800}")
-def test_any_text_gives_a_pipeline_or_a_clear_error(text):
+def test_parse_pipeline_of_any_text_succeeds_or_names_the_mistake(text):
     error = None
     try:
         parse(text)
@@ -199,7 +199,7 @@ def test_any_text_gives_a_pipeline_or_a_clear_error(text):
 
 
 @pytest.mark.parametrize("name", [n for n in registry.names() if n != "pw-example"])
-def test_every_pass_is_found_under_its_name(name):
+def test_registry_finds_each_pass_under_its_name(name):
     pass_type = registry.load(name)
     assert pass_type.name == name
     assert pass_type.__doc__
@@ -207,10 +207,10 @@ def test_every_pass_is_found_under_its_name(name):
 
 
 @pytest.mark.parametrize("name", BUILTIN_PASSES)
-def test_every_listed_pass_of_mlir_exists(name):
+def test_builtin_passes_exist(name):
     parse(name)
 
 
-def test_refused_passes_exist():
+def test_builtin_passes_that_are_refused_exist():
     for name in REFUSED:
         PassManager.parse(f"builtin.module({name})", CONTEXT)

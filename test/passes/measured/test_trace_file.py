@@ -26,7 +26,7 @@ def path(tmp_path):
     return tmp_path / "trace.json"
 
 
-def test_a_trace_is_read_back_as_it_was_written(timeline, path):
+def test_trace_file_is_read_back_as_written(timeline, path):
     with TraceFile(path) as file:
         file.append(timeline)
         file.append(timeline, at=timeline.step_time)
@@ -44,7 +44,7 @@ def test_a_trace_is_read_back_as_it_was_written(timeline, path):
         assert [read.peak_bytes(s) for s in read.slices] == [timeline.peak_bytes(s) for s in timeline.slices]
 
 
-def test_what_is_estimated_stays_so(timeline, path):
+def test_trace_file_keeps_estimates_marked(timeline, path):
     first, *others = timeline.events
     estimated = dataclasses.replace(first, estimated=True)
     dataclasses.replace(timeline, events=(estimated, *others)).save_trace(path)
@@ -52,7 +52,7 @@ def test_what_is_estimated_stays_so(timeline, path):
     assert [event.estimated for event in read.events] == [True] + [False] * len(others)
 
 
-def test_slices_are_named_and_sorted_by_their_hosts(timeline, path):
+def test_trace_file_sorts_and_names_slices_by_host(timeline, path):
     first, second, third = timeline.slices
     hosts = {first: 1, second: 0, third: 1}
     dataclasses.replace(timeline, hosts=hosts).save_trace(path)
@@ -69,7 +69,7 @@ def test_slices_are_named_and_sorted_by_their_hosts(timeline, path):
     ]
 
 
-def test_a_trace_is_in_the_format_of_trace_events(timeline, path):
+def test_trace_file_is_in_the_format_of_trace_events(timeline, path):
     timeline.save_trace(path)
     events = json.loads(path.read_text())
     named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -94,7 +94,7 @@ def test_a_trace_is_in_the_format_of_trace_events(timeline, path):
     assert {e["name"] for e in events if e["ph"] == "C"} == {"live bytes"}
 
 
-def test_what_a_killed_process_wrote_is_a_trace_up_to_there(timeline, path):
+def test_trace_file_of_a_killed_process_is_readable(timeline, path):
     file = TraceFile(path)
     file.append(timeline)
     unclosed = path.read_text()
@@ -118,7 +118,7 @@ def test_what_a_killed_process_wrote_is_a_trace_up_to_there(timeline, path):
         ("[" * 100_000, "is not a trace in Chrome's JSON format"),
     ],
 )
-def test_other_files_are_refused(text, message):
+def test_read_trace_refuses_other_files(text, message):
     with pytest.raises(TraceError, match=message):
         read_trace(text)
 
@@ -133,7 +133,7 @@ def test_other_files_are_refused(text, message):
         ('"cat":"launch"', '"cat":"lunch"'),
     ],
 )
-def test_damage_is_found(old, new, timeline, path):
+def test_read_trace_finds_damage(old, new, timeline, path):
     timeline.save_trace(path)
     text = path.read_text()
     assert old in text

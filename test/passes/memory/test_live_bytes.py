@@ -3,7 +3,7 @@
 from pathways.passes.memory.live_bytes import LiveBytes
 
 
-def test_the_peak_is_what_was_alive_at_once():
+def test_live_bytes_peak_is_the_most_alive_at_once():
     live: LiveBytes[str] = LiveBytes()
     for place, size in (("s0", 10), ("s1", 1), ("s0", 20)):
         live.add(place, size)
@@ -13,7 +13,7 @@ def test_the_peak_is_what_was_alive_at_once():
     assert live.peak == {"s0": 30, "s1": 1}
 
 
-def test_what_takes_the_place_of_something_is_no_peak():
+def test_live_bytes_peak_ignores_replacement():
     live: LiveBytes[int] = LiveBytes()
     live.add(0, 10)
     live.remove(0, 10)

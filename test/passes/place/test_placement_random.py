@@ -133,7 +133,7 @@ def slices() -> list[pw.VirtualSlice]:
 )
 @given(recipe=recipes())
 @example(recipe=Recipe(((),), (0,), (Op("add", (0, 0), 2),), (0, 1), False))
-def test_random_programs_agree_with_jit(slices: list[pw.VirtualSlice], recipe: Recipe) -> None:
+def test_placement_of_random_programs_agrees_with_jit(slices: list[pw.VirtualSlice], recipe: Recipe) -> None:
     place = [lambda f, s=s: pw.jit(f, devices=s) for s in slices]
     program = pw.program(recipe.build(place), donate_argnums=recipe.donated)
     rng = np.random.default_rng(0)

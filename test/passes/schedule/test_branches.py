@@ -89,7 +89,7 @@ def ordered(policy: str, pipelines: Iterator[Pipeline]) -> Iterator[tuple[Pipeli
 
 
 @pytest.mark.parametrize("policy", BOUNDS)
-def test_branches_on_own_slices_take_as_long_as_in_a_row_and_keep_less(policy: str):
+def test_branches_on_own_slices_take_no_longer_than_a_row_and_keep_less(policy: str):
     for pipeline, orders in ordered(policy, map(drawn, SEEDS)):
         alive, bound = alive_by_stage(pipeline, orders), BOUNDS[policy](pipeline)
         assert all(kept <= most for kept, most in zip(alive, bound, strict=True))
@@ -99,14 +99,14 @@ def test_branches_on_own_slices_take_as_long_as_in_a_row_and_keep_less(policy: s
 
 
 @pytest.mark.parametrize("policy", ["zb-h1", "zb-h2"])
-def test_halves_of_branches_on_shared_slices_keep_to_the_bound(policy: str):
+def test_branches_in_halves_on_shared_slices_keep_to_the_bound(policy: str):
     for pipeline, orders in ordered(policy, (drawn(seed, shared=True) for seed in SEEDS)):
         step_time(pipeline, orders)  # can be met
         alive = alive_by_stage(pipeline, orders)
         assert all(kept <= most for kept, most in zip(alive, BOUNDS[policy](pipeline), strict=True))
 
 
-def test_branches_on_shared_slices_take_as_long_as_in_a_row_and_mostly_keep_less():
+def test_branches_on_shared_slices_take_no_longer_than_a_row_and_mostly_keep_less():
     beyond = 0
     for pipeline, orders in ordered("1f1b", (drawn(seed, shared=True) for seed in SEEDS)):
         row = in_a_row(pipeline)
@@ -118,7 +118,7 @@ def test_branches_on_shared_slices_take_as_long_as_in_a_row_and_mostly_keep_less
 
 
 @pytest.mark.parametrize("policy", ["interleaved-1f1b", "interleaved-zb"])
-def test_branches_of_slices_that_take_turns(policy: str):
+def test_branches_interleaved_take_no_longer_than_a_row(policy: str):
     for seed in SEEDS:
         rng = random.Random(seed)
         width, rounds = rng.randint(2, 4), 2
@@ -130,7 +130,7 @@ def test_branches_of_slices_that_take_turns(policy: str):
         assert all(kept <= most for kept, most in pairs)
 
 
-def test_two_towers_keep_what_their_own_stages_need():
+def test_branches_of_two_towers_keep_the_need_of_their_own_stages():
     towers = Pipeline((0, 1, 2, 3, 4, 5), 8, reads=TOWERS)
     orders = POLICIES["1f1b"](towers)
     assert alive_by_stage(towers, orders) == [3, 2, 4, 3, 2, 1]
@@ -140,7 +140,7 @@ def test_two_towers_keep_what_their_own_stages_need():
 
 
 @pytest.mark.parametrize("slices", [(0, 1, 0, 1, 2, 3), (0, 1, 1, 0, 2, 3)])
-def test_halves_on_a_slice_with_stages_of_two_branches(slices: tuple[int, ...]):
+def test_branches_in_halves_may_share_a_slice(slices: tuple[int, ...]):
     towers = Pipeline(slices, 8, reads=TOWERS)
     orders = POLICIES["zb-h1"](towers)
     assert alive_by_stage(towers, orders) == [4] * 6
@@ -154,14 +154,12 @@ def test_halves_on_a_slice_with_stages_of_two_branches(slices: tuple[int, ...]):
     [((0, 1, 0, 1), "use interleaved-zb"), ((0, 1, 1, 0), "use zb-v"), ((0, 1, 2, 0), "use 1f1b or search")],
 )
 @pytest.mark.parametrize("policy", ["zb-h1", "zb-h2"])
-def test_halves_on_a_slice_to_which_a_microbatch_comes_back(
-    policy: str, slices: tuple[int, ...], fitting: str
-):
+def test_branches_in_halves_refuse_a_slice_visited_twice(policy: str, slices: tuple[int, ...], fitting: str):
     with pytest.raises(PolicyError, match=f"to which no microbatch comes back for another stage: {fitting}"):
         POLICIES[policy](Pipeline(slices, 8))
 
 
-def test_halves_with_more_forwards_ahead_need_microbatches_for_the_longest_chain():
+def test_branches_by_zb_h2_need_microbatches_for_the_longest_chain():
     towers = Pipeline((0, 1, 2, 3, 4, 5), 6, reads=TOWERS)
     with pytest.raises(PolicyError, match="needs at least 7 microbatches for a chain of 4 stages, got 6"):
         POLICIES["zb-h2"](towers)
@@ -178,13 +176,13 @@ def needs_of(pipeline: Pipeline, kinds: str = "FB") -> dict[Action, set[Action]]
     }
 
 
-def test_what_stages_read_follows_from_what_actions_need():
+def test_stages_read_follows_from_needs_of_actions():
     for pipeline in map(drawn, SEEDS):
         read = stages_read(needs_of(pipeline))
         assert [read[stage] for stage in sorted(read)] == list(pipeline.reads)
 
 
-def test_a_stage_without_a_forward_of_its_own_ends_a_chain():
+def test_stages_to_loss_ends_chains_at_stages_without_forward():
     # Of the last stage, only what its backward computes is needed.
     needs = needs_of(Pipeline((0, 1, 2), 2))
     needs = {
@@ -195,14 +193,14 @@ def test_a_stage_without_a_forward_of_its_own_ends_a_chain():
     assert stages_to_loss(stages_read(needs)) == {0: 3, 1: 2, 2: 1}
 
 
-def test_what_a_microbatch_hands_to_the_next_is_no_part_of_a_chain():
+def test_stages_to_loss_ignores_needs_of_other_microbatches():
     first, second = Action(0, "F", 0), Action(1, "F", 0)
     needs = {first: set(), second: set(), Action(0, "F", 1): {second}, Action(1, "F", 1): {first}}
     assert stages_to_loss(stages_read(needs)) == {0: 1, 1: 1}
 
 
 @pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "zb-h2", "eager"])
-def test_policies_with_times_keep_to_the_longest_chain(policy: str):
+def test_branches_with_times_keep_to_the_longest_chain(policy: str):
     towers = Pipeline((0, 1, 2, 3, 4, 5), 8, reads=TOWERS)
     needs = needs_of(towers, "FIW" if wants_halves(policy) else "FB")
     work = Work([f"s{n}" for n in range(6)], {n: f"s{n}" for n in range(6)}, 8, needs)

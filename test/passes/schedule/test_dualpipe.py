@@ -27,14 +27,14 @@ def work_of(ranks: int, microbatches: int) -> Work:
 
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(0, 8))
-def test_files_of_dual_pipe_v_can_be_met(ranks: int, more: int):
+def test_dual_pipe_v_files_can_be_met(ranks: int, more: int):
     work = work_of(ranks, 2 * ranks + more)
     orders = read_schedules(dual_pipe_v(ranks, 2 * ranks + more), {"batch": work})["batch"]
     assert sorted(action for row in orders for action in row) == sorted(work.needs)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_row_reads_as_torch_writes_it(ranks: int):
+def test_dual_pipe_v_rows_read_like_those_of_torch(ranks: int):
     first = dual_pipe_v(ranks, 2 * ranks).splitlines()[0].split(",")
     assert first[: 2 * (ranks - 1)] == [f"0F{m}" for m in range(2 * (ranks - 1))]
     assert any("OVERLAP_F_B" in cell for cell in first)

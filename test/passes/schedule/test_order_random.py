@@ -211,7 +211,7 @@ def proved_order(program: Program) -> list[int] | None:
 
 @settings(max_examples=600, deadline=None)
 @given(programs())
-def test_the_proof_says_what_happens(program: Program):
+def test_proved_order_exists_where_runs_end(program: Program):
     (ends,) = Interpreter(program).outcomes()
     event(f"ends: {ends}")
     assert (proved_order(program) is not None) == ends
@@ -219,7 +219,7 @@ def test_the_proof_says_what_happens(program: Program):
 
 @settings(deadline=None)
 @given(programs())
-def test_the_proved_order_runs_without_waiting(program: Program):
+def test_proved_order_runs_without_waiting(program: Program):
     order = proved_order(program)
     assume(order is not None)
     interpreter = Interpreter(program)

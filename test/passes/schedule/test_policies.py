@@ -73,7 +73,7 @@ def idle(orders: list[list[Action]], stages: int) -> Fraction:
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(deadline=None)
 @given(pipeline=pipelines())
-def test_every_pipeline_gets_an_order_that_can_be_met_or_is_refused(policy: str, pipeline: Pipeline):
+def test_policies_give_orders_that_can_be_met_or_refuse(policy: str, pipeline: Pipeline):
     try:
         orders = POLICIES[policy](pipeline)
     except PolicyError:
@@ -92,9 +92,7 @@ def test_every_pipeline_gets_an_order_that_can_be_met_or_is_refused(policy: str,
 @pytest.mark.parametrize("policy", ["gpipe", "1f1b", "interleaved-1f1b"])
 @settings(deadline=None)
 @given(shape=shapes, backward=st.booleans())
-def test_one_stage_a_slice_idles_as_little_as_the_papers_say(
-    policy: str, shape: tuple[int, int], backward: bool
-):
+def test_policies_idle_as_little_as_their_papers_say(policy: str, shape: tuple[int, int], backward: bool):
     stages, microbatches = shape
     orders = POLICIES[policy](Pipeline(tuple(range(stages)), microbatches, backward))
     assert idle(orders, stages) == Fraction(stages - 1, microbatches + stages - 1)
@@ -102,7 +100,7 @@ def test_one_stage_a_slice_idles_as_little_as_the_papers_say(
 
 @settings(deadline=None)
 @given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 4), st.booleans())
-def test_interleaving_divides_the_idle_time(width: int, rounds: int, groups: int, backward: bool):
+def test_interleaved_1f1b_divides_the_idle_time(width: int, rounds: int, groups: int, backward: bool):
     stages, microbatches = width * rounds, width * groups
     pipeline = Pipeline(tuple(range(width)) * rounds, microbatches, backward)
     orders = POLICIES["interleaved-1f1b"](pipeline)
@@ -119,7 +117,7 @@ def test_gpipe_keeps_all_microbatches_alive(shape: tuple[int, int]):
 
 @settings(deadline=None)
 @given(shapes)
-def test_1f1b_is_a_warm_up_and_then_turns(shape: tuple[int, int]):
+def test_one_f_one_b_alternates_after_its_warm_up(shape: tuple[int, int]):
     stages, microbatches = shape
     orders = POLICIES["1f1b"](Pipeline(tuple(range(stages)), microbatches))
     for stage, order in enumerate(orders):
@@ -131,7 +129,7 @@ def test_1f1b_is_a_warm_up_and_then_turns(shape: tuple[int, int]):
 
 @settings(deadline=None)
 @given(pipelines())
-def test_1f1b_keeps_few_microbatches_alive(pipeline: Pipeline):
+def test_one_f_one_b_keeps_few_microbatches_alive(pipeline: Pipeline):
     stages = len(pipeline.slices)
     orders = POLICIES["1f1b"](pipeline)
     if pipeline.backward:
@@ -142,7 +140,7 @@ def test_1f1b_keeps_few_microbatches_alive(pipeline: Pipeline):
 @pytest.mark.parametrize("policy", BOUNDED)
 @settings(deadline=None)
 @given(pipeline=pipelines(), bound=st.integers(1, 4))
-def test_bounds_on_live_microbatches_hold(policy: str, pipeline: Pipeline, bound: int):
+def test_policies_keep_to_max_live(policy: str, pipeline: Pipeline, bound: int):
     try:
         orders = POLICIES[policy](dataclasses.replace(pipeline, max_live=bound))
     except PolicyError:
@@ -188,7 +186,7 @@ def bubble(policy: str, pipeline: Pipeline, times: Times) -> int:
 
 @settings(deadline=None)
 @given(shapes, st.sampled_from([(1, 1, 1), (10, 11, 9), (3, 3, 2)]))
-def test_halves_leave_the_bubbles_of_the_formulas(shape: tuple[int, int], times: Times):
+def test_zero_bubble_leaves_the_bubbles_of_its_formulas(shape: tuple[int, int], times: Times):
     stages, more = shape
     pipeline = Pipeline(tuple(range(stages)), 2 * stages - 1 + more)
     forward, first, second = times
@@ -199,7 +197,7 @@ def test_halves_leave_the_bubbles_of_the_formulas(shape: tuple[int, int], times:
 
 @settings(deadline=None)
 @given(st.integers(1, 8), st.integers(0, 16))
-def test_a_v_idles_for_nothing(width: int, more: int):
+def test_zero_bubble_v_has_no_bubble(width: int, more: int):
     places = range(width)
     pipeline = Pipeline((*places, *reversed(places)), 2 * width - 1 + more)
     assert bubble("zb-v", pipeline, (1, 1, 1)) == 0
@@ -209,7 +207,7 @@ def test_a_v_idles_for_nothing(width: int, more: int):
 
 @settings(deadline=None)
 @given(st.integers(2, 8), st.integers(2, 4), st.integers(2, 4))
-def test_interleaved_halves_idle_for_almost_nothing(width: int, rounds: int, groups: int):
+def test_interleaved_zb_has_almost_no_bubble(width: int, rounds: int, groups: int):
     pipeline = Pipeline(tuple(range(width)) * rounds, width * groups)
     assert bubble("interleaved-1f1b", pipeline, (1, 1, 1)) == (width - 1) * 3
     assert bubble("interleaved-zb", pipeline, (1, 1, 1)) == max(0, width - 4)
@@ -219,7 +217,7 @@ def test_interleaved_halves_idle_for_almost_nothing(width: int, rounds: int, gro
 
 @settings(deadline=None)
 @given(shapes)
-def test_halves_keep_as_much_alive_as_the_paper_says(shape: tuple[int, int]):
+def test_zero_bubble_keeps_as_much_alive_as_its_paper_says(shape: tuple[int, int]):
     stages, more = shape
     pipeline = Pipeline(tuple(range(stages)), 2 * stages - 1 + more)
     for policy, alive in (("zb-h1", stages), ("zb-h2", 2 * stages - 1)):
@@ -236,7 +234,7 @@ def test_start_times_are_those_of_a_run_in_lockstep(pipeline: Pipeline):
     assert start_times(orders, needs) == {action: end - 1 for row in ends for action, end in row.items()}
 
 
-def test_four_stages_by_1f1b():
+def test_one_f_one_b_orders_four_stages():
     orders = POLICIES["1f1b"](Pipeline((0, 1, 2, 3), 4))
     assert [" ".join(map(str, order)) for order in orders] == [
         "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3",
@@ -246,7 +244,7 @@ def test_four_stages_by_1f1b():
     ]
 
 
-def test_two_slices_of_two_stages_interleaved():
+def test_interleaved_1f1b_orders_two_slices_of_two_stages():
     orders = POLICIES["interleaved-1f1b"](Pipeline((0, 1, 0, 1), 4))
     assert [" ".join(map(str, order)) for order in orders] == [
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
@@ -265,9 +263,7 @@ def test_two_slices_of_two_stages_interleaved():
         ("zb-h2", (0, 1, 2), 4, "needs at least 5 microbatches for a chain of 3 stages, got 4: use zb-h1"),
     ],
 )
-def test_policies_with_halves_say_what_they_need(
-    policy: str, slices: tuple[int, ...], microbatches: int, message: str
-):
+def test_zero_bubble_names_its_needs(policy: str, slices: tuple[int, ...], microbatches: int, message: str):
     with pytest.raises(PolicyError, match=message):
         POLICIES[policy](Pipeline(slices, microbatches))
 
@@ -281,12 +277,12 @@ def test_policies_with_halves_say_what_they_need(
         ((0, 1, 1, 0), 2, "needs slices in round-robin order"),
     ],
 )
-def test_interleaving_says_what_it_needs(slices: tuple[int, ...], microbatches: int, message: str):
+def test_interleaved_1f1b_names_its_needs(slices: tuple[int, ...], microbatches: int, message: str):
     with pytest.raises(PolicyError, match=message):
         POLICIES["interleaved-1f1b"](Pipeline(slices, microbatches))
 
 
-def test_orders_that_wait_for_each_other_are_a_cycle():
+def test_start_times_name_a_cycle():
     first, second = Action(0, "F", 0), Action(0, "F", 1)
     on_next = [Action(1, "F", 0), Action(1, "F", 1)]
     needs = {first: [on_next[1]], second: [], on_next[0]: [first], on_next[1]: []}

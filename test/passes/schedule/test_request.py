@@ -10,7 +10,7 @@ from pathways.passes.schedule.policies.registry import NAMES, SEARCH
 from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
 
 
-def test_a_policy_and_its_options():
+def test_read_request_reads_a_policy_and_its_options():
     assert read_request("zb-h1") == ScheduleRequest("zb-h1")
     assert read_request(" zb-h1( max-live = 4, times=times.json ) ") == ScheduleRequest(
         "zb-h1", max_live=4, times="times.json"
@@ -38,7 +38,7 @@ requests = st.builds(
 
 
 @given(requests, st.integers(0, 9), st.sampled_from([0.0, 0.25, 60.0]))
-def test_what_is_written_is_read_again(request_: ScheduleRequest, seed: int, seconds: float):
+def test_read_request_reads_written_requests(request_: ScheduleRequest, seed: int, seconds: float):
     if request_.policy == SEARCH:
         request_ = ScheduleRequest(SEARCH, max_live=request_.max_live, seed=seed, seconds=seconds)
     assert read_request(str(request_)) == request_
@@ -71,7 +71,7 @@ def test_what_is_written_is_read_again(request_: ScheduleRequest, seed: int, sec
         ("search(recompute=yes)", "option 'recompute' must be true or false, got 'yes'"),
     ],
 )
-def test_mistakes_are_named(text: str, message: str):
+def test_read_request_names_mistakes(text: str, message: str):
     with pytest.raises(RequestError) as caught:
         read_request(text)
     assert message in str(caught.value)

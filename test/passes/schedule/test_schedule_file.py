@@ -56,7 +56,7 @@ TWO = work_of(Pipeline((0, 1), 2))
     st.integers(1, 6),
     st.booleans(),
 )
-def test_what_is_written_is_read_back(
+def test_schedule_file_is_read_back_as_written(
     policy: str, slices: tuple[int, ...], microbatches: int, backward: bool
 ):
     pipeline = Pipeline(slices, microbatches, backward)
@@ -66,18 +66,18 @@ def test_what_is_written_is_read_back(
 
 @settings(deadline=None)
 @given(st.sampled_from(["zb-h1", "zb-h2"]), st.integers(1, 4), st.integers(7, 9))
-def test_halves_are_read_back(policy: str, stages: int, microbatches: int):
+def test_schedule_file_reads_halves_back(policy: str, stages: int, microbatches: int):
     pipeline = Pipeline(tuple(range(stages)), microbatches)
     orders, work = POLICIES[policy](pipeline), work_of(pipeline, halves=True)
     assert read(write_schedules({"batch": (orders, work.needs)}), work) == orders
 
 
-def test_overlapped_actions_run_one_after_the_other():
+def test_schedule_file_runs_overlapped_actions_one_after_the_other():
     rows = read("0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1", TWO)
     assert list(map(str, rows[1])) == ["1F0", "1F1", "1B0", "1B1"]
 
 
-def test_a_half_that_a_first_stage_does_not_have_may_be_written():
+def test_schedule_file_may_name_a_missing_half_of_a_first_stage():
     whole = work_of(Pipeline((0, 1), 1), halves=True)
     work = dataclasses.replace(whole, needs={a: n for a, n in whole.needs.items() if str(a) != "0I0"})
     work.needs[Action(0, "W", 0)] = [Action(1, "I", 0)]
@@ -85,7 +85,7 @@ def test_a_half_that_a_first_stage_does_not_have_may_be_written():
     assert list(map(str, rows[0])) == ["0F0", "0W0"]
 
 
-def test_columns_are_time():
+def test_schedule_file_columns_are_time():
     orders = POLICIES["1f1b"](Pipeline((0, 1), 2))
     assert write_schedules({"batch": (orders, TWO.needs)}) == "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n"
 
@@ -99,7 +99,7 @@ def test_columns_are_time():
         ",\n@batch,,\n0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n\n",
     ],
 )
-def test_layout_does_not_count(text: str):
+def test_schedule_file_ignores_layout(text: str):
     assert read(text, TWO) == POLICIES["1f1b"](Pipeline((0, 1), 2))
 
 
@@ -147,11 +147,11 @@ def test_layout_does_not_count(text: str):
         ),
     ],
 )
-def test_mistakes_have_a_place(text: str, message: str):
+def test_schedule_file_names_the_place_of_mistakes(text: str, message: str):
     assert error_of(text, TWO).startswith(message)
 
 
-def test_of_several_actions_that_come_too_late_the_first_is_named():
+def test_schedule_file_names_the_first_need_that_comes_too_late():
     needs = {Action(0, "B", 0): {Action(0, "F", m): None for m in reversed(range(4))}}
     needs |= {Action(0, "F", m): {} for m in range(4)}
     assert error_of("0B0,0F0,0F1,0F2,0F3", Work(["s0"], {0: "s0"}, 4, needs)) == (
@@ -159,20 +159,20 @@ def test_of_several_actions_that_come_too_late_the_first_is_named():
     )
 
 
-def test_a_backward_that_the_program_does_not_have():
+def test_schedule_file_refuses_a_backward_without_one_in_the_program():
     assert error_of("0F0,0B0\n1F0", work_of(Pipeline((0, 1), 1, backward=False))) == (
         "row 1, column 2, 0B0: the program has no backward"
     )
 
 
-def test_a_stage_that_has_no_backward():
+def test_schedule_file_refuses_the_backward_of_a_stage_without_one():
     needs = {a: [n for n in need if n.stage] for a, need in TWO.needs.items() if a.stage or a.kind == "F"}
     frozen = Work(TWO.rows, TWO.slices, 2, needs)
     assert error_of("0F0,0F1,0B0\n1F0", frozen) == "row 1, column 3, 0B0: stage 0 has no backward"
 
 
 @pytest.mark.parametrize("written", ["0B0", "0I0,0W0"])
-def test_a_split_backward_is_written_whole_or_in_halves(written: str):
+def test_schedule_file_has_a_split_backward_whole_or_in_halves(written: str):
     forward, inputs, weights = (Action(0, kind, 0) for kind in "FIW")
     work = Work(["s0"], {0: "s0"}, 1, {forward: [], inputs: [forward], weights: [inputs]})
     assert read(f"0F0,{written}", work) == [[forward, inputs, weights]]
@@ -183,7 +183,7 @@ def test_a_split_backward_is_written_whole_or_in_halves(written: str):
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from('01FBIWX,\n\r" \0\u0661'), max_size=40))
-def test_any_text_is_a_schedule_or_a_mistake(text: str):
+def test_schedule_file_of_any_text_is_a_schedule_or_a_mistake(text: str):
     try:
         orders = read(text, TWO)
     except ScheduleFileError:
@@ -197,7 +197,7 @@ ONE = work_of(Pipeline((0, 1), 1, backward=False))
 LOOPS = {"first": ONE, "second": TWO}
 
 
-def test_the_rows_of_several_loops_follow_their_names():
+def test_schedule_file_names_loops_above_their_rows():
     text = "@second\n0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n@first\n0F0,\n,1F0\n"
     orders = read_schedules(text, LOOPS)
     assert orders["second"] == POLICIES["1f1b"](Pipeline((0, 1), 2))
@@ -206,7 +206,7 @@ def test_the_rows_of_several_loops_follow_their_names():
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["gpipe", "1f1b", "eager"]), min_size=1, max_size=4), st.integers(1, 4))
-def test_several_loops_are_read_back(policies: list[str], microbatches: int):
+def test_schedule_file_reads_several_loops_back(policies: list[str], microbatches: int):
     """Names are those of symbols, in which everything may stand."""
     pipelines = [Pipeline((*range(n + 1), 0), microbatches + n) for n in range(len(policies))]
     names = [f'l"{n}, @' for n in range(len(policies))]
@@ -244,14 +244,14 @@ def test_several_loops_are_read_back(policies: list[str], microbatches: int):
         ),
     ],
 )
-def test_mistakes_name_the_loop(text: str, loop: str | None, message: str):
+def test_schedule_file_names_the_loop_of_mistakes(text: str, loop: str | None, message: str):
     with pytest.raises(ScheduleFileError) as caught:
         read_schedules(text, LOOPS)
     assert str(caught.value).startswith(message)
     assert caught.value.loop == loop
 
 
-def test_only_loops_that_write_halves_have_them(tmp_path: Path):
+def test_loops_with_halves_are_those_that_write_halves(tmp_path: Path):
     file = tmp_path / "order.csv"
     file.write_text("@first\n0F0,0B0\n@second\n0F0,(0F1;0I0)OVERLAP_F_B,0W0")
     assert loops_with_halves(str(file), ["first", "second"]) == {"second"}
@@ -261,6 +261,6 @@ def test_only_loops_that_write_halves_have_them(tmp_path: Path):
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from('@firstecond01FB,\n\r" \0'), max_size=40))
-def test_any_text_is_of_several_loops_or_a_mistake(text: str):
+def test_schedule_file_of_any_text_is_not_one_of_several_loops(text: str):
     with pytest.raises(ScheduleFileError):
         read_schedules(text, LOOPS)

@@ -143,7 +143,7 @@ def actions_of(module: ir.Module, place: int) -> list[str]:
 
 @settings(max_examples=150, deadline=None)
 @given(loops(), st.sampled_from(["program", "gpipe", "1f1b", "eager"]), st.integers(0, 3))
-def test_every_loop_gets_an_order_that_is_proved(loop: Loop, policy: str, bound: int):
+def test_schedule_of_random_loops_is_proved(loop: Loop, policy: str, bound: int):
     max_live = bound if policy == "eager" else 0
     module = ir.Module.parse(text_of(loop), CONTEXT)
     run_passes(module, [Schedule(policy=policy, max_live=max_live)])
@@ -157,7 +157,7 @@ def test_every_loop_gets_an_order_that_is_proved(loop: Loop, policy: str, bound:
 
 @settings(max_examples=50, deadline=None)
 @given(loops(), st.sampled_from(["program", "gpipe", "1f1b"]))
-def test_a_schedule_that_is_written_gives_the_same_program(tmp_path_factory, loop: Loop, policy: str):
+def test_schedule_written_to_a_file_gives_the_same_program(tmp_path_factory, loop: Loop, policy: str):
     first, second = (ir.Module.parse(text_of(loop), CONTEXT) for _ in range(2))
     run_passes(first, [Schedule(policy=policy)])
     file = tmp_path_factory.mktemp("schedule") / "schedule.csv"

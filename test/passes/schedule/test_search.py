@@ -116,7 +116,7 @@ def told(_: str) -> None:
 
 @settings(deadline=None)
 @given(works(), st.integers(0, 99), st.sampled_from([0.3, 1.0, 7.0]), st.integers(0, 3))
-def test_values_take_time_from_slice_to_slice(work: Work, seed: int, takes: float, max_live: int):
+def test_search_is_no_slower_than_any_policy_over_links(work: Work, seed: int, takes: float, max_live: int):
     durations, delays = some_durations(work, seed), over_links(work, takes)
     costs = Costs(durations, delays=delays)
     times = {}
@@ -136,7 +136,7 @@ def test_values_take_time_from_slice_to_slice(work: Work, seed: int, takes: floa
 
 @settings(deadline=None, max_examples=40)
 @given(works(), st.integers(0, 99))
-def test_of_orders_that_take_equally_long_units_decide(work: Work, seed: int):
+def test_search_breaks_ties_by_units(work: Work, seed: int):
     """Stages that do little take next to nothing by their operations, and one unit as all others do."""
     durations = {a: d if a.stage == 0 else 0.0 for a, d in some_durations(work, seed).items()}
     units = dict.fromkeys(work.needs, 1.0)
@@ -165,7 +165,7 @@ def every_order(row: list[int], problem: SearchProblem) -> list[list[int]]:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.sampled_from([(0, 1), (0, 1, 1), (0, 1, 0)]), st.integers(0, 3))
-def test_nothing_is_faster_than_the_lower_bound(seed: int, owners: tuple[int, ...], max_live: int):
+def test_search_lower_bound_holds_for_every_order(seed: int, owners: tuple[int, ...], max_live: int):
     """All orders of a pipeline that is small enough; at times one of them is as fast as the bound."""
     work = work_of_line(owners, 3 if owners == (0, 1) else 1, halves=False)
     durations, delays = some_durations(work, seed), over_links(work, 0.4 * (seed % 3))
@@ -179,7 +179,7 @@ def test_nothing_is_faster_than_the_lower_bound(seed: int, owners: tuple[int, ..
     assert problem.lower_bound() <= best * (1 + 1e-9)
 
 
-def test_the_bound_knows_that_a_microbatch_waits_for_room():
+def test_search_lower_bound_knows_limits_on_live_microbatches():
     """Four stages and two microbatches at once: every third one begins when the first has come back."""
     work = work_of_line((0, 1, 2, 3), 6, halves=False)
     durations = dict.fromkeys(work.needs, 1.0)
@@ -189,7 +189,7 @@ def test_the_bound_knows_that_a_microbatch_waits_for_room():
     assert SearchProblem(place, work.needs, durations).lower_bound() == 18
 
 
-def test_forwards_get_further_ahead_where_links_are_slow():
+def test_search_puts_forwards_further_ahead_over_slow_links():
     """Two stages: at once, one forward is ahead of its backward; a link that takes longer wants more."""
     work = work_of_line((0, 1), 8, halves=False)
     durations = dict.fromkeys(work.needs, 1.0)
@@ -203,7 +203,7 @@ def test_forwards_get_further_ahead_where_links_are_slow():
 
 @settings(deadline=None)
 @given(works(), st.integers(0, 99), st.integers(0, 4), st.integers(0, 3))
-def test_the_order_keeps_to_the_limits_and_is_no_slower_than_any_policy(
+def test_search_keeps_to_limits_and_is_no_slower_than_any_policy(
     work: Work, seed: int, max_live: int, max_pending: int
 ):
     durations = some_durations(work, seed)
@@ -230,7 +230,7 @@ def test_the_order_keeps_to_the_limits_and_is_no_slower_than_any_policy(
 
 @settings(deadline=None)
 @given(works(), st.integers(0, 99))
-def test_the_lower_bound_is_one(work: Work, seed: int):
+def test_search_finds_nothing_below_its_lower_bound(work: Work, seed: int):
     durations = some_durations(work, seed)
     place = {stage: work.rows.index(slice) for stage, slice in work.slices.items()}
     problem = SearchProblem(place, work.needs, durations)
@@ -241,7 +241,7 @@ def test_the_lower_bound_is_one(work: Work, seed: int):
 
 @settings(deadline=None, max_examples=50)
 @given(works(), st.integers(0, 99), st.integers(1, 40))
-def test_bytes_are_kept_on_every_slice(work: Work, seed: int, most: int):
+def test_search_keeps_to_limits_on_bytes(work: Work, seed: int, most: int):
     """Each forward holds some bytes until two actions have read them, whichever comes last."""
     rng = random.Random(seed)
     held: dict[str, list[Held]] = {}
@@ -270,7 +270,7 @@ def test_bytes_are_kept_on_every_slice(work: Work, seed: int, most: int):
             assert sum(size for first, last, size in spans if first <= n <= last) <= most
 
 
-def test_a_seed_and_a_number_of_steps_say_what_is_found():
+def test_search_is_determined_by_seed_and_iterations():
     work = work_of_line((0, 1, 2, 3), 8, True)
     durations = some_durations(work, 5)
     request = read_request("search(max-live=3, iterations=200, seed=7)")
@@ -278,7 +278,7 @@ def test_a_seed_and_a_number_of_steps_say_what_is_found():
     assert first == again
 
 
-def test_a_search_ends_when_it_is_told_to():
+def test_search_ends_in_time():
     """The clock goes on by a second at each look; without it, there would be thousands of steps."""
     work = work_of_line((0, 1, 2, 3), 8, True)
     problem = SearchProblem({k: k for k in range(4)}, work.needs, some_durations(work, 5))
@@ -287,7 +287,7 @@ def test_a_search_ends_when_it_is_told_to():
     assert found.steps <= 5
 
 
-def test_a_search_finds_what_no_policy_has():
+def test_search_beats_all_policies():
     """The second of three slices has little to do forward and much for its weights."""
     work = work_of_line((0, 1, 2), 6, True)
     takes = {(0, "F"): 2.0, (1, "W"): 3.0, (2, "I"): 2.0}
@@ -305,7 +305,7 @@ def test_a_search_finds_what_no_policy_has():
     assert step_time([*map(list, orders)], work, durations) <= min(named)
 
 
-def test_policies_work_from_times():
+def test_orders_by_times_differ_from_orders_by_units():
     """A first stage that takes long leaves time for weights that units of time do not show."""
     work = work_of_line((0, 1), 8, True)
     durations = {a: 4.0 if a[:2] == (0, "F") else 1.0 for a in work.needs}
@@ -324,19 +324,19 @@ def test_policies_work_from_times():
         ("zb-v(max-live=2)", "needs two stages on each slice in a V"),
     ],
 )
-def test_policies_that_break_a_limit_say_so(text: str, message: str):
+def test_orders_by_policies_that_break_a_limit_are_refused(text: str, message: str):
     with pytest.raises(PolicyError, match=message):
         orders_by(read_request(text), work_of_line((0, 1), 4, True), Costs(), told)
 
 
-def test_every_policy_takes_limits():
+def test_orders_by_every_policy_accept_limits():
     work = work_of_line((0, 1), 4, True)
     for policy in NAMES:
         if policy not in (PROGRAM, "zb-v"):
             orders_by(ScheduleRequest(policy, max_live=4, max_pending=4), work, Costs(), told)
 
 
-def test_a_solver_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_search_names_a_missing_solver(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     work = work_of_line((0, 1, 2), 4, True)
     request = read_request("search(iterations=1, solver=cp-sat, max-live=1)")
@@ -346,7 +346,7 @@ def test_a_solver_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(4))
-def test_a_solver_starts_from_the_best_so_far_and_keeps_the_limits(seed: int):
+def test_search_with_a_solver_is_no_worse_and_keeps_to_limits(seed: int):
     work = work_of_line((0, 1, 2), 4, True)
     durations = some_durations(work, seed)
     times = []

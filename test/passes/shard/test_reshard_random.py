@@ -185,7 +185,7 @@ def check(case: Case) -> Plan:
 
 @settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
-def test_every_shard_arrives(case: Case) -> None:
+def test_reshard_brings_every_shard(case: Case) -> None:
     plan = check(case)
     event(f"{len(plan.computations)} computations")
 
@@ -193,7 +193,7 @@ def test_every_shard_arrives(case: Case) -> None:
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("replicated", ["source", "target", "both", "neither"])
-def test_the_largest_meshes(apart: bool, few: bool, replicated: str) -> None:
+def test_reshard_between_the_largest_meshes(apart: bool, few: bool, replicated: str) -> None:
     """Seven devices to eight in two dimensions, and what replication makes of it."""
     sides = {
         "source": Side("a", (7,), ((), ("a0",))),

@@ -57,7 +57,7 @@ def parsed(**words: object) -> tuple[ir.Module, ir.OpView]:
     direction=st.sampled_from(sorted(COMPARE)),
     turned=st.booleans(),
 )
-def test_turns_are_counted(start, end, step, direction, turned):
+def test_turns_of_counts_iterations(start, end, step, direction, turned):
     module, loop = parsed(
         start=start, end=end, step=step, direction=direction, sides="%n, %i" if turned else "%i, %n"
     )
@@ -75,7 +75,7 @@ def test_turns_are_counted(start, end, step, direction, turned):
     assert module.operation.verify()
 
 
-def test_a_counter_that_leaves_its_type_is_none():
+def test_turns_of_refuses_a_counter_that_overflows():
     """The turns of a loop that wraps round are not counted: it ends where nobody meant it to."""
     _, loop = parsed(start=2**31 - 10, end=2**31 - 1, step=8, direction="LT", sides="%i, %n")
     assert turns_of(loop) is None
