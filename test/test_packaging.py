@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_a_citation_names_this_version_and_license() -> None:
+def test_citation_names_this_version_and_license() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == pathways.__version__
     assert citation["license"] == PROJECT["license"]
@@ -22,14 +22,14 @@ def test_a_citation_names_this_version_and_license() -> None:
     assert paper["url"] in (ROOT / "README.md").read_text()
 
 
-def test_the_versions_of_python_are_those_that_are_locked() -> None:
+def test_project_lists_the_locked_versions_of_python() -> None:
     known = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", c)]
     minors = re.search(r"for minor in ([\d ]+);", (ROOT / ".ci" / "lock").read_text())[1].split()
     assert known == [f"3.{minor}" for minor in minors]
     assert PROJECT["requires-python"] == f">={known[0]}"
 
 
-def test_every_extra_is_installed_for_the_tests() -> None:
+def test_requirements_include_every_extra() -> None:
     pinned = {
         re.sub(r"[-_.]+", "-", name).lower()
         for name in re.findall(r"(?m)^(\S+)==", (ROOT / "requirements.in").read_text())
@@ -42,7 +42,7 @@ def test_every_extra_is_installed_for_the_tests() -> None:
     assert wanted <= pinned
 
 
-def test_every_page_of_the_manual_is_in_the_site() -> None:
+def test_site_lists_every_page_of_the_manual() -> None:
     listed = re.findall(
         r"^ +- [^:]+: ([\w.]+\.md)$", (ROOT / "docs" / "site" / "mkdocs.yml").read_text(), re.M
     )

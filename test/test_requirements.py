@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_pinned_package_has_hashes():
+def test_requirements_have_hashes():
     pinned = re.findall(r"(?m)^\S+==\S+$", (ROOT / "requirements.in").read_text())
     text = (ROOT / "requirements.txt").read_text()
     locked = re.findall(r"(?m)^(\S+==\S+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", text)

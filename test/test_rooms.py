@@ -225,7 +225,7 @@ def starters_of_threads() -> Iterator[str]:
             yield f"{name} uses {', '.join(sorted(used))}; start threads by runtime.resources.threads"
 
 
-def test_every_module_keeps_to_the_rules() -> None:
+def test_rooms_keep_to_the_rules() -> None:
     seen = {*violations(), *cycles(), *folders(), *classes_of_one_name(), *starters_of_threads()}
     assert seen - EXCEPTIONS == set(), "new"
     assert EXCEPTIONS - seen == set(), "no exception any more: remove it from the table"

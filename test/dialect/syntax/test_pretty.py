@@ -14,7 +14,7 @@ from pathways.dialect.syntax.pretty import FORMATS, pretty
 ROUND_TRIP = Path(__file__).parent / "round_trip.mlir"
 
 
-def test_every_operation_has_a_format_of_its_own_attributes():
+def test_pretty_formats_name_attributes_of_each_operation():
     assert FORMATS.keys() == OPERATIONS.keys()
     for name, form in FORMATS.items():
         fields = OPERATIONS[name].fields()
@@ -24,7 +24,7 @@ def test_every_operation_has_a_format_of_its_own_attributes():
         assert all(fields[attribute].required for attribute in outside)
 
 
-def test_all_that_a_program_says_is_still_there():
+def test_pretty_loses_nothing_of_a_program():
     plain = [line for line in ROUND_TRIP.read_text().splitlines() if not line.lstrip().startswith("//")]
     for before, after in zip(plain, pretty("\n".join(plain)).split("\n"), strict=True):
         if '"pw.' not in before:
@@ -47,11 +47,11 @@ def test_all_that_a_program_says_is_still_there():
         '"pw.launch"() ({}) : () -> ()',
     ],
 )
-def test_what_it_does_not_know_stays(line):
+def test_pretty_keeps_unknown_lines(line):
     assert pretty(line) == line
 
 
 @given(st.text())
-def test_any_text_is_taken(text):
+def test_pretty_accepts_any_text(text):
     assert len(pretty(text).split("\n")) == len(text.split("\n"))
     assert ",".join(split(text, ",")) == (text if text.strip() else "")
