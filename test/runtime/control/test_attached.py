@@ -26,7 +26,7 @@ def answered(core: AttachedCore, asked: Effect, host: int, now: float) -> list[E
     return core.handle(Answered(host, asked.request, report), now)
 
 
-def test_a_step_without_progress_is_reported_and_again_when_that_has_doubled():
+def test_attached_core_reports_a_stalled_step_whenever_its_time_has_doubled():
     core, _ = core_and_step()
     assert core.handle(Tick(), 9.0) == []
     for now, seconds in ((11.0, 11), (23.0, 23)):
@@ -48,7 +48,7 @@ def test_a_step_without_progress_is_reported_and_again_when_that_has_doubled():
     assert "host 0: does not say what it is doing" in told.text
 
 
-def test_one_that_has_ended_meanwhile_is_not():
+def test_attached_core_reports_no_step_that_has_ended_meanwhile():
     for end in ("done", "lost"):
         core, step = core_and_step()
         (asked,) = core.handle(Tick(), 11.0)
@@ -63,7 +63,7 @@ def test_one_that_has_ended_meanwhile_is_not():
         assert core.handle(Tick(), 40.0) == []
 
 
-def test_what_comes_behind_a_step_waits_for_it():
+def test_attached_core_counts_the_end_of_a_step_as_progress_of_the_next():
     """A host that is done with one step has made progress with the next."""
     core, first = core_and_step()
     second = Step("g", core.take_numbers(), [0], began=0.0)

@@ -34,7 +34,7 @@ def step(core: ClusterCore, *hosts: int, made: tuple[Step, ...] = ()) -> Step:
     return issued(core, Step("f", core.take_numbers(), hosts), made)
 
 
-def test_a_call_takes_no_room_among_the_steps_under_way():
+def test_calls_take_no_room_in_the_window():
     core = core_of((0,), ahead=1)
     for _ in range(3):
         call(core, 0)
@@ -47,7 +47,7 @@ def test_a_call_takes_no_room_among_the_steps_under_way():
     assert len(window.unfinished()) == 3
 
 
-def test_a_call_that_fails_leaves_an_island_of_several_hosts_as_it_is():
+def test_calls_that_fail_leave_an_island_of_several_hosts_running():
     core = core_of((0, 1))
     before, one = step(core, 0, 1), call(core, 0, 1)
     after = step(core, 0, 1, made=(one,))
@@ -65,7 +65,7 @@ def test_a_call_that_fails_leaves_an_island_of_several_hosts_as_it_is():
         one.check()
 
 
-def test_steps_after_a_call_do_not_wait_for_it():
+def test_calls_do_not_delay_steps_after_them():
     core = core_of((0, 1))
     call(core, 0, 1)
     after = step(core, 0, 1)
@@ -74,7 +74,7 @@ def test_steps_after_a_call_do_not_wait_for_it():
     assert after.is_settled()
 
 
-def test_a_call_is_lost_with_its_island_and_keeps_one_from_leaving_that_was_asked_to():
+def test_calls_are_lost_with_their_island_and_delay_its_leaving():
     core = core_of((0,), (1,))
     first, second = call(core, 0), call(core, 1)
     core.handle(LeaveAsked(core.gangs[1].key, 1), 1.0)
@@ -88,7 +88,7 @@ def test_a_call_is_lost_with_its_island_and_keeps_one_from_leaving_that_was_aske
 
 
 @pytest.mark.parametrize("host", [1, 7])
-def test_answers_to_other_questions_change_nothing(host):
+def test_calls_ignore_answers_to_other_requests(host):
     core = core_of((0,), (1,))
     one, other = call(core, 0), step(core, 0)
     core.called(host, one.number, None, None)
@@ -98,7 +98,7 @@ def test_answers_to_other_questions_change_nothing(host):
     assert not other.is_done()
 
 
-def test_a_long_call_is_reported_though_steps_go_on_and_never_ended():
+def test_calls_that_take_long_are_reported_and_never_ended():
     core = core_of((0,), stall_report=5.0, step_deadline=20.0, heartbeat=1e9)
     one = call(core, 0)
     for second in range(40):

@@ -82,7 +82,7 @@ def texts(effects: list[object]) -> list[str]:
 
 
 @pytest.mark.parametrize("state", TO, ids=lambda state: state.__name__)
-def test_each_state_is_reached(state: type[State]):
+def test_gang_reaches_each_state(state: type[State]):
     assert type(after(*TO[state]).state) is state
 
 
@@ -91,7 +91,7 @@ def test_each_state_is_reached(state: type[State]):
     [*itertools.product([state for state in TO if state is not Replaced], (LeaveAsked, HostEnded, Closed))],
     ids=lambda each: each.__name__,
 )
-def test_what_comes_from_outside_has_an_answer_in_every_state(state: type[State], event: type[GangEvent]):
+def test_gang_accepts_events_from_outside_in_every_state(state: type[State], event: type[GangEvent]):
     """Hosts end, are asked to, and are closed whenever that is."""
     assert (state, event) in TRANSITIONS
     after(*TO[state]).handle(EVENTS[event], 2.0)
@@ -99,12 +99,12 @@ def test_what_comes_from_outside_has_an_answer_in_every_state(state: type[State]
 
 @pytest.mark.parametrize("state", [Restarting, Dead], ids=lambda state: state.__name__)
 @pytest.mark.parametrize("event", [Buried, Started, NotStarted], ids=lambda event: event.__name__)
-def test_what_was_wanted_has_an_answer_when_it_is_there(state: type[State], event: type[GangEvent]):
+def test_gang_accepts_results_of_its_requests_when_they_come_late(state: type[State], event: type[GangEvent]):
     """Also when it is not wanted any more."""
     after(*TO[state]).handle(EVENTS[event], 2.0)
 
 
-def test_the_manual_draws_the_table():
+def test_gang_transitions_are_drawn_in_the_manual():
     """An arrow is a row that leads to another state: of one host or two, lost often or not, soon or late."""
     text = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
     drawn = set(re.findall(r"^  (\w+) --> (\w+): (\w+)$", text, re.MULTILINE))
@@ -122,21 +122,21 @@ def test_the_manual_draws_the_table():
     assert drawn == {arrow for arrow in arrows if arrow[0] != arrow[1]}
 
 
-def test_an_event_that_cannot_be_is_no_state():
+def test_gang_refuses_impossible_events():
     one = after(*TO[Replaced])
     with pytest.raises(AssertionError, match="island3 is Replaced, and takes no Buried"):
         one.handle(EVENTS[Buried], 2.0)
     assert type(one.state) is Replaced
 
 
-def test_each_row_of_the_table_leads_to_a_state_that_is_known():
+def test_gang_transitions_lead_to_known_states():
     for state, event in TRANSITIONS:
         one = after(*TO[state])
         one.handle(EVENTS[event], 2.0)
         assert type(one.state) in TO
 
 
-def test_workers_that_are_lost_are_buried_and_replaced():
+def test_gang_that_is_lost_is_buried_and_replaced():
     one = gang()
     assert texts(one.handle(ENDED, 5.0)) == [
         "host 7 (island3) is lost: its process has ended (killed by signal 9)"
@@ -153,7 +153,7 @@ def test_workers_that_are_lost_are_buried_and_replaced():
         one.check()
 
 
-def test_workers_that_are_asked_to_end_take_nothing_new_and_what_they_have_can_be_read():
+def test_gang_that_is_asked_to_leave_accepts_nothing_new_and_can_be_read():
     one = gang(7, 8)
     (said,) = texts(one.handle(LeaveAsked(KEY, 8), 5.0))
     assert said == (
@@ -167,7 +167,7 @@ def test_workers_that_are_asked_to_end_take_nothing_new_and_what_they_have_can_b
     assert one.state == Draining(8, 25.0)
 
 
-def test_the_end_of_processes_that_were_told_to_end_is_no_loss():
+def test_gang_is_not_lost_when_processes_end_as_told():
     """However many see it, and in whatever order: it has left when all have."""
     one = after(LeaveAsked(KEY, 8), hosts=(7, 8))
     assert one.handle(Drained(KEY), 9.0) == [TellToEnd(KEY)]
@@ -178,20 +178,20 @@ def test_the_end_of_processes_that_were_told_to_end_is_no_loss():
     ]
 
 
-def test_processes_that_do_not_end_when_they_are_told_to_have_left_nevertheless():
+def test_gang_leaves_though_its_processes_do_not_end():
     unfinished = ", and was not done with step 4 of program f after 20 seconds"
     one = after(LeaveAsked(KEY, 7), Drained(KEY, unfinished))
     (said,) = texts(one.handle(Overdue(KEY), 11.0))
     assert said == f"host 7 (island3) has left: its process was asked to end (SIGTERM){unfinished}"
 
 
-def test_a_process_that_ends_while_others_still_have_what_it_holds_is_lost():
+def test_gang_is_lost_when_a_process_ends_before_it_has_drained():
     one = after(LeaveAsked(KEY, 7))
     (said,) = texts(one.handle(ENDED, 9.0))
     assert said.startswith("host 7 (island3) is lost")
 
 
-def test_an_island_that_is_lost_again_and_again_is_given_up():
+def test_gang_that_is_lost_again_and_again_is_given_up():
     one = gang()
     for _ in range(MOST_RESTARTS):
         one.handle(ENDED, 0.0)
@@ -206,7 +206,7 @@ def test_an_island_that_is_lost_again_and_again_is_given_up():
         one.check()
 
 
-def test_a_start_that_fails_is_tried_again_until_it_is_late():
+def test_gang_tries_a_failed_start_again_until_its_deadline():
     """With more time each time; the user is told once, and at the end."""
     one = gang()
     one.handle(ENDED, 0.0)
@@ -234,13 +234,13 @@ def test_a_start_that_fails_is_tried_again_until_it_is_late():
         one.check()
 
 
-def test_a_start_that_cannot_succeed_is_not_tried_again():
+def test_gang_does_not_try_a_hopeless_start_again():
     one = after(ENDED, EVENTS[Buried])
     one.handle(NotStarted(KEY, "it came back with different devices", is_final=True), 1.0)
     assert one.is_dead()
 
 
-def test_a_network_that_does_not_heal_is_bounded_by_time():
+def test_gang_that_is_cut_off_again_and_again_is_given_up_after_some_time():
     """However often the island is lost because of it; what it did before counts."""
     one, now, starts = gang(), 0.0, 0
     while True:
@@ -259,7 +259,7 @@ def test_a_network_that_does_not_heal_is_bounded_by_time():
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_an_island_that_did_a_step_or_left_is_well(leaves: bool):
+def test_gang_that_did_a_step_or_left_counts_no_restarts(leaves: bool):
     one = gang(restarts=MOST_RESTARTS)
     if leaves:
         one.handle(LeaveAsked(KEY, 7), 1.0)
@@ -269,7 +269,7 @@ def test_an_island_that_did_a_step_or_left_is_well(leaves: bool):
     assert StartAnew(KEY, 15.0) in one.handle(Buried(KEY), 3.0)
 
 
-def test_workers_that_are_closed_are_not_replaced():
+def test_gang_that_is_closed_is_not_replaced():
     for events in TO.values():
         one = after(*events)
         if isinstance(one.state, Replaced):

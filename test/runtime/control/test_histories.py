@@ -9,19 +9,19 @@ from simulated_histories import ACTS, Act, HistoryPlayer
 HISTORIES = 500
 
 
-def test_whatever_happens_each_step_ends_once_and_no_wrong_value_is_shown():
+def test_histories_end_each_step_once_and_show_no_wrong_value():
     """To see one: `python test/runtime/control/histories.py --first SEED --count 1 -v`."""
     found = failing(0, HISTORIES)
     assert found is None, f"seed {found[0]}\n{found[1]}"
 
 
-def test_a_history_is_always_the_same():
+def test_histories_of_one_seed_are_the_same():
     assert [told(random_history(seed)) for seed in range(5)] == [
         told(random_history(seed)) for seed in range(5)
     ]
 
 
-def test_a_history_that_goes_wrong_is_shrunk(monkeypatch):
+def test_histories_that_go_wrong_are_shrunk(monkeypatch):
     def refuse(player: HistoryPlayer, act: Act) -> None:
         raise AssertionError("somebody is killed")
 

@@ -29,14 +29,14 @@ def looks(
     return gone
 
 
-def test_all_are_asked_every_half_second_at_most():
+def test_liveness_asks_all_every_half_second_at_most():
     liveness, islands = Liveness(10.0, 0.0), gangs()
     assert liveness.look(islands, 0.1) == ([], [AskAlive(gang.key, 0) for gang in islands])
     assert liveness.look(islands, 0.5) == ([], [])
     assert liveness.look(islands, 0.7) == ([], [AskAlive(gang.key, 1) for gang in islands])
 
 
-def test_one_that_says_nothing_for_longer_than_the_heartbeat_is_gone():
+def test_liveness_ends_hosts_silent_for_longer_than_the_heartbeat():
     islands = gangs()
     assert looks(Liveness(2.0, 0.0), islands, 60.0, heard=(0, 1, 2)) == []
     assert looks(Liveness(2.0, 60.0), islands, 120.0, heard=(0, 2)) == [
@@ -44,7 +44,7 @@ def test_one_that_says_nothing_for_longer_than_the_heartbeat_is_gone():
     ]
 
 
-def test_nobody_can_be_heard_while_this_process_is_stopped():
+def test_liveness_forgives_silence_while_this_process_is_stopped():
     """As by Ctrl-Z; who is silent afterwards, too, is gone."""
     liveness, islands = Liveness(2.0, 0.0), gangs()
     assert looks(liveness, islands, 5.0, heard=(0, 1, 2)) == []
@@ -55,7 +55,7 @@ def test_nobody_can_be_heard_while_this_process_is_stopped():
     assert gone_now.host == 2
 
 
-def test_only_those_are_asked_that_answer():
+def test_liveness_asks_only_hosts_that_answer():
     """Such as one that was asked to end and is not done; not one that was told to, or is gone."""
     liveness, (first, second) = Liveness(2.0, 0.0), gangs()
     first.handle(LeaveAsked(first.key, 1), 0.0)

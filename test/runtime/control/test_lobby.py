@@ -7,7 +7,7 @@ import random
 from pathways.runtime.control.lobby import WARNING_SECONDS, Lobby
 
 
-def test_those_that_came_first_go_for_those_that_come():
+def test_lobby_drops_the_oldest_for_the_newest():
     """Of the same address, if it has too many; else of any."""
     lobby: Lobby[int] = Lobby(4, 2)
     assert [lobby.enter(n, "a") for n in range(3)] == [[], [], [0]]
@@ -16,7 +16,7 @@ def test_those_that_came_first_go_for_those_that_come():
     assert lobby.enter(6, "e") == []
 
 
-def test_there_are_never_more_than_may_be():
+def test_lobby_never_holds_more_than_its_limits():
     chance = random.Random(0)
     lobby: Lobby[int] = Lobby(20, 5)
     inside: dict[int, str] = {}
@@ -33,7 +33,7 @@ def test_there_are_never_more_than_may_be():
         assert all(list(inside.values()).count(address) <= 5 for address in "abcdefgh")
 
 
-def test_an_address_is_warned_of_once_in_a_minute():
+def test_lobby_warns_of_an_address_once_in_a_minute():
     lobby: Lobby[int] = Lobby(4, 2)
     assert [lobby.may_warn(address, now) for address, now in (("a", 0.0), ("a", 1.0), ("b", 1.0))] == [
         True,

@@ -24,7 +24,7 @@ def going(all_peers: PeerWords, now: float = LATER) -> list[int]:
     return sorted(event.host for event in all_peers.look(now))
 
 
-def test_two_that_say_it_of_each_other_go_both():
+def test_peers_that_accuse_each_other_go_both():
     """As soon as others had time to say the same; said again it is nothing new."""
     two = peers()
     cut(two, (A, B))
@@ -36,7 +36,7 @@ def test_two_that_say_it_of_each_other_go_both():
     ]
 
 
-def test_the_one_that_more_others_name_goes_alone():
+def test_peers_lose_the_one_that_most_accuse():
     several = peers()
     cut(several, (A, B), (C, B))
     cut(several, (B, D), now=5.4)
@@ -45,7 +45,7 @@ def test_the_one_that_more_others_name_goes_alone():
     assert going(several, 100.0) == []
 
 
-def test_who_says_it_alone_goes_himself_if_it_stays_so():
+def test_peers_lose_an_accuser_without_confirmation():
     """He waits for what may never come; nobody else is ended for his word."""
     one = peers()
     assert not one.lose(A, B, "timed out", 0.0)
@@ -56,7 +56,7 @@ def test_who_says_it_alone_goes_himself_if_it_stays_so():
     assert event.why == "it does not reach host 1, which does not confirm it: timed out"
 
 
-def test_the_word_of_one_alone_tips_no_scales():
+def test_peers_count_no_accusation_of_one_alone():
     """A says of B what C and B say of each other: C goes as B does."""
     three = peers()
     cut(three, (B, C))
@@ -64,7 +64,7 @@ def test_the_word_of_one_alone_tips_no_scales():
     assert going(three) == [1, 2]
 
 
-def test_a_word_that_is_taken_back_is_forgotten():
+def test_peers_forget_an_accusation_that_is_taken_back():
     healed = peers()
     cut(healed, (A, B))
     healed.find(A, B)
@@ -74,7 +74,7 @@ def test_a_word_that_is_taken_back_is_forgotten():
     assert not healed.lose(B, A, "timed out", 1000.0)
 
 
-def test_who_takes_the_place_of_another_one_is_not_named_by_what_was_said_of_that():
+def test_peers_do_not_hold_accusations_against_successors():
     anew = peers()
     cut(anew, (A, B))
     anew.forget(A.gang)

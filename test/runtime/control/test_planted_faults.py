@@ -171,5 +171,5 @@ def first_seed(plant: Plant) -> int | None:
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_a_fault_is_found(plant: Plant):
+def test_histories_find_planted_faults(plant: Plant):
     assert first_seed(plant) is not None

@@ -13,7 +13,7 @@ from pathways.runtime.control.replies import HostRequest, PendingReplies
 LOST = lost("host 1 (island1) is lost: of a test")
 
 
-def test_answers_of_all_hosts_make_a_request_done():
+def test_replies_of_all_hosts_complete_a_request():
     replies = PendingReplies()
     request = replies.ask([0, 1])
     assert replies.answer(1, request.number, "b") is None
@@ -24,7 +24,7 @@ def test_answers_of_all_hosts_make_a_request_done():
     assert len(replies) == 0
 
 
-def test_an_answer_may_come_in_pieces():
+def test_replies_may_come_in_pieces():
     replies = PendingReplies()
     request = replies.ask([0])
     assert replies.answer(0, request.number, "a", is_last=False) is None
@@ -32,7 +32,7 @@ def test_an_answer_may_come_in_pieces():
     assert request.answers == {0: ["a", "b"]}
 
 
-def test_a_late_answer_is_not_one_to_the_next_question():
+def test_replies_that_are_late_do_not_answer_the_next_request():
     """What a host was at before is not what it is at: it would be ended for that, or let go."""
     replies = PendingReplies()
     first = replies.ask([0], deadline=2.0)
@@ -46,7 +46,7 @@ def test_a_late_answer_is_not_one_to_the_next_question():
     assert second.answers == {0: ["in time"]}
 
 
-def test_what_comes_twice_or_of_somebody_else_changes_nothing():
+def test_replies_that_are_repeated_or_of_other_hosts_change_nothing():
     replies = PendingReplies()
     request = replies.ask([0, 1])
     for value in ("a", "again"):
@@ -56,7 +56,7 @@ def test_what_comes_twice_or_of_somebody_else_changes_nothing():
     assert not request.is_done()
 
 
-def test_a_host_that_is_lost_answers_no_more():
+def test_replies_of_lost_hosts_are_failures():
     """What the others say is there nevertheless, and who waits is not told before they have said it."""
     replies = PendingReplies()
     alone, both, other = replies.ask([1]), replies.ask([0, 1]), replies.ask([0])
@@ -69,7 +69,7 @@ def test_a_host_that_is_lost_answers_no_more():
     assert len(replies) == 1
 
 
-def test_nobody_waits_for_a_request_of_no_hosts_or_for_one_that_is_dropped():
+def test_replies_to_no_hosts_or_dropped_requests_are_not_pending():
     replies = PendingReplies()
     assert replies.ask([]).is_done()
     request = replies.ask([0])
@@ -94,7 +94,7 @@ ACTS = st.lists(
 
 @given(ACTS)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_comes_each_request_ends_once_with_its_own_answers(acts):
+def test_replies_end_each_request_once_with_its_own_answers(acts):
     replies, asked, ended = PendingReplies(), list[HostRequest](), collections.Counter[int]()
     said: dict[int, dict[int, list[object]]] = {}
     for act in acts:

@@ -32,11 +32,11 @@ FOUND = 50
 """Within so many seeds each planted fault is found."""
 
 
-def test_random_histories():
+def test_scheduler_keeps_its_rules_in_random_histories():
     assert [wrong for seed in range(SEEDS) if (wrong := problem(seed))] == []
 
 
-def test_what_needs_a_refused_step_is_refused_too():
+def test_scheduler_refuses_steps_that_need_refused_ones():
     """However far away it is: from island 1 over island 2 to island 0."""
     scheduler = Scheduler(3, ahead=1)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
@@ -59,7 +59,7 @@ def test_what_needs_a_refused_step_is_refused_too():
     assert [effect.step.number for effect in effects if isinstance(effect, Refuse)] == [1, 2, 3, 4]
 
 
-def test_steps_wait_in_their_line_for_what_a_call_makes_and_before_they_donate_what_it_takes():
+def test_scheduler_holds_steps_for_the_operands_and_results_of_calls():
     scheduler = Scheduler(1, ahead=4)
     for client in range(2):
         scheduler.handle(ClientJoined(client, 1.0), 0.0)
@@ -83,7 +83,7 @@ def test_steps_wait_in_their_line_for_what_a_call_makes_and_before_they_donate_w
     assert scheduler.handle(CallEnded(calls[1]), 0.0) == [Issue(donates), TakeTurn(free, (11,))]
 
 
-def test_what_a_call_makes_is_swept_and_freed_before_it_has_ended():
+def test_scheduler_frees_results_of_calls_in_flight():
     scheduler = Scheduler(1, ahead=4)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
     call = InOrder(0, 0, makes=(10, 11), is_call=True)
@@ -240,12 +240,12 @@ def nobody_hears_of_the_ends_of_calls(patch: pytest.MonkeyPatch) -> None:
         steps_are_issued_twice,
     ],
 )
-def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch):
+def test_scheduler_histories_find_planted_faults(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch):
     plant(monkeypatch)
     assert any(problem(seed) for seed in range(FOUND))
 
 
-def test_steps_that_wait_for_another_island_do_not_hide_those_that_do_not():
+def test_scheduler_keeps_an_island_busy_behind_steps_that_wait_for_another():
     timers = DeviceTimers((1,) * 10, islands=2)
     timers.keep(8, (1,), 0.2, steps=4)
     timers.keep(9, (0,), 0.003)
@@ -257,7 +257,7 @@ def test_steps_that_wait_for_another_island_do_not_hide_those_that_do_not():
     assert timers.busy[0] - before >= 0.97 * 4
 
 
-def test_random_clients_are_served_fairly():
+def test_scheduler_serves_random_clients_fairly():
     assert [wrong for seed in range(6) if (wrong := unfairness(seed))] == []
 
 
@@ -274,13 +274,15 @@ def nothing_passes_a_claim(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("plant", [idleness_earns_all, claims_are_ignored, nothing_passes_a_claim])
-def test_planted_unfairness_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch):
+def test_scheduler_histories_find_planted_unfairness(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch
+):
     plant(monkeypatch)
     assert any(unfairness(seed) for seed in range(5))
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
-def test_shares_are_those_of_weights(weights):
+def test_scheduler_gives_shares_by_weight(weights):
     timers = DeviceTimers(weights)
     # Of unlike steps, too.
     for client in range(4):
@@ -291,7 +293,7 @@ def test_shares_are_those_of_weights(weights):
     assert timers.busy[0] >= 0.99 * 20
 
 
-def test_a_step_of_two_islands_is_not_starved_and_leaves_none_idle():
+def test_scheduler_starves_no_step_of_two_islands_and_idles_none():
     timers = DeviceTimers((1, 1, 1), islands=2)
     timers.keep(0, (0,), 0.001)
     timers.keep(1, (1,), 0.0013)
@@ -313,7 +315,7 @@ def test_a_step_of_two_islands_is_not_starved_and_leaves_none_idle():
         (0.003, 0.003, 0.01, 8),
     ],
 )
-def test_an_island_does_not_idle_for_a_step_that_waits_for_another_one(own, other, both, steps):
+def test_scheduler_idles_no_island_for_a_step_that_waits_for_another(own, other, both, steps):
     timers = DeviceTimers((1, 1, 1), islands=2)
     for island in range(2):
         timers.tell(RoundTripMeasured(island, 0.0003))
@@ -325,7 +327,7 @@ def test_an_island_does_not_idle_for_a_step_that_waits_for_another_one(own, othe
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
-def test_shares_of_steps_of_two_islands_are_those_of_weights(weights):
+def test_scheduler_gives_shares_by_weight_on_two_islands(weights):
     timers = DeviceTimers(weights, islands=2)
     for client in range(4):
         timers.keep(client, (0, 1), 0.003)
@@ -335,7 +337,7 @@ def test_shares_of_steps_of_two_islands_are_those_of_weights(weights):
     assert min(timers.busy) >= 0.99 * 20
 
 
-def test_who_was_idle_makes_up_for_little():
+def test_scheduler_limits_credit_of_idle_clients():
     timers = DeviceTimers((1, 1))
     timers.keep(0, (0,), 0.003)
     timers.run(10)
@@ -345,7 +347,7 @@ def test_who_was_idle_makes_up_for_little():
     assert timers.served[0] - before >= 0.45
 
 
-def test_who_has_waited_for_an_array_makes_up_for_little():
+def test_scheduler_limits_credit_of_clients_that_waited_for_an_array():
     """Such as a client that was stopped while it sent the array."""
     timers = DeviceTimers((1, 1))
     timers.tell(WorkAsked(QueuedStep(1, 1000, 1, {0: (77,)}, {0: ()}, frozenset([77]), what=0.003)))
@@ -358,7 +360,7 @@ def test_who_has_waited_for_an_array_makes_up_for_little():
     assert timers.served[0] - before >= 0.45
 
 
-def test_of_new_programs_a_client_has_one_step_under_way():
+def test_scheduler_issues_one_step_at_a_time_of_new_programs():
     """Nobody knows how long they take, and others would wait for all of them."""
     timers = DeviceTimers((1, 1))
     timers.keep(0, (0,), 1.0, steps=32)
@@ -377,14 +379,14 @@ def test_of_new_programs_a_client_has_one_step_under_way():
         assert scheduler.handle(PartDone(step, 0, 1.0), number + 1.0) == [Issue(steps[number + 1])]
 
 
-def test_a_client_waits_for_no_others_new_programs():
+def test_scheduler_issues_new_programs_of_all_clients():
     timers = DeviceTimers((1, 1, 1))
     for client in range(3):
         timers.keep(client, (0,), 0.003)
     assert timers.core.under_way(0) == 3
 
 
-def test_who_is_gone_takes_nothing_more():
+def test_scheduler_issues_nothing_of_clients_that_left():
     timers = DeviceTimers((1, 1))
     timers.keep(0, (0,), 0.003)
     timers.tell(ClientLeft(0))

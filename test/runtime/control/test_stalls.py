@@ -17,7 +17,7 @@ def report(run: int, *waiting: Waiting, is_issued: bool = True) -> HostReport:
     return HostReport(0, 0, ("f",), (Underway("f", run, 20.0, is_issued, waiting),))
 
 
-def test_a_host_is_described_by_what_it_waits_for():
+def test_stalls_describe_each_host_by_its_wait():
     reports = {
         0: report(7),
         1: report(7, waits(0)),
@@ -36,7 +36,7 @@ def test_a_host_is_described_by_what_it_waits_for():
     ]
 
 
-def test_a_host_that_waits_for_another_one_is_not_the_cause():
+def test_stalls_are_not_caused_by_waiting_hosts():
     step = Step("f", 7, range(3))
     assert causes(step, {0: report(7), 1: report(7, waits(0)), 2: report(7, waits(1, is_sure=False))}) == [0]
     # It may compute, or wait for one that computes for sure.
@@ -45,7 +45,7 @@ def test_a_host_that_waits_for_another_one_is_not_the_cause():
     assert causes(step, {n: report(7, waits((n + 1) % 3)) for n in range(3)}) == [0, 1, 2]
 
 
-def test_what_was_sent_by_a_host_that_is_done_does_not_excuse():
+def test_stalls_are_caused_by_a_host_that_waits_for_a_finished_one():
     step = Step("f", 7, range(2))
     step.done(0, None)
     assert causes(step, {1: report(7, waits(0))}) == [1]
@@ -55,7 +55,7 @@ def step_and_gang() -> tuple[Step, Gang]:
     return Step("f", 7, [0, 1], began=0.0), Gang(GangKey(0, 0), [0, 1], ahead=9, grace=1.0, now=0.0)
 
 
-def test_a_step_is_reported_when_nothing_was_done_for_some_time_and_whenever_that_has_doubled():
+def test_stalls_are_reported_after_some_time_and_whenever_it_has_doubled():
     step, gang = step_and_gang()
     stalls = Stalls(10.0, None)
     found = {now: stalls.look([step], [gang], float(now)) for now in range(45)}
@@ -66,7 +66,7 @@ def test_a_step_is_reported_when_nothing_was_done_for_some_time_and_whenever_tha
     }
 
 
-def test_whatever_its_hosts_do_is_progress():
+def test_stalls_end_with_any_progress_of_the_hosts():
     """A step that waits for those before it makes as much progress as they do."""
     step, gang = step_and_gang()
     stalls = Stalls(10.0, None)
@@ -78,7 +78,7 @@ def test_whatever_its_hosts_do_is_progress():
     assert stalls.look([step], [gang], 29.0) == [Stall(step, 19.0, 10.0, False)]
 
 
-def test_of_steps_that_wait_for_each_other_the_first_is_stalled():
+def test_stalls_name_the_first_of_steps_in_line():
     step, gang = step_and_gang()
     after, other = Step("f", 8, [0], began=0.0), Step("f", 9, [0, 2], began=0.0)
     far = Gang(GangKey(1, 0), [2], ahead=9, grace=1.0, now=0.0)
@@ -88,7 +88,7 @@ def test_of_steps_that_wait_for_each_other_the_first_is_stalled():
     ]
 
 
-def test_a_step_is_over_at_its_deadline():
+def test_stalls_end_a_step_at_its_deadline():
     step, gang = step_and_gang()
     assert Stalls(None, 30.0).look([step], [gang], 29.0) == []
     assert Stalls(10.0, 30.0).look([step], [gang], 30.0) == [Stall(step, 0.0, 30.0, True)]

@@ -20,7 +20,7 @@ def chain(*hosts: list[int]) -> list[Step]:
     return steps
 
 
-def test_a_step_is_settled_when_all_hosts_are_done_with_it_and_with_those_before():
+def test_step_is_settled_when_all_hosts_are_done_with_it_and_those_before():
     first, second, third = chain([0, 1], [1], [1, 2])
     second.done(1, None)
     for host in (1, 2):
@@ -34,7 +34,7 @@ def test_a_step_is_settled_when_all_hosts_are_done_with_it_and_with_those_before
     third.check()
 
 
-def test_what_spoils_a_step_spoils_those_behind_it():
+def test_step_that_is_spoiled_spoils_those_after_it():
     first, second, third, other = chain([0, 1], [1], [1, 2], [3])
     for step in (second, third, other):
         for host in step.hosts:
@@ -47,7 +47,7 @@ def test_what_spoils_a_step_spoils_those_behind_it():
     other.check()
 
 
-def test_a_host_that_is_lost_when_it_is_done_is_why_others_fail():
+def test_step_fails_because_of_a_lost_host_that_was_done():
     (step,) = chain([0, 1])
     step.done(0, None)
     assert not step.lose(0, LOST)
@@ -57,7 +57,7 @@ def test_a_host_that_is_lost_when_it_is_done_is_why_others_fail():
     step.check([0])
 
 
-def test_a_step_is_done_once_on_each_host():
+def test_step_is_done_once_on_each_host():
     step = Step("f", 7, [0, 1])
     assert not step.done(0, None)
     assert not step.done(0, failed("too late"))
@@ -70,7 +70,7 @@ def test_a_step_is_done_once_on_each_host():
     assert not step.is_lost()
 
 
-def test_a_result_that_failed_alone_fails_alone():
+def test_step_may_have_one_failed_result():
     """The first array that a step makes has the number after its own."""
     step = Step("f", 7, [0])
     step.done(0, None, {1: failed("host 0: a result on slice s0: out of memory")})
@@ -80,7 +80,7 @@ def test_a_result_that_failed_alone_fails_alone():
             step.check(number=number)
 
 
-def test_what_fails_because_of_a_step_that_was_lost_says_so():
+def test_step_that_reads_a_lost_one_names_the_loss():
     """As a step that takes what the lost host should have made: what its host says of it explains nothing."""
     first, second = Step("f", 1, [0, 1]), Step("g", 2, [1])
     second.read([first, None, first])
@@ -91,7 +91,7 @@ def test_what_fails_because_of_a_step_that_was_lost_says_so():
         second.check()
 
 
-def test_a_step_that_is_spoiled_is_an_error_before_it_is_done():
+def test_step_that_is_spoiled_is_an_error_before_it_is_done():
     (step,) = chain([0, 1])
     assert not step.is_settled()
     step.spoil(LOST)

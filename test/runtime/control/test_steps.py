@@ -23,7 +23,7 @@ def issued(steps: IssuedSteps, number: int, *gangs: Gang, made: tuple[Step, ...]
     return step
 
 
-def test_an_island_that_is_gone_takes_no_step_and_the_others_know_nothing_of_it():
+def test_issued_steps_refuse_a_lost_island_and_note_nothing():
     first, second = gang(0, 0), gang(1, 1)
     first.handle(HostEnded(first.key, 0, "of a test"), 0.0)
     steps = IssuedSteps(False)
@@ -33,7 +33,7 @@ def test_an_island_that_is_gone_takes_no_step_and_the_others_know_nothing_of_it(
     assert second.window.unfinished() == []
 
 
-def test_what_is_lost_with_an_island_ends_there_and_goes_on_elsewhere():
+def test_issued_steps_of_a_lost_island_go_on_elsewhere():
     first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
     alone, both, other = issued(steps, 1, first), issued(steps, 2, first, second), issued(steps, 3, second)
     assert steps.lose(first, LOST) == [alone, both]
@@ -44,7 +44,7 @@ def test_what_is_lost_with_an_island_ends_there_and_goes_on_elsewhere():
     assert len(steps) == 2
 
 
-def test_workers_have_no_part_of_the_steps_of_those_whose_place_they_took():
+def test_issued_steps_do_not_pass_to_successors():
     """They would wait for these when they are asked to leave, and be told to have been late with them."""
     first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
     before = issued(steps, 1, first, second)
@@ -56,7 +56,7 @@ def test_workers_have_no_part_of_the_steps_of_those_whose_place_they_took():
     assert steps.of(second) == [before]
 
 
-def test_a_step_is_noted_once_however_often_it_is_issued():
+def test_issued_steps_hold_a_step_once():
     """Ctrl-C between the note and the messages has the shell do both again."""
     only, steps = gang(0, 0), IssuedSteps(True)
     step = issued(steps, 1, only)
@@ -69,7 +69,7 @@ def test_a_step_is_noted_once_however_often_it_is_issued():
     assert only.window.blocker() is None
 
 
-def test_what_an_island_of_several_hosts_may_have_spoiled_is_no_argument_and_no_result():
+def test_issued_steps_spoil_whatever_followed_a_lost_island_of_several_hosts():
     """As far as it may have gone: from island to island, and not to what nothing of it went to."""
     wide, second, third, steps = gang(0, 0, 1), gang(1, 2), gang(2, 3), IssuedSteps(True)
     settled = issued(steps, 1, wide)
@@ -91,7 +91,7 @@ def test_what_an_island_of_several_hosts_may_have_spoiled_is_no_argument_and_no_
     apart.check()
 
 
-def test_a_step_that_is_refused_when_it_is_tried_again_is_in_nobodys_way():
+def test_issued_steps_drop_a_step_that_is_refused_on_its_second_try():
     """Ctrl-C came when it was in one window, and an island was lost before the second try."""
     first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
     step = Step("f", 1, [0, 1])
@@ -104,7 +104,7 @@ def test_a_step_that_is_refused_when_it_is_tried_again_is_in_nobodys_way():
         step.check()
 
 
-def test_a_step_that_is_tried_again_is_in_each_window_once():
+def test_issued_steps_put_a_repeated_step_into_each_window_once():
     first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
     step = Step("f", 1, [0, 1])
     first.window.add(step)

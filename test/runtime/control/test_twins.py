@@ -1,6 +1,6 @@
-"""What tests with processes show of the state of a cluster, shown with the cores alone, and at once.
+"""States of clusters that tests with processes reach too, reached with the cores alone, and at once.
 
-Each names the test whose twin it is, and what of it is a matter of state.
+Comments name the files of those tests.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def error(handle: SimulatedHandle) -> str:
 # test_leaving.py
 
 
-def test_a_worker_that_is_asked_to_end_does_first_what_it_has_accepted():
+def test_leaving_worker_first_does_accepted_steps():
     """Its island takes nothing more, and goes when nobody holds anything of it: no loss."""
     twin = Twin(1, 1, grace=60)
     kept = twin.run(0)
@@ -108,7 +108,7 @@ def test_a_worker_that_is_asked_to_end_does_first_what_it_has_accepted():
     assert error(again) == ""
 
 
-def test_whoever_sees_first_that_a_process_has_ended_that_was_told_to():
+def test_leaving_is_no_loss_whoever_sees_it_first():
     """On a busy machine another thread saw it before the one that had told it, and told of a loss."""
     for seed in range(20):
         twin = Twin(1, grace=60)
@@ -119,7 +119,7 @@ def test_whoever_sees_first_that_a_process_has_ended_that_was_told_to():
         assert len(twin.said("has left")) == 1
 
 
-def test_an_island_of_several_hosts_leaves_as_a_whole():
+def test_leaving_of_an_island_is_that_of_all_its_hosts():
     """Whoever of them is asked. What is still held when the time is over has left with them."""
     twin = Twin(2, 1, grace=2)
     held, far = twin.run(0, 1)
@@ -135,7 +135,7 @@ def test_an_island_of_several_hosts_leaves_as_a_whole():
     assert twin.run(0, 1)
 
 
-def test_a_step_that_takes_longer_than_an_island_may():
+def test_leaving_ends_a_step_after_the_grace_time():
     twin = Twin(1, grace=1)
     twin.cluster.workers[0].pace = 100.0
     (endless,) = twin.run(0)
@@ -145,7 +145,7 @@ def test_a_step_that_takes_longer_than_an_island_may():
     assert f"was not done with step {endless.step.number} of program f after 1 seconds" in error(endless)
 
 
-def test_what_is_read_while_the_worker_ends():
+def test_leaving_fails_reads_at_the_latest_when_the_worker_has_ended():
     """It is an error at the latest when the worker has ended."""
     twin = Twin(1, grace=0)
     twin.run(0)
@@ -166,7 +166,7 @@ def test_what_is_read_while_the_worker_ends():
 # test_islands.py
 
 
-def test_a_launch_that_fails_on_one_host_alone():
+def test_islands_hide_results_of_a_launch_that_failed_on_one_host():
     """The other host takes the next launch of the first for this one: nobody may see what comes of it."""
     twin = Twin(2, 1, ahead=9)
     kept = twin.run(0)
@@ -188,7 +188,7 @@ def test_a_launch_that_fails_on_one_host_alone():
 
 @pytest.mark.parametrize("victim", range(3))
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_hosts_that_are_killed_or_stopped(victim: int, how: str):
+def test_islands_with_killed_or_stopped_hosts_come_back(victim: int, how: str):
     """Their island ends as a whole and comes back; others lose what they had to get of it alone."""
     twin = Twin(2, 1)
     kept = [*twin.run(0), *twin.run(1)]
@@ -216,7 +216,7 @@ def test_hosts_that_are_killed_or_stopped(victim: int, how: str):
     assert not any(other.offers for other in twin.cluster.workers.values())
 
 
-def test_a_network_that_is_cut_between_two_hosts():
+def test_islands_cut_from_each_other_both_end():
     """Both answer the controller, and neither hears that the other one is gone: both end, and come back."""
     twin = Twin(1, 1, 1)
     (kept, far) = twin.run(1, 2)
@@ -244,7 +244,7 @@ def test_a_network_that_is_cut_between_two_hosts():
     assert [error(handle) for handle in again] == ["", ""]
 
 
-def test_a_machine_that_is_cut_off_from_all_others():
+def test_islands_end_a_machine_that_no_other_reaches():
     """The controller reaches all: the one that more others name ends alone."""
     twin = Twin(1, 1, 2)
     kept = [handle for island in range(3) for handle in twin.run(island)]
@@ -256,7 +256,7 @@ def test_a_machine_that_is_cut_off_from_all_others():
     assert [error(handle) == "" for handle in kept] == [True, False, True]
 
 
-def test_the_word_of_one_alone():
+def test_islands_end_nobody_for_the_word_of_one():
     """It ends nobody else. Who says it waits for what may not come, and ends when nobody else says so."""
     twin = Twin(1, 1)
     kept = [*twin.run(0), *twin.run(1)]
@@ -271,7 +271,7 @@ def test_the_word_of_one_alone():
     assert [error(handle) == "" for handle in kept] == [False, True]
 
 
-def test_a_launch_that_fails_while_its_island_ends():
+def test_islands_that_end_hide_results_of_a_failed_launch():
     """What the others make of it is as wrong as at any other time."""
     twin = Twin(2, 1, grace=0.2)
     kept = twin.run(0)
@@ -289,7 +289,7 @@ def test_a_launch_that_fails_while_its_island_ends():
     assert all("has left" in error(handle) for handle in [*later, *kept])
 
 
-def test_a_host_that_is_lost_itself_accuses_nobody():
+def test_islands_that_are_lost_accuse_nobody():
     twin = Twin(1, 1)
     first, second = (gang.key for gang in twin.core.gangs)
     twin.cluster.tell(HostEnded(first, 0, "of a test"))
@@ -297,7 +297,7 @@ def test_a_host_that_is_lost_itself_accuses_nobody():
     assert isinstance(twin.core.gangs[1].state, Running)
 
 
-def test_a_step_that_begins_while_its_host_is_lost():
+def test_islands_refuse_or_lose_a_step_that_begins_at_their_loss():
     """It is refused, or lost with the host: else nobody would ever answer for it."""
     twin = Twin(1, 1)
     (issued, _) = twin.run(0, 1)
@@ -321,7 +321,7 @@ def _checked(handle: SimulatedHandle) -> str:
 # test_hosts.py
 
 
-def test_handles_of_earlier_workers():
+def test_hosts_that_come_back_do_not_revive_lost_arrays():
     """An array is lost with its workers, also when others have taken their place and go on."""
     twin = Twin(1)
     (lost,) = twin.run(0)
@@ -337,7 +337,7 @@ def test_handles_of_earlier_workers():
     assert [*twin.cluster.workers[0].store] == [new.number]
 
 
-def test_an_island_that_is_lost_again_and_again():
+def test_hosts_lost_again_and_again_are_given_up():
     """It is given up; what the others can do is done."""
     twin = Twin(1, 1)
     for _ in range(4):
@@ -350,7 +350,7 @@ def test_an_island_that_is_lost_again_and_again():
     assert error(other) == ""
 
 
-def test_a_controller_that_is_stopped():
+def test_hosts_survive_a_stopped_controller():
     """As by Ctrl-Z: it has heard nobody for long, which is not the fault of the workers."""
     twin = Twin(1, 2)
     twin.go_on()
@@ -362,7 +362,7 @@ def test_a_controller_that_is_stopped():
     assert twin.said("host 1 (island1) is lost: it has not responded for")
 
 
-def test_a_step_that_does_not_end_is_reported_and_ended():
+def test_hosts_that_hold_up_a_step_are_reported_and_ended():
     """The host that others wait for is ended, and nobody else."""
     twin = Twin(1, 1, stall_report=1, step_deadline=2)
     (kept,) = twin.run(1)
@@ -383,7 +383,7 @@ def test_a_step_that_does_not_end_is_reported_and_ended():
     assert error(kept) == ""
 
 
-def test_as_many_steps_are_under_way_as_there_is_room_for():
+def test_hosts_have_as_many_steps_in_flight_as_the_window_holds():
     """On one island; the others go on."""
     twin = Twin(1, 1, ahead=3)
     twin.cluster.workers[0].pace = 1e6
@@ -396,7 +396,7 @@ def test_as_many_steps_are_under_way_as_there_is_room_for():
     assert twin.clients.count() == 0
 
 
-def test_a_computation_that_fails_is_an_error_of_what_depends_on_it_alone():
+def test_hosts_go_on_after_a_failed_computation():
     """The hosts go on."""
     twin = Twin(1, 1)
     twin.cluster.workers[0].fails.append("whole")
@@ -409,7 +409,7 @@ def test_a_computation_that_fails_is_an_error_of_what_depends_on_it_alone():
     assert twin.said("is lost") == []
 
 
-def test_workers_are_let_go_with_the_controller():
+def test_hosts_end_with_the_controller():
     """Whatever they are at, and whatever is being done with them."""
     for state in ("running", "lost", "leaving"):
         twin = Twin(1, 2)

@@ -14,7 +14,7 @@ class Contended(collections.deque[int]):
         return super().__len__() + 1
 
 
-def test_what_nobody_holds_is_taken_once():
+def test_unused_numbers_are_taken_once():
     unused: Unused[int] = Unused()
     for number in (5, 6):
         unused.add(number)
@@ -22,7 +22,7 @@ def test_what_nobody_holds_is_taken_once():
     assert unused.take() == ()
 
 
-def test_steps_and_the_thread_that_frees_may_take_at_the_same_time():
+def test_unused_numbers_may_be_taken_by_two_threads():
     unused: Unused[int] = Unused()
     unused._queue = Contended([5, 6, 7])
     assert unused.take() == (5, 6, 7)

@@ -10,7 +10,7 @@ def step(number: int, *hosts: int) -> Step:
     return Step("f", number, hosts or (0,))
 
 
-def test_the_oldest_step_that_is_not_done_has_to_be_done_first():
+def test_window_is_blocked_by_the_oldest_unfinished_step():
     window = Window(2)
     first, second, third = step(1), step(2), step(3)
     for one in (first, second):
@@ -25,7 +25,7 @@ def test_the_oldest_step_that_is_not_done_has_to_be_done_first():
     assert window.unfinished() == [third]
 
 
-def test_a_step_is_under_way_until_all_its_hosts_are_done():
+def test_window_holds_a_step_until_all_its_hosts_are_done():
     window = Window(1)
     shared = step(1, 0, 1)
     window.add(shared)
@@ -35,14 +35,14 @@ def test_a_step_is_under_way_until_all_its_hosts_are_done():
     assert window.blocker() is None
 
 
-def test_islands_delay_only_those_that_share_steps_with_them():
+def test_window_delays_only_islands_with_shared_steps():
     left, right = Window(1), Window(1)
     left.add(step(1, 0))
     assert left.blocker() is not None
     assert right.blocker() is None
 
 
-def test_a_step_may_count_for_several():
+def test_window_may_count_a_step_for_several():
     """One of a program of which few may be under way, beside those of a program of which many may."""
     window = Window(8)
     large = Step("g", 1, (0,), share=4)
