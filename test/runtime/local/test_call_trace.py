@@ -41,7 +41,7 @@ def spans(timeline):
     return [(round(e.start * 1e3, 3), round(e.end * 1e3, 3)) for e in timeline.events]
 
 
-def test_launches_that_were_seen_to_run_are_drawn_as_they_ran(chain):
+def test_call_trace_draws_launches_as_they_ran(chain):
     # The threads that waited were woken a millisecond late.
     late = seen(first=3, second=6, transfer=8, last=11)
     ran = {0: (1 * MS, 2 * MS), 1: (3 * MS, 5 * MS), 3: (7 * MS, 10 * MS)}
@@ -53,7 +53,7 @@ def test_launches_that_were_seen_to_run_are_drawn_as_they_ran(chain):
     assert timeline.critical_path == (0, 1, 2, 3)
 
 
-def test_a_launch_that_nobody_saw_is_estimated_between_its_neighbours(chain):
+def test_call_trace_estimates_a_missing_launch_between_its_neighbours(chain):
     late = seen(first=3, second=9, transfer=8, last=11)
     ran = {0: (1 * MS, 2 * MS), 3: (7 * MS, 10 * MS)}
     _, timeline = timeline_of_call(chain, late, ran, "measured")
@@ -62,13 +62,13 @@ def test_a_launch_that_nobody_saw_is_estimated_between_its_neighbours(chain):
     assert spans(timeline) == [(0, 1), (1, 6), (6, 6), (6, 9)]
 
 
-def test_without_a_profile_all_launches_are_estimated(chain):
+def test_call_trace_estimates_all_launches_without_a_profile(chain):
     _, timeline = timeline_of_call(chain, seen(first=2, second=5, transfer=6, last=9), {}, "measured")
     assert [event.estimated for event in timeline.events] == [True, True, False, True]
     assert spans(timeline) == [(0, 2), (2, 5), (5, 6), (6, 9)]
 
 
-def test_bars_of_a_slice_do_not_overlap_where_clocks_differ(chain):
+def test_call_trace_has_no_overlap_where_clocks_differ(chain):
     # By the other clock the first launch ended after the second was seen to be done.
     ran = {0: (1 * MS, 4 * MS), 3: (7 * MS, 10 * MS)}
     _, timeline = timeline_of_call(chain, seen(first=3, second=3.9, transfer=6, last=9), ran, "measured")

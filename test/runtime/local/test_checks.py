@@ -16,7 +16,7 @@ def double(x):
     return x * 2
 
 
-def test_a_copy_of_other_shards_is_refused(plan_builder, runner):
+def test_load_refuses_a_copy_of_other_shards(plan_builder, runner):
     s0, s1 = slices()
     build = plan_builder(s0, s1)
     y = build.transfer(build.argument((4,), s0), s1)
@@ -24,7 +24,7 @@ def test_a_copy_of_other_shards_is_refused(plan_builder, runner):
         runner.load(build, y, shardings=[(("x",),), ()])
 
 
-def test_pieces_of_different_types_are_refused(plan_builder, runner):
+def test_load_refuses_pieces_of_different_types(plan_builder, runner):
     s0, s1 = slices()
     build = plan_builder(s0, s1)
     x = build.argument((4,), s0)
@@ -34,7 +34,7 @@ def test_pieces_of_different_types_are_refused(plan_builder, runner):
         runner.load(build, y, shardings=[(("x",),), ()])
 
 
-def test_a_computation_that_xla_lays_out_differently_is_named(plan_builder, runner):
+def test_load_names_a_computation_with_another_sharding_by_xla(plan_builder, runner):
     """The module says nothing of shardings, so XLA replicates what the plan splits."""
     s0, _ = slices()
     build = plan_builder(s0)

@@ -83,7 +83,7 @@ def launch(name: str, operands: tuple[int, ...], result: int) -> plan.Launch:
     return plan.Launch(name, "s0", operands, (result,), f"{name} on s0")
 
 
-def test_the_function_is_a_straight_line():
+def test_codegen_writes_a_straight_line():
     steps = [
         launch("a", (0,), 1),
         plan.Transfer((1,), (2,), "s0", "s1"),
@@ -106,7 +106,7 @@ def test_the_function_is_a_straight_line():
     )
 
 
-def test_launches_and_transfers_are_issued_within_spans_that_name_them_while_a_profile_is_made():
+def test_codegen_issues_steps_within_spans_during_a_profile():
     class Span:
         open = 0
         names: list[str] = []
@@ -133,14 +133,14 @@ def test_launches_and_transfers_are_issued_within_spans_that_name_them_while_a_p
     assert not Span.open
 
 
-def test_a_transfer_of_what_a_transfer_brought_is_a_call_of_its_own():
+def test_codegen_calls_once_more_for_a_transfer_of_a_transfer():
     steps = [plan.Transfer((0,), (1,), "s0", "s1"), plan.Transfer((1,), (2,), "s1", "s2")]
     generated = make(steps, (2,), 3)
     assert generated.run(["x"]) == ["x@s1@s2"]
     assert generated.source.count("copy0(") == 2
 
 
-def test_a_transfer_of_pieces_is_a_call_of_its_own():
+def test_codegen_calls_once_for_a_transfer_of_pieces():
     steps = [
         plan.Transfer((0,), (1,), "s0", "s1"),
         plan.Transfer((0, 2), (3, 4), "s0", "s1", (((0, 0),), ((1, 0),))),
@@ -151,7 +151,7 @@ def test_a_transfer_of_pieces_is_a_call_of_its_own():
     assert "    v2, v3, = routed1([v0, v1])  # s0 -> s1\n" in generated.source
 
 
-def test_sends_and_receives_are_calls_of_their_own():
+def test_codegen_calls_once_for_each_send_and_receive():
     steps = [
         plan.Transfer((0,), (1,), "s0", "s1"),
         plan.Send((0,), "s0", "s2", "c0", peer=1, index=4),
@@ -166,7 +166,7 @@ def test_sends_and_receives_are_calls_of_their_own():
     assert "    v2, v3, = receive3()  # s2 -> s0 (host 1)\n" in generated.source
 
 
-def test_a_function_that_reports_its_steps_reports_what_it_receives():
+def test_codegen_reports_receives_to_an_observer():
     notes = []
 
     class Observer:
@@ -200,7 +200,7 @@ def test_a_function_that_reports_its_steps_reports_what_it_receives():
     assert spans == ["s0 -> s2 (host 1)", "s2 -> s0 (host 1)"]
 
 
-def test_a_donated_argument_of_the_caller_is_deleted():
+def test_codegen_deletes_a_donated_argument():
     class Array(str):
         deleted = False
 
@@ -213,13 +213,13 @@ def test_a_donated_argument_of_the_caller_is_deleted():
     assert x.deleted
 
 
-def test_constants_have_a_name_and_no_register():
+def test_codegen_gives_constants_a_name_and_no_register():
     generated = make([launch("a", (0, 1), 2), plan.Release((1,))], (2,), 3, constants={1: "c"})
     assert generated.run(["x"]) == ["a(x, c)"]
     assert generated.run(["y"]) == ["a(y, c)"]
 
 
-def test_an_interrupt_leaves_the_lock_free_and_the_function_usable():
+def test_codegen_survives_an_interrupt():
     class Lock:
         held = 0
 
@@ -238,7 +238,7 @@ def test_an_interrupt_leaves_the_lock_free_and_the_function_usable():
     assert any("# b on s0" in line for line in traceback.format_tb(caught.tb))
 
 
-def test_an_error_is_explained_with_its_step():
+def test_codegen_explains_an_error_with_its_step():
     seen = []
 
     def explain(lines, error, arrays):
@@ -252,7 +252,7 @@ def test_an_error_is_explained_with_its_step():
     assert (line.label, line.reads, line.places, arrays) == ("b on s0", (1,), ("v1",), ["x"])
 
 
-def test_its_lines_are_forgotten_with_it():
+def test_codegen_forgets_lines_with_their_function():
     generated = make([launch("a", (0,), 1)], (1,), 2)
     filename = generated.run.__code__.co_filename
     assert linecache.getline(filename, 3).strip().endswith("# a on s0")
@@ -261,7 +261,7 @@ def test_its_lines_are_forgotten_with_it():
     assert filename not in linecache.cache
 
 
-def test_a_plan_of_4000_steps_compiles_fast_and_needs_few_registers():
+def test_codegen_of_4000_steps_is_fast_and_needs_few_registers():
     steps = []
     for number in range(2000):
         steps += [launch(f"c{number % 50}", (number,), number + 1), plan.Release((number,))]

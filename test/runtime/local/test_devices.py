@@ -12,7 +12,7 @@ from pathways.runtime.resources.manager import ResourceManager
 from pathways.runtime.resources.virtual import make_virtual_device_set
 
 
-def test_a_slice_is_a_mesh_of_the_devices_that_it_has():
+def test_devices_of_a_slice_are_a_mesh():
     manager = ResourceManager(devices.discover(8, islands=2))
     slice = make_virtual_device_set().add_slice((2, 2), ("x", "y"), island="island1")
     binding = manager.bind([slice], "f")[slice]
@@ -23,7 +23,7 @@ def test_a_slice_is_a_mesh_of_the_devices_that_it_has():
     assert mesh.devices.tolist() == [handles[:2], handles[2:]]
 
 
-def test_memory_is_what_connect_was_told_or_jax_says():
+def test_devices_have_the_memory_that_connect_or_jax_gives():
     assert {device.memory for device in devices.discover(2).devices} == {None}
     assert {device.memory for device in devices.discover(2, device_memory=1 << 20).devices} == {1 << 20}
 
@@ -34,24 +34,24 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_the_environment_describes_the_cluster():
+def test_cluster_is_described_by_the_environment():
     code = "import pathways as pw; print([len(island.devices) for island in pw.cluster().islands])"
     done = run_python(code, PW_CPU_DEVICES="6", PW_ISLANDS="3")
     assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n")
 
 
-def test_connect_makes_cpu_devices_before_jax_starts():
+def test_connect_creates_cpu_devices_before_jax_starts():
     code = "from pathways.runtime import connect; print(len(connect(cpu_devices=5).devices))"
     assert run_python(code).stdout == "5\n"
 
 
-def test_more_devices_than_jax_started_with_is_an_error():
+def test_discover_refuses_more_devices_than_jax_has():
     jax.devices()
     with pytest.raises(RuntimeError, match=r"JAX has started with 8 CPU devices; .*PW_CPU_DEVICES=9"):
         devices.discover(9)
 
 
-def test_islands_must_be_equal():
+def test_discover_refuses_unequal_islands():
     with pytest.raises(ValueError, match="8 devices do not divide into equal islands"):
         devices.discover(8, islands=3)
 

@@ -51,7 +51,7 @@ def exhausted(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_out_of_memory_says_what_was_alive(plan_builder, runner, exhausted, size):
+def test_failures_out_of_memory_list_live_arrays(plan_builder, runner, exhausted, size):
     s0, s1 = (make_virtual_device_set().add_slice(size, "x", name=name) for name in ("first", "second"))
     build = plan_builder(s0, s1, name="step")
     x, y = build.argument((256,), s0), build.argument((512,), s1)
@@ -72,7 +72,7 @@ def test_out_of_memory_says_what_was_alive(plan_builder, runner, exhausted, size
     ]
 
 
-def test_other_errors_say_the_step_alone(plan_builder, runner):
+def test_failures_name_their_step(plan_builder, runner):
     s0 = make_virtual_device_set().add_slice(1, "x")
     build = plan_builder(s0, name="f")
     loaded = runner.load(build, build.launch(double, s0, build.argument((2,), s0)))

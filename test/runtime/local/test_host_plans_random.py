@@ -179,7 +179,7 @@ def whole_terms(text: str) -> dict[tuple[int, str], Term]:
 
 @settings(max_examples=100, deadline=None)
 @given(programs())
-def test_hosts_that_never_wait_give_the_same(program: tuple[str, list[int]]):
+def test_host_plans_without_waits_give_the_same_terms(program: tuple[str, list[int]]):
     text, hosts = program
     wire = Wire()
     runs = [Run(plan, wire) for plan in host_plans_of(split(scheduled(text), hosts), "f").values()]
@@ -197,7 +197,7 @@ def test_hosts_that_never_wait_give_the_same(program: tuple[str, list[int]]):
 
 @settings(max_examples=60, deadline=None)
 @given(programs())
-def test_hosts_that_wait_for_each_other_give_the_same(program: tuple[str, list[int]]):
+def test_host_plans_with_waits_give_the_same_terms(program: tuple[str, list[int]]):
     text, hosts = program
     wire = Wire()
     plans = host_plans_of(split(scheduled(text), hosts), "f")
@@ -212,14 +212,14 @@ def test_hosts_that_wait_for_each_other_give_the_same(program: tuple[str, list[i
 
 @settings(max_examples=60, deadline=None)
 @given(programs())
-def test_the_peak_is_what_the_steps_hold(program: tuple[str, list[int]]):
+def test_host_plans_have_the_peak_of_their_steps(program: tuple[str, list[int]]):
     text, hosts = program
     for plan in host_plans_of(split(scheduled(text), hosts), "f").values():
         peaks = {name: memory.peak_memory_in_bytes for name, memory in analyze(plan, {}).items()}
         assert peaks == dict(plan.peak_bytes)
 
 
-def test_only_the_host_form_has_plans_of_hosts():
+def test_host_plans_exist_only_in_host_form():
     module = scheduled('module @f attributes {pw.form = "unrolled"} { func.func @main() { return } }')
     with pytest.raises(ValueError, match="program 'f' is in form 'scheduled', not 'host'"):
         host_plans_of(module, "f")

@@ -42,7 +42,7 @@ def add(x, y):
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_three_computations_on_two_slices(plan_builder, runner, size):
+def test_load_runs_three_computations_on_two_slices(plan_builder, runner, size):
     s0, s1 = two_slices(size)
     build = plan_builder(s0, s1)
     x = build.argument((3,), s0)
@@ -60,7 +60,7 @@ def test_three_computations_on_two_slices(plan_builder, runner, size):
 
 
 @pytest.mark.parametrize(("from_", "to"), [(1, 4), (4, 1), (2, 3)])
-def test_a_transfer_between_slices_of_different_sizes(plan_builder, runner, from_, to):
+def test_load_transfers_between_slices_of_different_sizes(plan_builder, runner, from_, to):
     devices = make_virtual_device_set()
     s0, s1 = devices.add_slice(from_, "x"), devices.add_slice(to, "x")
     build = plan_builder(s0, s1)
@@ -72,7 +72,7 @@ def test_a_transfer_between_slices_of_different_sizes(plan_builder, runner, from
         np.testing.assert_array_equal(shard.data, [3, 3, 3])
 
 
-def test_pieces_go_along_their_routes(plan_builder, runner):
+def test_load_sends_pieces_along_their_routes(plan_builder, runner):
     """Four shards in two results of two shards, and arguments and results in the shardings of the plan."""
     devices = make_virtual_device_set()
     s0, s1 = devices.add_slice(4, "x"), devices.add_slice(2, "x")
@@ -93,7 +93,7 @@ def test_pieces_go_along_their_routes(plan_builder, runner):
         loaded.run([array])
 
 
-def test_mirrored_arguments_arrive_on_every_slice(plan_builder, runner):
+def test_load_puts_mirrored_arguments_on_every_slice(plan_builder, runner):
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
     x0 = build.argument((2,), s0, s1)
@@ -104,7 +104,7 @@ def test_mirrored_arguments_arrive_on_every_slice(plan_builder, runner):
     np.testing.assert_array_equal(right, [2, 2])
 
 
-def test_constants_are_placed_once_and_survive_donation_of_results(plan_builder, runner):
+def test_load_places_constants_once(plan_builder, runner):
     (s0, _) = two_slices()
     build = plan_builder(s0)
     c = build.constant(np.array([1.5, 2.5]), s0)
@@ -118,7 +118,7 @@ def test_constants_are_placed_once_and_survive_donation_of_results(plan_builder,
         constant.delete()
 
 
-def test_result_avals_say_more_than_the_plan(plan_builder, runner):
+def test_load_gives_results_their_avals(plan_builder, runner):
     """A typed PRNG key, and a weak type, which the next trace of the caller sees."""
     (s0, _) = two_slices()
     build = plan_builder(s0)
@@ -139,7 +139,7 @@ def heavy(x):
     return x
 
 
-def test_the_call_returns_before_the_work_is_done(plan_builder, runner):
+def test_run_returns_before_the_work_is_done(plan_builder, runner):
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
     y = build.launch(heavy, s0, build.argument((1000, 1000), s0))
@@ -155,7 +155,7 @@ def test_the_call_returns_before_the_work_is_done(plan_builder, runner):
     assert returned < ready / 4
 
 
-def test_steps_with_donation_do_not_leak(plan_builder, runner):
+def test_run_with_donation_does_not_leak(plan_builder, runner):
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
     x = build.argument((8,), s0, donated=True)
@@ -179,7 +179,7 @@ def test_steps_with_donation_do_not_leak(plan_builder, runner):
     assert len(jax.live_arrays()) == live
 
 
-def test_a_released_argument_of_the_caller_is_deleted(plan_builder, runner):
+def test_run_deletes_a_released_argument(plan_builder, runner):
     """The computation cannot use the donated buffer, so the plan frees it."""
     (s0, _) = two_slices()
     build = plan_builder(s0)
@@ -194,7 +194,7 @@ def test_a_released_argument_of_the_caller_is_deleted(plan_builder, runner):
         loaded.run(arrays)
 
 
-def test_equal_computations_share_their_code(plan_builder, runner, monkeypatch):
+def test_load_compiles_equal_computations_once(plan_builder, runner, monkeypatch):
     compiled = []
     compile_ = pjrt.compile_and_load
     monkeypatch.setattr(pjrt, "compile_and_load", lambda *args: compiled.append(args[1]) or compile_(*args))
@@ -214,7 +214,7 @@ def test_equal_computations_share_their_code(plan_builder, runner, monkeypatch):
     assert len(compiled) == 1
 
 
-def test_code_is_dropped_with_the_last_program_that_uses_it(plan_builder, runner):
+def test_load_drops_code_with_its_last_program(plan_builder, runner):
     def fivefold(x):
         return x * 5
 
@@ -228,7 +228,7 @@ def test_code_is_dropped_with_the_last_program_that_uses_it(plan_builder, runner
     assert len(compile_cache._loaded) == before
 
 
-def test_a_computation_that_xla_refuses_is_named(plan_builder, runner):
+def test_load_names_a_computation_that_xla_refuses(plan_builder, runner):
     (s0, _) = two_slices()
     build = plan_builder(s0, name="f")
 
@@ -244,7 +244,7 @@ def test_a_computation_that_xla_refuses_is_named(plan_builder, runner):
     assert "\n" not in message
 
 
-def test_callbacks_run_and_print(plan_builder, runner, capfd):
+def test_run_calls_callbacks(plan_builder, runner, capfd):
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
 
@@ -263,7 +263,7 @@ def test_callbacks_run_and_print(plan_builder, runner, capfd):
     assert capfd.readouterr().out.splitlines() == ["saw 1.0", "saw 2.0"]
 
 
-def test_an_error_in_a_callback_surfaces_on_what_depends_on_it(plan_builder, runner):
+def test_run_fails_results_that_depend_on_a_failed_callback(plan_builder, runner):
     """Behind a long computation, so that the call has returned before the callback runs."""
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
@@ -291,7 +291,7 @@ def test_an_error_in_a_callback_surfaces_on_what_depends_on_it(plan_builder, run
     assert bad_value == 1
 
 
-def test_an_effect_that_failed_is_heard_of_at_the_barrier(plan_builder, runner):
+def test_run_reports_a_failed_effect_at_the_barrier(plan_builder, runner):
     (s0, _) = two_slices()
     build = plan_builder(s0)
 
@@ -309,7 +309,7 @@ def test_an_effect_that_failed_is_heard_of_at_the_barrier(plan_builder, runner):
         jax.effects_barrier()
 
 
-def test_nan_checks_name_the_computation(plan_builder, runner):
+def test_run_names_the_computation_of_a_nan(plan_builder, runner):
     (s0, _) = two_slices()
     build = plan_builder(s0)
     y = build.launch(jnp.log, s0, build.argument((2,), s0))
@@ -340,7 +340,7 @@ class Dawdling:
         return self.inner.execute_sharded(*arguments)
 
 
-def test_programs_of_several_threads_reach_all_devices_in_one_order(plan_builder, runner, monkeypatch):
+def test_run_of_several_threads_reaches_all_devices_in_one_order(plan_builder, runner, monkeypatch):
     """Collectives that two devices get in different orders wait for each other for ever."""
     reached = collections.defaultdict[jax.Device, list[int]](list)
     numbers = itertools.count()
@@ -383,7 +383,7 @@ def test_programs_of_several_threads_reach_all_devices_in_one_order(plan_builder
         assert [number for number in one if number in both] == [number for number in other if number in both]
 
 
-def test_progress_counts_computations(plan_builder, runner):
+def test_load_reports_progress_by_computations(plan_builder, runner):
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
 
@@ -397,7 +397,7 @@ def test_progress_counts_computations(plan_builder, runner):
     assert seen == [(1, 2), (2, 2)]
 
 
-def test_a_long_load_says_so_once(capsys):
+def test_progress_line_is_shown_once(capsys):
     line = compile_threads.ProgressLine(40, None)
     line.add(1)
     line.began -= 2
@@ -426,14 +426,14 @@ def interrupted_load(seconds: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_ctrl_c_stops_a_load_at_once():
+def test_in_threads_stops_at_ctrl_c():
     """The process then waits for what XLA is busy with, so the time is taken where it is caught."""
     process = interrupted_load(seconds=3)
     assert process.communicate(timeout=60) == ("caught True\n", WAITING)
     assert process.returncode == 0
 
 
-def test_a_second_ctrl_c_ends_the_process():
+def test_in_threads_ends_the_process_at_a_second_ctrl_c():
     process = interrupted_load(seconds=200)
     assert process.stderr.readline() == WAITING
     process.send_signal(signal.SIGINT)
@@ -441,7 +441,7 @@ def test_a_second_ctrl_c_ends_the_process():
     assert process.returncode == -signal.SIGINT
 
 
-def test_ctrl_c_at_any_moment_is_a_keyboard_interrupt_and_nothing_else():
+def test_in_threads_turns_ctrl_c_at_any_moment_into_a_keyboard_interrupt():
     """Thousands of them, at moments that differ: no thread of the compiler fails, none waits for ever."""
     script = """if True:
         import random, signal, threading, time

@@ -78,7 +78,7 @@ def run(loaded: Executable) -> list[jax.Array]:
     return loaded.run([jax.device_put(X, loaded.inputs[0].sharding)])
 
 
-def test_shards_become_arrays_for_those_who_need_one():
+def test_local_launches_give_arrays_where_one_is_read():
     """A local launch is read by another, by a launch on all devices, and by the caller."""
     double = function("g", "%0 = stablehlo.add %a, %a : tensor<8x4xf32>")
     calls = [("inner", "f", "x"), ("seen", "f", "inner"), ("twice", "g", "seen"), ("last", "f", "twice")]
@@ -106,25 +106,25 @@ NEEDS_ALL = {
 
 
 @pytest.mark.parametrize("text", NEEDS_ALL.values(), ids=NEEDS_ALL)
-def test_what_else_runs_on_all_devices_together(text):
+def test_local_launches_exclude_other_computations(text):
     assert not plan(text, [("y", "f", "x")], "y").computations["f"].local
 
 
-def test_an_argument_that_lies_otherwise_is_refused():
+def test_local_launches_refuse_an_argument_with_another_sharding():
     text = function("f", on_shards(KEEP), held=COLUMNS)
     refused = r'operand #0 has the sharding \[\{"x"\}, \{\}\] on @s0, but @f takes \[\{\}, \{"x"\}\]'
     with pytest.raises(PassFailure, match=refused):
         plan(text, [("y", "f", "x")], "y")
 
 
-def test_a_computation_that_donates_runs_on_all_devices_together():
+def test_local_launches_exclude_donating_computations():
     made = plan(LOCAL, [("y", "f", "x"), ("z", "f", "y")], "z", donate_bytes=0)
     assert sorted((c.donated, c.local) for c in made.computations.values()) == [((), True), ((0,), False)]
     (z,) = run(load(made))
     np.testing.assert_array_equal(z, X)
 
 
-def test_a_computation_for_other_shards_is_refused():
+def test_local_launches_refuse_other_shards():
     made = plan(LOCAL, [("y", "f", "x")], "y")
     whole = dataclasses.replace(made, slot_shardings=((), ()))
     with pytest.raises(

@@ -28,7 +28,7 @@ class Late:
         self.sharding = SimpleNamespace(device_set={jax.devices()[0]})
 
 
-def test_an_array_that_is_not_computed_is_reported_once_in_a_while(
+def test_local_stalls_report_a_late_array_once_in_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pending: list[Any] = [Late()]
@@ -51,7 +51,7 @@ def test_an_array_that_is_not_computed_is_reported_once_in_a_while(
         assert not caplog.messages
 
 
-def test_what_is_computed_or_deleted_is_not_pending():
+def test_local_stalls_ignore_ready_and_deleted_arrays():
     array = jnp.ones(3) + 1
     array.block_until_ready()
     deleted = jnp.ones(3)
@@ -59,7 +59,7 @@ def test_what_is_computed_or_deleted_is_not_pending():
     assert not any(one is array or one is deleted for one in stalls._pending())
 
 
-def test_the_line_of_a_program_that_a_thread_is_in_is_named():
+def test_local_stalls_name_the_line_of_a_program_that_runs():
     entered, go_on = threading.Event(), threading.Event()
     source = compile("entered.set(); go_on.wait()", f"{SOURCE_NAME}f 0>", "exec")
     thread = threading.Thread(
@@ -100,7 +100,7 @@ FORK = "if child := os.fork(): print(os.waitpid(child, 0)[1], flush=True)"
 
 
 @pytest.mark.parametrize(("meanwhile", "said"), [("", ""), (FORK, "0\n")], ids=["alone", "forked"])
-def test_a_process_ends_after_a_look_and_one_forked_in_it_at_once(meanwhile: str, said: str):
+def test_local_stalls_do_not_keep_processes_from_ending(meanwhile: str, said: str):
     """A thread that is inside of jaxlib at the end would abort it; a forked process has no such thread."""
     command = [sys.executable, "-c", LOOKING.format(meanwhile=meanwhile)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -45,7 +45,7 @@ def slices():
     return devices.add_slice(2, "x"), devices.add_slice(1, "x")
 
 
-def test_temporaries_count_only_while_their_launch_runs(plan_builder, slices):
+def test_memory_counts_temporaries_during_their_launch(plan_builder, slices):
     """Of 10 floats each, first x and y are alive, then y and z."""
     left, _ = slices
     build = plan_builder(left)
@@ -69,14 +69,14 @@ def test_temporaries_count_only_while_their_launch_runs(plan_builder, slices):
     )
 
 
-def test_a_donated_operand_and_its_result_are_one_buffer(plan_builder, slices):
+def test_memory_counts_a_donated_operand_and_its_result_once(plan_builder, slices):
     _, right = slices
     build = plan_builder(right)
     x = build.argument((10,), right, donated=True)
     assert peaks(build.finish(build.launch(double, right, x, donated=(0,)))) == [40]
 
 
-def test_what_is_split_counts_once(plan_builder, slices):
+def test_memory_counts_split_arrays_once(plan_builder, slices):
     left, _ = slices
     build = plan_builder(left)
     y = build.launch(double, left, build.argument((10,), left))
@@ -84,7 +84,7 @@ def test_what_is_split_counts_once(plan_builder, slices):
     assert peaks(plan) == [40 + 2 * 40]
 
 
-def test_the_table(plan_builder, slices):
+def test_memory_has_a_table(plan_builder, slices):
     left, right = slices
     build = plan_builder(left, right)
     y = build.transfer(build.argument((256,), left), right)
@@ -106,7 +106,7 @@ def bound(slices, plan, limit):
     }
 
 
-def test_a_program_that_does_not_fit_is_refused_before_it_is_compiled(plan_builder, slices, monkeypatch):
+def test_memory_refuses_a_program_before_it_is_compiled(plan_builder, slices, monkeypatch):
     left, right = slices
     build = plan_builder(left, right)
     y = build.transfer(build.argument((256,), left), right)
@@ -122,7 +122,7 @@ def test_a_program_that_does_not_fit_is_refused_before_it_is_compiled(plan_build
         load(plan, bound(slices, plan, 2047))
 
 
-def test_temporaries_are_asked_for_when_xla_knows_them(plan_builder, slices):
+def test_memory_check_includes_temporaries_of_xla(plan_builder, slices):
     _, right = slices
     build = plan_builder(right)
     plan = build.finish(build.launch(double, right, build.argument((256,), right)))
@@ -132,7 +132,7 @@ def test_temporaries_are_asked_for_when_xla_knows_them(plan_builder, slices):
         memory.check_fits(plan, bindings, stats_of(temporaries(right, double=1)))
 
 
-def test_slices_that_share_a_device_must_fit_together(plan_builder):
+def test_memory_check_adds_slices_on_one_device(plan_builder):
     devices = make_virtual_device_set()
     slices = [devices.add_slice(8, "x", overlap=True) for _ in range(2)]
     build = plan_builder(*slices)
@@ -144,7 +144,7 @@ def test_slices_that_share_a_device_must_fit_together(plan_builder):
         memory.check_fits(plan, bound(slices, plan, 4095), {})
 
 
-def test_nothing_is_refused_where_memory_is_not_known(plan_builder, slices):
+def test_memory_check_passes_where_memory_is_unknown(plan_builder, slices):
     """As on CPU devices that `connect` was told nothing about."""
     build = plan_builder(*slices)
     plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))
@@ -155,5 +155,5 @@ def test_nothing_is_refused_where_memory_is_not_known(plan_builder, slices):
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 60, "3072 PiB")]
 )
-def test_sizes(count, text):
+def test_size_has_units(count, text):
     assert size(count) == text

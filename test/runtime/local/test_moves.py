@@ -118,7 +118,7 @@ def late():
     told.set()
 
 
-def test_what_is_not_ready_is_not_waited_for(late):
+def test_moves_do_not_wait_for_pending_values(late):
     double, tell = late
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
     (y,) = program(double(program.ready()))
@@ -127,7 +127,7 @@ def test_what_is_not_ready_is_not_waited_for(late):
     np.testing.assert_array_equal(y, X * 2)
 
 
-def test_a_trace_waits_for_pieces(late, tmp_path):
+def test_moves_are_traced_until_pieces_are_ready(late, tmp_path):
     """Nothing of the move ends before the value is there."""
     double, tell = late
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
@@ -141,7 +141,7 @@ def test_a_trace_waits_for_pieces(late, tmp_path):
     assert all(event["ts"] + event["dur"] > 0.05e6 for event in events)
 
 
-def test_a_value_whose_computation_failed_fails_what_depends_on_it():
+def test_moves_of_a_failed_value_fail_later():
     """The program runs, as it does with what fails later."""
 
     def refuse(x: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ def test_a_value_whose_computation_failed_fails_what_depends_on_it():
     pjrt.dispatch.runtime_tokens.clear()
 
 
-def test_several_transfers_of_one_cut():
+def test_moves_to_two_slices_cut_once():
     program = Program(
         transfer("y", "x", "a", COLUMNS),
         transfer("z", "x", "b", COLUMNS),
@@ -170,7 +170,7 @@ def test_several_transfers_of_one_cut():
         np.testing.assert_array_equal(array, X)
 
 
-def test_what_arrives_in_pieces_is_cut_again():
+def test_moves_cut_joined_values_again():
     program = Program(
         transfer("y", "x", "a", COLUMNS),
         transfer("z", "x", "b", COLUMNS),
@@ -181,7 +181,7 @@ def test_what_arrives_in_pieces_is_cut_again():
         np.testing.assert_array_equal(array, X)
 
 
-def test_a_value_may_be_donated_while_it_moves():
+def test_moves_allow_donation_in_flight():
     program = Program(
         transfer("y", "x", "a", COLUMNS),
         double("z", "x"),
@@ -201,7 +201,7 @@ def test_a_value_may_be_donated_while_it_moves():
     np.testing.assert_array_equal(z, X * 2)
 
 
-def test_an_array_that_was_deleted_is_named():
+def test_moves_name_a_deleted_argument():
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
     x = program.ready()
     x.delete()
@@ -209,7 +209,7 @@ def test_an_array_that_was_deleted_is_named():
         program(x)
 
 
-def test_what_arrived_in_pieces_may_be_donated():
+def test_moves_allow_donation_of_joined_values():
     program = Program(
         transfer("y", "x", "a", COLUMNS),
         transfer("z", "y", "s", ROWS),

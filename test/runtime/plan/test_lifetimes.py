@@ -11,7 +11,7 @@ def double(x):
     return x * 2
 
 
-def test_slots_begin_and_end_at_their_steps(plan_builder):
+def test_slot_changes_are_at_their_steps(plan_builder):
     devices = make_virtual_device_set()
     left, right = devices.add_slice(1, "x"), devices.add_slice(1, "x")
     build = plan_builder(left, right)
@@ -36,7 +36,7 @@ def test_slots_begin_and_end_at_their_steps(plan_builder):
     assert isinstance(plan.steps[2], Release)
 
 
-def test_what_is_received_begins_before_the_first_step():
+def test_slot_changes_of_receives_are_before_the_first_step():
     plan = Plan(
         name="f",
         slices={"s0": SliceSpec("s0", ("x",), (1,))},
