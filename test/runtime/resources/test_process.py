@@ -13,7 +13,7 @@ import pathways as pw
 
 @pytest.mark.parametrize("leave", [pickle.dumps, copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("what", ["slice", "set", "placed", "program", "lowered", "compiled"])
-def test_is_neither_pickled_nor_copied(leave, what) -> None:
+def test_process_objects_are_neither_pickled_nor_copied(leave, what) -> None:
     made = pw.make_virtual_device_set()
     placed = pw.jit(jnp.tanh, devices=made.add_slice((1,), ("x",)))
     program = pw.program(placed)
@@ -31,7 +31,7 @@ def test_is_neither_pickled_nor_copied(leave, what) -> None:
     assert program(0.0) == 0.0
 
 
-def test_connecting_again_with_the_same_settings_changes_nothing() -> None:
+def test_connect_again_with_the_same_settings_changes_nothing() -> None:
     """As a cell of a notebook does that runs again."""
     before = pw.cluster()
     made = pw.make_virtual_device_set()

@@ -28,7 +28,7 @@ def manager_of(devices: int = 8, islands: int = 1) -> ResourceManager:
     return ResourceManager(cluster_of(devices, islands))
 
 
-def test_slices_of_one_program_share_no_device():
+def test_manager_gives_slices_of_one_program_other_devices():
     devices = make_virtual_device_set()
     s0, s1 = devices.add_slice((2, 2), ("x", "y")), devices.add_slice(2, "x")
     bound = manager_of().bind([s0, s1], "f")
@@ -39,7 +39,7 @@ def test_slices_of_one_program_share_no_device():
     assert (bound[s1].island, bound[s1].device_memory) == ("island0", 1004)
 
 
-def test_a_slice_keeps_its_devices_for_the_next_program():
+def test_manager_keeps_devices_of_a_slice_for_the_next_program():
     manager, devices = manager_of(), make_virtual_device_set()
     s0, s1 = devices.add_slice(2, "x"), devices.add_slice(2, "x")
     first = manager.bind([s0], "f")[s0]
@@ -48,14 +48,14 @@ def test_a_slice_keeps_its_devices_for_the_next_program():
     assert not set(bound[s1].positions) & set(first.positions)
 
 
-def test_programs_take_turns_on_the_least_loaded_devices():
+def test_manager_prefers_the_least_loaded_devices():
     manager = manager_of(4)
     slices = [make_virtual_device_set().add_slice(size, "x") for size in (3, 2, 4)]
     positions = [manager.bind([slice], f"f{slice.size}")[slice].positions for slice in slices]
     assert positions == [(0, 1, 2), (0, 3), (0, 1, 2, 3)]
 
 
-def test_slices_of_one_device_set_avoid_each_other():
+def test_manager_spreads_slices_of_one_device_set():
     manager, devices = manager_of(4), make_virtual_device_set()
     s0 = devices.add_slice(2, "x")
     others = [make_virtual_device_set().add_slice(2, "x") for _ in range(2)]
@@ -66,7 +66,7 @@ def test_slices_of_one_device_set_avoid_each_other():
     assert manager.bind([s1], "f")[s1].positions == (2, 3)
 
 
-def test_released_and_forgotten_slices_give_their_devices_back():
+def test_manager_takes_devices_back_from_released_and_dropped_slices():
     manager = manager_of(4)
     s0 = make_virtual_device_set().add_slice(2, "x")
     s1 = make_virtual_device_set().add_slice(2, "x")
@@ -77,7 +77,7 @@ def test_released_and_forgotten_slices_give_their_devices_back():
     assert not manager.holders()
 
 
-def test_a_slice_lies_within_one_island():
+def test_manager_keeps_a_slice_within_one_island():
     manager, devices = manager_of(8, islands=2), make_virtual_device_set()
     slices = [devices.add_slice(size, "x") for size in (1, 3, 3, 1)]
     bound = manager.bind(slices, "f")
@@ -86,7 +86,7 @@ def test_a_slice_lies_within_one_island():
         assert len({position // 4 for position in binding.positions}) == 1
 
 
-def test_packing_looks_further_than_the_first_fit():
+def test_manager_packs_beyond_the_first_fit():
     """Best first would put 2 and 3 together and leave no room for the last 2."""
     manager, devices = manager_of(8, islands=2), make_virtual_device_set()
     fixed = devices.add_slice(1, "x", island="island1")
@@ -96,7 +96,7 @@ def test_packing_looks_further_than_the_first_fit():
     assert sorted(p for binding in bound.values() for p in binding.positions) == list(range(8))
 
 
-def test_an_error_says_what_there_is_and_how_to_get_more():
+def test_manager_names_devices_and_the_remedy_in_errors():
     manager, devices = manager_of(4), make_virtual_device_set()
     s0, s1 = devices.add_slice(2, "x", name="left"), devices.add_slice(3, "x", name="right")
     manager.bind([s0], "f")
@@ -111,7 +111,7 @@ def test_an_error_says_what_there_is_and_how_to_get_more():
     assert list(manager.holders()) == [s0]
 
 
-def test_an_error_says_what_is_in_the_way():
+def test_manager_names_blocking_slices_in_errors():
     """Slices of a program that got devices in others leave no island whole; other slices are no matter."""
     manager, devices = manager_of(4, islands=2), make_virtual_device_set()
     front, whole, other = (
@@ -130,13 +130,13 @@ def test_an_error_says_what_is_in_the_way():
     ]
 
 
-def test_an_island_that_is_not_there_is_an_error():
+def test_manager_refuses_an_unknown_island():
     slice = make_virtual_device_set().add_slice(1, "x", name="lost", island="atlantis")
     with pytest.raises(ResourceError, match=r"lost: 1 on atlantis"):
         manager_of().bind([slice], "f")
 
 
-def test_slices_that_were_bound_onto_each_other_cannot_join_in_one_program():
+def test_manager_refuses_slices_bound_to_the_same_devices():
     manager = manager_of(2)
     s0 = make_virtual_device_set().add_slice(2, "x", name="east")
     s1 = make_virtual_device_set().add_slice(1, "x", name="west")
@@ -149,7 +149,7 @@ def test_slices_that_were_bound_onto_each_other_cannot_join_in_one_program():
         manager.bind([s0, s1], "h")
 
 
-def test_threads_never_get_one_slice_twice():
+def test_manager_binds_a_slice_once_for_all_threads():
     manager, devices = manager_of(), make_virtual_device_set()
     slices = [devices.add_slice(1, "x") for _ in range(8)]
     seen = []
@@ -166,7 +166,7 @@ def test_threads_never_get_one_slice_twice():
     assert sorted(seen[0]) == [(number,) for number in range(8)]
 
 
-def test_slices_share_devices_only_when_they_ask_to():
+def test_manager_shares_devices_only_on_request():
     devices = make_virtual_device_set()
     count = 8
     first = devices.add_slice(count, "x", overlap=True)
@@ -179,7 +179,7 @@ def test_slices_share_devices_only_when_they_ask_to():
         manager_of().bind([first, alone], "step")
 
 
-def test_sharing_slices_leave_the_others_their_devices():
+def test_manager_puts_sharing_slices_together():
     devices = make_virtual_device_set()
     count = 8
     alone = devices.add_slice(count - 1, "x")
@@ -190,7 +190,7 @@ def test_sharing_slices_leave_the_others_their_devices():
 
 
 @pytest.mark.parametrize("by_replica", [True, False])
-def test_slices_share_no_device_with_another_replica(by_replica):
+def test_manager_shares_no_device_between_replicas(by_replica):
     """Callers see the slices of all replicas as one mesh."""
     devices = make_virtual_device_set(replicas=2)
     slices = [devices.add_slice(2, "x", overlap=True) for _ in range(2)]
@@ -204,7 +204,7 @@ def test_slices_share_no_device_with_another_replica(by_replica):
         manager_of(3).bind(ordered, "step")
 
 
-def test_slices_of_other_sets_do_not_hide_whose_replica_has_a_device():
+def test_manager_knows_replicas_under_slices_of_other_sets():
     replicated = make_virtual_device_set(replicas=2)
     slices = [replicated.add_slice(1, "x", overlap=True) for _ in range(2)]
     between = [make_virtual_device_set().add_slice(1, "x", overlap=True) for _ in range(3)]
@@ -213,7 +213,7 @@ def test_slices_of_other_sets_do_not_hide_whose_replica_has_a_device():
         assert bound[first].positions == bound[second].positions
 
 
-def test_a_session_discovers_its_cluster_when_it_is_first_needed():
+def test_session_discovers_its_cluster_at_first_use():
     clusters = []
 
     def discover() -> Cluster:
@@ -230,7 +230,7 @@ def test_a_session_discovers_its_cluster_when_it_is_first_needed():
     assert len(clusters) == 1
 
 
-def test_a_session_changes_its_cluster_only_while_nothing_is_bound_there():
+def test_session_changes_its_cluster_only_while_nothing_is_bound():
     session = Session(lambda: cluster_of(2))
     slice = make_virtual_device_set().add_slice(3, "x")
     with pytest.raises(ResourceError, match="there are 2"):
@@ -245,28 +245,28 @@ def test_a_session_changes_its_cluster_only_while_nothing_is_bound_there():
     assert len(session.connect(lambda: cluster_of(1)).devices) == 1
 
 
-def test_the_slices_of_a_replica_lie_on_one_island():
+def test_manager_keeps_a_replica_on_one_island():
     devices = make_virtual_device_set(replicas=2)
     slices = [*devices.add_slice(2, "x").replicas, *devices.add_slice(1, "x").replicas]
     bound = manager_of(8, islands=2).bind(slices, "f")
     assert [bound[slice].island for slice in slices] == ["island0", "island1"] * 2
 
 
-def test_replicas_share_an_island_that_has_room_for_them():
+def test_manager_puts_replicas_on_one_island_with_room():
     devices = make_virtual_device_set(replicas=3)
     slices = devices.add_slice(2, "x").replicas
     bound = manager_of(8, islands=2).bind(slices, "f")
     assert [bound[slice].island for slice in slices] == ["island0", "island1", "island0"]
 
 
-def test_replicas_too_large_for_an_island_are_spread_over_several():
+def test_manager_spreads_replicas_too_large_for_an_island():
     devices = make_virtual_device_set(replicas=2)
     slices = [slice for _ in range(3) for slice in devices.add_slice(1, "x").replicas]
     bound = manager_of(6, islands=3).bind(slices, "f")
     assert len({bound[slice].positions for slice in slices}) == 6
 
 
-def test_slices_of_a_replica_that_were_bound_before_say_which_island_it_has():
+def test_manager_keeps_the_island_of_a_bound_replica():
     manager, devices = manager_of(8, islands=2), make_virtual_device_set(replicas=2)
     first, second = devices.add_slice(1, "x").replicas, devices.add_slice(1, "x").replicas
     manager.bind([first[1]], "f")

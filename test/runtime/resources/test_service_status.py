@@ -23,7 +23,7 @@ STATUS = ServiceStatus(
 )
 
 
-def test_tables():
+def test_service_status_has_tables():
     assert str(STATUS).splitlines() == [
         "service: process 77",
         "islands",
@@ -37,5 +37,5 @@ def test_tables():
     assert str(dataclasses.replace(STATUS, clients=())).endswith("\nno clients")
 
 
-def test_it_travels_as_it_is():
+def test_service_status_is_decoded_as_encoded():
     assert decode_for_admin(encode(StatusTold(STATUS))[HEADER_BYTES:]) == StatusTold(STATUS)

@@ -12,7 +12,7 @@ import pytest
 from pathways.runtime.resources import threads
 
 
-def test_a_thread_runs_once_it_is_started():
+def test_start_thread_runs_it():
     heard = threading.Event()
     thread = threads.start_thread(heard.wait, "of a test")
     assert "pathways of a test" in [other.name for other in threading.enumerate()]
@@ -21,14 +21,14 @@ def test_a_thread_runs_once_it_is_started():
     assert thread.join(10)
 
 
-def test_a_thread_that_ends_before_its_first_line(monkeypatch):
+def test_start_thread_refuses_a_thread_that_ends_before_its_first_line(monkeypatch):
     monkeypatch.setattr(threads, "_SECONDS", 0.05)
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
     with pytest.raises(RuntimeError, match="cannot start a new thread"):
         threads.start_thread(print, "of a test")
 
 
-def test_a_thread_that_begins_too_late_does_nothing(monkeypatch):
+def test_start_thread_disarms_a_thread_that_begins_too_late(monkeypatch):
     """Who started it has gone on without it."""
     late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     called = threading.Event()

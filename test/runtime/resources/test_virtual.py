@@ -9,25 +9,25 @@ from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.virtual import make_virtual_device_set
 
 
-def test_a_slice_is_a_mesh_with_named_axes():
+def test_virtual_slice_is_a_mesh_with_named_axes():
     slice = make_virtual_device_set().add_slice(shape=(2, 4), axis_names=("data", "model"), name="encoder")
     assert slice.size == 8
     assert slice.shape == (2, 4)
     assert repr(slice) == "VirtualSlice('encoder', data=2, model=4)"
 
 
-def test_a_plan_is_told_all_of_a_slice():
+def test_virtual_slice_has_a_spec_for_plans():
     devices = make_virtual_device_set()
     slice = devices.add_slice((2, 4), ("data", "model"), name="stage", island="island1", overlap=True)
     assert slice.spec == SliceSpec(slice.name, ("data", "model"), (2, 4), "island1", overlap=True)
 
 
-def test_a_number_and_a_string_stand_for_one_axis():
+def test_add_slice_accepts_a_number_and_a_string_for_one_axis():
     slice = make_virtual_device_set().add_slice(4, "x")
     assert (slice.shape, slice.axis_names) == ((4,), ("x",))
 
 
-def test_names_are_never_used_again():
+def test_add_slice_never_reuses_a_name():
     devices = make_virtual_device_set()
     first = devices.add_slice(1, "x", name="decoder")
     second = devices.add_slice(1, "x", name="decoder")
@@ -38,7 +38,7 @@ def test_names_are_never_used_again():
     assert len(set(unnamed)) == 3
 
 
-def test_a_set_knows_its_slices_but_does_not_keep_them():
+def test_virtual_device_set_does_not_keep_its_slices():
     devices = make_virtual_device_set()
     kept = devices.add_slice(1, "x")
     devices.add_slice(1, "x")
@@ -47,7 +47,7 @@ def test_a_set_knows_its_slices_but_does_not_keep_them():
     assert repr(devices) == f"VirtualDeviceSet({kept!r})"
 
 
-def test_slices_are_equal_only_to_themselves():
+def test_virtual_slice_is_equal_only_to_itself():
     devices = make_virtual_device_set()
     first, second = devices.add_slice(1, "x"), devices.add_slice(1, "x")
     assert first != second
@@ -67,12 +67,12 @@ def test_slices_are_equal_only_to_themselves():
         ((2,), ("",), "not empty"),
     ],
 )
-def test_wrong_shapes_are_errors(shape, axes, message):
+def test_add_slice_refuses_wrong_shapes(shape, axes, message):
     with pytest.raises(ValueError, match=message):
         make_virtual_device_set().add_slice(shape, axes)
 
 
-def test_wrong_types_are_errors():
+def test_add_slice_refuses_wrong_types():
     with pytest.raises(TypeError, match="expected an integer or a tuple of integers"):
         make_virtual_device_set().add_slice((1.5,), ("x",))
     with pytest.raises(TypeError, match="expected strings"):
@@ -80,12 +80,12 @@ def test_wrong_types_are_errors():
 
 
 @pytest.mark.parametrize("name", ["", "2nd", "a b", "a-b", "@s"])
-def test_names_must_be_symbols(name):
+def test_add_slice_refuses_names_that_are_not_symbols(name):
     with pytest.raises(ValueError, match="expected a letter or _"):
         make_virtual_device_set().add_slice(1, "x", name=name)
 
 
-def test_asking_for_devices_does_not_import_jax():
+def test_add_slice_does_not_import_jax():
     code = (
         "import sys, pathways.runtime as r; r.make_virtual_device_set().add_slice(1, 'x');"
         "sys.exit('jax' in sys.modules)"
