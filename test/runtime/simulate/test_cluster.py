@@ -30,7 +30,7 @@ costs = st.builds(ControlCosts, micro, micro, micro, micro, micro, micro, micro)
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 3)), min_size=1))
 @settings(deadline=None)
-def test_a_processor_does_one_thing_after_the_other(jobs):
+def test_processor_does_one_job_after_the_other(jobs):
     time, ends = SimulatedTime(), []
     processor = Processor(time)
     for at, seconds in jobs:
@@ -50,28 +50,28 @@ def test_a_processor_does_one_thing_after_the_other(jobs):
 
 
 @pytest.mark.parametrize("hosts", [16, 64])
-def test_what_hides_control_is_what_control_does(hosts):
+def test_smallest_hidden_is_the_work_of_control(hosts):
     shape = FleetShape([hosts])
     assert smallest_hidden(shape, COSTS) == pytest.approx(HIDDEN * (30e-6 + hosts * 15e-6), rel=0.02)
 
 
 @pytest.mark.parametrize("shape", [FleetShape([4] * 8), FleetShape([4] * 8, heads=4)])
-def test_what_hides_control_has_a_part_for_each_island(shape):
+def test_smallest_hidden_grows_with_islands(shape):
     alone, islands = (smallest_hidden(shape, dataclasses.replace(COSTS, per_island=s)) for s in (0.0, 40e-6))
     assert islands - alone == pytest.approx(HIDDEN * 8 * 40e-6, rel=0.1)
 
 
 @pytest.mark.parametrize("net", [0.0, 20e-6])
-def test_nothing_has_to_be_hidden_where_control_costs_nothing(net):
+def test_smallest_hidden_is_nothing_where_control_is_free(net):
     assert smallest_hidden(FleetShape([4]), ControlCosts(0.0, 0.0, net=net)) < 4 * net + 1e-12
 
 
-def test_a_service_with_one_client_is_a_controller():
+def test_smallest_served_for_one_client_is_that_of_a_controller():
     shape = FleetShape([16])
     assert smallest_served(shape, COSTS) == pytest.approx(smallest_hidden(shape, COSTS), rel=0.05)
 
 
-def test_a_service_tells_the_scheduler_at_once_what_it_read_at_once(monkeypatch):
+def test_service_model_schedules_events_in_batches(monkeypatch):
     model = ServiceModel(FleetShape([1]), COSTS, [ClientModel((0,), 1e-3)] * 3)
     told = []
     handle_all = model.scheduler.handle_all
@@ -87,7 +87,7 @@ def test_a_service_tells_the_scheduler_at_once_what_it_read_at_once(monkeypatch)
     assert sum(told) > 100
 
 
-def test_one_step_at_a_time_hides_nothing():
+def test_used_alone_hides_nothing_with_one_step_in_flight():
     shape = FleetShape([16])
     # Until the last host has it, on its way there and back, and all answers but none of the next step.
     rest = 30e-6 + 16 * 15e-6 + 60e-6 + 2 * 25e-6
@@ -95,14 +95,14 @@ def test_one_step_at_a_time_hides_nothing():
     assert usage.busy == pytest.approx(1e-3 / (1e-3 + rest), rel=0.01)
 
 
-def test_heads_take_work_from_who_controls():
+def test_fleet_heads_relieve_the_controller():
     flat, heads = (smallest_hidden(FleetShape([256], heads), COSTS) for heads in (None, 32))
     assert heads < flat / 6
 
 
 @given(costs, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 4), st.floats(1e-5, 1e-3))
 @settings(max_examples=20, deadline=None)
-def test_a_head_of_one_host_changes_nothing(costs, hosts, ahead, seconds):
+def test_fleet_heads_of_one_host_change_nothing(costs, hosts, ahead, seconds):
     one, none = (used_alone(FleetShape(hosts, heads), costs, seconds, ahead) for heads in (1, None))
     assert one.rate == pytest.approx(none.rate, rel=0.05)
     assert none.rate <= 1 / seconds * 1.01 + 1
@@ -118,7 +118,7 @@ def test_a_head_of_one_host_changes_nothing(costs, hosts, ahead, seconds):
     st.data(),
 )
 @settings(max_examples=20, deadline=None)
-def test_all_that_clients_ask_for_is_done(costs, hosts, heads, is_joined, data):
+def test_service_model_serves_random_clients(costs, hosts, heads, is_joined, data):
     islands = st.lists(st.sampled_from(range(len(hosts))), min_size=1, unique=True).map(tuple)
     clients = data.draw(
         st.lists(st.builds(ClientModel, islands, st.floats(1e-4, 2e-3)), min_size=1, max_size=4)
@@ -136,14 +136,14 @@ def test_all_that_clients_ask_for_is_done(costs, hosts, heads, is_joined, data):
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
-def test_clients_have_their_shares_and_leave_nothing_idle(weights):
+def test_used_together_gives_shares_and_leaves_nothing_idle(weights):
     clients = [ClientModel((0,), 0.33e-3, weight) for weight in weights]
     usage = used_together(FleetShape([4]), COSTS, clients, 0.5)
     assert usage.busy >= 0.99
     assert usage.unfair <= 0.02
 
 
-def test_costs_are_changed_by_name():
+def test_control_costs_are_changed_by_name():
     changed = COSTS.changed("per_host=7.5us, net=2x")
     assert (changed.per_host, changed.net, changed.per_step) == pytest.approx((7.5e-6, 50e-6, 30e-6))
     assert COSTS.changed("net=2 X").net == pytest.approx(50e-6)
@@ -159,13 +159,13 @@ def test_costs_are_changed_by_name():
         ("net=2x,net=3x", "'net=3x': net is changed twice"),
     ],
 )
-def test_wrong_changes_are_named(what_if, message):
+def test_control_costs_name_wrong_changes(what_if, message):
     with pytest.raises(CostsError) as error:
         COSTS.changed(what_if)
     assert str(error.value).startswith(message)
 
 
-def test_files_of_costs_are_checked():
+def test_read_costs_checks_its_file():
     said = (
         b'{"command": "", "date": "", "machine": "", "load": 0, "costs": {"x": {"seconds": %s, "what": ""}}}'
     )

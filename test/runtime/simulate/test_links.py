@@ -16,7 +16,7 @@ from pathways.passes.util.quantities import TimesError
         (None, "2GiB/s", Link(0, 2**31)),
     ],
 )
-def test_links_have_units(latency, bandwidth, link):
+def test_read_link_reads_units(latency, bandwidth, link):
     read = read_link(latency, bandwidth, "s")
     assert read.latency == pytest.approx(link.latency)
     assert read.bandwidth == pytest.approx(link.bandwidth)
@@ -31,7 +31,7 @@ def test_links_have_units(latency, bandwidth, link):
         ("-5us", None, "latency: must be a number from 0 up"),
     ],
 )
-def test_wrong_links_are_named(latency, bandwidth, message):
+def test_read_link_names_mistakes(latency, bandwidth, message):
     with pytest.raises(TimesError) as error:
         read_link(latency, bandwidth, "s")
     assert str(error.value).startswith(message)

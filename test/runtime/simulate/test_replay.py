@@ -20,7 +20,7 @@ from pathways.runtime.simulate.replay import simulate
 
 @pytest.mark.parametrize("policy", [gpipe, one_f_one_b])
 @pytest.mark.parametrize(("slices", "count"), [(2, 2), (2, 5), (4, 8), (5, 11)])
-def test_the_bubble_of_a_pipeline_is_what_theory_says(policy, slices, count):
+def test_replay_has_the_bubble_of_theory(policy, slices, count):
     timeline = simulate(plan_of(pipeline(policy, slices, count), "step"))
     assert timeline.step_time == 2 * (count + slices - 1)
     for name in timeline.slices:
@@ -28,12 +28,12 @@ def test_the_bubble_of_a_pipeline_is_what_theory_says(policy, slices, count):
 
 
 @pytest.mark.parametrize(("slices", "count", "folds"), [(2, 4, 2), (4, 8, 2), (2, 4, 3), (3, 6, 4)])
-def test_interleaving_divides_the_bubble_by_the_stages_on_a_slice(slices, count, folds):
+def test_replay_of_interleaving_divides_the_bubble(slices, count, folds):
     timeline = simulate(plan_of(pipeline(interleaved, slices, count, folds), "step"))
     assert timeline.mean_bubble == pytest.approx((slices - 1) / (folds * count + slices - 1))
 
 
-def test_the_peak_of_1f1b_does_not_grow_with_the_microbatches():
+def test_replay_of_1f1b_has_a_peak_independent_of_microbatches():
     peaks = {
         (policy, count): simulate(plan_of(pipeline(policy, 4, count), "step")).peak_bytes("s0")
         for policy, count in itertools.product((gpipe, one_f_one_b), (8, 16))
@@ -41,7 +41,7 @@ def test_the_peak_of_1f1b_does_not_grow_with_the_microbatches():
     assert peaks[one_f_one_b, 8] == peaks[one_f_one_b, 16] < peaks[gpipe, 8] < peaks[gpipe, 16]
 
 
-def test_the_peak_is_that_of_the_plan_where_all_runs_in_its_order():
+def test_replay_has_the_peak_of_the_plan_on_one_slice():
     plan = plan_of(pipeline(one_f_one_b, 1, 6), "step")
     assert simulate(plan).peak_bytes("s0") == plan.peak_bytes["s0"]
 
@@ -55,7 +55,7 @@ def test_the_peak_is_that_of_the_plan_where_all_runs_in_its_order():
     bandwidth=st.sampled_from([float("inf"), 16, 8]),
     data=st.data(),
 )
-def test_a_replay_meets_every_constraint(policy, slices, count, latency, bandwidth, data):
+def test_replay_meets_every_constraint(policy, slices, count, latency, bandwidth, data):
     plan = plan_of(pipeline(policy, slices, count), "step")
     launches = [step for step in plan.steps if isinstance(step, Launch)]
     durations = data.draw(
@@ -99,7 +99,7 @@ def test_a_replay_meets_every_constraint(policy, slices, count, latency, bandwid
     assert path[-1].end == timeline.step_time
 
 
-def test_a_full_channel_holds_its_sender_up():
+def test_replay_delays_the_sender_of_a_full_channel():
     plan = plan_of(pipeline(gpipe, 2, 4), "step")
     slow = Times(stages={1: {"fwd": 3.0}}, kinds={"fwd": 1.0})
     free = simulate(dataclasses.replace(plan, channels=dict.fromkeys(plan.channels, 4)), slow)
@@ -108,13 +108,13 @@ def test_a_full_channel_holds_its_sender_up():
     assert starts == [[0, 1, 2, 3], [0, 1, 2, 4]]
 
 
-def test_slices_that_overlap_take_turns():
+def test_replay_runs_one_of_overlapping_slices_at_a_time():
     plan = plan_of(pipeline(gpipe, 2, 3), "step")
     shared = {name: dataclasses.replace(spec, overlap=True) for name, spec in plan.slices.items()}
     assert simulate(dataclasses.replace(plan, slices=shared)).step_time == 12
 
 
-def test_a_fused_launch_takes_what_its_parts_take():
+def test_times_of_a_fused_launch_are_added():
     launch = Launch("f", "s0", (), (), "f[0]", tuple(Origin(kind, 1, 0) for kind in ("fwd", "bwd")), 0)
     assert Times().of(launch) == 2
     assert Times(kinds={"bwd": 2.0}, stages={1: {"fwd": 5.0}}).of(launch) == 7
@@ -122,14 +122,14 @@ def test_a_fused_launch_takes_what_its_parts_take():
     assert Times(computations={"f": 4.0}, launches={"f[0]": 3.0}).of(launch) == 3
 
 
-def test_the_halves_of_a_backward_take_as_long_as_the_whole():
+def test_times_of_halves_add_up_to_the_backward():
     half = Launch("f", "s0", (), (), "f[0]", (Origin("bwd", part="weight"),))
     assert Times().of(half) == 0.5
     assert Times(kinds={"bwd": 3.0}).of(half) == 1.5
     assert Times(kinds={"bwd": 3.0, "bwd.weight": 1.0}).of(half) == 1
 
 
-def test_transfers_belong_to_the_microbatch_of_what_they_move():
+def test_replay_gives_transfers_the_microbatch_of_their_value():
     timeline = simulate(plan_of(pipeline(one_f_one_b, 2, 3), "step"))
     for event in timeline.transfers:
         assert event.microbatch == timeline.events[event.reads[0]].microbatch is not None

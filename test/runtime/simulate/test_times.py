@@ -25,7 +25,7 @@ def plan():
     return plan_of(pipeline(gpipe, 2, 2), "step")
 
 
-def test_the_most_specific_entry_counts(plan):
+def test_read_times_prefers_the_most_specific_entry(plan):
     given = {
         "kinds": {"fwd": "1ms", "bwd": "2ms"},
         "stages": {"1": {"fwd": "3ms"}},
@@ -66,18 +66,18 @@ def test_the_most_specific_entry_counts(plan):
         ),
     ],
 )
-def test_what_cannot_be_used_is_named(given, message, plan):
+def test_read_times_names_mistakes(given, message, plan):
     with pytest.raises(TimesError) as error:
         read_times(given, plan)
     assert str(error.value).startswith(message)
 
 
-def test_seconds_are_not_guessed(plan):
+def test_times_in_seconds_are_not_guessed(plan):
     with pytest.raises(TimesError, match=r"no time for launch front_bwd\[0\] \(bwd at stage 1\)"):
         simulate(plan, read_times({"kinds": {"fwd": "1ms"}}, plan))
 
 
-def test_measured_durations_are_medians(plan):
+def test_measured_times_are_medians(plan):
     runs = [
         simulate(plan, read_times({"kinds": {"fwd": f"{fwd}ms", "bwd": "2ms"}}, plan)) for fwd in (1, 3, 9)
     ]
@@ -87,7 +87,7 @@ def test_measured_durations_are_medians(plan):
     assert times.computations == pytest.approx({"front": 3e-3, "front_bwd": 2e-3})
 
 
-def test_what_a_launch_waits_for_without_need_is_part_of_its_time(plan):
+def test_measured_times_include_unneeded_waits(plan):
     """A step whose launches start late, as real ones do, takes as long in the replay."""
     times = read_times({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, plan)
     late = simulate(plan, times, read_link("1ms", None, "s"))
@@ -95,7 +95,7 @@ def test_what_a_launch_waits_for_without_need_is_part_of_its_time(plan):
     assert simulate(plan, measured_times([late], plan)).step_time == pytest.approx(late.step_time)
 
 
-def test_estimates_count_only_where_nothing_was_measured(plan):
+def test_measured_times_include_estimates_only_without_measurements(plan):
     def run(fwd, estimated):
         timeline = simulate(plan, read_times({"kinds": {"fwd": fwd, "bwd": "2ms"}}, plan))
         events = [dataclasses.replace(event, estimated=estimated) for event in timeline.events]
@@ -106,7 +106,7 @@ def test_estimates_count_only_where_nothing_was_measured(plan):
     assert measured_times([unseen], plan).computations["front"] == pytest.approx(9e-3)
 
 
-def test_the_pieces_of_a_call_count_together(plan):
+def test_measured_times_add_pieces_of_a_call(plan):
     """A forward that was cut in two is one unit, and its measured time that of both computations."""
     piece = Origin("fwd", stage=0, microbatch=0, pieces=2)
     cut = [Launch(name, "s0", (), (), f"{name}[0]", (piece,), 0) for name in ("part", "loop")]
@@ -119,14 +119,14 @@ def test_the_pieces_of_a_call_count_together(plan):
     assert measured.stages[0]["fwd"] == pytest.approx(1 + 2)
 
 
-def test_json_of_the_documentation_is_valid():
+def test_times_documentation_is_valid_json():
     from pathways.passes.util import times
 
     text = times.__doc__.partition("{")[2].rpartition("}")[0]
     assert set(json.loads(f"{{{text}}}")) == set(times.SECTIONS)
 
 
-def test_measured_halves_are_durations_of_stages(plan):
+def test_measured_durations_of_halves_are_read_back(plan):
     """What a run shows is read again, for the same program and for others."""
     run = simulate(plan, read_times({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, plan))
     halves = [
@@ -147,7 +147,7 @@ def test_measured_halves_are_durations_of_stages(plan):
     assert split["stages"]["1"] == {"fwd": "0.001s", "bwd.input": "0.002s", "bwd": "0.002s"}
 
 
-def test_steps_that_follow_each_other(plan):
+def test_steady_step_time_is_between_the_busiest_slice_and_a_step_alone(plan):
     """Slices begin the next step when they are done, whatever others are at."""
     times = read_times({"kinds": {"fwd": 1, "bwd": 2}}, plan)
     alone = simulate(plan, times).step_time
