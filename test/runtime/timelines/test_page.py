@@ -37,7 +37,7 @@ def numbers(element, *names):
     return [float(element.get(name)) for name in names]
 
 
-def test_the_page_needs_nothing_else(timelines):
+def test_page_is_self_contained(timelines):
     page = page_of(timelines)
     root = parsed(page)
     tags = {element.tag.removeprefix(SVG) for element in root.iter()}
@@ -47,7 +47,7 @@ def test_the_page_needs_nothing_else(timelines):
     assert not re.search(r"https?:|//\w+\.|url\((?!#)|@import|fetch\(|XMLHttpRequest|import\(", without_names)
 
 
-def test_rows_name_the_hosts_of_their_slices(timelines):
+def test_page_names_hosts_of_slices(timelines):
     """Of all timelines of a page, whoever knows them."""
     planned, measured = timelines
     hosts = {name: n for n, name in enumerate(measured.slices)}
@@ -57,7 +57,7 @@ def test_rows_name_the_hosts_of_their_slices(timelines):
     assert not [e for e in parsed(page_of(timelines)).iter("div") if e.get("class") == "host"]
 
 
-def test_every_event_is_drawn_in_its_row_and_at_its_time(timelines):
+def test_page_draws_every_event_in_its_row_and_at_its_time(timelines):
     sections = list(parsed(page_of(timelines)).iter("section"))
     assert len(sections) == len(timelines)
     whole = max(timeline.step_time for timeline in timelines)
@@ -81,7 +81,7 @@ def test_every_event_is_drawn_in_its_row_and_at_its_time(timelines):
         assert len(memory) == len(timeline.slices)
 
 
-def test_the_table_says_what_the_timelines_say(timelines):
+def test_page_has_a_table_of_timelines(timelines):
     rows = [
         [cell.text for cell in row.iter("td")]
         for row in parsed(page_of(timelines)).iter("tr")
@@ -91,7 +91,7 @@ def test_the_table_says_what_the_timelines_say(timelines):
     assert [row[0] for row in rows] == [timeline.title for timeline in timelines]
 
 
-def test_the_parts_of_a_fused_launch_are_drawn_one_after_the_other():
+def test_page_draws_a_fused_launch_as_boxes_in_a_row():
     event = TimelineEvent("launch", "s0", "f[2]", 1.0, 3.0, (Origin("fwd"), Origin("bwd")), 2)
     page = parsed(page_of([EventLog("step", "planned", "units", ("s0",), (event,))]))
     boxes = [r for r in page.iter(f"{SVG}rect") if "launch" in r.get("class", "")]
@@ -102,7 +102,7 @@ def test_the_parts_of_a_fused_launch_are_drawn_one_after_the_other():
     assert float(boxes[1].get("x")) == pytest.approx(sum(numbers(boxes[0], "x", "width")), abs=1e-3)
 
 
-def test_stages_on_one_slice_have_different_shades():
+def test_page_shades_stages_on_one_slice():
     timeline = simulate(plan_of(pipeline(interleaved, 2, 4, 2), "step"))
     boxes = [r for r in parsed(page_of([timeline])).iter(f"{SVG}rect") if "launch" in r.get("class", "")]
     shades = {
@@ -111,7 +111,7 @@ def test_stages_on_one_slice_have_different_shades():
     assert shades == {("s0", 0): "shade0", ("s0", 2): "shade1", ("s1", 1): "shade0", ("s1", 3): "shade1"}
 
 
-def test_launches_that_nobody_saw_are_hatched():
+def test_page_hatches_estimated_launches():
     seen, unseen = (
         TimelineEvent("launch", "s0", "f", n, n + 1.0, (Origin("fwd"),), estimated=bool(n)) for n in range(2)
     )
@@ -137,14 +137,14 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_colours_leave_dark_text_readable():
+def test_page_colours_leave_text_readable():
     fills = set(re.findall(r"\{ fill: (#\w{6})", page_of([])))
     assert len(fills) > 10
     for fill in fills:
         assert contrast(fill, "#1b1f24") >= 7, fill
 
 
-def test_the_page_is_readable_by_day_and_by_night():
+def test_page_is_readable_by_day_and_by_night():
     roots = re.findall(r":root \{(.*?)\}", page_of([]), re.DOTALL)
     day, night = (dict(re.findall(r"--([\w-]+): (#\w{6})", root)) for root in roots[:2])
     assert day.keys() == night.keys()
@@ -157,7 +157,7 @@ def test_the_page_is_readable_by_day_and_by_night():
             assert contrast(colours[name], colours["memory"]) >= 3, name
 
 
-def test_a_program_that_takes_no_time_has_a_page():
+def test_page_of_a_program_without_duration_is_valid():
     timeline = EventLog("empty", "planned", "units", ("s0",), ())
     parsed(
         page_of(

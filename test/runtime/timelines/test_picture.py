@@ -12,7 +12,7 @@ from pathways.runtime.timelines.picture import picture_of
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_launches_are_boxes_in_proportion_to_their_durations() -> None:
+def test_picture_draws_launches_in_proportion_to_their_durations() -> None:
     origins = [Origin(stage=0, kind="fwd", microbatch=0), Origin(stage=0, kind="bwd", microbatch=0)]
     events = (
         TimelineEvent("launch", "s0", "f", 0.0, 1.0, (origins[0],), 0),
