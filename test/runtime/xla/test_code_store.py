@@ -33,7 +33,7 @@ def used(store: CodeStore, key: str, when: int) -> None:
     os.utime(store.folder / f"{key}.code", (when, when))
 
 
-def test_keeps_code_for_other_processes(store: CodeStore) -> None:
+def test_code_store_keeps_code_for_other_processes(store: CodeStore) -> None:
     assert store.read(KEY) is None
     store.write(KEY, b"code")
     store.write(OTHER, b"")
@@ -44,7 +44,7 @@ def test_keeps_code_for_other_processes(store: CodeStore) -> None:
 
 
 @given(st.binary(max_size=200), st.data())
-def test_a_damaged_file_counts_as_missing(tmp_path_factory, code: bytes, data: st.DataObject) -> None:
+def test_code_store_ignores_a_damaged_file(tmp_path_factory, code: bytes, data: st.DataObject) -> None:
     store = CodeStore(tmp_path_factory.mktemp("store"), limit=1000)
     store.write(KEY, code)
     path = only_file(store)
@@ -60,20 +60,20 @@ def test_a_damaged_file_counts_as_missing(tmp_path_factory, code: bytes, data: s
     assert store.read(KEY) == code
 
 
-def test_a_file_under_another_name_counts_as_missing(store: CodeStore) -> None:
+def test_code_store_ignores_a_renamed_file(store: CodeStore) -> None:
     store.write(KEY, b"code")
     only_file(store).rename(store.folder / f"{OTHER}.code")
     assert store.read(OTHER) is None
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_a_file_that_others_can_write_counts_as_missing(store: CodeStore, mode: int) -> None:
+def test_code_store_ignores_a_file_writable_by_others(store: CodeStore, mode: int) -> None:
     store.write(KEY, b"code")
     only_file(store).chmod(mode)
     assert store.read(KEY) is None
 
 
-def test_a_link_counts_as_missing(store: CodeStore, tmp_path: Path) -> None:
+def test_code_store_ignores_a_link(store: CodeStore, tmp_path: Path) -> None:
     store.write(KEY, b"code")
     path = only_file(store)
     path.rename(tmp_path / "elsewhere")
@@ -81,13 +81,13 @@ def test_a_link_counts_as_missing(store: CodeStore, tmp_path: Path) -> None:
     assert store.read(KEY) is None
 
 
-def test_files_are_the_users_alone(store: CodeStore) -> None:
+def test_code_store_keeps_files_private(store: CodeStore) -> None:
     store.write(KEY, b"code")
     assert only_file(store).stat().st_mode & 0o077 == 0
     assert store.folder.stat().st_mode & 0o077 == 0
 
 
-def test_nothing_is_written_where_others_can_write(store: CodeStore, capsys) -> None:
+def test_code_store_writes_nothing_where_others_can_write(store: CodeStore, capsys) -> None:
     store.folder.mkdir(parents=True)
     store.folder.chmod(0o777)
     store.write(KEY, b"code")
@@ -99,7 +99,7 @@ def test_nothing_is_written_where_others_can_write(store: CodeStore, capsys) -> 
     )
 
 
-def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, capsys) -> None:
+def test_code_store_warns_once_of_a_folder_it_cannot_create(tmp_path: Path, capsys) -> None:
     (tmp_path / "file").touch()
     store = CodeStore(tmp_path / "file" / "executables", limit=1000)
     store.write(KEY, b"code")
@@ -113,7 +113,9 @@ def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, capsys) -> No
     )
 
 
-def test_an_interrupted_write_leaves_no_file(store: CodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_store_leaves_no_file_of_an_interrupted_write(
+    store: CodeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -123,7 +125,7 @@ def test_an_interrupted_write_leaves_no_file(store: CodeStore, monkeypatch: pyte
     assert not list(store.folder.iterdir())
 
 
-def test_what_was_used_longest_ago_is_deleted_first(store: CodeStore) -> None:
+def test_code_store_trims_the_least_recently_used(store: CodeStore) -> None:
     keys = [str(number) * 64 for number in range(4)]
     for when, key in enumerate(keys):
         store.write(key, bytes(300))
@@ -133,12 +135,12 @@ def test_what_was_used_longest_ago_is_deleted_first(store: CodeStore) -> None:
     assert [store.read(key) is not None for key in keys] == [True, False, False, True]
 
 
-def test_code_above_the_limit_is_not_written(store: CodeStore) -> None:
+def test_code_store_writes_no_code_above_the_limit(store: CodeStore) -> None:
     store.write(KEY, bytes(1001))
     assert store.read(KEY) is None
 
 
-def test_trimming_deletes_abandoned_files_and_nothing_that_is_not_the_stores(store: CodeStore) -> None:
+def test_code_store_trims_abandoned_files_and_no_foreign_ones(store: CodeStore) -> None:
     store.write(KEY, bytes(900))
     own = [store.folder / f"{KEY}.code.{number:016x}.tmp" for number in range(2)]
     foreign = [store.folder / name for name in ("notes.txt", "my.code", "old.tmp", f"{OTHER}.code.orig")]
@@ -153,7 +155,7 @@ def test_trimming_deletes_abandoned_files_and_nothing_that_is_not_the_stores(sto
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_what_is_no_file_counts_as_missing(store: CodeStore, make: Callable[[Path], None]) -> None:
+def test_code_store_ignores_pipes_and_folders(store: CodeStore, make: Callable[[Path], None]) -> None:
     """Nor does a read wait for somebody to write to a pipe, for ever."""
     store.write(OTHER, b"code")
     make(store.folder / f"{KEY}.code")
@@ -168,7 +170,7 @@ def test_what_is_no_file_counts_as_missing(store: CodeStore, make: Callable[[Pat
     assert [path.name for path in store.folder.iterdir()] == [f"{KEY}.code"]
 
 
-def test_a_link_in_the_place_of_the_folder_is_not_followed(store: CodeStore, tmp_path: Path, capsys) -> None:
+def test_code_store_follows_no_link_to_its_folder(store: CodeStore, tmp_path: Path, capsys) -> None:
     store.write(KEY, b"code")
     store.folder.rename(tmp_path / "elsewhere")
     store.folder.symlink_to(tmp_path / "elsewhere")
@@ -181,7 +183,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(store: CodeStore, tmp
     assert "it must not be a link" in capsys.readouterr().err
 
 
-def test_many_processes_at_once(store: CodeStore) -> None:
+def test_code_store_serves_many_processes_at_once(store: CodeStore) -> None:
     """They write the same keys, read and trim; what is read is always what somebody wrote, and whole."""
     program = """if True:
         import random, sys
@@ -226,7 +228,7 @@ def test_many_processes_at_once(store: CodeStore) -> None:
         ({"PW_CACHE_DIR": "/tmp/x", "XLA_FLAGS": "--xla_dump_to=/tmp/dump"}, None),
     ],
 )
-def test_the_environment_chooses_the_folder(
+def test_code_store_folder_comes_from_the_environment(
     environment: dict[str, str], folder: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "HOME" in environment:
@@ -239,14 +241,14 @@ def test_the_environment_chooses_the_folder(
     ("text", "limit"),
     [("", 10**9), ("0", 0), ("123", 123), ("5k", 5000), ("500M", 5 * 10**8), ("2GB", 2 * 10**9)],
 )
-def test_the_environment_sets_the_limit(text: str, limit: int) -> None:
+def test_code_store_limit_comes_from_the_environment(text: str, limit: int) -> None:
     store = from_environment({"PW_CACHE_DIR": "/tmp/x", "PW_CACHE_LIMIT": text})
     assert store is not None
     assert store.limit == limit
 
 
 @pytest.mark.parametrize("text", ["lots", "-1", "1.5G", "1 GiB", "٣"])
-def test_a_limit_that_is_no_size(text: str) -> None:
+def test_code_store_refuses_a_limit_that_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match=r"PW_CACHE_LIMIT must be a size such as 500M or 2G, got") as caught:
         from_environment({"PW_CACHE_LIMIT": text})
     assert repr(text) in str(caught.value)

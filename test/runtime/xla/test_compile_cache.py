@@ -88,9 +88,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[Way]:
     return seen
 
 
-def test_computations_get_to_their_devices_by_the_shortest_way(
-    folder: Path, plan_builder, runner, ways: list[Way]
-) -> None:
+def test_compile_cache_loads_by_the_shortest_way(folder: Path, plan_builder, runner, ways: list[Way]) -> None:
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice(shape=(1,), axis_names=("x",)) for _ in range(3)]
 
@@ -115,7 +113,7 @@ def test_computations_get_to_their_devices_by_the_shortest_way(
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_later_load_compiles_nothing(load: Load, folder: Path, size: int) -> None:
+def test_compile_cache_compiles_nothing_in_a_later_load(load: Load, folder: Path, size: int) -> None:
     """The program is gone between the loads, and with it its code in this process."""
     assert load(size=size) == 1
     (path,) = folder.iterdir()
@@ -124,7 +122,7 @@ def test_a_later_load_compiles_nothing(load: Load, folder: Path, size: int) -> N
     assert list(folder.iterdir()) == [path]
 
 
-def test_a_slice_that_comes_later_finds_stored_code_too(load: Load, plan_builder, runner) -> None:
+def test_compile_cache_finds_stored_code_for_a_later_slice(load: Load, plan_builder, runner) -> None:
     assert load() == 1
     devices = pw.make_virtual_device_set()
     s0 = devices.add_slice(shape=(1,), axis_names=("x",))
@@ -134,7 +132,7 @@ def test_a_slice_that_comes_later_finds_stored_code_too(load: Load, plan_builder
     del kept
 
 
-def test_other_code_is_compiled(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_cache_compiles_other_code(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load() == 1
     assert load(jnp.cos) == 1
     assert load(size=2) == 1
@@ -155,7 +153,7 @@ def test_other_code_is_compiled(load: Load, folder: Path, monkeypatch: pytest.Mo
     assert len(list(folder.iterdir())) == 7
 
 
-def test_another_option_of_the_compiler_is_other_code(load: Load) -> None:
+def test_compile_cache_compiles_again_for_another_option(load: Load) -> None:
     assert load() == 1
     jax.config.update("jax_disable_most_optimizations", True)
     try:
@@ -165,14 +163,14 @@ def test_another_option_of_the_compiler_is_other_code(load: Load) -> None:
     assert load() == 0
 
 
-def test_turned_off(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_cache_may_be_turned_off(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PW_CACHE_DIR", "")
     assert load() == 1
     assert load() == 1
     assert not folder.exists()
 
 
-def test_a_damaged_file_is_compiled_and_written_again(load: Load, folder: Path) -> None:
+def test_compile_cache_replaces_a_damaged_file(load: Load, folder: Path) -> None:
     assert load() == 1
     (path,) = folder.iterdir()
     content = path.read_bytes()
@@ -181,9 +179,7 @@ def test_a_damaged_file_is_compiled_and_written_again(load: Load, folder: Path) 
     assert load() == 0
 
 
-def test_code_that_xla_does_not_take_is_compiled_and_written_again(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_cache_replaces_code_that_xla_refuses(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(pjrt, "serialize", lambda executable: b"no executable")
         assert load() == 1
@@ -191,7 +187,7 @@ def test_code_that_xla_does_not_take_is_compiled_and_written_again(
     assert load() == 0
 
 
-def test_the_limit_is_kept(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_cache_keeps_to_its_limit(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load()
     (path,) = folder.iterdir()
     monkeypatch.setenv("PW_CACHE_LIMIT", str(int(path.stat().st_size * 1.5)))
@@ -201,7 +197,7 @@ def test_the_limit_is_kept(load: Load, folder: Path, monkeypatch: pytest.MonkeyP
     assert load(jnp.cos) == 0
 
 
-def test_what_belongs_to_this_process_is_not_stored(folder: Path, plan_builder, runner) -> None:
+def test_compile_cache_stores_no_code_with_callbacks(folder: Path, plan_builder, runner) -> None:
     def observed(x):
         return jax.pure_callback(lambda x: np.asarray(x) + 1, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
@@ -213,7 +209,7 @@ def test_what_belongs_to_this_process_is_not_stored(folder: Path, plan_builder, 
     assert not folder.exists()
 
 
-def test_another_process_compiles_nothing(folder: Path) -> None:
+def test_compile_cache_serves_another_process(folder: Path) -> None:
     program = """if True:
         import jax, jax.numpy as jnp
         import pathways as pw

@@ -24,7 +24,7 @@ def execute():
     return execute
 
 
-def test_an_execution_is_found_by_its_launch_id(execute):
+def test_profile_finds_an_execution_by_its_launch_id(execute):
     before = time.monotonic_ns()
     profile = Profile.start()
     for launch_id in (1001, None, 1002):
@@ -35,7 +35,7 @@ def test_an_execution_is_found_by_its_launch_id(execute):
     assert before < begun < ended < next_begun < next_ended < time.monotonic_ns()
 
 
-def test_what_ended_before_is_not_in_a_profile(execute):
+def test_profile_excludes_earlier_executions(execute):
     execute(1001)
     profile = Profile.start()
     execute(1002)
@@ -44,7 +44,7 @@ def test_what_ended_before_is_not_in_a_profile(execute):
     assert 1001 not in executions
 
 
-def test_there_is_no_profile_while_somebody_else_takes_one(execute, tmp_path):
+def test_profile_does_not_start_during_another(execute, tmp_path):
     with jax.profiler.trace(tmp_path):
         assert Profile.start() is None
     profile = Profile.start()
