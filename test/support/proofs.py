@@ -1,7 +1,11 @@
-"""What the tests of random programs share: where the programs run, and the proof of their schedules."""
+"""Slices, proofs of schedules and comparisons for tests of random programs."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+import numpy as np
 from jaxlib.mlir import ir
 
 import pathways as pw
@@ -20,3 +24,12 @@ def prove(scheduled: str) -> None:
     """Runs `pw-verify-schedule` on the text of a program."""
     with make_context() as context:
         run_passes(ir.Module.parse(scheduled, context), [VerifySchedule()])
+
+
+def assert_agrees(got: Any, want: Any) -> None:
+    """Trees agree in structure, types and values, up to rounding of values that may cancel each other."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        error = np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64))
+        assert error <= 1e-5 * max(np.linalg.norm(b), np.sqrt(np.size(b)) * 1e-2)

@@ -6,6 +6,7 @@ from host_programs import programs, scheduled, split
 from hypothesis import assume, event, given, settings
 from jaxlib.mlir import ir
 
+from examples import examples
 from pathways.dialect import ops_named, problems
 from pathways.dialect.verification.forms import SPLIT
 
@@ -16,7 +17,7 @@ def peaks(module: ir.Module) -> dict[str, int]:
     return {op.sym_name: op.peak_bytes for op in ops_named(module, ["pw.slice"])}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(programs())
 def test_split_hosts_gives_host_programs_without_deadlock(program: Program):
     text, hosts = program
@@ -25,7 +26,7 @@ def test_split_hosts_gives_host_programs_without_deadlock(program: Program):
     assert problems(module, SPLIT) == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(programs())
 def test_split_hosts_on_one_host_keeps_the_peaks(program: Program):
     text, hosts = program
@@ -35,7 +36,7 @@ def test_split_hosts_on_one_host_keeps_the_peaks(program: Program):
     assert peaks(split(whole, [0] * len(hosts))) == peaks(whole)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(programs())
 def test_split_hosts_adds_equal_memory_for_each_step_ahead(program: Program):
     text, hosts = program

@@ -3,10 +3,11 @@
 import dataclasses
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jaxlib.mlir.passmanager import PassManager
 
+from examples import examples
 from pathways.dialect import make_context
 from pathways.passes.manager import registry
 from pathways.passes.manager.base import Pass, option
@@ -182,6 +183,7 @@ NAMES = ["pw-example", "pw-cse", "cse", "func.func", "builtin.module", "policy",
 WORDS = st.sampled_from([*NAMES, *",(){}='\"\\ \n\0"])
 
 
+@settings(max_examples=examples(50))
 @given(st.text(max_size=30) | st.lists(WORDS, max_size=12).map("".join))
 @example("pw-example{'}")
 @example("\ud800")

@@ -8,6 +8,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
+from examples import examples
 from pathways.dialect import make_context
 from pathways.dialect.relations import order as orders
 from pathways.dialect.relations.program_view import read_program
@@ -209,7 +210,7 @@ def proved_order(program: Program) -> list[int] | None:
     return [numbers.index(n) for n in order if events[n].kind != "receipt"]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(programs())
 def test_proved_order_exists_where_runs_end(program: Program):
     (ends,) = Interpreter(program).outcomes()
@@ -217,7 +218,7 @@ def test_proved_order_exists_where_runs_end(program: Program):
     assert (proved_order(program) is not None) == ends
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(programs())
 def test_proved_order_runs_without_waiting(program: Program):
     order = proved_order(program)

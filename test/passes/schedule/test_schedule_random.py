@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
+from examples import examples
 from pathways.dialect import LaunchOp, make_context
 from pathways.dialect.relations.order import events_of, proved_order
 from pathways.dialect.relations.program_view import read_program
@@ -141,7 +142,7 @@ def actions_of(module: ir.Module, place: int) -> list[str]:
     return [str(action) for op in launches for action in map(action_of, op.origins) if action is not None]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(70), deadline=None)
 @given(loops(), st.sampled_from(["program", "gpipe", "1f1b", "eager"]), st.integers(0, 3))
 def test_schedule_of_random_loops_is_proved(loop: Loop, policy: str, bound: int):
     max_live = bound if policy == "eager" else 0
@@ -155,7 +156,7 @@ def test_schedule_of_random_loops_is_proved(loop: Loop, policy: str, bound: int)
         assert actions_of(module, place) == list(map(str, order))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(35), deadline=None)
 @given(loops(), st.sampled_from(["program", "gpipe", "1f1b"]))
 def test_schedule_written_to_a_file_gives_the_same_program(tmp_path_factory, loop: Loop, policy: str):
     first, second = (ir.Module.parse(text_of(loop), CONTEXT) for _ in range(2))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import PolicyError
@@ -114,7 +115,7 @@ def told(_: str) -> None:
     pass
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(works(), st.integers(0, 99), st.sampled_from([0.3, 1.0, 7.0]), st.integers(0, 3))
 def test_search_is_no_slower_than_any_policy_over_links(work: Work, seed: int, takes: float, max_live: int):
     durations, delays = some_durations(work, seed), over_links(work, takes)
@@ -201,7 +202,7 @@ def test_search_puts_forwards_further_ahead_over_slow_links():
         assert step_time([list(row) for row in orders], work, durations, delays) <= 18 + 2 * takes
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(works(), st.integers(0, 99), st.integers(0, 4), st.integers(0, 3))
 def test_search_keeps_to_limits_and_is_no_slower_than_any_policy(
     work: Work, seed: int, max_live: int, max_pending: int

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
+from examples import examples
 from pathways.dialect import make_context
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.manager.text import parse_pipeline
@@ -183,7 +184,12 @@ def check(case: Case) -> Plan:
     return plan
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(30),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(case=cases())
 def test_reshard_brings_every_shard(case: Case) -> None:
     plan = check(case)

@@ -6,7 +6,9 @@ from histories import failing, problem, shrunk, told
 from random_histories import random_history
 from simulated_histories import ACTS, Act, HistoryPlayer
 
-HISTORIES = 500
+from examples import examples
+
+HISTORIES = examples(160)
 
 
 def test_histories_end_each_step_once_and_show_no_wrong_value():

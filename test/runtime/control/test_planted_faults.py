@@ -21,7 +21,8 @@ from pathways.runtime.control.steps import IssuedSteps
 from pathways.runtime.control.unused import Unused
 from pathways.runtime.control.window import Window
 
-SEEDS = 200
+SEEDS = 160
+"""As many as `test_histories.py` plays at least."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from simulated_sharing import DeviceTimers, problem, unfairness
 
+from examples import examples
 from pathways.runtime.control.clients import scheduler as schedulers
 from pathways.runtime.control.clients.items import (
     Arrived,
@@ -27,7 +28,7 @@ from pathways.runtime.control.clients.items import (
 from pathways.runtime.control.clients.scheduler import ScheduledClient, Scheduler
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 
-SEEDS = 300
+SEEDS = examples(200)
 FOUND = 50
 """Within so many seeds each planted fault is found."""
 

@@ -16,6 +16,7 @@ import pytest
 from host_programs import programs, scheduled, split
 from hypothesis import event, given, settings
 
+from examples import examples
 from pathways.runtime.local import codegen
 from pathways.runtime.local.memory import analyze
 from pathways.runtime.plan.lower import host_plans_of, plan_of
@@ -177,7 +178,7 @@ def whole_terms(text: str) -> dict[tuple[int, str], Term]:
     return run.terms()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(programs())
 def test_host_plans_without_waits_give_the_same_terms(program: tuple[str, list[int]]):
     text, hosts = program
@@ -195,7 +196,7 @@ def test_host_plans_without_waits_give_the_same_terms(program: tuple[str, list[i
     assert {port: compute() for port, compute in results.items()} == whole_terms(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(programs())
 def test_host_plans_with_waits_give_the_same_terms(program: tuple[str, list[int]]):
     text, hosts = program
@@ -210,7 +211,7 @@ def test_host_plans_with_waits_give_the_same_terms(program: tuple[str, list[int]
     assert {port: term for run in runs for port, term in run.terms().items()} == whole_terms(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(programs())
 def test_host_plans_have_the_peak_of_their_steps(program: tuple[str, list[int]]):
     text, hosts = program
