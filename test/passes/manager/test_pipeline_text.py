@@ -200,19 +200,16 @@ def test_parse_pipeline_of_any_text_succeeds_or_names_the_mistake(text):
         assert error.message
 
 
-@pytest.mark.parametrize("name", [n for n in registry.names() if n != "pw-example"])
-def test_registry_finds_each_pass_under_its_name(name):
-    pass_type = registry.load(name)
-    assert pass_type.name == name
-    assert pass_type.__doc__
-    assert parse(name) == [pass_type()]
+def test_registry_finds_each_pass_under_its_name():
+    for name in set(registry.names()) - {"pw-example"}:
+        pass_type = registry.load(name)
+        assert pass_type.name == name
+        assert pass_type.__doc__, name
+        assert parse(name) == [pass_type()]
 
 
-@pytest.mark.parametrize("name", BUILTIN_PASSES)
-def test_builtin_passes_exist(name):
-    parse(name)
-
-
-def test_builtin_passes_that_are_refused_exist():
+def test_builtin_passes_exist():
+    for name in BUILTIN_PASSES:
+        parse(name)
     for name in REFUSED:
         PassManager.parse(f"builtin.module({name})", CONTEXT)
