@@ -307,11 +307,8 @@ def test_scheduler_starves_no_step_of_two_islands_and_idles_none():
 @pytest.mark.parametrize(
     ("own", "other", "both", "steps"),
     [
-        (0.2, 0.003, 0.003, 2),
         (0.2, 0.003, 0.003, 8),
         (0.2, 0.003, 0.2, 8),
-        (0.05, 0.003, 0.01, 2),
-        (0.05, 0.003, 0.003, 8),
         (0.02, 0.003, 0.003, 2),
         (0.003, 0.003, 0.01, 8),
     ],
@@ -327,8 +324,8 @@ def test_scheduler_idles_no_island_for_a_step_that_waits_for_another(own, other,
     assert min(timers.busy) >= 0.95 * 20
 
 
-@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
-def test_scheduler_gives_shares_by_weight_on_two_islands(weights):
+def test_scheduler_gives_shares_by_weight_on_two_islands():
+    weights = (1, 2, 4, 8)
     timers = DeviceTimers(weights, islands=2)
     for client in range(4):
         timers.keep(client, (0, 1), 0.003)

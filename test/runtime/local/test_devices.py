@@ -40,11 +40,6 @@ def test_cluster_is_described_by_the_environment():
     assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n")
 
 
-def test_connect_creates_cpu_devices_before_jax_starts():
-    code = "from pathways.runtime import connect; print(len(connect(cpu_devices=5).devices))"
-    assert run_python(code).stdout == "5\n"
-
-
 def test_discover_refuses_more_devices_than_jax_has():
     jax.devices()
     with pytest.raises(RuntimeError, match=r"JAX has started with 8 CPU devices; .*PW_CPU_DEVICES=9"):
@@ -56,10 +51,13 @@ def test_discover_refuses_unequal_islands():
         devices.discover(8, islands=3)
 
 
-def test_connect_refuses_to_move_bound_slices():
+def test_connect_creates_cpu_devices_once():
+    """Before JAX starts; slices that are bound to devices are not moved to others."""
     code = (
         "from pathways.runtime import connect, bind, make_virtual_device_set as m\n"
+        "print(len(connect(cpu_devices=5).devices))\n"
         "s = m().add_slice(1, 'x'); bind([s], 'f'); connect(cpu_devices=1, device_memory=1)"
     )
     done = run_python(code)
+    assert done.stdout == "5\n"
     assert "RuntimeError: connect: slices s0 are bound to devices" in done.stderr

@@ -420,7 +420,7 @@ INTERRUPTED_LOAD = """if True:
 WAITING = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once\n"
 
 
-def interrupted_load(seconds: int) -> subprocess.Popen[str]:
+def interrupted_load(seconds: float) -> subprocess.Popen[str]:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     command = [sys.executable, "-c", INTERRUPTED_LOAD, str(seconds)]
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -428,7 +428,7 @@ def interrupted_load(seconds: int) -> subprocess.Popen[str]:
 
 def test_in_threads_stops_at_ctrl_c():
     """The process then waits for what XLA is busy with, so the time is taken where it is caught."""
-    process = interrupted_load(seconds=3)
+    process = interrupted_load(seconds=1.5)
     assert process.communicate(timeout=60) == ("caught True\n", WAITING)
     assert process.returncode == 0
 
@@ -449,7 +449,7 @@ def test_in_threads_turns_ctrl_c_at_any_moment_into_a_keyboard_interrupt():
         chance, failed, tasks = random.Random(0), [], [(n, time.monotonic) for n in range(8)]
         threading.excepthook = lambda failure: failed.append(failure.exc_value)
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        end, caught = time.monotonic() + 3, 0
+        end, caught = time.monotonic() + 1, 0
         while time.monotonic() < end:
             try:
                 signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))

@@ -18,8 +18,10 @@ from pathways.runtime.plan.plan import Launch, Transfer
 from pathways.runtime.simulate.replay import simulate
 
 
-@pytest.mark.parametrize("policy", [gpipe, one_f_one_b])
-@pytest.mark.parametrize(("slices", "count"), [(2, 2), (2, 5), (4, 8), (5, 11)])
+@pytest.mark.parametrize(
+    ("policy", "slices", "count"),
+    [(gpipe, 2, 2), (one_f_one_b, 2, 5), (one_f_one_b, 4, 8), (gpipe, 5, 11)],
+)
 def test_replay_has_the_bubble_of_theory(policy, slices, count):
     timeline = simulate(plan_of(pipeline(policy, slices, count), "step"))
     assert timeline.step_time == 2 * (count + slices - 1)
