@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+from works import most_live, needs_of, work_of
 
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.actions import Action
@@ -14,7 +15,6 @@ from pathways.passes.schedule.policies.chains import stages_read, stages_to_loss
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError, step_time
 from pathways.passes.schedule.policies.registry import POLICIES, wants_halves
 from pathways.passes.schedule.request import ScheduleRequest
-from pathways.passes.schedule.schedule_file import Work
 
 SEEDS = range(200)
 
@@ -49,17 +49,9 @@ def in_a_row(pipeline: Pipeline) -> Pipeline:
     return dataclasses.replace(pipeline, reads=())
 
 
-def most_alive(orders: Order, stage: int) -> int:
-    """On how many microbatches a stage works at once, from a forward to a backward or its last half."""
-    alive = most = 0
-    for action in (action for row in orders for action in row if action.stage == stage):
-        alive += (action.kind == "F") - (action.kind in "BW")
-        most = max(most, alive)
-    return most
-
-
 def alive_by_stage(pipeline: Pipeline, orders: Order) -> list[int]:
-    return [most_alive(orders, stage) for stage in range(len(pipeline.slices))]
+    """Returns the most microbatches that each stage has in flight at once."""
+    return [most_live(orders[place], stage) for stage, place in enumerate(pipeline.slices)]
 
 
 BOUNDS: dict[str, Callable[[Pipeline], list[int]]] = {
@@ -166,16 +158,6 @@ def test_branches_by_zb_h2_need_microbatches_for_the_longest_chain():
     POLICIES["zb-h2"](dataclasses.replace(towers, microbatches=7))
 
 
-def needs_of(pipeline: Pipeline, kinds: str = "FB") -> dict[Action, set[Action]]:
-    return {
-        action: set(pipeline.needs(action))
-        for stage in range(len(pipeline.slices))
-        for kind in kinds
-        for m in range(pipeline.microbatches)
-        for action in [Action(stage, kind, m)]
-    }
-
-
 def test_stages_read_follows_from_needs_of_actions():
     for pipeline in map(drawn, SEEDS):
         read = stages_read(needs_of(pipeline))
@@ -202,10 +184,9 @@ def test_stages_to_loss_ignores_needs_of_other_microbatches():
 @pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "zb-h2", "eager"])
 def test_branches_with_times_keep_to_the_longest_chain(policy: str):
     towers = Pipeline((0, 1, 2, 3, 4, 5), 8, reads=TOWERS)
-    needs = needs_of(towers, "FIW" if wants_halves(policy) else "FB")
-    work = Work([f"s{n}" for n in range(6)], {n: f"s{n}" for n in range(6)}, 8, needs)
+    work = work_of(towers, wants_halves(policy))
     # Image stages take three times as long.
-    durations = {a: (3.0 if a.stage < 2 else 1.0) * (1 + (a.kind == "B")) for a in needs}
+    durations = {a: (3.0 if a.stage < 2 else 1.0) * (1 + (a.kind == "B")) for a in work.needs}
     orders = [list(row) for row in orders_by(ScheduleRequest(policy), work, Costs(durations), str)]
     if policy in BOUNDS:
         pairs = zip(alive_by_stage(towers, orders), BOUNDS[policy](towers), strict=True)

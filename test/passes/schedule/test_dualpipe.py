@@ -6,29 +6,17 @@ import pytest
 from dual_pipe import dual_pipe_v
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from works import work_of
 
-from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline
-from pathways.passes.schedule.schedule_file import Work, read_schedules
-
-
-def work_of(ranks: int, microbatches: int) -> Work:
-    places = (*range(ranks), *reversed(range(ranks)))
-    pipeline = Pipeline(places, microbatches)
-    every = [Action(s, kind, m) for s in range(2 * ranks) for kind in "FIW" for m in range(microbatches)]
-    rows = [f"s{n}" for n in range(ranks)]
-    return Work(
-        rows,
-        {s: rows[p] for s, p in enumerate(places)},
-        microbatches,
-        {a: set(pipeline.needs(a)) for a in every},
-    )
+from pathways.passes.schedule.schedule_file import read_schedules
 
 
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(0, 8))
 def test_dual_pipe_v_files_can_be_met(ranks: int, more: int):
-    work = work_of(ranks, 2 * ranks + more)
+    pipeline = Pipeline((*range(ranks), *reversed(range(ranks))), 2 * ranks + more)
+    work = work_of(pipeline, halves=True)
     orders = read_schedules(dual_pipe_v(ranks, 2 * ranks + more), {"batch": work})["batch"]
     assert sorted(action for row in orders for action in row) == sorted(work.needs)
 

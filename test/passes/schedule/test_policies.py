@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from works import most_live
 
 from pathways.dialect.relations.graphs import topological_order
 from pathways.passes.schedule.policies.actions import Action, ActionCycleError, start_times
@@ -52,16 +53,6 @@ def simulate(orders: list[list[Action]], stages: int) -> tuple[list[dict[Action,
                 end[order[len(end)]] = clock
         assert len({action for end in ends for action in end}) > len(done), "the pipeline is stuck"
     return ends, clock
-
-
-def most_live(order: list[Action], stage: int | None = None) -> int:
-    """The most microbatches that a stage, or all of a slice, has done forward and not yet backward."""
-    live = most = 0
-    for action in order:
-        if stage is None or action.stage == stage:
-            live += {"F": 1, "I": 0}.get(action.kind, -1)
-            most = max(most, live)
-    return most
 
 
 def idle(orders: list[list[Action]], stages: int) -> Fraction:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from works import work_of
 
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline
@@ -19,19 +20,6 @@ from pathways.passes.schedule.schedule_file import (
     read_schedules,
     write_schedules,
 )
-
-
-def work_of(pipeline: Pipeline, halves: bool = False) -> Work:
-    """The work of a plain pipeline, whose slices are `s0`, `s1`, ..."""
-    kinds = "F" + ("IW" if halves else "B") * pipeline.backward
-    stages = range(len(pipeline.slices))
-    actions = [Action(s, k, m) for s in stages for k in kinds for m in range(pipeline.microbatches)]
-    return Work(
-        [f"s{n}" for n in range(pipeline.width)],
-        {stage: f"s{place}" for stage, place in enumerate(pipeline.slices)},
-        pipeline.microbatches,
-        {action: pipeline.needs(action) for action in actions},
-    )
 
 
 def read(text: str, work: Work) -> list[list[Action]]:
