@@ -1,23 +1,14 @@
 """Plans that do not fit their devices or their computations are refused when they are loaded."""
 
 import pytest
+from small_plans import double, two_slices
 
 from pathways.runtime.plan import plan
-from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.xla.compile_cache import CompileError
 
 
-def slices():
-    devices = make_virtual_device_set()
-    return devices.add_slice(2, "x"), devices.add_slice(2, "x")
-
-
-def double(x):
-    return x * 2
-
-
 def test_load_refuses_a_copy_of_other_shards(plan_builder, runner):
-    s0, s1 = slices()
+    s0, s1 = two_slices(2)
     build = plan_builder(s0, s1)
     y = build.transfer(build.argument((4,), s0), s1)
     with pytest.raises(ValueError, match=r"from P\('x',\) on {'x': 2} to P\(\) on {'x': 2} needs routes"):
@@ -25,7 +16,7 @@ def test_load_refuses_a_copy_of_other_shards(plan_builder, runner):
 
 
 def test_load_refuses_pieces_of_different_types(plan_builder, runner):
-    s0, s1 = slices()
+    s0, s1 = two_slices(2)
     build = plan_builder(s0, s1)
     x = build.argument((4,), s0)
     y = build.slot(plan.ArrayType((4,), "float32"), s1)
@@ -36,7 +27,7 @@ def test_load_refuses_pieces_of_different_types(plan_builder, runner):
 
 def test_load_names_a_computation_with_another_sharding_by_xla(plan_builder, runner):
     """The module says nothing of shardings, so XLA replicates what the plan splits."""
-    s0, _ = slices()
+    s0, _ = two_slices(2)
     build = plan_builder(s0)
     y = build.launch(double, s0, build.argument((4,), s0))
     wanted = (

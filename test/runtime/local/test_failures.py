@@ -8,17 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_plans import double, increment
 
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.xla import compile_cache
-
-
-def double(x: jax.Array) -> jax.Array:
-    return x * 2
-
-
-def increment(x: jax.Array) -> jax.Array:
-    return x + 1
 
 
 class OutOfMemory:

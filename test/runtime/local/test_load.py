@@ -17,28 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_plans import add, double, increment, two_slices
 
 from pathways.runtime.plan import plan
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.xla import compile_cache, compile_threads, pjrt
 from pathways.runtime.xla.compile_cache import CompileError
-
-
-def two_slices(size: int = 1):
-    devices = make_virtual_device_set()
-    return devices.add_slice(size, "x"), devices.add_slice(size, "x")
-
-
-def double(x):
-    return x * 2
-
-
-def increment(x):
-    return x + 1
-
-
-def add(x, y):
-    return x + y
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -276,14 +260,14 @@ def test_run_fails_results_that_depend_on_a_failed_callback(plan_builder, runner
     def checked(x):
         return jax.pure_callback(refuse, jax.ShapeDtypeStruct((), x.dtype), x[0, 0])
 
-    x = build.argument((1000, 1000), s0)
+    x = build.argument((400, 400), s0)
     y = build.launch(heavy, s0, x)
     bad = build.launch(increment, s1, build.transfer(build.launch(checked, s0, y), s1))
     good = build.launch(jnp.sum, s1, build.transfer(x, s1))
     loaded = runner.load(build, bad, good)
-    arrays = runner.place(loaded, np.ones((1000, 1000), np.float32))
+    arrays = runner.place(loaded, np.ones((400, 400), np.float32))
     bad_value, good_value = loaded.run(arrays)
-    assert good_value == 1e6
+    assert good_value == 400 * 400
     with pytest.raises(jax.errors.JaxRuntimeError, match="too big"):
         bad_value.block_until_ready()
     jax.effects_barrier()  # A pure callback has no effect to wait for.
@@ -302,9 +286,9 @@ def test_run_reports_a_failed_effect_at_the_barrier(plan_builder, runner):
         jax.experimental.io_callback(refuse, None, x[0, 0])
         return x
 
-    build.launch(report, s0, build.launch(heavy, s0, build.argument((1000, 1000), s0)))
+    build.launch(report, s0, build.launch(heavy, s0, build.argument((400, 400), s0)))
     loaded = runner.load(build)
-    loaded.run(runner.place(loaded, np.ones((1000, 1000), np.float32)))
+    loaded.run(runner.place(loaded, np.ones((400, 400), np.float32)))
     with pytest.raises(jax.errors.JaxRuntimeError, match="too big"):
         jax.effects_barrier()
 

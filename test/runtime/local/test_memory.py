@@ -4,6 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+from small_plans import add, double
 
 from pathways.runtime.local import memory
 from pathways.runtime.local.devices import bind
@@ -12,14 +13,6 @@ from pathways.runtime.local.load import load
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.timelines.tables import size
-
-
-def double(x):
-    return x * 2
-
-
-def add(x, y):
-    return x + y
 
 
 def peaks(plan, executables=None):

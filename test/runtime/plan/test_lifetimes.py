@@ -1,19 +1,15 @@
 """Which slots begin and end at each step of a plan."""
 
+from small_plans import double, two_slices
+
 from pathways.runtime.plan.lifetimes import BEFORE, SlotChanges, slot_changes
 from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Receive, Release, Result, Send, SliceSpec
-from pathways.runtime.resources.virtual import make_virtual_device_set
 
 FLOAT = ArrayType((), "float32")
 
 
-def double(x):
-    return x * 2
-
-
 def test_slot_changes_are_at_their_steps(plan_builder):
-    devices = make_virtual_device_set()
-    left, right = devices.add_slice(1, "x"), devices.add_slice(1, "x")
+    left, right = two_slices()
     build = plan_builder(left, right)
     x, kept = build.argument((4,), left, donated=True), build.argument((4,), left, right)
     y = build.launch(double, left, x, donated=(0,))
