@@ -1,4 +1,4 @@
-"""What the package says of itself is true, wherever it says it."""
+"""Statements about the package, which agree everywhere."""
 
 from __future__ import annotations
 

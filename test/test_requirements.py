@@ -1,4 +1,4 @@
-"""What `make` installs is pinned by version and by hash."""
+"""Packages that `make` installs, which are pinned by version and by hash."""
 
 import re
 from pathlib import Path

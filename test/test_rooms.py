@@ -1,4 +1,4 @@
-"""Who may import whom: rooms import from rooms to their left, at the top of a module, and without cycles."""
+"""Rules of imports: rooms import from rooms to their left, at the top of a module, and without cycles."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def loops(count: int) -> str:
 
 
 def work(text: str, passes: Sequence[Pass], monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many calls passes make over a program, and how many operations blocks hand to them."""
+    """Returns the calls that passes make over a program plus the operations that blocks hand to them."""
     module = ir.Module.parse(text, make_context())
     listed = calls = 0
     operations = ir.Block.operations

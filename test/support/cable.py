@@ -8,7 +8,7 @@ import threading
 
 
 class Cable:
-    """What goes from a port of its own to an address, until it is cut: then nothing does."""
+    """Forwards a port of its own to an address, until it is cut."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")

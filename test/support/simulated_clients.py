@@ -1,4 +1,4 @@
-"""What users do with a simulated cluster, and what they see of it: never a wrong value."""
+"""Users of a simulated cluster, who never see a wrong value."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class SimulatedClients:
                     self._waiting.append((client, is_ready))
 
     def count(self) -> int:
-        """How many wait."""
+        """Returns how many wait."""
         return len(self._waiting)
 
     def _go_on(self, client: Client) -> None:
@@ -279,7 +279,7 @@ class SimulatedClients:
 
 
 def verdict(step: Step) -> str:
-    """Whether a step is good, has failed or is spoiled."""
+    """Returns whether a step is good, has failed or is spoiled."""
     assert step.is_settled()
     try:
         step.check_spoiled()

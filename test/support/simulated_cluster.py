@@ -61,7 +61,7 @@ CHANNELS = ("steps", "arrays", "watch")
 
 @dataclasses.dataclass(frozen=True)
 class ClusterShape:
-    """What a cluster is like.
+    """Shape of a cluster: its islands, limits and links.
 
     Attributes:
       islands: how many hosts each island has.

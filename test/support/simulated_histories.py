@@ -46,7 +46,7 @@ class Act:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What is done with a cluster.
+    """Acts on a cluster, in the order of time.
 
     Attributes:
       shape: the cluster.
@@ -99,7 +99,7 @@ class HistoryPlayer:
         time.run_until(moment)
 
     def _busy(self) -> str:
-        """What has not ended."""
+        """Returns what has not ended."""
         if self.clients.held:
             return "arrays are held"
         if self.clients.count():
@@ -136,7 +136,7 @@ class HistoryPlayer:
         self._check_starts()
 
     def _check_losses(self) -> None:
-        """Whoever is told to be gone is, and for that reason."""
+        """Checks that hosts reported lost are lost, and for that reason."""
         for _, text in self.cluster.said:
             if "is lost: its process has ended" in text:
                 how = text.partition("its process has ended (")[2].partition(")")[0]
@@ -242,7 +242,7 @@ def _close(player: HistoryPlayer, act: Act) -> None:
 
 
 def _late(player: HistoryPlayer, act: Act) -> None:
-    """What nobody waits for any more is told: of gangs that were, and of questions that are answered."""
+    """Sends messages that come too late: about earlier gangs, and answers to completed requests."""
     cluster = player.cluster
     host = _worker(player, act).host
     key = cluster.gang_of(cluster.workers[host]).key

@@ -1,4 +1,4 @@
-"""What a simulated controller and its workers say to each other."""
+"""Messages between a simulated controller and its workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SimulatedProgram:
         return [turn for turn, other in enumerate(self.route) if other == island]
 
     def value(self, turn: int, taken: tuple[int, ...], received: int) -> int:
-        """What a turn makes of what its island takes and what it gets of the turn before."""
+        """Returns the value of a turn, from the arrays of its island and the value of the turn before."""
         return hash((self.salt, turn, taken, received))
 
     def expected(self, taken: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
@@ -86,7 +86,7 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cancel:
-    """What is kept for some hosts of some steps is needed no more."""
+    """Frees what is kept for some hosts of some steps."""
 
     hosts: tuple[SimulatedWorker, ...]
     runs: tuple[int, ...]
@@ -151,6 +151,6 @@ class PeerFound:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Poison:
-    """What stands for an array that a failed step should have made."""
+    """Stand-in for an array that a failed step should have computed."""
 
     error: str

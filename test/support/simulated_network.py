@@ -1,4 +1,4 @@
-"""What simulated workers say to each other, and that they do not reach each other."""
+"""Connections between simulated workers, which may be cut."""
 
 from __future__ import annotations
 

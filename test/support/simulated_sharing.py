@@ -405,12 +405,12 @@ class SimulatedSharing:
         assert not left, f"nobody owns arrays {left}"
 
     def is_possible(self, client: SimulatedClient, step: QueuedStep) -> bool:
-        """Whether nothing that a step waits for was lost on its way with an island."""
+        """Returns whether nothing that a step waits for was lost on its way with an island."""
         return all(set(step.takes[n]) <= self.there[n] for n in step.islands)
 
 
 def problem(seed: int) -> str | None:
-    """What is wrong in a history; None when nothing is."""
+    """Returns the problem of a history; None when there is none."""
     try:
         SimulatedSharing(seed).play()
     except Exception as error:
@@ -512,7 +512,7 @@ class DeviceTimers:
 
 
 def unfairness(seed: int) -> str | None:
-    """What is unfair to random clients that want more than there is, or what idles; None when nothing does.
+    """Returns what is unfair to random clients that want too much, or what idles; None for nothing.
 
     One has steps of two islands, others of one; the last comes when the others have had theirs for long.
     """

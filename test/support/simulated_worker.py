@@ -36,7 +36,7 @@ from pathways.runtime.simulate.events import SimulatedTime
 
 
 class Network(Protocol):
-    """What a worker reaches others by."""
+    """Links of a worker to the others."""
 
     def say(self, worker: SimulatedWorker, channel: str, message: object) -> None:
         """Tells the controller something."""
@@ -69,11 +69,11 @@ class Together:
                 member.go_on()
 
     def is_taken(self, turn: int) -> bool:
-        """Whether all have taken part."""
+        """Returns whether all have taken part."""
         return len(self._turns[turn]) == self._size
 
     def value(self, turn: int) -> int:
-        """What comes of a turn, which is right if all mean the same."""
+        """Returns the value of a turn, which is right if all hosts mean the same."""
         values = self._turns[turn]
         return values[0] if len(set(values.values())) == 1 else hash(tuple(sorted(values.items())))
 
@@ -136,7 +136,7 @@ class SimulatedWorker:
         return f"host {self.host}" + (f" (start {self.key.start})" if self.key and self.key.start else "")
 
     def is_idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Returns whether it has nothing to do."""
         return not self._queue and self._begun is None and not self._calls
 
     # What happens to its process.
@@ -185,7 +185,7 @@ class SimulatedWorker:
                 self.end("exit code 0")
 
     def _report(self, request: int) -> HostReport:
-        """What it is at; `bytes` is the number of the question, for those who look whether it is answered."""
+        """Reports its current operation; `bytes` is the number of the request, for checks of the answer."""
         steps: tuple[Underway, ...] = ()
         now = self._time.now
         if self._begun is not None:
@@ -212,7 +212,7 @@ class SimulatedWorker:
             self._asked.add((run, turn, peer))
 
     def take_pulled(self, run: int, turn: int, value: int | Poison) -> None:
-        """What another worker was asked for is there, or never comes."""
+        """Accepts the value that another worker was asked for, or a stand-in for it."""
         if self.is_alive:
             self._pulled[run, turn] = value
             self.go_on()

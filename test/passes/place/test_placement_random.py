@@ -109,7 +109,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 
 
 def _lives_on(argument: jax.Array, results: Any) -> bool:
-    """Whether a result has the buffer of an argument."""
+    """Returns whether a result has the buffer of an argument."""
     if argument.is_deleted():
         return False
     own = argument.unsafe_buffer_pointer()

@@ -184,7 +184,7 @@ class Interpreter:
         ]
 
     def outcomes(self) -> set[bool]:
-        """Whether runs end (True) or get stuck (False), over all interleavings."""
+        """Returns whether runs end (True) or get stuck (False), over all interleavings."""
         start = (0,) * len(self.program.orders)
         end = tuple(map(len, self.program.orders))
         seen, pending, found = {start}, [start], set()

@@ -36,7 +36,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """What a loop does for each microbatch, in an order that meets data edges."""
+    """Steps of a loop for each microbatch, in an order that meets data edges."""
 
     slices: tuple[int, ...]
     microbatches: int

@@ -107,7 +107,7 @@ class Case:
         return plan_of(module, "reshard")
 
     def fewest_bytes(self) -> int:
-        """What has to cross: what each device needs, or once what the devices of another island need."""
+        """Returns the bytes that must cross: the need of each device, or once that of another island."""
         element = DTYPES[self.dtype].itemsize
         devices = math.prod(self.target.sizes)
         splits = [self.target.splits(dim) for dim in range(len(self.shape))]

@@ -1,4 +1,4 @@
-"""How many turns a loop takes is what taking them would show."""
+"""Counts of iterations of loops, which agree with running them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from pathways.runtime.control.events import Tick
 
 
 def problem(history: History) -> str | None:
-    """What is wrong in a history; None when nothing is."""
+    """Returns the problem of a history; None when there is none."""
     return _problem(HistoryPlayer(history))
 
 

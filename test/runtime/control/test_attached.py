@@ -1,4 +1,4 @@
-"""What a client of a service says of its own steps that make no progress."""
+"""Reports of a client of a service about its own steps that make no progress."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_gang_that_is_asked_to_leave_accepts_nothing_new_and_can_be_read():
 
 
 def test_gang_is_not_lost_when_processes_end_as_told():
-    """However many see it, and in whatever order: it has left when all have."""
+    """Several may see it, in any order: the gang has left when all its processes have."""
     one = after(LeaveAsked(KEY, 8), hosts=(7, 8))
     assert one.handle(Drained(KEY), 9.0) == [TellToEnd(KEY)]
     for host in (8, 8):
@@ -238,7 +238,7 @@ def test_gang_does_not_try_a_hopeless_start_again():
 
 
 def test_gang_that_is_cut_off_again_and_again_is_given_up_after_some_time():
-    """However often the island is lost because of it; what it did before counts."""
+    """The number of losses does not matter; the time since the first one does."""
     one, now, starts = gang(), 0.0, 0
     while True:
         one.handle(HostEnded(one.key, 7, "it has not responded for 10 seconds", is_cut=True), now)

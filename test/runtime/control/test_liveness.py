@@ -16,7 +16,7 @@ def gangs() -> list[Gang]:
 def looks(
     liveness: Liveness, islands: list[Gang], until: float, *, heard: tuple[int, ...]
 ) -> list[HostEnded]:
-    """Who is gone, where some hosts answer at once each time they are asked."""
+    """Returns the lost hosts, where some answer at once each time they are asked."""
     gone: list[HostEnded] = []
     now = liveness._looked
     while now < until and not gone:

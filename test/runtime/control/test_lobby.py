@@ -1,4 +1,4 @@
-"""Who is let in before anybody knows who it is."""
+"""Limits on connections before they are authenticated."""
 
 from __future__ import annotations
 

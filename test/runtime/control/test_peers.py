@@ -1,4 +1,4 @@
-"""Who has to go when hosts do not reach each other: never one for the word of another one alone."""
+"""Choice of the hosts to end when some do not reach each other: never one for the word of another alone."""
 
 from __future__ import annotations
 

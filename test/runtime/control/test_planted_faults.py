@@ -141,7 +141,7 @@ def calls_are_not_lost_with_their_island(patch: pytest.MonkeyPatch) -> None:
 
 
 def calls_do_not_follow_steps(patch: pytest.MonkeyPatch) -> None:
-    """What they say of an array may be of one that a host has spoiled."""
+    """Their answers about an array may be about one that a host has spoiled."""
     patch.setattr(FunctionCall, "is_settled", Step.is_done)
 
 

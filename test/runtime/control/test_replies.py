@@ -1,4 +1,4 @@
-"""Whoever asks gets the answers to what was asked, or is told why there are none, and nothing is kept."""
+"""Requests get their own answers or the reason for none, and nothing is kept of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_replies_may_come_in_pieces():
 
 
 def test_replies_that_are_late_do_not_answer_the_next_request():
-    """What a host was at before is not what it is at: it would be ended for that, or let go."""
+    """A host would be ended or released for a state that it was in before."""
     replies = PendingReplies()
     first = replies.ask([0], deadline=2.0)
     assert replies.expire(1.9) == []
@@ -57,7 +57,7 @@ def test_replies_that_are_repeated_or_of_other_hosts_change_nothing():
 
 
 def test_replies_of_lost_hosts_are_failures():
-    """What the others say is there nevertheless, and who waits is not told before they have said it."""
+    """Answers of the other hosts are kept, and the request is pending until they have come."""
     replies = PendingReplies()
     alone, both, other = replies.ask([1]), replies.ask([0, 1]), replies.ask([0])
     assert replies.lose([1], LOST) == [alone]

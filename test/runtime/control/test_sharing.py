@@ -38,7 +38,7 @@ def test_scheduler_keeps_its_rules_in_random_histories():
 
 
 def test_scheduler_refuses_steps_that_need_refused_ones():
-    """However far away it is: from island 1 over island 2 to island 0."""
+    """At any distance: from island 1 over island 2 to island 0."""
     scheduler = Scheduler(3, ahead=1)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
     steps = [

@@ -1,4 +1,4 @@
-"""What is said of a step that does not end, and who is ended for it."""
+"""Reports of steps that do not end, and the hosts that are ended for them."""
 
 from __future__ import annotations
 

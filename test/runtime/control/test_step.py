@@ -1,4 +1,4 @@
-"""When what a step has made may be seen, where a host that fails lets others compute something wrong."""
+"""Steps and their results, which are hidden until no failure of a host can have spoiled them."""
 
 from __future__ import annotations
 

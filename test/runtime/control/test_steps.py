@@ -1,4 +1,4 @@
-"""What was issued, and what is lost with an island; those who take the place of workers are others."""
+"""Issued steps, and those of them that are lost with an island."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ class Twin:
             self.clients.look()
 
     def said(self, *words: str) -> list[str]:
-        """What was logged that has some words."""
+        """Returns the logged lines that have some words."""
         return [text for _, text in self.cluster.said if all(word in text for word in words)]
 
     def refuses(self, *route: int) -> str:
-        """Why islands take no step."""
+        """Returns the error by which islands refuse a step."""
         outcomes = self.clients.outcomes.copy()
         assert self.run(*route) == []
         (kind,) = self.clients.outcomes - outcomes
@@ -66,7 +66,7 @@ class Twin:
 
 
 def error(handle: SimulatedHandle) -> str:
-    """Why an array is not there; nothing when it is."""
+    """Returns why an array is not available; nothing when it is."""
     assert handle.step.is_settled(), "nobody knows yet"
     try:
         handle.step.check(handle.gang.hosts, handle.number)
@@ -120,7 +120,7 @@ def test_leaving_is_no_loss_whoever_sees_it_first():
 
 
 def test_leaving_of_an_island_is_that_of_all_its_hosts():
-    """Whoever of them is asked. What is still held when the time is over has left with them."""
+    """Any of them may be asked. Arrays still held at the end of the grace time are lost with them."""
     twin = Twin(2, 1, grace=2)
     held, far = twin.run(0, 1)
     twin.go_on()
@@ -146,7 +146,7 @@ def test_leaving_ends_a_step_after_the_grace_time():
 
 
 def test_leaving_fails_reads_at_the_latest_when_the_worker_has_ended():
-    """It is an error at the latest when the worker has ended."""
+    """A read is an error at the latest when the worker has ended."""
     twin = Twin(1, grace=0)
     twin.run(0)
     twin.go_on()
@@ -257,7 +257,7 @@ def test_islands_end_a_machine_that_no_other_reaches():
 
 
 def test_islands_end_nobody_for_the_word_of_one():
-    """It ends nobody else. Who says it waits for what may not come, and ends when nobody else says so."""
+    """The accused goes on. The accuser waits for data that may not come, and ends without confirmation."""
     twin = Twin(1, 1)
     kept = [*twin.run(0), *twin.run(1)]
     twin.go_on()
@@ -272,7 +272,7 @@ def test_islands_end_nobody_for_the_word_of_one():
 
 
 def test_islands_that_end_hide_results_of_a_failed_launch():
-    """What the others make of it is as wrong as at any other time."""
+    """Results of the other hosts are as wrong as at any other time."""
     twin = Twin(2, 1, grace=0.2)
     kept = twin.run(0)
     twin.go_on()
@@ -298,7 +298,7 @@ def test_islands_that_are_lost_accuse_nobody():
 
 
 def test_islands_refuse_or_lose_a_step_that_begins_at_their_loss():
-    """It is refused, or lost with the host: else nobody would ever answer for it."""
+    """Without that, nobody would ever answer for it."""
     twin = Twin(1, 1)
     (issued, _) = twin.run(0, 1)
     twin.cluster.tell(HostEnded(twin.core.gangs[0].key, 0, "of a test"))
@@ -338,7 +338,7 @@ def test_hosts_that_come_back_do_not_revive_lost_arrays():
 
 
 def test_hosts_lost_again_and_again_are_given_up():
-    """It is given up; what the others can do is done."""
+    """The other islands go on."""
     twin = Twin(1, 1)
     for _ in range(4):
         twin.cluster.workers[1].end("killed by signal 9")
@@ -410,7 +410,7 @@ def test_hosts_go_on_after_a_failed_computation():
 
 
 def test_hosts_end_with_the_controller():
-    """Whatever they are at, and whatever is being done with them."""
+    """In any state of their steps and their islands."""
     for state in ("running", "lost", "leaving"):
         twin = Twin(1, 2)
         handles = twin.run(0, 1)

@@ -1,4 +1,4 @@
-"""What nobody holds is told to hosts once, whoever does so."""
+"""Numbers of arrays that nobody holds, of which hosts are told once."""
 
 from __future__ import annotations
 

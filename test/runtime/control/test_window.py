@@ -1,4 +1,4 @@
-"""How many steps may be under way on an island."""
+"""Limits on the steps in flight on an island."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Array:
         self.alive = False
 
     def used(self) -> Callable[[], Term]:
-        """What computes it, for somebody who holds on to its buffer."""
+        """Returns the function that computes it, for a holder of its buffer."""
         assert self.alive, "an array is used after it was donated or deleted"
         return self.compute
 
@@ -48,7 +48,7 @@ class Array:
 
 
 class Wire:
-    """What hosts have sent, by the index of the transfer."""
+    """Arrays in flight between hosts, by the index of the transfer."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -130,7 +130,7 @@ class Target(codegen.HostTarget):
 
 
 def moved(operands: Sequence[Callable[[], Term]], step: Transfer | Receive) -> list[Array]:
-    """What a transfer, or the two halves of it, makes of its operands."""
+    """Returns the results of a transfer, or of the two halves of it."""
     if step.routes is None:
         return [Array(operands[0])]
     return [

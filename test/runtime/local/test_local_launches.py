@@ -1,4 +1,4 @@
-"""What a computation does within each device is launched on each device by itself, and nothing else is."""
+"""Computations that stay within each device, which are launched on each device by itself."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Which slots begin and end at each step of a plan."""
+"""Slots that begin and end at each step of a plan."""
 
 from small_plans import double, two_slices
 

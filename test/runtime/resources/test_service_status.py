@@ -1,4 +1,4 @@
-"""What a service says of itself, as tables and as messages."""
+"""Status of a service, as tables and as messages."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_start_thread_refuses_a_thread_that_ends_before_its_first_line(monkeypat
 
 
 def test_start_thread_disarms_a_thread_that_begins_too_late(monkeypatch):
-    """Who started it has gone on without it."""
+    """The caller has gone on without it."""
     late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     called = threading.Event()
     monkeypatch.setattr(threads, "_SECONDS", 0.05)

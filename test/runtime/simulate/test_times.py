@@ -127,7 +127,7 @@ def test_times_documentation_is_valid_json():
 
 
 def test_measured_durations_of_halves_are_read_back(plan):
-    """What a run shows is read again, for the same program and for others."""
+    """Durations of a run may be read for the same program and for others."""
     run = simulate(plan, read_times({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, plan))
     halves = [
         dataclasses.replace(

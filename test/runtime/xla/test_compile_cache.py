@@ -34,7 +34,7 @@ Load = Callable[..., int]
 
 @pytest.fixture(autouse=True)
 def no_cache_of_jax() -> Iterator[None]:
-    """What is not in our store is compiled here; other tests share a cache of JAX."""
+    """Turns off the cache of JAX, which other tests share, so that code missing in our store is compiled."""
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
     yield
@@ -75,7 +75,7 @@ def load(folder: Path, plan_builder, runner, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[Way]:
-    """How each computation of each load got to its devices."""
+    """Collects the way of each computation of each load to its devices."""
     seen: list[Way] = []
     decide = compile_cache.decide
 

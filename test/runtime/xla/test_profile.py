@@ -1,4 +1,4 @@
-"""When executions ran, by XLA's own profile."""
+"""Times of executions, from XLA's own profile."""
 
 from __future__ import annotations
 
