@@ -12,6 +12,7 @@ import collections
 import gc
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -51,6 +52,9 @@ preloaded.start_workers()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Python starts `uname` when somebody first wants the processor's name: not in the middle of a test.
+platform.processor()
 
 # Tracing makes many objects and few cycles, and JAX looks through all of its own whenever Python collects.
 gc.set_threshold(20_000, 10, 10)
