@@ -39,6 +39,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
     )
 
+import hypothesis
 import jax
 import preloaded
 import pytest
@@ -58,6 +59,10 @@ platform.processor()
 
 # Tracing makes many objects and few cycles, and JAX looks through all of its own whenever Python collects.
 gc.set_threshold(20_000, 10, 10)
+
+# A machine may be busy: that an example takes long is no fault of the code under test.
+hypothesis.settings.register_profile("pathways", deadline=None)
+hypothesis.settings.load_profile("pathways")
 
 ROOT = Path(__file__).parents[1]
 

@@ -243,11 +243,13 @@ def test_rows_say_why_they_are_off(rate, cpu, idle, why, inputs, monkeypatch):
     assert entry.note.startswith(why)
 
 
+@pytest.mark.process
 def test_a_service_its_hosts_and_its_clients_have_no_jax():
     code = "import sys, _served; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=BENCHES[0].parent, check=True)
 
 
+@pytest.mark.process
 def test_timers_are_hosts_of_one_island(monkeypatch):
     served = module("_served", monkeypatch)
     with served.ServedIslands(2, hosts=3) as islands:

@@ -34,6 +34,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.process
 def test_cluster_is_described_by_the_environment():
     code = "import pathways as pw; print([len(island.devices) for island in pw.cluster().islands])"
     done = run_python(code, PW_CPU_DEVICES="6", PW_ISLANDS="3")
@@ -51,6 +52,7 @@ def test_discover_refuses_unequal_islands():
         devices.discover(8, islands=3)
 
 
+@pytest.mark.process
 def test_connect_creates_cpu_devices_once():
     """Before JAX starts; slices that are bound to devices are not moved to others."""
     code = (

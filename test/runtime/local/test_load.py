@@ -410,6 +410,7 @@ def interrupted_load(seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+@pytest.mark.process
 def test_in_threads_stops_at_ctrl_c():
     """The process then waits for what XLA is busy with, so the time is taken where it is caught."""
     process = interrupted_load(seconds=1.5)
@@ -417,6 +418,7 @@ def test_in_threads_stops_at_ctrl_c():
     assert process.returncode == 0
 
 
+@pytest.mark.process
 def test_in_threads_ends_the_process_at_a_second_ctrl_c():
     process = interrupted_load(seconds=200)
     assert process.stderr.readline() == WAITING
@@ -425,6 +427,7 @@ def test_in_threads_ends_the_process_at_a_second_ctrl_c():
     assert process.returncode == -signal.SIGINT
 
 
+@pytest.mark.process
 def test_in_threads_turns_ctrl_c_at_any_moment_into_a_keyboard_interrupt():
     """Thousands of them, at moments that differ: no thread of the compiler fails, none waits for ever."""
     script = """if True:

@@ -99,6 +99,7 @@ go_on.set()
 FORK = "if child := os.fork(): print(os.waitpid(child, 0)[1], flush=True)"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("meanwhile", "said"), [("", ""), (FORK, "0\n")], ids=["alone", "forked"])
 def test_local_stalls_do_not_keep_processes_from_ending(meanwhile: str, said: str):
     """A thread that is inside of jaxlib at the end would abort it; a forked process has no such thread."""

@@ -85,6 +85,7 @@ def test_add_slice_refuses_names_that_are_not_symbols(name):
         make_virtual_device_set().add_slice(1, "x", name=name)
 
 
+@pytest.mark.process
 def test_add_slice_does_not_import_jax():
     code = (
         "import sys, pathways.runtime as r; r.make_virtual_device_set().add_slice(1, 'x');"

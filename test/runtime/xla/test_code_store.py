@@ -154,6 +154,7 @@ def test_code_store_trims_abandoned_files_and_no_foreign_ones(store: CodeStore) 
     assert store.read(KEY) is not None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
 def test_code_store_ignores_pipes_and_folders(store: CodeStore, make: Callable[[Path], None]) -> None:
     """Nor does a read wait for somebody to write to a pipe, for ever."""
@@ -183,6 +184,7 @@ def test_code_store_follows_no_link_to_its_folder(store: CodeStore, tmp_path: Pa
     assert "it must not be a link" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_code_store_serves_many_processes_at_once(store: CodeStore) -> None:
     """They write the same keys, read and trim; what is read is always what somebody wrote, and whole."""
     program = """if True:

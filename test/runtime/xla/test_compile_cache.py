@@ -209,6 +209,7 @@ def test_compile_cache_stores_no_code_with_callbacks(folder: Path, plan_builder,
     assert not folder.exists()
 
 
+@pytest.mark.process
 def test_compile_cache_serves_another_process(folder: Path) -> None:
     program = """if True:
         import jax, jax.numpy as jnp
