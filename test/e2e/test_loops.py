@@ -1,4 +1,4 @@
-"""`jax.lax.scan`, `fori_loop` and `while_loop` over several slices give what `jax.jit` gives."""
+"""Loops of `jax.lax` over several slices: values of `jax.jit`, donation and computations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from check import assert_close
 from jax.sharding import PartitionSpec as P
+from models import layer
 
 import pathways as pw
 
@@ -20,10 +22,6 @@ Fun = Callable[..., Any]
 W = np.linspace(-1, 1, 2 * 4 * 4, dtype=np.float32).reshape(2, 4, 4)
 X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
 XS = np.linspace(-1, 1, 6 * 8 * 4, dtype=np.float32).reshape(6, 8, 4)
-
-
-def front(w: jax.Array, h: jax.Array) -> jax.Array:
-    return jnp.tanh(h @ w)
 
 
 def back(w: jax.Array, h: jax.Array) -> jax.Array:
@@ -47,22 +45,18 @@ def decode(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 def rollout(f: Fun, g: Fun, w: Any, x: Any, xs: Any, reverse: bool = False) -> Any:
     """A scan with rows to read, rows to fill, a counter that is returned, and rows that are all alike."""
 
-    def turn(state: Any, row: Any) -> Any:
+    def body(state: Any, row: Any) -> Any:
         h, n = state
         h = g(w[1], f(w[0], h) + row)
         return (h, n + 2), (h.sum(), n, 2 * row, h, jnp.ones(3))
 
-    return jax.lax.scan(turn, (x, 3), xs, reverse=reverse)
-
-
-def backwards(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    return rollout(f, g, w, x, xs, reverse=True)
+    return jax.lax.scan(body, (x, 3), xs, reverse=reverse)
 
 
 def gradients(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
     def loss(w: Any, x: Any, xs: Any) -> Any:
         (last, _), _ = rollout(f, g, w, x, xs)
-        _, (sums, *_) = backwards(f, g, w, x, xs)
+        _, (sums, *_) = rollout(f, g, w, x, xs, reverse=True)
         return last.sum() + sums.mean()
 
     return jax.value_and_grad(loss, (0, 1, 2))(w, x, xs)
@@ -70,40 +64,40 @@ def gradients(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 def rematerialised(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
     @jax.checkpoint
-    def layer(h: Any, row: Any) -> Any:
+    def body(h: Any, row: Any) -> Any:
         return g(w[1], f(w[0], h) + row), None
 
-    return jax.grad(lambda x: jax.lax.scan(layer, x, xs)[0].sum())(x)
+    return jax.grad(lambda x: jax.lax.scan(body, x, xs)[0].sum())(x)
 
 
 def swapped(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """What is handed on goes round: each of the three lives on both slices in turn."""
+    """Carried values change places: each of the three is on both slices, one after the other."""
     return jax.lax.fori_loop(3, 9, lambda _, s: (f(w[0], s[1]), g(w[1], s[0]), s[0]), (x, 2 * x, 3 * x))
 
 
 def started_alike(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Two values start from what both slices have, and live on one each."""
-    turn = lambda s, row: ((g(w[1], s[0] + s[1]), f(w[0], s[1])), s[1] + row)  # noqa: E731
-    return jax.lax.scan(turn, (x + 1, x), xs)
+    """Two values start from arrays on both slices, and stay on one each."""
+    body = lambda s, row: ((g(w[1], s[0] + s[1]), f(w[0], s[1])), s[1] + row)  # noqa: E731
+    return jax.lax.scan(body, (x + 1, x), xs)
 
 
 def replaced(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """What the turn passes on in one place is what all slices have, which all of them read afterwards."""
-    turn = lambda s, row: ((x, g(w[1], f(w[0], s[0]) + s[1])), None)  # noqa: E731
-    (a, b), _ = jax.lax.scan(turn, (x + 1, g(w[1], x)), xs[:1])
+    """An iteration hands on an array on all slices, which all of them read after the loop."""
+    body = lambda s, row: ((x, g(w[1], f(w[0], s[0]) + s[1])), None)  # noqa: E731
+    (a, b), _ = jax.lax.scan(body, (x + 1, g(w[1], x)), xs[:1])
     return a, b, a + g(w[1], a + b), f(w[0], b) + a
 
 
 def sent_on(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """The last of what is received before the loop is the first to be sent on in it, and comes back."""
-    turn = lambda s, row: ((s[2], g(w[1], s[0]), s[1]), f(w[0], s[2]))  # noqa: E731
-    return jax.lax.scan(turn, (f(w[0], 2 * x), x, f(w[0], x)), xs[:3])
+    """The value that is received last before the loop is the first sent on in it, and comes back."""
+    body = lambda s, row: ((s[2], g(w[1], s[0]), s[1]), f(w[0], s[2]))  # noqa: E731
+    return jax.lax.scan(body, (f(w[0], 2 * x), x, f(w[0], x)), xs[:3])
 
 
 def unread(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Nothing reads what the first value starts from, and a turn has results that nothing reads at last."""
-    turn = lambda s, row: ((g(w[1], s[1]), f(w[0], s[1]) + row), f(w[0], g(w[1], s[0])))  # noqa: E731
-    return jax.lax.scan(lambda s, row: (turn(s, row)[0], None), (x + g(w[1], x), x), xs[:1])[0][0]
+    """Nothing reads the start of the first value, nor some results of the last iteration."""
+    body = lambda s, row: ((g(w[1], s[1]), f(w[0], s[1]) + row), f(w[0], g(w[1], s[0])))  # noqa: E731
+    return jax.lax.scan(lambda s, row: (body(s, row)[0], None), (x + g(w[1], x), x), xs[:1])[0][0]
 
 
 def down(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
@@ -133,27 +127,27 @@ def mapped(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 
 def with_keys(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Keys are split on every slice that draws from them, and nothing crosses for them."""
+    """Keys are split on every slice that draws from them, and are not sent."""
 
-    def turn(state: Any, _: Any) -> Any:
+    def body(state: Any, _: Any) -> Any:
         h, key = state
         key, mask, noise = jax.random.split(key, 3)
         h = f(w[0], h * jax.random.bernoulli(mask, 0.5, h.shape))
         return (g(w[1], h + jax.random.normal(noise, h.shape)), key), None
 
-    (h, key), _ = jax.lax.scan(turn, (x, jax.random.key(0)), None, length=4)
+    (h, key), _ = jax.lax.scan(body, (x, jax.random.key(0)), None, length=4)
     return h, jax.random.key_data(key)
 
 
 def unused(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Some of what is carried, and of what is filled, nobody reads; some turns do the same."""
+    """Nothing reads some carried values and rows; some iterations compute the same."""
 
-    def turn(state: Any, row: Any) -> Any:
+    def body(state: Any, row: Any) -> Any:
         h, total = state
         once = f(w[0], x)
         return (g(w[1], once + h), total + row), (once, h)
 
-    (h, _), (onces, _) = jax.lax.scan(turn, (x, x), xs)
+    (h, _), (onces, _) = jax.lax.scan(body, (x, x), xs)
     return h, onces
 
 
@@ -171,67 +165,44 @@ def steps(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
     return jax.lax.scan(step, (jnp.asarray(w), 0), xs)
 
 
-PROGRAMS = [
-    decode,
-    rollout,
-    backwards,
-    gradients,
-    rematerialised,
-    swapped,
-    started_alike,
-    replaced,
-    sent_on,
-    unread,
-    down,
-    nested,
-    mapped,
-    with_keys,
-    unused,
-    steps,
-]
-
-SLICES: dict[str, list[tuple[tuple[int, ...], P | None]]] = {
-    "single": [((1,), None), ((1,), None)],
-    "unlike": [((2,), P("x")), ((2, 2), P("x", "y"))],
-}
+SINGLE = [((1,), None), ((1,), None)]
+UNLIKE = [((2,), P("x")), ((2, 2), P("x", "y"))]
 
 
-def placed(kind: str) -> tuple[Fun, Fun]:
+def placed(slices: list[tuple[tuple[int, ...], P | None]] = SINGLE) -> tuple[Fun, Fun]:
     devices = pw.make_virtual_device_set()
     functions = []
-    for body, (shape, spec) in zip((front, back), SLICES[kind], strict=True):
+    for body, (shape, spec) in zip((layer, back), slices, strict=True):
         slice_ = devices.add_slice(shape, ("x", "y")[: len(shape)])
         specs = {} if spec is None else {"in_shardings": (None, spec)}
         functions.append(pw.jit(body, devices=slice_, **specs))
     return functions[0], functions[1]
 
 
-def assert_equal(ours: Any, theirs: Any) -> None:
-    def check(mine: Any, other: Any) -> None:
-        assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
-        np.testing.assert_allclose(mine, other, rtol=2e-5, atol=2e-5)
-
-    jax.tree.map(check, ours, theirs)
+@pytest.mark.parametrize("fun", [rollout, swapped, sent_on, replaced, with_keys, unused, nested])
+def test_loop_over_single_devices(fun: Fun) -> None:
+    theirs = jax.jit(functools.partial(fun, layer, back))(W, X, XS)
+    assert_close(pw.program(functools.partial(fun, *placed()))(W, X, XS), theirs, 1e-5)
 
 
-@pytest.mark.parametrize("kind", SLICES)
-@pytest.mark.parametrize("fun", PROGRAMS)
-def test_values_are_those_of_jit(fun, kind):
-    f, g = placed(kind)
-    theirs = jax.jit(functools.partial(fun, front, back))(W, X, XS)
-    assert_equal(pw.program(functools.partial(fun, f, g))(W, X, XS), theirs)
+@pytest.mark.parametrize("fun", [decode, gradients, rematerialised, started_alike, unread, down, mapped])
+def test_loop_over_unlike_meshes(fun: Fun) -> None:
+    theirs = jax.jit(functools.partial(fun, layer, back))(W, X, XS)
+    assert_close(pw.program(functools.partial(fun, *placed(UNLIKE)))(W, X, XS), theirs, 2e-5)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager"])
-def test_steps_are_pipelined_one_after_the_other(schedule):
-    f, g = placed("single")
-    program = pw.program(functools.partial(steps, f, g), schedule=schedule, donate_argnums=0)
-    assert_equal(program(jnp.array(W), X, XS), jax.jit(functools.partial(steps, front, back))(W, X, XS))
+@pytest.mark.parametrize(
+    ("schedule", "slices"), [(None, UNLIKE), ("gpipe", SINGLE), ("1f1b", UNLIKE), ("eager", SINGLE)]
+)
+def test_loop_of_training_steps(schedule: str | None, slices: Any) -> None:
+    program = pw.program(functools.partial(steps, *placed(slices)), schedule=schedule, donate_argnums=0)
+    theirs = jax.jit(functools.partial(steps, layer, back))(W, X, XS)
+    assert_close(program(jnp.array(W), X, XS), theirs, 1e-5)
 
 
-def test_all_turns_run_one_computation_on_each_slice():
-    """However many turns there are, XLA compiles one module for each slice, and none for the turns."""
-    f, g = placed("single")
+def test_loop_runs_one_computation_on_each_slice() -> None:
+    """XLA compiles one module for each slice, whatever the trip count, and none for iterations."""
+    f, g = placed()
 
     def repeated(count: int, w: Any, x: Any) -> Any:
         return jax.lax.fori_loop(0, count, lambda i, h: g(w[1], f(w[0], h) * i), x)
@@ -240,15 +211,15 @@ def test_all_turns_run_one_computation_on_each_slice():
     for count in (3, 128):
         compiled = pw.program(repeated, static_argnums=0).lower(count, W, X).compile()
         text = compiled.as_text()
-        # One more takes the weights of a slice apart.
+        # One more launch splits the weights of a slice.
         assert compiled.cost_analysis()["launches"] == 2 * count + 1
         names[count] = set(re.findall(r"func.func private @(\w+)", text))
     assert names[3] == names[128]
 
 
-def test_a_carried_value_is_donated_from_turn_to_turn():
-    """A cache of many turns takes the room of one."""
-    f, g = placed("single")
+def test_loop_donates_a_carried_value_to_the_next_iteration() -> None:
+    """A cache of many iterations occupies the memory of one."""
+    f, g = placed()
 
     def filled(count: int, cache: Any, w: Any, x: Any) -> Any:
         def token(i: Any, state: Any) -> Any:
@@ -265,23 +236,23 @@ def test_a_carried_value_is_donated_from_turn_to_turn():
     for count in (4, 64):
         analysis = program.lower(count, cache, W, X).compile().memory_analysis()
         sizes.append(sum(memory.peak_memory_in_bytes for memory in analysis.values()))
-    # The numbers of the turns, four bytes each, are all that is more.
+    # Only the numbers of iterations, four bytes each, are added.
     assert sizes[1] - sizes[0] <= 2 * 4 * 60
 
 
-def test_no_turns_are_none():
-    f, g = placed("single")
+def test_loop_without_iterations() -> None:
+    f, g = placed()
 
     def fun(w: Any, x: Any) -> Any:
         return jax.lax.scan(lambda h, row: (g(w[1], f(w[0], h + row)), h), f(w[0], x), x[:0])
 
-    theirs = jax.jit(lambda w, x: (front(w[0], x), jnp.zeros((0, 8, 4))))(W, X)
-    assert_equal(pw.program(fun)(W, X), theirs)
+    theirs = jax.jit(lambda w, x: (layer(w[0], x), jnp.zeros((0, 8, 4))))(W, X)
+    assert_close(pw.program(fun)(W, X), theirs)
 
 
-def test_a_carry_of_microbatches():
+def test_loop_of_microbatches_carries_values() -> None:
     """Batch statistics and a key go from microbatch to microbatch, in a program and outside of one."""
-    f, g = placed("single")
+    f, g = placed()
 
     def loss(f: Fun, g: Fun, w: Any, rows: Any, mean: Any, key: Any) -> Any:
         key, mask = jax.random.split(key)
@@ -299,14 +270,14 @@ def test_a_carry_of_microbatches():
         return carry[0], jax.random.key_data(carry[1]), results
 
     args = (W, X, np.zeros(4, np.float32), jax.random.key(0))
-    theirs = jax.jit(functools.partial(step, front, back))(*args)
+    theirs = jax.jit(functools.partial(step, layer, back))(*args)
     for schedule in ("1f1b", "gpipe"):
-        assert_equal(pw.program(functools.partial(step, f, g), schedule=schedule)(*args), theirs)
+        assert_close(pw.program(functools.partial(step, f, g), schedule=schedule)(*args), theirs)
 
 
-def test_a_carry_that_goes_through_all_slices():
+def test_loop_of_microbatches_carries_a_value_through_all_slices() -> None:
     """Each microbatch starts from what the one before ended with, so that nothing can overlap."""
-    f, g = placed("single")
+    f, g = placed()
 
     def step(f: Fun, g: Fun, w: Any, x: Any, h: Any) -> Any:
         def of_microbatch(w: Any, rows: Any, h: Any) -> Any:
@@ -315,13 +286,13 @@ def test_a_carry_that_goes_through_all_slices():
 
         return pw.accumulate(of_microbatch, 4, reduce="sum", carry_argnums=2)(w, x, h)
 
-    theirs = jax.jit(functools.partial(step, front, back))(W, X, X[:2])
-    assert_equal(pw.program(functools.partial(step, f, g), schedule="1f1b")(W, X, X[:2]), theirs)
+    theirs = jax.jit(functools.partial(step, layer, back))(W, X, X[:2])
+    assert_close(pw.program(functools.partial(step, f, g), schedule="1f1b")(W, X, X[:2]), theirs)
 
 
-def test_a_carry_that_nobody_needs():
+def test_loop_of_microbatches_carries_a_value_that_no_result_needs() -> None:
     """`jax.checkpoint` drops what no result needs, but the next microbatch needs what is carried."""
-    f, g = placed("single")
+    f, g = placed()
 
     def step(f: Fun, g: Fun, w: Any, x: Any, seen: Any) -> Any:
         def of_microbatch(w: Any, rows: Any, seen: Any) -> Any:
@@ -333,5 +304,5 @@ def test_a_carry_that_nobody_needs():
 
         return jax.value_and_grad(jax.checkpoint(loss))(seen + 2)
 
-    theirs = jax.jit(functools.partial(step, front, back))(W, X, np.float32(0))
-    assert_equal(pw.program(functools.partial(step, f, g))(W, X, np.float32(0)), theirs)
+    theirs = jax.jit(functools.partial(step, layer, back))(W, X, np.float32(0))
+    assert_close(pw.program(functools.partial(step, f, g))(W, X, np.float32(0)), theirs)

@@ -1,6 +1,6 @@
-"""Loops inside placed functions on slices of several devices: their values, and how what they carry lies.
+"""Loops inside placed functions on slices of several devices: values, and shardings of carries.
 
-In child processes: XLA dies of what it does not expect.
+In child processes, since XLA aborts on unexpected programs.
 """
 
 import re
@@ -42,7 +42,7 @@ def run(script: str) -> str:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_values_and_gradients_are_those_of_jit(loop):
+def test_loop_on_a_mesh_and_its_gradients(loop):
     script = f"""
 def fun(ws, x):
     return {LOOPS[loop]}
@@ -63,7 +63,7 @@ for f in (fun, gradients) if {loop != "while_loop"} else (fun,):
 
 
 @pytest.mark.parametrize("constraint", ["", "lax.with_sharding_constraint"])
-def test_what_a_loop_carries_stays_cut(constraint):
+def test_loop_on_a_mesh_keeps_its_carry_sharded(constraint):
     """The rows of a device go through all layers without communication; so does what the body constrains."""
     script = f"""
 def body(c, w):
@@ -80,7 +80,7 @@ print(pw.program(lambda ws, x: placed(ws, x)).lower(ws, x).compile().as_text("de
     assert "all-" not in text
 
 
-def test_an_approximate_top_k_of_rows_on_several_devices():
+def test_approximate_top_k_of_rows_on_several_devices():
     run("""
 top = lambda x: lax.approx_max_k(x, 2)
 assert_close(pw.jit(top, devices=two, in_shardings=P("x"))(x), jax.jit(top)(x))
