@@ -1,4 +1,4 @@
-"""What lowering and loading a program takes is given back: an MLIR context is 1.2 MB."""
+"""Memory of lowering and loading programs is freed: an MLIR context is 1.2 MB."""
 
 import preloaded
 
@@ -40,7 +40,7 @@ def resident():
 pw.program(program).lower(x).compile().save(sys.argv[1])
 for repeated in (lower, load):
     sizes = []
-    for _ in range(11):
+    for _ in range(6):
         for _ in range(20):
             repeated()
         sizes.append(resident())
@@ -48,8 +48,8 @@ for repeated in (lower, load):
 """
 
 
-def test_programs_and_bundles_leave_no_context_behind(tmp_path):
+def test_contexts_of_programs_and_bundles_are_freed(tmp_path):
     done = preloaded.run("-c", PROGRAM, tmp_path / "program.pwb", timeout=300)
     assert done.returncode == 0, done.stderr
     for grown in map(float, done.stdout.split()):
-        assert grown < 20, f"{grown:.0f} MB in 200 times"
+        assert grown < 10, f"{grown:.0f} MB in 80 times"

@@ -1,4 +1,4 @@
-"""The planned memory of programs against what their arrays occupy on the devices, step by step."""
+"""Planned memory of programs against the memory of their arrays on devices, step by step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import preloaded
 import pytest
 from jax.sharding import PartitionSpec as P
+from models import apply, layer, place_on, sgd
 
 import pathways as pw
 from pathways.runtime.local import memory
@@ -21,7 +21,7 @@ from pathways.runtime.local.devices import devices_of, session
 
 
 class Sampler:
-    """Follows the function that runs a program line by line, and counts what its arrays occupy.
+    """Tracer of the function that runs a program, which adds up the sizes of its arrays line by line.
 
     Its local variables, its constants and what it returns are all that the program holds. A line that makes
     arrays is behind it when the next one is about to run, so that operands and results are seen together.
@@ -86,17 +86,15 @@ def pipeline(stages: int, schedule: str, shape: tuple[int, ...] = (1,)) -> pw.Pr
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice(shape, ("data", "model")[: len(shape)]) for _ in range(stages)]
     spec = P("data", "model") if len(shape) > 1 else P("data")
-    layers = [pw.jit(lambda w, x: jnp.tanh(x @ w), devices=slice, out_shardings=spec) for slice in slices]
+    layers = place_on(slices, layer, out_shardings=spec)
 
     def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
-        for layer, w in zip(layers, params, strict=True):
-            x = layer(w, x)
-        return (x**2).mean()
+        return (apply(layers, params, x) ** 2).mean()
 
     @pw.program(schedule=schedule, donate_argnums=0)
     def step(params: list[jax.Array], x: jax.Array) -> Any:
         value, grads = pw.accumulate(jax.value_and_grad(loss), 4)(params, x)
-        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+        return sgd(params, grads), value
 
     return step
 
@@ -108,19 +106,19 @@ def arguments(stages: int, width: int = 16) -> tuple[list[np.ndarray], np.ndarra
 
 
 @pytest.mark.parametrize("schedule", ["program", "gpipe", "1f1b", "eager"])
-def test_a_pipeline_holds_what_was_planned(schedule):
+def test_memory_plan_of_a_pipeline(schedule):
     check(pipeline(3, schedule), *arguments(3))
 
 
-def test_a_pipeline_with_large_buffers_holds_what_was_planned():
+def test_memory_plan_of_a_pipeline_with_large_buffers():
     check(pipeline(2, "1f1b"), *arguments(2, width=160))
 
 
-def test_a_pipeline_on_meshes_holds_what_was_planned():
+def test_memory_plan_of_a_pipeline_on_meshes():
     check(pipeline(2, "1f1b", shape=(2, 2)), *arguments(2))
 
 
-def test_1f1b_holds_less_than_gpipe():
+def test_memory_plan_of_1f1b_is_less_than_of_gpipe():
     peaks = {
         schedule: list(pipeline(3, schedule).lower(*arguments(3)).compile().memory_analysis().values())
         for schedule in ("gpipe", "1f1b")
@@ -129,7 +127,7 @@ def test_1f1b_holds_less_than_gpipe():
     assert all(less < more for less, more in zip(one, gpipe, strict=True))
 
 
-def test_resharded_values_and_copied_results_are_in_the_plan():
+def test_memory_plan_has_resharded_values_and_copied_results():
     """Pieces between meshes of two shapes; results that are arguments, constants and each other."""
     devices = pw.make_virtual_device_set()
     a, b = devices.add_slice((2, 2), ("data", "model")), devices.add_slice(3, "data")
@@ -146,7 +144,7 @@ def test_resharded_values_and_copied_results_are_in_the_plan():
     check(program, np.ones((24, 1024), np.float32), np.ones(5, np.float32))
 
 
-def test_mirrored_values_are_on_every_slice_in_the_plan():
+def test_memory_plan_has_mirrored_values_on_every_slice():
     devices = pw.make_virtual_device_set()
     a, b = devices.add_slice(1, "x"), devices.add_slice(1, "x")
     first, second = (pw.jit(lambda x, n: x * n, devices=s) for s in (a, b))
@@ -170,7 +168,7 @@ print(f(jnp.ones(1000)))
 """
 
 
-def test_a_program_that_cannot_fit_is_refused_with_a_table(tmp_path):
+def test_memory_table_for_a_program_that_does_not_fit(tmp_path):
     good = preloaded.run("-c", REFUSED)
     assert good.returncode == 0, good.stderr
     text = REFUSED.replace("ones(1000)", "ones(100_000)")
@@ -192,7 +190,7 @@ def test_a_program_that_cannot_fit_is_refused_with_a_table(tmp_path):
     assert "Traceback" not in tool.stderr
 
 
-def test_a_device_without_memory_is_refused():
+def test_memory_of_a_device_is_a_positive_number():
     with pytest.raises(TypeError, match="device_memory='16GB': expected a number of bytes"):
         pw.connect(device_memory="16GB")
     with pytest.raises(ValueError, match="device_memory=0: expected at least 1 byte"):

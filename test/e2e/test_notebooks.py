@@ -1,4 +1,4 @@
-"""What notebooks show of timelines, memory, clusters and lowered programs: HTML that stands alone."""
+"""HTML that notebooks show of timelines, memory, clusters and lowered programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lowered():
 
 
 class Tags(HTMLParser):
-    """The tags of a text as browsers read it, with their attributes."""
+    """Parser of the tags of a text as browsers read it, with their attributes."""
 
     @classmethod
     def of(cls, text: str) -> list[tuple[str, dict[str, str | None]]]:
@@ -45,7 +45,7 @@ def cells(shown: object) -> list[list[str | None]]:
     return [[cell.text for cell in row] for row in parsed(shown).iter("tr")]
 
 
-def test_a_timeline_is_its_page_in_a_frame_of_its_own(lowered):
+def test_notebook_shows_a_timeline_as_its_page_in_a_frame(lowered):
     timeline = lowered.compile().timeline()
     ((tag, attributes),) = Tags.of(timeline._repr_html_())
     assert tag == "iframe"
@@ -53,14 +53,14 @@ def test_a_timeline_is_its_page_in_a_frame_of_its_own(lowered):
     assert "src" not in attributes
 
 
-def test_a_name_is_no_markup():
+def test_notebook_escapes_names():
     timeline = Timeline('<b>"step"</b>', "planned", SECONDS, ("s0",), ())
     assert parsed(timeline)[0].get("title") == 'timeline of <b>"step"</b>'
     memory = MemoryAnalysis({"<s0>": SliceMemory(1, 2, 3, 4, 5, 6, 7)})
     assert cells(memory)[1][0] == "<s0>"
 
 
-def test_the_memory_of_a_program_is_a_table(lowered):
+def test_notebook_shows_memory_as_a_table(lowered):
     memory = lowered.compile().memory_analysis()
     heads, row = cells(memory)
     assert heads[:3] == ["slice", "devices", "arguments"]
@@ -68,7 +68,7 @@ def test_the_memory_of_a_program_is_a_table(lowered):
     assert [line.split()[0] for line in str(memory).splitlines()] == [heads[0], row[0]]
 
 
-def test_a_cluster_is_a_table_of_its_islands():
+def test_notebook_shows_a_cluster_as_a_table_of_islands():
     host = Host(0)
     devices = [Device(n, n, "cpu", host, "left" if n < 2 else "right") for n in range(3)]
     cluster = Cluster((DeviceIsland("left", tuple(devices[:2])), DeviceIsland("right", tuple(devices[2:]))))
@@ -78,7 +78,7 @@ def test_a_cluster_is_a_table_of_its_islands():
     ]
 
 
-def test_a_lowered_program_shows_its_last_form(lowered):
+def test_notebook_shows_the_last_form_of_a_lowered_program(lowered):
     shown = parsed(lowered)
     assert next(shown.iter("b")).text == lowered.name
     assert next(shown.iter("pre")).text.rstrip() == lowered.as_text().rstrip()

@@ -1,14 +1,15 @@
-"""What a program returns is an argument of another: on the same slices it stays, else it moves once."""
+"""Results of a program as arguments of another: in place on the same slices, else moved once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from check import assert_close
 from jax.sharding import PartitionSpec as P
+from models import apply, layer, place_on, sgd
 
 import pathways as pw
 
@@ -20,24 +21,18 @@ def born(key: jax.Array) -> jax.Array:
     return jax.random.normal(key, (WIDTH, WIDTH)) / 4
 
 
-def layer(w: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.tanh(x @ w)
-
-
 class Model:
-    """Two layers on slices of their own, of two devices each."""
+    """Model of two layers on slices of their own, of two devices each."""
 
     def __init__(self) -> None:
         devices = pw.make_virtual_device_set()
         self.slices = [devices.add_slice((2,), ("x",)) for _ in range(2)]
         self.actor = devices.add_slice((1,), ("x",))
-        makers = [pw.jit(born, devices=s, out_shardings=P("x")) for s in self.slices]
-        layers = [pw.jit(layer, devices=s, in_shardings=(P("x"), None)) for s in self.slices]
+        makers = place_on(self.slices, born, out_shardings=P("x"))
+        layers = place_on(self.slices, in_shardings=(P("x"), None))
 
         def forward(params: list[Any], x: Any) -> Any:
-            for one, w in zip(layers, params, strict=True):
-                x = one(w, x)
-            return x
+            return apply(layers, params, x)
 
         @pw.program
         def init(key):
@@ -46,7 +41,7 @@ class Model:
         @pw.program(donate_argnums=0)
         def train(params, x):
             value, grads = jax.value_and_grad(lambda p: (forward(p, x) ** 2).mean())(params)
-            return [w - 0.1 * g for w, g in zip(params, grads, strict=True)], value
+            return sgd(params, grads), value
 
         self.init, self.train, self.forward = init, train, pw.program(forward)
 
@@ -57,20 +52,20 @@ def model() -> Model:
 
 
 def assert_taken_in_place(program: pw.Program, *arguments: Any) -> None:
-    """No argument has to move for a call."""
+    """Checks that no argument has to move for a call."""
     placed = program.place(*arguments)
     for given, there in zip(jax.tree.leaves(arguments), jax.tree.leaves(placed), strict=True):
         assert there is given
 
 
-def test_init_is_that_of_jax_and_born_in_parts(model: Model) -> None:
+def test_state_is_initialized_in_shards_as_by_jax(model: Model) -> None:
     key = jax.random.key(7)
     compiled = model.init.lower(key).compile()
     params = compiled(key)
     for w, k in zip(params, jax.random.split(key), strict=True):
         np.testing.assert_array_equal(w, jax.jit(born)(k))
         assert {shard.data.shape for shard in w.addressable_shards} == {(WIDTH // 2, WIDTH)}
-    # Nowhere is a parameter whole: what a slice takes in all is far less than that for each of its devices.
+    # No device has a whole parameter: the results of a slice would be larger by the number of its devices.
     whole = WIDTH * WIDTH * 4
     sizes = compiled.memory_analysis()
     assert [sizes[s.name].output_size_in_bytes for s in model.slices] == [whole, whole]
@@ -78,17 +73,17 @@ def test_init_is_that_of_jax_and_born_in_parts(model: Model) -> None:
     assert compiled.cost_analysis()["bytes transferred"] <= 64
 
 
-def test_what_is_trained_is_evaluated_where_it_is(model: Model) -> None:
+def test_state_that_is_trained_is_evaluated_in_place(model: Model) -> None:
     params, _ = model.train(model.init(jax.random.key(0)), X)
     before = [np.asarray(w) for w in params]
     assert_taken_in_place(model.forward, params, model.forward.place(params, X)[1])
     y = model.forward(params, X)
-    np.testing.assert_allclose(y, layer(before[1], layer(before[0], X)), rtol=1e-5, atol=1e-6)
+    assert_close(y, apply([layer] * 2, before, X))
     again, _ = model.train(params, X)
     assert_taken_in_place(model.train, again, model.train.place(again, X)[1])
 
 
-def test_generates_in_a_loop_with_trained_parameters(model: Model) -> None:
+def test_state_that_is_trained_generates_in_a_loop(model: Model) -> None:
     params, _ = model.train(model.init(jax.random.key(0)), X)
 
     @pw.program
@@ -98,13 +93,13 @@ def test_generates_in_a_loop_with_trained_parameters(model: Model) -> None:
     assert_taken_in_place(generate, params, generate.place(params, X)[1])
     tokens = generate(params, X)
     for n in range(3):
-        np.testing.assert_allclose(tokens[n], model.forward(params, tokens[n - 1] if n else X), rtol=1e-6)
+        assert_close(tokens[n], model.forward(params, tokens[n - 1] if n else X))
 
 
-def test_an_average_of_parameters_lives_beside_them(model: Model) -> None:
-    # How arguments lie is said by programs, not by what is passed to them.
+def test_state_with_an_average_beside_it(model: Model) -> None:
+    # Programs determine the shardings of arguments, not the arrays passed to them.
     halves = (P("x"), P("x"))
-    blend = [pw.jit(lambda a, w: 0.9 * a + 0.1 * w, devices=s, in_shardings=halves) for s in model.slices]
+    blend = place_on(model.slices, lambda a, w: 0.9 * a + 0.1 * w, in_shardings=halves)
 
     @pw.program(donate_argnums=0)
     def average(ema, params):
@@ -118,13 +113,13 @@ def test_an_average_of_parameters_lives_beside_them(model: Model) -> None:
     assert_taken_in_place(average, ema, params)
     ema = compiled(ema, params)
     assert [a.sharding for a in ema] == [w.sharding for w in params]
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-6), ema, wanted)
+    assert_close(ema, wanted)
 
 
-def test_an_actor_gets_the_weights_of_a_learner_by_one_transfer(model: Model) -> None:
+def test_place_copies_weights_of_a_learner_to_an_actor(model: Model) -> None:
     @pw.program
     def act(params, x):
-        return pw.jit(lambda ws, x: layer(ws[1], layer(ws[0], x)), devices=model.actor)(params, x)
+        return pw.jit(lambda ws, x: apply([layer] * 2, ws, x), devices=model.actor)(params, x)
 
     params = model.init(jax.random.key(0))
     before = [np.asarray(w) for w in params]
@@ -132,18 +127,18 @@ def test_an_actor_gets_the_weights_of_a_learner_by_one_transfer(model: Model) ->
     assert [w.devices() for w in weights] == [x.devices()] * 2
     assert all(w.devices().isdisjoint(p.devices()) for w, p in zip(weights, params, strict=True))
     assert_taken_in_place(act, weights, x)
-    # Both go on by themselves: the learner gives its own up, the actor keeps what it has.
+    # Each continues by itself: the learner donates its arrays, the actor keeps its own.
     params, _ = model.train(params, X)
-    np.testing.assert_allclose(act(weights, x), layer(before[1], layer(before[0], X)), rtol=1e-5, atol=1e-6)
+    assert_close(act(weights, x), apply([layer] * 2, before, X))
     weights, _ = act.place(params, X)
-    np.testing.assert_allclose(act(weights, x), model.forward(params, X), rtol=1e-5, atol=1e-6)
+    assert_close(act(weights, x), model.forward(params, X))
 
 
 @pytest.mark.parametrize(
     ("shape", "spec"), [((8,), P()), ((8,), P("x")), ((1,), P())], ids=["same", "cut", "fewer"]
 )
-def test_an_actor_on_devices_of_the_learner_keeps_weights_too(shape: tuple[int, ...], spec: P) -> None:
-    """What `place` returns is its own also where it could be the same memory."""
+def test_place_copies_weights_to_an_actor_on_the_same_devices(shape: tuple[int, ...], spec: P) -> None:
+    """`place` returns arrays of its own also where they could be the same memory."""
     devices = pw.make_virtual_device_set()
     learner, actor = (devices.add_slice(each, ("x",), overlap=True) for each in ((8,), shape))
     learn = pw.program(pw.jit(lambda w: w + 1, devices=learner), donate_argnums=0)

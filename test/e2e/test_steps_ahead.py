@@ -1,4 +1,4 @@
-"""How many steps of a program are under way on hosts: as many as have room."""
+"""Number of steps of a program in flight on hosts: as many as memory allows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathways.runtime.hosts.splitting import ahead
 pytestmark = pytest.mark.usefixtures("shared_workers")
 
 
-def test_as_many_steps_are_under_way_as_have_room(devices, monkeypatch):
-    """By default; many of a program that sends nothing between hosts."""
+def test_ahead_keeps_as_many_steps_in_flight_as_fit(devices, monkeypatch):
+    """The default; a program that sends nothing between hosts has many."""
 
     def allowed(program, argument):
         before = step_shares[:]
@@ -39,7 +39,7 @@ def test_as_many_steps_are_under_way_as_have_room(devices, monkeypatch):
 
     for options, expected in ((pw.HostOptions(), [256, 5, 16, 9]), (pw.HostOptions(ahead=3), [3] * 4)):
         pw.connect(hosts=2, options=options)
-        # Each further step takes argument and result, or what is sent, of 256 MiB where nothing is known.
+        # Each further step occupies its argument and result, or the values sent, of 256 MiB by default.
         assert [allowed(program, x) for program in programs() for x in (small, large)] == expected
         if options.ahead == "auto":
             # One step has 32 bytes on each slice, and each further one 16 that are sent.
