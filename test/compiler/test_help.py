@@ -1,4 +1,4 @@
-"""What `help` shows of the public names."""
+"""Text that `help` shows of the public names."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def double() -> Any:
     return pw.jit(lambda x: 2 * x, devices=pw.make_virtual_device_set().add_slice(1, "x", name="help"))
 
 
-def test_the_package_says_what_its_functions_are_for():
+def test_help_of_the_package_names_its_functions():
     description = pw.__doc__ or ""
     functions = [name for name in pw.__all__ if name.islower() and not name.startswith("_")]
     assert [name for name in functions if name not in description] == []
 
 
-def test_the_example_of_the_package_runs():
+def test_help_of_the_package_has_an_example_that_runs():
     _, start, rest = (inspect.getdoc(pw) or "").partition("import jax")
     names: dict[str, Any] = {}
     exec(start + rest, names)
@@ -35,14 +35,14 @@ def test_the_example_of_the_package_runs():
 
 
 @pytest.mark.parametrize("function", [pw.jit, pw.program])
-def test_functions_have_types_that_a_reader_knows(function):
+def test_help_of_functions_has_plain_types(function):
     text = shown(function)
     assert "static_argnums: 'int | Sequence[int] | None' = None" in text
     for section in ("Args:", "Returns:", "Raises:", "Example:"):
         assert f"    {section}\n" in text
 
 
-def test_a_program_shows_what_its_function_says(double):
+def test_help_of_a_program_is_of_its_function(double):
     @pw.program
     def step(x):
         """Doubles x."""
@@ -51,7 +51,7 @@ def test_a_program_shows_what_its_function_says(double):
     assert shown(step).splitlines()[2:] == ["step(x)", "    Doubles x."]
 
 
-def test_without_a_word_of_the_function_it_says_what_it_is(double):
+def test_help_of_a_program_without_docstring(double):
     program = pw.program(lambda x: double(x))
     assert "A program of pathways: a call runs it on its slices" in shown(program)
     assert "Placed on VirtualSlice('help" in shown(double)
@@ -61,5 +61,5 @@ def test_without_a_word_of_the_function_it_says_what_it_is(double):
 @pytest.mark.parametrize(
     "name", ["BundleError", "CompileError", "PathwaysWarning", "ProgramError", "ResourceError"]
 )
-def test_errors_have_the_name_that_users_catch(name):
+def test_help_names_errors_as_users_catch_them(name):
     assert getattr(pw, name).__module__ == "pathways"

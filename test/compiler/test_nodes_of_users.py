@@ -1,4 +1,4 @@
-"""Nodes of users are built from arrays and tracers alone, whatever is done with a program."""
+"""Pytree nodes of users: every use of a program builds them from arrays and tracers only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pathways as pw
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass
 class Scale:
-    """Like the loss scales of libraries of mixed precision: it refuses to be made of what it cannot adapt."""
+    """Loss scale, as in libraries of mixed precision, which accepts only arrays."""
 
     value: Any
     steps: Any
@@ -75,7 +75,7 @@ def check(results: Any) -> None:
         {"static_argnames": "name"},
     ],
 )
-def test_calls(step, options):
+def test_nodes_in_calls(step, options):
     program = pw.program(
         step if "static_argnames" not in options else lambda s, x, name: step(s, x), **options
     )
@@ -87,7 +87,7 @@ def test_calls(step, options):
     check(compiled(*compiled.place(scale(), X)))
 
 
-def test_placed_functions():
+def test_nodes_in_placed_functions():
     devices = pw.make_virtual_device_set().add_slice(1, "x")
     placed = pw.jit(
         lambda s, x: (s.adjusted(True), 2 * x * s.value), devices=devices, in_shardings=P(), out_shardings=P()
@@ -97,8 +97,8 @@ def test_placed_functions():
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_accumulate(double, inside):
-    """Carried, cut, and as a result, with a reduction for all of it."""
+def test_nodes_in_accumulate(double, inside):
+    """Nodes are carried, cut, and returned, with one reduction for all leaves."""
 
     def run(s, batch):
         def body(s, block):
@@ -114,20 +114,20 @@ def test_accumulate(double, inside):
     np.testing.assert_array_equal(y.steps, np.arange(8))
 
 
-def test_prefetch(double):
+def test_nodes_in_prefetch(double):
     step = pw.program(lambda batch: double(batch.value)).lower(Scale(X, X)).compile()
     with pw.prefetch([Scale(jnp.asarray(X), jnp.asarray(X))], step, "batch") as batches:
         np.testing.assert_array_equal(step(next(batches)), 2 * X)
 
 
-def test_bundles(step, tmp_path):
+def test_nodes_in_bundles(step, tmp_path):
     pw.program(step).lower(scale(), X).save(tmp_path / "step.pwb")
     loaded = pw.load(tmp_path / "step.pwb", trust=True)
     assert tuple(loaded.inputs) == ("scale.0", "scale.1", "x")
     assert tuple(loaded.outputs) == ("result.0.0", "result.0.1", "result.1")
 
 
-def test_what_is_wrong_with_arguments_is_said(step):
+def test_nodes_in_errors_of_arguments(step):
     compiled = pw.program(step).lower(scale(), X).compile()
     with pytest.raises(TypeError, match=r"was compiled for arguments of structure .*Scale.*, got "):
         compiled((jnp.float32(8), jnp.int32(0)), X)
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_arguments_is_said(step):
         compiled(Scale(jnp.float32(8), jnp.float32(0)), X)
 
 
-def test_info_of_arguments_when_it_is_asked_for(double):
+def test_nodes_in_info_of_arguments(double):
     lowered = pw.program(lambda p, x: double(p["w"] + x), donate_argnums=0).lower({"w": X}, x=X)
     for stage in (lowered, lowered.compile()):
         ((params,), named) = stage.args_info
@@ -145,7 +145,7 @@ def test_info_of_arguments_when_it_is_asked_for(double):
         ]
 
 
-def test_paths_are_those_of_the_trees(double):
+def test_nodes_have_paths_in_lowered_programs(double):
     """JAX names arguments and results in what it lowers and in its errors."""
 
     def f(p, *rest, **named):
@@ -158,7 +158,7 @@ def test_paths_are_those_of_the_trees(double):
         assert f'jax.result_info = "result{name}"' in text
 
 
-def test_errors_of_jax_name_the_argument(double):
+def test_nodes_in_errors_of_jax(double):
     @pw.program
     def f(p):
         return double(p["w"]) if p["w"][0] > 0 else p

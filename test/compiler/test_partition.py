@@ -1,4 +1,4 @@
-"""The dynamic programme of `pw.auto` finds what trying all partitions finds."""
+"""Dynamic program of `pw.auto` against a search of all partitions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def least_bound(units: Units, machine: Machine, *, v: bool) -> float:
     st.sampled_from([1, 4, 16]),
     st.sampled_from([Link(), Link(1.0, 10.0), Link(0.0, 2.0)]),
 )
-def test_a_row_of_stages_is_the_best(
+def test_partition_into_a_row_of_stages_is_the_best(
     work: list[int], alive: list[int], speeds: list[float], microbatches: int, link: Link
 ) -> None:
     units = line_of(work, alive)
@@ -48,7 +48,7 @@ def test_a_row_of_stages_is_the_best(
 
 @settings(deadline=None, max_examples=30)
 @given(WORK, st.lists(st.sampled_from([1.0, 2.0]), min_size=2, max_size=2), st.sampled_from([4, 16]))
-def test_a_v_is_the_best(work: list[int], speeds: list[float], microbatches: int) -> None:
+def test_partition_into_a_v_is_the_best(work: list[int], speeds: list[float], microbatches: int) -> None:
     units = line_of(work, [0] * 12)
     machine = Machine(tuple(speeds), microbatches)
     found = best_partitions(units, range(1, units.count), machine, v=True, most=3)

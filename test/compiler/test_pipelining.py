@@ -1,4 +1,4 @@
-"""A program whose microbatches do not overlap says why, once."""
+"""Warnings of microbatches that do not overlap, once for each program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models import placed_stages
 
 import pathways as pw
 
@@ -16,12 +17,11 @@ X = np.ones((4, 2), np.float32)
 
 @pytest.fixture
 def stages() -> list[Callable]:
-    made = pw.make_virtual_device_set()
-    return [pw.jit(jnp.tanh, devices=made.add_slice((1,), ("x",))) for _ in range(2)]
+    return placed_stages(2, jnp.tanh)
 
 
 def warnings_of(program: pw.Program) -> list[str]:
-    """What two lowerings of a program say."""
+    """Returns the warnings of two lowerings of a program."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -37,30 +37,30 @@ def over(fun: Callable, microbatches: int = 2) -> Callable:
     return step
 
 
-def test_a_schedule_without_microbatches(stages: list[Callable]) -> None:
+def test_pipelining_warns_of_a_schedule_without_microbatches(stages: list[Callable]) -> None:
     (message,) = warnings_of(pw.program(lambda x: stages[1](stages[0](x)), schedule="1f1b"))
     assert "schedule '1f1b' orders the microbatches of pw.accumulate, but there is none" in message
 
 
-def test_microbatches_without_a_schedule(stages: list[Callable]) -> None:
+def test_pipelining_warns_of_microbatches_without_a_schedule(stages: list[Callable]) -> None:
     (message,) = warnings_of(pw.program(over(lambda x: stages[1](stages[0](x)).sum())))
     assert "has no schedule, so that its microbatches run one after the other" in message
     assert "schedule='1f1b'" in message
 
 
-def test_microbatches_on_one_slice(stages: list[Callable]) -> None:
+def test_pipelining_warns_of_microbatches_on_one_slice(stages: list[Callable]) -> None:
     (message,) = warnings_of(pw.program(over(lambda x: stages[0](x).sum()), schedule="gpipe"))
     assert "calls functions on slice" in message
     assert "alone: nothing is pipelined" in message
 
 
-def test_microbatches_without_a_placed_function(stages: list[Callable]) -> None:
+def test_pipelining_warns_of_microbatches_without_a_placed_function(stages: list[Callable]) -> None:
     program = pw.program(lambda x: stages[0](over(lambda x: jnp.tanh(x).sum())(x)), schedule="gpipe")
     (message,) = warnings_of(program)
     assert "calls no pw.jit function: nothing is pipelined" in message
 
 
 @pytest.mark.parametrize(("count", "schedule"), [(2, "1f1b"), (1, None)])
-def test_a_pipeline_says_nothing(count: int, schedule: str | None, stages: list[Callable]) -> None:
+def test_pipelining_is_silent_of_a_pipeline(count: int, schedule: str | None, stages: list[Callable]) -> None:
     fun = over(lambda x: stages[1](stages[0](x)).sum(), count)
     assert warnings_of(pw.program(fun, schedule=schedule)) == []

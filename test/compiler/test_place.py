@@ -1,4 +1,4 @@
-"""Arguments that stay where calls want them, and what a program says of its arguments and results."""
+"""Placement of arguments before calls, and the shardings and types that programs report."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_place_puts_arguments_where_calls_read_them(evaluate: pw.Program) -> Non
         assert jax.tree.all(jax.tree.map(np.array_equal, got, wanted))
 
 
-def test_a_program_places_all_arguments_of_a_call(evaluate: pw.Program) -> None:
+def test_place_of_a_program_puts_all_arguments(evaluate: pw.Program) -> None:
     weights, batch = evaluate.place(WEIGHTS, BATCH)
     compiled = evaluate.lower(WEIGHTS, BATCH).compile()
     (w, x), _ = compiled.input_shardings
     assert [a.sharding for a in (*weights, batch)] == [*w, x]
 
 
-def test_place_leaves_static_arguments_alone_and_keeps_what_is_donated(slices: list[pw.VirtualSlice]) -> None:
+def test_place_skips_static_arguments_and_copies_donated_ones(slices: list[pw.VirtualSlice]) -> None:
     step = pw.program(
         lambda w, kind, x: pw.jit(lambda w, x: w + x, devices=slices[1])(w, x),
         static_argnums=1,
@@ -65,7 +65,7 @@ def test_place_leaves_static_arguments_alone_and_keeps_what_is_donated(slices: l
     assert mine.tolist() == [1.0] * 4  # A copy was donated.
 
 
-def test_place_refuses_what_no_call_would_take(evaluate: pw.Program) -> None:
+def test_place_refuses_arguments_that_calls_refuse(evaluate: pw.Program) -> None:
     compiled = evaluate.lower(WEIGHTS, BATCH).compile()
     with pytest.raises(TypeError, match=r"compiled for weights\[1\] of type float32\[512,512\], got int32"):
         compiled.place([WEIGHTS[0], np.ones((WIDTH, WIDTH), np.int32)])
@@ -75,7 +75,7 @@ def test_place_refuses_what_no_call_would_take(evaluate: pw.Program) -> None:
         compiled.place(WEIGHTS, BATCH, BATCH)
 
 
-def test_shardings_and_types_of_results(evaluate: pw.Program) -> None:
+def test_compiled_reports_shardings_and_types_of_results(evaluate: pw.Program) -> None:
     compiled = evaluate.lower(WEIGHTS, BATCH).compile()
     results = compiled(WEIGHTS, BATCH)
     assert jax.tree.map(lambda a: a.sharding, results) == compiled.output_shardings
@@ -84,7 +84,7 @@ def test_shardings_and_types_of_results(evaluate: pw.Program) -> None:
     assert [a.shape for a in compiled.in_avals] == [a.shape for a in (*WEIGHTS, BATCH)]
 
 
-def test_eval_shape_of_a_program(evaluate: pw.Program) -> None:
+def test_program_under_eval_shape(evaluate: pw.Program) -> None:
     types = jax.eval_shape(evaluate, WEIGHTS, BATCH)
     wanted = jax.tree.map(jax.typeof, evaluate(WEIGHTS, BATCH))
     assert jax.tree.map(lambda t: (t.shape, t.dtype), types) == jax.tree.map(
@@ -93,13 +93,13 @@ def test_eval_shape_of_a_program(evaluate: pw.Program) -> None:
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
-def test_other_transformations_of_a_program_are_refused(transform, slices: list[pw.VirtualSlice]) -> None:
+def test_program_refuses_other_transformations(transform, slices: list[pw.VirtualSlice]) -> None:
     program = pw.program(pw.jit(lambda x: x * 2, devices=slices[1]))
     with pytest.raises(TypeError, match="cannot be called under"):
         transform(program)(jnp.ones(3))
 
 
-def test_warns_once_of_a_large_argument_that_every_call_sends(evaluate: pw.Program) -> None:
+def test_program_warns_once_of_a_large_argument_that_every_call_sends(evaluate: pw.Program) -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(5):
@@ -111,7 +111,7 @@ def test_warns_once_of_a_large_argument_that_every_call_sends(evaluate: pw.Progr
     assert all(w.filename == __file__ for w in seen)
 
 
-def test_does_not_warn_of_new_batches_or_of_what_is_placed(evaluate: pw.Program) -> None:
+def test_program_does_not_warn_of_new_batches_or_placed_arrays(evaluate: pw.Program) -> None:
     large = [np.ones((WIDTH, WIDTH), np.float32) for _ in range(4)]
     with warnings.catch_warnings():
         warnings.simplefilter("error", pw.PathwaysWarning)

@@ -1,4 +1,4 @@
-"""Batches are on their slices before the step asks for them; what goes wrong with the input is said once."""
+"""Prefetch of batches to their slices, and errors of the input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = {"x": np.ones((4, 8), np.float32), "y": np.zeros(4, np.float32)}
 
 @pytest.fixture(scope="module")
 def step() -> pw.Program:
-    """Two slices: the inputs of a batch are read by the first, over its axis, the targets by the second."""
+    """Returns a program of two slices: the first reads inputs, over its axis, the second targets."""
     devices = pw.make_virtual_device_set()
     first, second = devices.add_slice((2,), ("data",)), devices.add_slice((1,), ("x",))
     front = pw.jit(lambda w, x: x @ w, devices=first, in_shardings=(P(), P("data")))
@@ -39,7 +39,7 @@ def compiled(step: pw.Program) -> pw.Compiled:
 
 
 def numbered(count: int) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of their own numbers, all in the same memory, as loaders do that reuse it."""
+    """Yields batches of their own numbers, all in the same memory, as loaders do that reuse it."""
     x, y = np.empty((4, 8), np.float32), np.empty(4, np.float32)
     for n in range(count):
         x[:], y[:] = n, n
@@ -47,7 +47,7 @@ def numbered(count: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 class Counter:
-    """An input with positions, as iterators of Grain are."""
+    """Input with positions, as iterators of Grain are."""
 
     def __init__(self) -> None:
         self.number = -1
@@ -79,7 +79,7 @@ def threads() -> list[str]:
     ],
     ids=lambda batch: f"{batch.dtype}{list(batch.shape)}",
 )
-def test_arrays_of_all_kinds_are_copied(batch: np.ndarray) -> None:
+def test_prefetch_copies_arrays_of_all_kinds(batch: np.ndarray) -> None:
     slice = pw.make_virtual_device_set().add_slice((1,), ("x",))
     step = pw.program(lambda batch: pw.jit(lambda x: x, devices=slice)(batch)).lower(batch).compile()
     expected = batch.copy()
@@ -90,7 +90,7 @@ def test_arrays_of_all_kinds_are_copied(batch: np.ndarray) -> None:
     np.testing.assert_array_equal(np.asarray(placed), expected)
 
 
-def test_batches_are_where_the_step_wants_them(compiled: pw.Compiled) -> None:
+def test_prefetch_places_batches_as_the_step_reads_them(compiled: pw.Compiled) -> None:
     (_, wanted), _ = compiled.input_shardings
     with pw.prefetch(numbered(5), compiled, "batch") as batches:
         seen = list(batches)
@@ -100,14 +100,14 @@ def test_batches_are_where_the_step_wants_them(compiled: pw.Compiled) -> None:
     assert threads() == []
 
 
-def test_gives_the_results_of_the_batches_themselves(compiled: pw.Compiled) -> None:
+def test_prefetch_does_not_change_results(compiled: pw.Compiled) -> None:
     w = np.ones((8, 8), np.float32)
     with pw.prefetch(numbered(3), compiled, "batch", depth=1) as batches:
         ours = [float(compiled(w, batch)) for batch in batches]
     assert ours == [float(compiled(w, batch)) for batch in numbered(3)]
 
 
-def test_a_program_takes_batches_as_they_are_until_it_is_compiled(step: pw.Program) -> None:
+def test_prefetch_yields_batches_unchanged_until_the_program_is_compiled(step: pw.Program) -> None:
     fresh = step.with_options()
     w = np.ones((8, 8), np.float32)
     with pw.prefetch(Counter(), fresh, "batch", depth=1) as batches:
@@ -117,7 +117,7 @@ def test_a_program_takes_batches_as_they_are_until_it_is_compiled(step: pw.Progr
         assert len(next(batches)["x"].sharding.device_set) == 2
 
 
-def test_reads_no_more_than_depth_ahead_and_no_more_than_count(compiled: pw.Compiled) -> None:
+def test_prefetch_reads_at_most_depth_ahead_and_count_in_all(compiled: pw.Compiled) -> None:
     counter = Counter()
     with pw.prefetch(counter, compiled, "batch", depth=2, count=4) as batches:
         next(batches)
@@ -126,7 +126,7 @@ def test_reads_no_more_than_depth_ahead_and_no_more_than_count(compiled: pw.Comp
     assert counter.number == 3
 
 
-def test_the_position_is_that_behind_the_last_batch_handed_out(compiled: pw.Compiled) -> None:
+def test_prefetch_has_the_position_after_the_last_batch(compiled: pw.Compiled) -> None:
     with pw.prefetch(Counter(), compiled, "batch", depth=3) as batches:
         assert batches.get_state() == {"number": -1}
         for n in range(3):
@@ -139,7 +139,7 @@ def test_the_position_is_that_behind_the_last_batch_handed_out(compiled: pw.Comp
         batches.get_state()
 
 
-def test_an_error_of_the_input_comes_behind_the_batches_before_it(compiled: pw.Compiled) -> None:
+def test_prefetch_raises_an_error_of_the_input_after_earlier_batches(compiled: pw.Compiled) -> None:
     def broken() -> Iterator[dict[str, np.ndarray]]:
         yield from numbered(2)
         raise OSError("no such shard: 7")
@@ -154,13 +154,13 @@ def test_an_error_of_the_input_comes_behind_the_batches_before_it(compiled: pw.C
     assert threads() == []
 
 
-def test_an_input_that_ends_early_is_an_error_where_a_count_is_asked_for(compiled: pw.Compiled) -> None:
+def test_prefetch_refuses_an_input_shorter_than_count(compiled: pw.Compiled) -> None:
     batches = pw.prefetch(numbered(3), compiled, "batch", count=10)
     with pytest.raises(ValueError, match="the input ended after 3 of 10 batches"):
         list(batches)
 
 
-def test_a_batch_of_another_type_is_refused(compiled: pw.Compiled) -> None:
+def test_prefetch_refuses_a_batch_of_another_type(compiled: pw.Compiled) -> None:
     odd = {**BATCH, "y": np.zeros(3, np.float32)}
     with pytest.raises(TypeError, match=r"compiled for batch\['y'\] of type float32\[4\], got float32\[3\]"):
         next(pw.prefetch([odd], compiled, "batch"))
@@ -168,7 +168,7 @@ def test_a_batch_of_another_type_is_refused(compiled: pw.Compiled) -> None:
         next(pw.prefetch([BATCH["x"]], compiled, "batch"))
 
 
-def test_refuses_what_it_cannot_do(compiled: pw.Compiled) -> None:
+def test_prefetch_refuses_wrong_options(compiled: pw.Compiled) -> None:
     with pytest.raises(ValueError, match="program 'step' has no argument 'data', only w, batch"):
         pw.prefetch([], compiled, "data")
     with pytest.raises(TypeError, match="depth must be a whole number, got '2'"):
@@ -182,7 +182,7 @@ def test_refuses_what_it_cannot_do(compiled: pw.Compiled) -> None:
     assert threads() == []
 
 
-def test_a_slow_input_is_named_while_a_step_waits(compiled: pw.Compiled, caplog) -> None:
+def test_prefetch_names_a_slow_input(compiled: pw.Compiled, caplog) -> None:
     go_on = threading.Event()
 
     def slow() -> Iterator[dict[str, np.ndarray]]:
@@ -206,7 +206,7 @@ def test_a_slow_input_is_named_while_a_step_waits(compiled: pw.Compiled, caplog)
 
 
 @pytest.mark.parametrize("how", ["close", "forget", "stop in the middle"])
-def test_leaves_no_thread(compiled: pw.Compiled, how: str) -> None:
+def test_prefetch_leaves_no_thread(compiled: pw.Compiled, how: str) -> None:
     batches = pw.prefetch(Counter(), compiled, "batch")
     if how == "stop in the middle":
         for _ in batches:

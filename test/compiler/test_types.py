@@ -1,4 +1,4 @@
-"""What a type checker knows of programs: the parameters and results of the function that was made one."""
+"""Types of programs for a type checker: parameters and results of their functions."""
 
 from __future__ import annotations
 

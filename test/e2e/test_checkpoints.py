@@ -1,4 +1,4 @@
-"""What was saved comes back to the last bit, wherever it is wanted, also after a process was killed."""
+"""Checkpoints are restored to the same bits, on any slices, also after a process was killed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import preloaded
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from models import apply, place_on
 
 import pathways as pw
 
@@ -27,7 +28,7 @@ OPTIMIZER = optax.adamw(1e-2)
 
 
 def make_programs(stages: int, shape: int) -> tuple[pw.Program, pw.Program]:
-    """Programs that make the state of a model of four layers, and train it, over so many slices."""
+    """Returns programs that initialize and train a model of four layers over `stages` slices."""
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((shape,), ("x",)) for _ in range(stages)]
     places = [slices[n * stages // LAYERS] for n in range(LAYERS)]
@@ -35,10 +36,8 @@ def make_programs(stages: int, shape: int) -> tuple[pw.Program, pw.Program]:
     def born(key):
         return jax.random.normal(key, (WIDTH, WIDTH)) / 4
 
-    makers = [pw.jit(born, devices=place, out_shardings=P("x")) for place in places]
-    layers = [
-        pw.jit(lambda w, x: jnp.tanh(x @ w), devices=place, in_shardings=(P("x"), None)) for place in places
-    ]
+    makers = place_on(places, born, out_shardings=P("x"))
+    layers = place_on(places, in_shardings=(P("x"), None))
 
     @pw.program
     def init(key):
@@ -52,9 +51,7 @@ def make_programs(stages: int, shape: int) -> tuple[pw.Program, pw.Program]:
 
         def loss(params):
             h = x + 0.1 * jax.random.normal(noise, x.shape)
-            for layer, w in zip(layers, params, strict=True):
-                h = layer(w, h)
-            return (h**2).mean()
+            return (apply(layers, params, h) ** 2).mean()
 
         value, grads = jax.value_and_grad(loss)(state["params"])
         updates, moments = OPTIMIZER.update(grads, state["moments"], state["params"])
@@ -74,7 +71,7 @@ def programs() -> tuple[pw.Program, pw.Program]:
 
 
 def plain(tree: Any) -> Any:
-    """A tree as arrays of NumPy, keys as their data."""
+    """Returns a tree of arrays of NumPy, with the data of keys."""
     return jax.tree.map(
         lambda a: np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a),
         tree,
@@ -85,13 +82,13 @@ def assert_same(ours: Any, theirs: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, plain(ours), plain(theirs))
 
 
-def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(programs, tmp_path: Path) -> None:
+def test_checkpoint_continues_a_run_with_the_same_bits(programs, tmp_path: Path) -> None:
     init, step = programs
     state = init(jax.random.key(0))
     losses = []
     for n in range(6):
         if n == 3:
-            pw.checkpoint.save(tmp_path, state, n)  # The next step takes the arrays over at once.
+            pw.checkpoint.save(tmp_path, state, n)  # The next step donates the arrays at once.
         state, loss = step(state, X)
         losses.append(float(loss))
 
@@ -106,7 +103,7 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(programs, tmp_path: Pat
     assert_same(again, state)
 
 
-def test_comes_back_onto_other_meshes_and_other_stages(programs, tmp_path: Path) -> None:
+def test_checkpoint_is_restored_to_other_meshes_and_stages(programs, tmp_path: Path) -> None:
     state = programs[0](jax.random.key(0))
     pw.checkpoint.save(tmp_path, state, 1)
     for stages, shape in ((4, 1), (1, 4)):
@@ -118,7 +115,7 @@ def test_comes_back_onto_other_meshes_and_other_stages(programs, tmp_path: Path)
         assert_same(moved, state)
 
 
-def test_leaves_of_all_kinds_come_back_as_they_were(tmp_path: Path) -> None:
+def test_checkpoint_keeps_leaves_of_all_kinds(tmp_path: Path) -> None:
     state = {
         "bf16": jnp.arange(4, dtype=jnp.bfloat16),
         "keys": jax.random.split(jax.random.key(1), 3),
@@ -143,7 +140,7 @@ def test_leaves_of_all_kinds_come_back_as_they_were(tmp_path: Path) -> None:
     assert isinstance(pw.checkpoint.restore(tmp_path, without)["bf16"], np.ndarray)
 
 
-def test_orbax_reads_what_we_write_and_we_read_what_it_writes(programs, tmp_path: Path) -> None:
+def test_checkpoint_is_exchanged_with_orbax(programs, tmp_path: Path) -> None:
     import orbax.checkpoint as v0
 
     params = programs[0](jax.random.key(0))["params"]
@@ -170,7 +167,7 @@ def test_orbax_reads_what_we_write_and_we_read_what_it_writes(programs, tmp_path
         assert_same(back, params)
 
 
-def test_the_position_of_the_last_batch_is_saved_as_grain_does(programs, tmp_path: Path) -> None:
+def test_checkpoint_has_the_position_of_the_input_as_by_grain(programs, tmp_path: Path) -> None:
     grain = pytest.importorskip("grain", reason="grain is not installed")
     init, step = programs
     state = init(jax.random.key(0))
@@ -198,7 +195,7 @@ def test_the_position_of_the_last_batch_is_saved_as_grain_does(programs, tmp_pat
             assert [np.array_equal(next(again), w) for w in wanted[3:]] == [True] * 3
 
 
-def test_keeps_the_last_checkpoints(tmp_path: Path) -> None:
+def test_checkpoint_save_keeps_the_last_ones(tmp_path: Path) -> None:
     (tmp_path / "1.removed").mkdir()
     for step in range(1, 6):
         pw.checkpoint.save(tmp_path, {"a": np.arange(step)}, step, keep=2)
@@ -212,7 +209,7 @@ def test_keeps_the_last_checkpoints(tmp_path: Path) -> None:
         pw.checkpoint.save(tmp_path, {"a": 1}, 6, keep=0)
 
 
-def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
+def test_checkpoint_save_refuses_other_leaves(tmp_path: Path) -> None:
     def refused(kind: type[Exception], message: str, state: Any, step: int = 1, **options: Any) -> None:
         with pytest.raises(kind, match=message):
             pw.checkpoint.save(tmp_path, state, step, **options)
@@ -237,7 +234,7 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     refused(FileExistsError, "there is a checkpoint of step 1 already", {"n": 1})
 
 
-def test_what_is_not_like_the_checkpoint_is_named(tmp_path: Path) -> None:
+def test_checkpoint_restore_refuses_another_structure(tmp_path: Path) -> None:
     state = {"w": jnp.ones((2, 3)), "moments": OPTIMIZER.init({"w": jnp.ones((2, 3))})}
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
         pw.checkpoint.restore(tmp_path, state)
@@ -278,13 +275,13 @@ class Position:
         raise AssertionError
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
+def test_checkpoint_save_refuses_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(FileExistsError, match="file"):
         pw.checkpoint.save(tmp_path / "file", {"n": 1}, 1)
     with pytest.raises(NotADirectoryError, match="file"):
         pw.checkpoint.save(tmp_path / "file" / "runs", {"n": 1}, 1)
-    # There nobody may make any.
+    # No folder can be created there.
     with pytest.raises(OSError, match="/proc/"):
         pw.checkpoint.save("/proc/self/runs", {"n": 1}, 1)
     with pytest.raises(OSError, match="File name too long"):
@@ -302,7 +299,7 @@ except ImportError as error:
 """
 
 
-def test_says_what_to_install_where_orbax_is_missing() -> None:
+def test_checkpoint_names_the_package_to_install() -> None:
     done = preloaded.run("-c", WITHOUT)
     assert done.stdout == "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]\n"
 
@@ -320,14 +317,14 @@ for step in range(pw.checkpoint.latest(path) or 0, steps):
 
 
 def saved(folder: Path, step: int) -> int:
-    """The number that a checkpoint holds, of which all is there."""
+    """Returns the number in a checkpoint, after a check that the checkpoint is complete."""
     back = pw.checkpoint.restore(folder, {"w": np.zeros((256, 1024), np.float32), "n": 0}, step=step)
     assert (back["w"] == back["n"]).all()
     return back["n"]
 
 
-def test_a_process_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
-    for _ in range(3):
+def test_checkpoint_survives_a_killed_process(tmp_path: Path) -> None:
+    for _ in range(2):
         command = [sys.executable, "-W", "ignore", "-c", SAVES, str(tmp_path), "100000"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             started = int(process.stdout.readline())
@@ -340,7 +337,7 @@ def test_a_process_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
         assert last is None or saved(tmp_path, last) == last
 
 
-def test_the_end_of_a_program_waits_for_its_save(tmp_path: Path) -> None:
+def test_checkpoint_is_saved_before_the_process_exits(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", SAVES, str(tmp_path), "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1\n2\n", "")
