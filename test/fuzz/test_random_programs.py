@@ -1,4 +1,4 @@
-"""Some programs of every run of the tests; that each is always the same, and that failures are told apart."""
+"""Sample of the programs of `make fuzz`, and tests of the harness: repeatable cases and kinds of failures."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import preloaded
 
 FUZZ = Path(__file__).parent
-PROGRAMS, ON_HOSTS, TRAINED, SCHEDULES = 24, 12, 10, 150
+PROGRAMS, ON_HOSTS, TRAINED, SCHEDULES = 12, 6, 6, 60
 
 
 def run(name: str, *flags: str) -> str:
-    """What a harness prints; it forks, which JAX in the process of the tests forbids."""
+    """Returns the output of a harness, which forks: JAX in the process of the tests forbids that."""
     done = preloaded.run(FUZZ / name, *flags, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def in_a_process(script: str, tmp_path: Path) -> Any:
-    """What a script leaves in `result`."""
+    """Returns the value of `result` after a script."""
     path = tmp_path / "script.py"
     path.write_text(
         f"import json, sys\nsys.path.insert(0, {str(FUZZ)!r})\n{script}\nprint(json.dumps(result))\n"
@@ -30,7 +30,7 @@ def in_a_process(script: str, tmp_path: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_programs_give_what_jit_gives(tmp_path: Path):
+def test_random_programs_equal_jit(tmp_path: Path):
     printed = run(
         "random_programs.py",
         *("--count", str(PROGRAMS), "--jobs", "2", "--keep", str(tmp_path), "--no-reduce"),
@@ -38,7 +38,7 @@ def test_programs_give_what_jit_gives(tmp_path: Path):
     assert f"{PROGRAMS} programs" in printed
 
 
-def test_programs_give_on_two_hosts_what_jit_gives(tmp_path: Path):
+def test_random_programs_on_two_hosts_equal_jit(tmp_path: Path):
     printed = run(
         "random_programs.py",
         *("--hosts", "2", "--count", str(ON_HOSTS), "--jobs", "1", "--keep", str(tmp_path), "--no-reduce"),
@@ -46,7 +46,7 @@ def test_programs_give_on_two_hosts_what_jit_gives(tmp_path: Path):
     assert f"{ON_HOSTS} programs" in printed
 
 
-def test_steps_of_training_on_replicas_give_what_jit_gives(tmp_path: Path):
+def test_random_training_on_replicas_equals_jit(tmp_path: Path):
     printed = run(
         "random_programs.py",
         *("--training", "--count", str(TRAINED), "--jobs", "2", "--keep", str(tmp_path), "--no-reduce"),
@@ -54,12 +54,12 @@ def test_steps_of_training_on_replicas_give_what_jit_gives(tmp_path: Path):
     assert f"{TRAINED} programs" in printed
 
 
-def test_schedule_files_are_taken_if_they_can_be_run(tmp_path: Path):
+def test_random_schedules_are_accepted_if_they_can_run(tmp_path: Path):
     printed = run("random_schedules.py", "--count", str(SCHEDULES), "--jobs", "2", "--keep", str(tmp_path))
     assert f"{SCHEDULES} schedules" in printed
 
 
-def test_a_program_depends_on_its_number_alone_and_can_be_kept(tmp_path: Path):
+def test_random_programs_depend_on_their_numbers_alone(tmp_path: Path):
     script = """
 from random_sketches import random_sketch
 from random_training import random_training
@@ -74,7 +74,7 @@ result = [to_json(sketch) for sketch in sketches]
     assert len(set(first)) == 50
 
 
-def test_every_way_to_fail_has_its_verdict_and_is_made_small(tmp_path: Path):
+def test_random_programs_have_verdicts_and_are_reduced(tmp_path: Path):
     script = """
 import faulthandler, os
 import random_programs, sketched, verdicts
@@ -122,8 +122,8 @@ result += [small.slices, len(small.inputs), len(small.pieces), small.threads]
     assert in_a_process(script, tmp_path) == [*kinds, [[1], [1]], 1, 1, 1]
 
 
-def test_steps_of_training_that_fail_are_made_small(tmp_path: Path):
-    """An update that is other without `zero1`, or on replicas at all, and the only one left behind."""
+def test_random_training_is_reduced(tmp_path: Path):
+    """One update differs without `zero1`, or on replicas at all, and is the only one left."""
     script = """
 import random_programs, sketched, updates
 from sketches import Apply, Input, MicrobatchLoop, Piece, Sketch, Training, Update
@@ -165,7 +165,7 @@ result.append([[each.op for each in small.training.updates], len(small.inputs), 
     assert in_a_process(script, tmp_path) == [ok, bits, other, [["bits"], 2, 1]]
 
 
-def test_a_worker_that_dies_or_stays_is_a_failure_of_its_program(tmp_path: Path):
+def test_random_programs_fail_with_a_worker_that_dies_or_stays(tmp_path: Path):
     script = """
 import os, signal, subprocess, sys
 import random_programs, sketched
@@ -202,7 +202,7 @@ result = [verdicts[n].kind for n in range(3)]
     assert in_a_process(script, tmp_path) == ["traceback", "ok", "left"]
 
 
-def test_what_differs_in_one_of_the_calls_of_a_compiled_program_is_wrong(tmp_path: Path):
+def test_random_programs_are_wrong_if_any_call_differs(tmp_path: Path):
     script = """
 import random_programs, sketched, verdicts
 from sketches import Apply, Input, Piece, Sketch
@@ -223,8 +223,8 @@ result = random_programs.verdict_of(sketch).kind
     assert in_a_process(script, tmp_path) == "wrong"
 
 
-def test_what_is_not_placed_is_not_a_function_of_its_own_to_jit_either(tmp_path: Path):
-    """JAX finds that the tangent of what `jax.jit` around a reference returns is zero, and only then."""
+def test_random_programs_inline_unplaced_functions_for_jit(tmp_path: Path):
+    """JAX finds a zero tangent for results of `jax.jit` around a reference, and only for those."""
     script = """
 import random_programs
 from sketches import Apply, Input, Piece, Sketch
@@ -237,8 +237,8 @@ result = random_programs.verdict_of(Sketch(((1,),), inputs, (written, looped), (
     assert in_a_process(script, tmp_path) == "both refuse"
 
 
-def test_constraints_are_not_nothing_to_jit_either(tmp_path: Path):
-    """JAX would see that a loop over nothing at all changes nothing, and take its gradient."""
+def test_random_programs_keep_constraints_for_jit(tmp_path: Path):
+    """Without a constraint JAX would find that a loop changes nothing, and differentiate it."""
     script = """
 import random_programs
 from sketches import Apply, Input, Piece, Sketch
