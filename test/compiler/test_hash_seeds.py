@@ -1,4 +1,4 @@
-"""Equal programs give equal bytes, whatever seed Python hashes strings with."""
+"""Forms, bundles and errors are the same bytes for all seeds of the hashes of strings."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def slices() -> list[pw.VirtualSlice]:
 
 @pytest.fixture
 def evaluate(slices: list[pw.VirtualSlice]) -> pw.Program:
-    """Two weights, one on each slice, and a batch that both read."""
+    """Returns a program of two weights, one on each slice, and a batch that both read."""
     first = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=slices[0], in_shardings=(P("data"), None))
     second = pw.jit(lambda w, x, h: {"loss": (h @ w + x).sum(), "h": h}, devices=slices[1])
     return pw.program(lambda weights, x: second(weights[1], x, first(weights[0], x)))

@@ -29,7 +29,7 @@ def back(w: jax.Array, h: jax.Array) -> jax.Array:
 
 
 def decode(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """A loop that counts, with caches that are written row by row and read as a whole."""
+    """Loop that counts, with caches that are written row by row and read as a whole."""
 
     def token(i: Any, state: Any) -> Any:
         h, cache, other = state
@@ -43,7 +43,7 @@ def decode(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 
 def rollout(f: Fun, g: Fun, w: Any, x: Any, xs: Any, reverse: bool = False) -> Any:
-    """A scan with rows to read, rows to fill, a counter that is returned, and rows that are all alike."""
+    """Scan with rows to read, rows to fill, a counter that is returned, and equal rows."""
 
     def body(state: Any, row: Any) -> Any:
         h, n = state
@@ -101,14 +101,14 @@ def unread(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 
 def down(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """A while loop whose end can be counted: from 5 down to -7, by 3."""
+    """While loop with a known trip count: from 5 down to -7, by 3."""
     return jax.lax.while_loop(
         lambda s: s[0] > -7, lambda s: (s[0] - 3, g(w[1], f(w[0], s[1])) * s[0]), (5, x)
     )
 
 
 def nested(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """An inner loop over both slices, and one that stays on a slice."""
+    """Inner loop over both slices, and one that stays on a slice."""
 
     def outer(h: Any, row: Any) -> Any:
         def inner(h: Any, k: Any) -> Any:

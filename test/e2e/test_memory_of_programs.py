@@ -82,7 +82,7 @@ def check(program: pw.Program, *args: Any) -> pw.Compiled:
 
 
 def pipeline(stages: int, schedule: str, shape: tuple[int, ...] = (1,)) -> pw.Program:
-    """A train step of a chain of layers, one on each slice, with a batch of four microbatches."""
+    """Returns a training step of a chain of layers, one on each slice, with four microbatches."""
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice(shape, ("data", "model")[: len(shape)]) for _ in range(stages)]
     spec = P("data", "model") if len(shape) > 1 else P("data")

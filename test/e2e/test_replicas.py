@@ -48,7 +48,7 @@ def inputs(count: int) -> tuple[list[Any], Any]:
 
 
 def exchanged_bytes(plan: Plan) -> int:
-    """The bytes that replicas send to each other."""
+    """Returns the bytes that replicas send to each other."""
 
     def original(name: str) -> str:
         return name.partition("_r")[0]

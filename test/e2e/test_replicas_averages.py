@@ -21,7 +21,7 @@ Layer = Callable[..., Any]
 
 
 def normalized_layer(w: jax.Array, stats: dict[str, jax.Array], x: jax.Array) -> tuple[jax.Array, Any]:
-    """A dense layer with a batch norm: its statistics are those of the microbatch, its averages go on."""
+    """Applies a dense layer with a batch norm, and updates its averages by a microbatch."""
     h = x @ w
     mean, var = h.mean(0), h.var(0)
     new = {
@@ -95,9 +95,9 @@ def test_averages_keep_no_replica_waiting() -> None:
     """A step takes as long as the pipeline of one replica with its own microbatches."""
     replicas = 4
     lowered = pw.program(step_of(placed(replicas)), schedule="1f1b").lower(*inputs())
-    said = [r.message for r in lowered.remarks if "replica before" in r.message]
-    assert len(said) == 6
-    assert all("nothing waits for the replica before" in message for message in said)
+    remarks = [r.message for r in lowered.remarks if "replica before" in r.message]
+    assert len(remarks) == 6
+    assert all("nothing waits for the replica before" in message for message in remarks)
     timeline = lowered.compile().timeline({"kinds": {"fwd": "1ms", "bwd": "2ms"}})
     assert timeline.step_time == pytest.approx((MICROBATCHES // replicas + 1) * 3e-3)
 

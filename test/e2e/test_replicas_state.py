@@ -23,7 +23,7 @@ def placed(replicas: int, shape: tuple[int, ...] = (1,), **options: Any) -> list
 
 
 def step_of(layers: list[Callable[..., Any]], loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of training; its loss is of the layers, the parameters, a microbatch and the state."""
+    """Returns a training step for a loss of layers, parameters, a microbatch and the state."""
 
     def step(params: list[jax.Array], state: Any, x: jax.Array) -> Any:
         def of_microbatch(params: list[jax.Array], state: Any, x: jax.Array) -> Any:
