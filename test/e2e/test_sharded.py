@@ -1,4 +1,4 @@
-"""Slices of several devices: where arrays lie, that they hold what `jax.jit` computes, what is refused."""
+"""Arrays on slices of several devices: their shardings, their values, those of `jax.jit`, and errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import numpy as np
 import optax
 import preloaded
 import pytest
+from check import assert_close, assert_equal
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from models import layer
 
 import pathways as pw
 
@@ -41,29 +43,14 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def layer(w: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.tanh(x @ w)
-
-
 def on_one_device(fun: Fun, *args: Any) -> Any:
-    """What `jax.jit` computes on a single device, which has the axes of every mesh."""
+    """Returns the results of `jax.jit` on a single device, which has the axes of every mesh."""
     mesh = jax.make_mesh((1, 1), AXES, (AxisType.Auto,) * 2, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         return jax.jit(fun)(*args)
 
 
-def assert_agree(got: Any, wanted: Any, tolerance: float = 1e-6) -> None:
-    """Every shard of every array holds, relative to its norm, its part of what is wanted."""
-    assert jax.tree.structure(got) == jax.tree.structure(wanted)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        whole = np.asarray(b)
-        for shard in a.addressable_shards:
-            error = np.linalg.norm(np.asarray(shard.data) - whole[shard.index])
-            assert error <= tolerance * np.linalg.norm(whole)
-
-
-def assert_lies(array: jax.Array, spec: P, virtual: pw.VirtualSlice) -> None:
+def assert_sharding(array: jax.Array, spec: P, virtual: pw.VirtualSlice) -> None:
     """An array has the sharding that one expects, over a mesh with the shape and axes of a slice."""
     assert isinstance(array.sharding, NamedSharding)
     mesh = array.sharding.mesh
@@ -75,7 +62,7 @@ def assert_lies(array: jax.Array, spec: P, virtual: pw.VirtualSlice) -> None:
 # The paper's Figure 2.
 
 
-def test_figure2_on_slices_of_two_devices():
+def test_sharded_figure2_of_paper():
     on_a, on_b, on_c = slices((2,), (2,), (2,))
     a = pw.jit(lambda x: x * 2, devices=on_a, in_shardings=P("data"))
     b = pw.jit(lambda x: x + 1, devices=on_b)
@@ -91,8 +78,8 @@ def test_figure2_on_slices_of_two_devices():
     y, z = f(jnp.array([1.0, 2.0]))
     np.testing.assert_array_equal(y, [3, 5])
     np.testing.assert_array_equal(z, [2, 4])
-    assert_lies(y, P("data"), on_b)
-    assert_lies(z, P("data"), on_a)
+    assert_sharding(y, P("data"), on_b)
+    assert_sharding(z, P("data"), on_a)
     assert [shard.data.tolist() for shard in y.addressable_shards] == [[3.0], [5.0]]
     assert not y.devices() & z.devices()
     # Equal shards on equal meshes: copies are all that a move takes.
@@ -103,7 +90,7 @@ def test_figure2_on_slices_of_two_devices():
 # Shardings reach what they are not given for.
 
 
-def test_a_sharding_of_a_parameter_reaches_its_gradient_optimizer_state_and_activations():
+def test_sharded_parameter_passes_sharding_to_gradient_state_and_activations():
     s0, s1 = slices((2, 2), (2, 2))
     optimizer = optax.adam(1e-2)
 
@@ -127,30 +114,26 @@ def test_a_sharding_of_a_parameter_reaches_its_gradient_optimizer_state_and_acti
         in_shardings=({"w0": P(None, "model"), "w1": P("model")}, None, P("data")),
     )
     got = step(*arguments)
-    assert_agree(got, on_one_device(build(layer, layer), *arguments))
+    assert_close(got, on_one_device(build(layer, layer), *arguments))
     new, (adam, _), gradients, h, y, value = got
     for tree in (new, adam.mu, adam.nu, gradients):
-        assert_lies(tree["w0"], P(None, "model"), s0)
-        assert_lies(tree["w1"], P("model"), s1)
-    assert_lies(h, P("data", "model"), s0)
-    assert_lies(y, P("data"), s1)
-    assert_lies(value, P(), s1)
+        assert_sharding(tree["w0"], P(None, "model"), s0)
+        assert_sharding(tree["w1"], P("model"), s1)
+    assert_sharding(h, P("data", "model"), s0)
+    assert_sharding(y, P("data"), s1)
+    assert_sharding(value, P(), s1)
 
 
 UNEQUAL = [
     ((2, 2), (4,)),
-    ((4,), (2, 2)),
-    ((4,), (2,)),
     ((2,), (4,)),
-    ((3,), (2,)),
-    ((2,), (3,)),
-    ((2, 2), (1,)),
     ((3,), (2, 2)),
+    ((2, 2), (1,)),
 ]
 
 
 def loss_between(first: Fun, second: Fun) -> Fun:
-    """The loss of two layers, the results of both and all gradients."""
+    """Returns a function: the loss of two layers, the results of both and all gradients."""
 
     def f(w0, w1, x):
         def loss(w0, w1, x):
@@ -164,102 +147,100 @@ def loss_between(first: Fun, second: Fun) -> Fun:
 
 
 @pytest.mark.parametrize(("front", "back"), UNEQUAL)
-def test_the_data_axis_goes_on_to_a_stage_of_another_shape(front, back):
+def test_sharded_data_axis_reaches_stage_of_other_shape(front, back):
     s0, s1 = slices(front, back)
     first = pw.jit(layer, devices=s0, in_shardings=(None, P("data")))
     (value, (h, y)), gradients = pw.program(loss_between(first, pw.jit(layer, devices=s1)))(W0, W1, X)
     wanted = on_one_device(loss_between(layer, layer), W0, W1, X)
-    assert_agree(((value, (h, y)), gradients), wanted)
-    assert_lies(h, P("data"), s0)
-    assert_lies(y, P("data"), s1) if s1.size > 1 else assert_lies(y, P(), s1)
-    assert_lies(gradients[2], P("data"), s0)
+    assert_close(((value, (h, y)), gradients), wanted)
+    assert_sharding(h, P("data"), s0)
+    assert_sharding(y, P("data"), s1) if s1.size > 1 else assert_sharding(y, P(), s1)
+    assert_sharding(gradients[2], P("data"), s0)
 
 
-def test_from_one_device_to_four():
+def test_sharded_from_one_device_to_four():
     s0, s1 = slices((1,), (2, 2))
     second = pw.jit(layer, devices=s1, in_shardings=(P(None, "model"), P("data")))
     (value, (h, y)), gradients = pw.program(loss_between(pw.jit(layer, devices=s0), second))(W0, W1, X)
     wanted = on_one_device(loss_between(layer, layer), W0, W1, X)
-    assert_agree(((value, (h, y)), gradients), wanted)
-    assert_lies(h, P(), s0)
-    assert_lies(y, P("data", "model"), s1)
+    assert_close(((value, (h, y)), gradients), wanted)
+    assert_sharding(h, P(), s0)
+    assert_sharding(y, P("data", "model"), s1)
 
 
-def test_a_dimension_that_the_next_slice_does_not_divide_is_replicated():
+def test_sharded_dimension_that_next_slice_does_not_divide_is_replicated():
     s0, s1 = slices((3,), (2,))
     first = pw.jit(layer, devices=s0, in_shardings=(None, P("data")))
     x = array(9, 8)
     (value, (h, y)), gradients = pw.program(loss_between(first, pw.jit(layer, devices=s1)))(W0, W1, x)
-    assert_agree(((value, (h, y)), gradients), on_one_device(loss_between(layer, layer), W0, W1, x))
-    assert_lies(h, P("data"), s0)
-    assert_lies(y, P(), s1)
+    assert_close(((value, (h, y)), gradients), on_one_device(loss_between(layer, layer), W0, W1, x))
+    assert_sharding(h, P("data"), s0)
+    assert_sharding(y, P(), s1)
 
 
-@pytest.mark.parametrize(
-    ("front", "back"),
-    [
-        (lambda a: a[:6], lambda a: a + 1),
-        (lambda a: a[:2], lambda a: a + 1),
-        (lambda a: jnp.concatenate([a, a[:1]]), lambda a: a * a),
-        (lambda a: a.reshape(2, 4, 8), lambda a: a + 1),
-        (lambda a: a.reshape(-1)[:30], lambda a: a + 1),
-        (lambda a: jnp.convolve(a.sum(1), jnp.ones(3)), lambda a: a + 1),
-        (lambda a: jax.lax.with_sharding_constraint(a[:5], P("data")), lambda a: a + 1),
-        (lambda a: a[:0], lambda a: a + 1),
-    ],
-    ids=["slice", "short", "concatenate", "reshape", "flat", "nested", "constraint", "empty"],
-)
+INDIVISIBLE: dict[str, Fun] = {
+    "slice": lambda a: a[:6],
+    "short": lambda a: a[:2],
+    "concatenate": lambda a: jnp.concatenate([a, a[:1]]),
+    "reshape": lambda a: a.reshape(2, 4, 8),
+    "flat": lambda a: a.reshape(-1)[:30],
+    "nested": lambda a: jnp.convolve(a.sum(1), jnp.ones(3)),
+    "constraint": lambda a: jax.lax.with_sharding_constraint(a[:5], P("data")),
+    "empty": lambda a: a[:0],
+}
+
+
 @pytest.mark.parametrize("size", [2, 4])
-def test_results_that_do_not_divide_are_replicated_where_they_do_not(front, back, size):
+def test_sharded_results_that_do_not_divide(size):
     """JAX pads inside of a module; Shardy splits axes of the mesh. Between modules there is neither."""
-    placed, read = (
-        pw.jit(fun, devices=slice) for fun, slice in zip((front, back), slices((4,), (size,)), strict=True)
-    )
-    got = pw.program(lambda a: read(placed(a)), in_shardings=P("data"))(MATRIX)
-    assert_agree(got, on_one_device(lambda a: back(front(a)), MATRIX))
+    four, other = slices((4,), (size,))
+
+    def build(on_four: Any, on_other: Any) -> Fun:
+        pairs = [(on_four(fun), on_other(jnp.square)) for fun in INDIVISIBLE.values()]
+        return lambda a: [read(front(a)) for front, read in pairs]
+
+    step = pw.program(build(pw.jit(devices=four), pw.jit(devices=other)), in_shardings=P("data"))
+    got, wanted = step(MATRIX), on_one_device(build(jax.jit, jax.jit), MATRIX)
+    assert_close(dict(zip(INDIVISIBLE, got, strict=True)), dict(zip(INDIVISIBLE, wanted, strict=True)))
 
 
-@pytest.mark.parametrize("shapes", [((2,), (2,)), ((2,), (4,)), ((2,), (2, 2)), ((1,), (2,))])
 @pytest.mark.parametrize(
-    "combined",
+    ("shapes", "combined"),
     [
-        lambda first, second, x: (first(x), second(x), x + 1),
-        lambda first, second, x: (first(x), second(x), x[0] + 1),
-        lambda first, second, x: (first(x), second(x), x.sum()),
-        lambda first, second, x: (first(x), second(x + x[0]), x[0]),
-        lambda first, second, x: (first(x), second(x), x)[2],
-        lambda first, second, x: (first(x), second(x), x)[1:],
+        (((2,), (2,)), lambda first, second, x: (first(x), second(x), x + 1)),
+        (((2,), (4,)), lambda first, second, x: (first(x), second(x), x[0] + 1)),
+        (((2,), (2, 2)), lambda first, second, x: (first(x), second(x), x.sum())),
+        (((1,), (2,)), lambda first, second, x: (first(x), second(x + x[0]), x[0])),
+        (((2,), (4,)), lambda first, second, x: (first(x), second(x), x)[2]),
+        (((2,), (2, 2)), lambda first, second, x: (first(x), second(x), x)[1:]),
     ],
-    ids=["whole", "part", "sum", "both", "argument alone", "argument"],
+    ids=["whole", "row", "sum", "both", "argument alone", "argument"],
 )
-def test_a_mirrored_argument_that_one_slice_splits(shapes, combined):
-    """What is computed from it for the caller is mirrored, too, and lies on both as the caller gets it."""
+def test_sharded_argument_mirrored_and_split(shapes, combined):
+    """Values that the caller gets and that are computed from it alone are mirrored, too."""
     s0, s1 = slices(*shapes)
     first, second = pw.jit(double, devices=s0, in_shardings=P("data")), pw.jit(lambda x: x + 1, devices=s1)
     got = pw.program(lambda x: combined(first, second, x))(MATRIX[0])
-    assert_agree(got, on_one_device(lambda x: combined(double, lambda x: x + 1, x), MATRIX[0]))
+    assert_close(got, on_one_device(lambda x: combined(double, lambda x: x + 1, x), MATRIX[0]))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "bool", "complex64", "float8_e4m3fn"])
-def test_dtypes_cross_unequal_meshes(dtype):
+def test_sharded_dtypes_cross_unequal_meshes():
+    dtypes = ["bfloat16", "int8", "bool", "complex64", "float8_e4m3fn"]
     s0, s1 = slices((2, 2), (4,))
-    first = pw.jit(lambda x: x.T, devices=s0, in_shardings=P("data", "model"))
-    second = pw.jit(lambda x: x[::-1], devices=s1)
-    values = (10 * array(8, 8)).astype(jnp.dtype(dtype))
-    got = pw.program(lambda x: second(first(x)))(values)
-    np.testing.assert_array_equal(np.asarray(got), values.T[::-1])
+    first = pw.jit(lambda xs: jax.tree.map(jnp.transpose, xs), devices=s0, in_shardings=P("data", "model"))
+    second = pw.jit(lambda xs: jax.tree.map(jnp.flipud, xs), devices=s1)
+    values = [(10 * array(8, 8)).astype(jnp.dtype(dtype)) for dtype in dtypes]
+    got = pw.program(lambda xs: second(first(xs)))(values)
+    assert_equal(got, [x.T[::-1] for x in values])
 
 
-@pytest.mark.parametrize("where", ["one number", "an array", "inside a scan"])
-def test_complex_constants(where):
+def test_sharded_complex_constants():
+    """One number, an array, and both inside a scan."""
     s0, s1 = slices((2,), (1,))
-    table = (MATRIX + 1j * MATRIX.T).astype(np.complex64)
+    table = ((MATRIX + 1j * MATRIX.T) / 100).astype(np.complex64)
 
     def rotate(x):
-        if where == "one number":
-            return x * (1 + 2j)
-        if where == "an array":
-            return x @ table
+        x = (x * (1 + 2j)) @ table
         return jax.lax.scan(lambda c, row: (c * 1j + row, None), x, jnp.stack([table, table]))[0]
 
     def build(on_s0: Any, on_s1: Any) -> Fun:
@@ -267,10 +248,10 @@ def test_complex_constants(where):
         return lambda x: second(first(x) * (3 - 1j))
 
     got = pw.program(build(pw.jit(devices=s0), pw.jit(devices=s1)))(table)
-    assert_agree(got, jax.jit(build(jax.jit, jax.jit))(table))
+    assert_close(got, jax.jit(build(jax.jit, jax.jit))(table))
 
 
-def test_three_stages_of_three_shapes_and_back():
+def test_sharded_three_stages_of_three_shapes_and_back():
     s0, s1, s2 = slices((2, 2), (2,), (1,))
     a = pw.jit(double, devices=s0, in_shardings=P("data", "model"))
     b = pw.jit(lambda x: x + 1, devices=s1)
@@ -279,7 +260,7 @@ def test_three_stages_of_three_shapes_and_back():
     np.testing.assert_array_equal(x, MATRIX * 2)
     np.testing.assert_array_equal(y, MATRIX * 2 + 1)
     np.testing.assert_array_equal(z, MATRIX * 2 + 1)
-    assert_lies(z, P("data", "model"), s0)
+    assert_sharding(z, P("data", "model"), s0)
 
 
 # Constraints and results.
@@ -291,18 +272,18 @@ def twice(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, lambda f: jax.grad(lambda w, x: jnp.sum(f(w, x)))])
-def test_two_constraints_in_one_computation(transform):
+def test_sharded_two_constraints_in_one_computation(transform):
     (s0,) = slices((2, 2))
     fun = transform(twice)
     got = pw.jit(fun, devices=s0)(W0, X)
-    assert_agree(got, on_one_device(fun, W0, X))
+    assert_close(got, on_one_device(fun, W0, X))
     mesh = jax.make_mesh((2, 2), AXES, (AxisType.Auto,) * 2, devices=jax.devices()[:4])
     with jax.set_mesh(mesh):
         wanted = jax.jit(fun)(W0, X)
-    assert_lies(got, wanted.sharding.spec, s0)
+    assert_sharding(got, wanted.sharding.spec, s0)
 
 
-def test_a_constraint_on_several_axes_and_on_none():
+def test_sharded_constraint_on_several_axes_and_on_none():
     (s0,) = slices((2, 2))
 
     @pw.jit(devices=s0)
@@ -312,12 +293,12 @@ def test_a_constraint_on_several_axes_and_on_none():
         return rows * 2, either, jax.lax.with_sharding_constraint(x + 2, P())
 
     got = f(MATRIX)
-    assert_agree(got, (MATRIX * 2, MATRIX + 1, MATRIX + 2), tolerance=0)
-    assert_lies(got[0], P(("model", "data")), s0)
-    assert_lies(got[2], P(), s0)
+    assert_close(got, (MATRIX * 2, MATRIX + 1, MATRIX + 2), tolerance=0)
+    assert_sharding(got[0], P(("model", "data")), s0)
+    assert_sharding(got[2], P(), s0)
 
 
-def test_loops_whose_results_are_all_that_is_left_of_an_operation():
+def test_sharded_results_of_loops_that_xla_shards():
     """XLA folds the multiplications by one, and gives the loops their shardings."""
     (two,) = slices((2,))
     split = pw.jit(double, devices=two, in_shardings=P("data"))
@@ -329,10 +310,10 @@ def test_loops_whose_results_are_all_that_is_left_of_an_operation():
         )
         return split(first), zeros, second
 
-    assert_agree(pw.program(run)(array(8)), (jnp.zeros(8),) * 3)
+    assert_close(pw.program(run)(array(8)), (jnp.zeros(8),) * 3)
 
 
-def test_reshapes_that_split_an_axis_of_the_mesh():
+def test_sharded_reshapes_split_axis_of_mesh():
     (four,) = slices((4,))
     split = pw.jit(lambda x: jnp.sin(x.reshape(2, 2, 6)), devices=four)
     nested = pw.jit(lambda x: jnp.resize(x, (6, 4)) * jnp.resize(x[:3], (6, 4)), devices=four)
@@ -343,10 +324,10 @@ def test_reshapes_that_split_an_axis_of_the_mesh():
     x = array(24)
     got = pw.program(run, in_shardings=P("data"))(x)
     y = np.sin(x.reshape(2, 2, 6)).reshape(8, 3)
-    assert_agree(got, (y.reshape(2, 2, 6), np.resize(y, (6, 4)) * np.resize(y[:3], (6, 4))))
+    assert_close(got, (y.reshape(2, 2, 6), np.resize(y, (6, 4)) * np.resize(y[:3], (6, 4))))
 
 
-def test_shard_map_inside_a_placed_function():
+def test_sharded_shard_map_inside_placed_function():
     (s0,) = slices((2, 2))
 
     @pw.jit(devices=s0, in_shardings=P("data"))
@@ -357,18 +338,18 @@ def test_shard_map_inside_a_placed_function():
     np.testing.assert_array_equal(f(MATRIX), MATRIX[:4] + MATRIX[4:])
 
 
-def test_out_shardings_are_kept():
+def test_sharded_out_shardings_of_jit_are_kept():
     s0, s1 = slices((2, 2), (4,))
     first = pw.jit(lambda x: (x + 1, {"t": x * 2}), devices=s0, out_shardings=(P("model"), {"t": P("data")}))
     second = pw.jit(double, devices=s1, out_shardings=P(None, "data"))
     x, t, y = pw.program(lambda x: (first(x)[0], first(x)[1]["t"], second(x)))(MATRIX)
-    assert_lies(x, P("model"), s0)
-    assert_lies(t, P("data"), s0)
-    assert_lies(y, P(None, "data"), s1)
-    assert_agree((x, t, y), (MATRIX + 1, MATRIX * 2, MATRIX * 2), tolerance=0)
+    assert_sharding(x, P("model"), s0)
+    assert_sharding(t, P("data"), s0)
+    assert_sharding(y, P(None, "data"), s1)
+    assert_close((x, t, y), (MATRIX + 1, MATRIX * 2, MATRIX * 2), tolerance=0)
 
 
-def test_out_shardings_of_a_program_are_kept():
+def test_sharded_out_shardings_of_program_are_kept():
     s0, s1 = slices((2, 2), (2,))
     first, second = pw.jit(double, devices=s0), pw.jit(jnp.sin, devices=s1)
 
@@ -381,13 +362,13 @@ def test_out_shardings_of_a_program_are_kept():
         return {"x": x, "y": y, "z": y + 1}
 
     got = f(MATRIX)
-    assert_lies(got["x"], P(None, "model"), s0)
-    assert_lies(got["y"], P(None, "data"), s1)
+    assert_sharding(got["x"], P(None, "model"), s0)
+    assert_sharding(got["y"], P(None, "data"), s1)
     sine = on_one_device(lambda x: jnp.sin(x * 2), MATRIX)
-    assert_agree(got, {"x": MATRIX * 2, "y": sine, "z": sine + 1})
+    assert_close(got, {"x": MATRIX * 2, "y": sine, "z": sine + 1})
 
 
-def test_prefixes_and_static_arguments():
+def test_sharded_prefixes_and_static_arguments():
     (s0,) = slices((2, 2))
     f = pw.jit(
         lambda tree, n, x: jax.tree.map(lambda leaf: leaf * n + x, tree),
@@ -397,12 +378,12 @@ def test_prefixes_and_static_arguments():
     )
     tree = {"a": MATRIX, "b": [MATRIX + 1, MATRIX + 2]}
     got = f(tree, 3, np.float32(1))
-    assert_agree(got, jax.tree.map(lambda leaf: leaf * 3 + 1, tree), tolerance=0)
+    assert_close(got, jax.tree.map(lambda leaf: leaf * 3 + 1, tree), tolerance=0)
     for leaf in jax.tree.leaves(got):
-        assert_lies(leaf, P("data"), s0)
+        assert_sharding(leaf, P("data"), s0)
 
 
-def test_trees_of_specs_over_arguments_and_results_with_none_in_them():
+def test_sharded_trees_of_specs_over_trees_with_none():
     (two,) = slices((2,))
     specs = {"x": P("data"), "none": None, "rest": (None, ())}
     double_x = pw.jit(
@@ -416,7 +397,7 @@ def test_trees_of_specs_over_arguments_and_results_with_none_in_them():
         np.testing.assert_array_equal(result["x"], X * 2)
 
 
-def test_typed_keys_on_a_sharded_slice():
+def test_sharded_typed_keys():
     (s0,) = slices((4,))
 
     def draw(key, x):
@@ -424,11 +405,11 @@ def test_typed_keys_on_a_sharded_slice():
 
     key = jax.random.key(3)
     got = pw.jit(draw, devices=s0, in_shardings=(None, P("data")))(key, MATRIX)
-    assert_agree(got, on_one_device(draw, key, MATRIX))
-    assert_lies(got, P("data"), s0)
+    assert_close(got, on_one_device(draw, key, MATRIX))
+    assert_sharding(got, P("data"), s0)
 
 
-def test_the_words_of_a_key_stay_together():
+def test_sharded_words_of_key_stay_together():
     (two,) = slices((2,))
     apart = lambda words: jax.lax.with_sharding_constraint(words, P(None, "data"))  # noqa: E731
     read = pw.program(pw.jit(lambda keys: apart(jax.random.key_data(keys)) + 1, devices=two))
@@ -443,7 +424,7 @@ def test_the_words_of_a_key_stay_together():
 
 @pytest.fixture
 def moves(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What the program says it moves in every call, since the last time it was asked."""
+    """Messages of the program about moves in every call, since this was last called."""
     caplog.set_level(logging.INFO, logger="pathways")
 
     def messages() -> list[str]:
@@ -454,7 +435,7 @@ def moves(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return messages
 
 
-def test_arrays_that_come_back_are_not_moved(moves):
+def test_sharded_results_passed_again_are_not_moved(moves):
     s0, s1 = slices((2, 2), (4,))
     first = pw.jit(lambda w, x: x @ w, devices=s0, in_shardings=(P(None, "model"), P("data")))
     second = pw.jit(lambda w, h: h @ w, devices=s1)
@@ -468,14 +449,14 @@ def test_arrays_that_come_back_are_not_moved(moves):
     for _ in range(4):
         before, params = params, program(params, X)
         wanted = on_one_device(lambda p, x: step(p, x, lambda w, x: x @ w, lambda w, x: x @ w), wanted, X)
-        assert_agree(params, wanted)
+        assert_close(params, wanted)
         if isinstance(before[0], jax.Array):
             assert all(p.is_deleted() for p in before)
             assert [p.sharding for p in before] == [p.sharding for p in params]
     assert moves() == []
 
 
-def test_arrays_that_lie_otherwise_are_moved(moves):
+def test_sharded_arguments_of_other_sharding_are_moved(moves):
     (s0,) = slices((2, 2))
     f = pw.jit(double, devices=s0, in_shardings=P("data", "model"))
     result = f(MATRIX)
@@ -489,7 +470,7 @@ def test_arrays_that_lie_otherwise_are_moved(moves):
         jax.devices()[7],
     ):
         again = f(jax.device_put(MATRIX, given))
-        assert_agree(again, MATRIX * 2, tolerance=0)
+        assert_close(again, MATRIX * 2, tolerance=0)
         assert again.sharding == result.sharding
     (message,) = moves()
     assert "argument x lives on" in message
@@ -500,7 +481,7 @@ def test_arrays_that_lie_otherwise_are_moved(moves):
     assert moves() == []
 
 
-def test_a_donated_array_that_lies_otherwise_is_consumed():
+def test_sharded_donated_argument_of_other_sharding_is_consumed():
     (s0,) = slices((2, 2))
     place = pw.jit(double, devices=s0, in_shardings=P("data"))
     f = pw.program(lambda x: place(x), donate_argnums=0)
@@ -510,7 +491,7 @@ def test_a_donated_array_that_lies_otherwise_is_consumed():
     assert x.is_deleted()
 
 
-def test_a_result_of_one_program_is_taken_by_another(moves):
+def test_sharded_results_of_other_program_are_accepted(moves):
     (s0,) = slices((2, 2))
     first = pw.jit(double, devices=s0, in_shardings=P(None, "model"))
     second = pw.jit(lambda x: x + 1, devices=s0, in_shardings=P(None, "model"))
@@ -524,31 +505,31 @@ def test_a_result_of_one_program_is_taken_by_another(moves):
 # Slices of one device, and slices whose shardings nobody gives.
 
 
-def test_slices_of_one_device_compute_what_they_did():
+def test_sharded_slices_of_one_device_ignore_specs():
     s0, s1 = slices((1,), (1, 1))
     plain = pw.program(loss_between(pw.jit(layer, devices=s0), pw.jit(layer, devices=s1)))(W0, W1, X)
     first = pw.jit(layer, devices=s0, in_shardings=(P(), P("data")), out_shardings=P("data"))
     second = pw.jit(layer, devices=s1, in_shardings=(P(None, "model"), P("data")))
     given = pw.program(loss_between(first, second))(W0, W1, X)
-    assert_agree(given, plain, tolerance=0)
-    assert_agree(plain, on_one_device(loss_between(layer, layer), W0, W1, X))
+    assert_close(given, plain, tolerance=0)
+    assert_close(plain, on_one_device(loss_between(layer, layer), W0, W1, X))
     (_, (h, y)), _ = plain
-    assert_lies(h, P(), s0)
-    assert_lies(y, P(), s1)
+    assert_sharding(h, P(), s0)
+    assert_sharding(y, P(), s1)
     # A computation alone is the module that jax.jit has, to the last bit.
     np.testing.assert_array_equal(pw.jit(layer, devices=s0)(W0, X), jax.jit(layer)(W0, X))
 
 
-def test_what_nobody_says_is_replicated():
+def test_sharded_values_without_spec_are_replicated():
     s0, s1 = slices((2, 2), (3,))
     f = pw.program(loss_between(pw.jit(layer, devices=s0), pw.jit(layer, devices=s1)))
     (value, (h, y)), gradients = f(W0, W1, X)
-    assert_agree(((value, (h, y)), gradients), on_one_device(loss_between(layer, layer), W0, W1, X))
-    assert_lies(h, P(), s0)
-    assert_lies(y, P(), s1)
+    assert_close(((value, (h, y)), gradients), on_one_device(loss_between(layer, layer), W0, W1, X))
+    assert_sharding(h, P(), s0)
+    assert_sharding(y, P(), s1)
 
 
-def test_an_argument_and_a_counter_that_both_slices_read():
+def test_sharded_argument_and_counter_read_by_both_slices():
     s0, s1 = slices((2, 2), (2,))
     first = pw.jit(lambda x, n: x * n, devices=s0, in_shardings=(P("data"), None))
     second = pw.jit(lambda x, n: x + n, devices=s1, in_shardings=(P("data"), None))
@@ -595,7 +576,7 @@ counts, problems = [0] * 4, []
 shrink = pw.jit(lambda x: x % 7, devices=whole)
 ready = threading.Barrier(4)
 f(start), g(start), shrink(start)
-end = time.monotonic() + 3
+end = time.monotonic() + 2
 
 
 def work(number):
@@ -625,7 +606,7 @@ print("rounds", sum(counts))
 """
 
 
-def test_threads_that_alternate_programs_with_collectives_on_the_same_devices():
+def test_sharded_threads_alternate_programs_with_collectives():
     # In a process of its own: XLA ends one that deadlocks.
     done = preloaded.run("-c", STRESS)
     assert done.returncode == 0, done.stderr
@@ -651,19 +632,18 @@ BOTH = r"dimension 0 of size 6 is not divisible by 4 \(axes data, model\)"
 TWICE = "axis 'data' is used twice"
 
 
-@pytest.mark.parametrize("which", ["in_shardings", "out_shardings"])
 @pytest.mark.parametrize(
-    ("spec", "rows", "message"),
+    ("which", "spec", "rows", "message"),
     [
-        (P("rows"), 8, UNKNOWN),
-        (P("data", "data"), 8, TWICE),
-        (P(("data", "model"), "data"), 8, TWICE),
-        (P("data"), 7, ODD),
-        (P(("data", "model")), 6, BOTH),
-        (P(None, None, "data"), 8, "the spec has 3 dimensions, the array 2"),
+        ("in_shardings", P("rows"), 8, UNKNOWN),
+        ("out_shardings", P("data", "data"), 8, TWICE),
+        ("in_shardings", P(("data", "model"), "data"), 8, TWICE),
+        ("out_shardings", P("data"), 7, ODD),
+        ("in_shardings", P(("data", "model")), 6, BOTH),
+        ("out_shardings", P(None, None, "data"), 8, "the spec has 3 dimensions, the array 2"),
     ],
 )
-def test_a_spec_that_does_not_fit(which, spec, rows, message):
+def test_sharded_spec_that_does_not_fit(which, spec, rows, message):
     (s0,) = slices((2, 2))
     x = jax.ShapeDtypeStruct((rows, 8), np.float32)
     placed = pw.jit(double, devices=s0, **{which: spec})
@@ -680,25 +660,29 @@ def test_a_spec_that_does_not_fit(which, spec, rows, message):
     ("spec", "message"),
     [(P("rows"), "Resource axis: rows"), (P("data", "data"), "duplicate entries for `data`")],
 )
-def test_a_constraint_that_does_not_fit_is_an_error_of_jax(spec, message):
+def test_sharded_constraint_that_does_not_fit_is_error_of_jax(spec, message):
     (s0,) = slices((2, 2))
     # JAX has a class of its own for the second.
     with pytest.raises(Exception, match=message):
         pw.jit(constrain(spec), devices=s0).lower(MATRIX)
 
 
-@pytest.mark.parametrize("which", ["in_shardings", "out_shardings"])
 @pytest.mark.parametrize(
-    ("specs", "error", "message"),
+    ("which", "specs", "error", "message"),
     [
-        (({"w": P()},), ValueError, "do not match what they describe: .*different types"),
-        ((P(), P()), ValueError, "do not match what they describe: .*different"),
-        ("data", TypeError, "expected a PartitionSpec or None, got str"),
-        (jax.sharding.SingleDeviceSharding, TypeError, "expected a PartitionSpec or None"),
-        (P(P.UNCONSTRAINED, "data"), ValueError, "unconstrained, which needs with_sharding_constraint"),
+        ("in_shardings", ({"w": P()},), ValueError, "do not match what they describe: .*different types"),
+        ("out_shardings", (P(), P()), ValueError, "do not match what they describe: .*different"),
+        ("in_shardings", "data", TypeError, "expected a PartitionSpec or None, got str"),
+        ("out_shardings", "data", TypeError, "expected a PartitionSpec or None, got str"),
+        (
+            "out_shardings",
+            P(P.UNCONSTRAINED, "data"),
+            ValueError,
+            "unconstrained, which needs with_sharding_constraint",
+        ),
     ],
 )
-def test_specs_of_another_tree_or_type(which, specs, error, message):
+def test_sharded_specs_of_other_tree_or_type(which, specs, error, message):
     (s0,) = slices((2, 2))
     with pytest.raises(error, match=f"(?s){which} of 'double'.*{message}"):
         pw.jit(double, devices=s0, **{which: specs}).lower(MATRIX)
@@ -707,7 +691,7 @@ def test_specs_of_another_tree_or_type(which, specs, error, message):
 
 
 @pytest.mark.parametrize("which", ["in_shardings", "out_shardings"])
-def test_a_sharding_over_physical_devices(which):
+def test_sharded_spec_over_physical_devices(which):
     (s0,) = slices((2, 2))
     message = (
         rf"{which} of {{}}'double': NamedSharding\(.* names physical devices.*give the PartitionSpec alone"
@@ -728,7 +712,7 @@ def test_a_sharding_over_physical_devices(which):
     ],
     ids=["constraint", "jit", "device_put", "grad"],
 )
-def test_a_sharding_over_physical_devices_inside(make):
+def test_sharded_constraint_over_physical_devices(make):
     (s0,) = slices((2, 2))
     here = re.escape(Path(__file__).name)
     message = (
@@ -740,7 +724,7 @@ def test_a_sharding_over_physical_devices_inside(make):
         pw.program(lambda x: pw.jit(double, devices=s0)(make()(x))).lower(MATRIX)
 
 
-def test_a_sharding_over_a_mesh_of_no_slice():
+def test_sharded_constraint_over_mesh_of_no_slice():
     (s0,) = slices((2, 2))
     mesh = jax.sharding.AbstractMesh((4,), ("rows",), axis_types=(AxisType.Auto,))
     message = r"program '.*': NamedSharding\(.* is over a mesh that no slice of the program has"
@@ -748,7 +732,7 @@ def test_a_sharding_over_a_mesh_of_no_slice():
         pw.jit(constrain(NamedSharding(mesh, P("rows"))), devices=s0).lower(MATRIX)
 
 
-def test_arguments_by_name_where_specs_are_by_position():
+def test_sharded_arguments_by_name_with_specs_by_position():
     (s0,) = slices((2, 2))
     message = "in_shardings of {}'double' describe positional arguments, but x is given by name"
     with pytest.raises(ValueError, match=message.format("")):
@@ -757,7 +741,7 @@ def test_arguments_by_name_where_specs_are_by_position():
         pw.program(pw.jit(double, devices=s0), in_shardings=P("data")).lower(x=MATRIX)
 
 
-def test_a_mesh_larger_than_the_island():
+def test_sharded_mesh_larger_than_island():
     (s0,) = slices((4, 4))
     ran = []
 
@@ -772,7 +756,7 @@ def test_a_mesh_larger_than_the_island():
     assert not ran
 
 
-def test_an_error_leaves_nothing_behind():
+def test_sharded_error_leaves_nothing_behind():
     (s0,) = slices((2, 2))
     f = pw.jit(double, devices=s0, in_shardings=P("data"))
     with pytest.raises(ValueError, match=ODD):
