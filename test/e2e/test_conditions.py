@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from models import apply, layer, place_on
 
 import pathways as pw
 
@@ -20,14 +21,10 @@ WEIGHTS = [np.random.default_rng(n).normal(0, 0.5, (WIDTH, WIDTH)).astype(np.flo
 X = np.random.default_rng(4).normal(size=(8, WIDTH)).astype(np.float32)
 
 
-def layer(w: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.tanh(x @ w)
-
-
 @pytest.fixture
 def placed() -> list[Fun]:
     devices = pw.make_virtual_device_set()
-    return [pw.jit(layer, devices=devices.add_slice((1,), ("x",), name=f"s{n}")) for n in range(4)]
+    return place_on(devices.add_slice((1,), ("x",), name=f"s{n}") for n in range(4))
 
 
 PLAIN = [layer] * 4
@@ -37,13 +34,11 @@ PLAIN = [layer] * 4
 
 
 def training(optimizer: optax.GradientTransformation) -> Fun:
-    """A step of training; a batch whose first number is not finite has gradients that are not."""
+    """Returns a builder of a training step."""
 
     def make(layers: Sequence[Fun]) -> Fun:
         def loss(weights: Any, x: jax.Array) -> jax.Array:
-            for f, w in zip(layers, weights, strict=True):
-                x = f(w, x)
-            return jnp.mean(x**2)
+            return jnp.mean(apply(layers, weights, x) ** 2)
 
         def step(weights: Any, state: Any, x: jax.Array) -> Any:
             value, grads = jax.value_and_grad(loss)(weights, x)
@@ -152,10 +147,10 @@ def chosen(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
             i % 3, [lambda h: f[2](w[2], h), jnp.negative, lambda h: f[3](w[3], f[0](w[0], h))], h
         )
 
-    def turn(h: Any, i: Any) -> Any:
+    def iteration(h: Any, i: Any) -> Any:
         return jax.lax.cond((i + n) % 2 == 0, first, lambda h: other(h, i), h), h.sum()
 
-    return jax.lax.scan(turn, x, jnp.arange(4))
+    return jax.lax.scan(iteration, x, jnp.arange(4))
 
 
 def repeated(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
