@@ -64,7 +64,7 @@ def refused(error: type[Exception], message: str) -> Any:
         ((total, 20_000), ValueError, "num_microbatches must be at most 16384, got 20000"),
     ],
 )
-def test_what_is_no_function_or_no_number(arguments, error, message):
+def test_accumulate_refuses_what_is_no_function_or_no_number(arguments, error, message):
     with refused(error, message):
         pw.accumulate(*arguments)
 
@@ -82,14 +82,14 @@ def test_what_is_no_function_or_no_number(arguments, error, message):
         (3, TypeError, "schedule must be a policy, got int"),
     ],
 )
-def test_an_unknown_policy_names_loop_and_line(schedule, error, message):
+def test_accumulate_refuses_unknown_policy_with_its_line(schedule, error, message):
     with pytest.raises(error, match=re.escape(message)) as raised:
         pw.accumulate(total, 2, schedule=schedule)
     assert re.match(r"pw.accumulate of 'total' at .*test_accumulate_errors.py:\d+", str(raised.value))
 
 
 @pytest.mark.parametrize("reduce", ["max", {"loss": "mean", "rows": "max"}, ("sum", "max")])
-def test_an_unknown_reduction(reduce):
+def test_accumulate_refuses_unknown_reduction(reduce):
     with refused(ValueError, "reduce must be one of mean, sum, concat for each result, got 'max'"):
         pw.accumulate(total, 2, reduce=reduce)
 
@@ -97,7 +97,7 @@ def test_an_unknown_reduction(reduce):
 # The batch.
 
 
-def test_a_batch_that_does_not_divide(run):
+def test_accumulate_refuses_batch_that_does_not_divide(run):
     message = (
         "argument 1['x'][0] of 'f' has shape (8, 4): its leading axis of 8 is not divisible into 3 micro"
     )
@@ -109,12 +109,12 @@ def test_a_batch_that_does_not_divide(run):
         run(pw.accumulate(f, 3), W, {"x": [X]})
 
 
-def test_a_scalar_in_the_batch(run):
+def test_accumulate_refuses_scalar_in_batch(run):
     with refused(ValueError, "argument 1[1] of 'total' is a scalar: a batch is split along its leading axis"):
         run(pw.accumulate(total, 2), W, (X, 2.0))
 
 
-def test_no_argument_that_is_a_batch(run):
+def test_accumulate_refuses_call_without_batch(run):
     with refused(
         ValueError,
         "'total': no batch to cut: called with 1 positional arguments, of which all but the first are",
@@ -128,7 +128,7 @@ def test_no_argument_that_is_a_batch(run):
             run(pw.accumulate(total, 2, batch_argnums=argnums), W, X)
 
 
-def test_a_batch_without_arrays(run):
+def test_accumulate_refuses_batch_without_arrays(run):
     with refused(ValueError, "pw.accumulate of 'total': no batch to cut: it contains no array"):
         run(pw.accumulate(total, 2), W, {"x": []})
 
@@ -136,7 +136,7 @@ def test_a_batch_without_arrays(run):
 # The results.
 
 
-def test_reductions_unlike_the_results(run):
+def test_accumulate_refuses_reductions_unlike_results(run):
     message = "reduce must be a tree like that of the results or a prefix of one"
     with refused(ValueError, f"'total': {message}: it is (*, *), the results are *"):
         run(pw.accumulate(total, 2, reduce=("mean", "sum")), W, X)
@@ -157,7 +157,7 @@ def test_reductions_unlike_the_results(run):
         ("concat", "result['count'] of type int32[] is a scalar and cannot be concatenated; give it an axis"),
     ],
 )
-def test_a_result_that_cannot_be_reduced_that_way(run, kind, message):
+def test_accumulate_refuses_reduction_of_integers_or_scalars(run, kind, message):
     def outputs(w, x):
         return {"count": jnp.sum(x > 0, dtype=jnp.int32), "rows": x}
 
@@ -165,7 +165,7 @@ def test_a_result_that_cannot_be_reduced_that_way(run, kind, message):
         run(pw.accumulate(outputs, 2, reduce={"count": kind, "rows": "concat"}), W, X)
 
 
-def test_a_sum_of_booleans_or_keys(run):
+def test_accumulate_refuses_sum_of_booleans_or_keys(run):
     with refused(ValueError, "result of type bool[4, 4] cannot be summed; use reduce='concat'"):
         run(pw.accumulate(lambda w, x: x > 0, 2, reduce="sum"), W, X)
     with refused(ValueError, "result of type key<fry>[1] cannot be summed; use reduce='concat'"):
@@ -175,7 +175,7 @@ def test_a_sum_of_booleans_or_keys(run):
 # Where it stands.
 
 
-def test_a_loop_inside_a_loop(run):
+def test_accumulate_refuses_loop_inside_loop(run):
     def inner(w, x):
         return total(w, x)
 
@@ -190,7 +190,7 @@ def test_a_loop_inside_a_loop(run):
         run(pw.accumulate(outer, 2), W, X)
 
 
-def test_its_gradient(run):
+def test_accumulate_refuses_its_gradient(run):
     message = "pw.accumulate cannot be differentiated: take the gradient inside the function that it is given"
     mean = pw.accumulate(total, 2)
     for argnums in (0, 1):
@@ -206,7 +206,7 @@ def test_its_gradient(run):
         )
 
 
-def test_a_gradient_past_it(stages, loss):
+def test_accumulate_beside_gradient(stages, loss):
     """What is not differentiated may stand beside what is."""
 
     def step(w, x):
@@ -217,12 +217,12 @@ def test_a_gradient_past_it(stages, loss):
     np.testing.assert_allclose(pw.program(step)(W, X), wanted, rtol=1e-5)
 
 
-def test_a_placed_function_in_a_scan_outside_of_programs(loss):
+def test_accumulate_refuses_placed_function_outside_program(loss):
     with refused(TypeError, "was called under a JAX transformation outside a program; put the outermost"):
         pw.accumulate(loss, 2)(W, X)
 
 
-def test_a_batch_under_vmap(loss):
+def test_accumulate_refuses_batch_under_vmap(loss):
     message = "is a pw.accumulate under jax.vmap: apply jax.vmap inside the function 'loss'"
 
     def named(w, x):
@@ -242,14 +242,14 @@ def test_a_batch_under_vmap(loss):
         )
 
 
-def test_parameters_under_vmap_do_no_harm(loss):
+def test_accumulate_accepts_parameters_under_vmap(loss):
     many = np.stack([W, 2 * W, -W])
     got = pw.program(jax.vmap(pw.accumulate(loss, 2), in_axes=(0, None)))(many, X)
     np.testing.assert_allclose(got, jax.vmap(pw.accumulate(total, 2), in_axes=(0, None))(many, X), rtol=1e-6)
 
 
 @pytest.mark.parametrize("construct", ["cond", "while"])
-def test_a_loop_or_branch_around_it(stages, construct):
+def test_accumulate_refuses_loop_or_branch_around_it(stages, construct):
     """Also where it touches one slice only: which loop would be the pipeline?"""
     mean = pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2)
 
@@ -266,7 +266,7 @@ def test_a_loop_or_branch_around_it(stages, construct):
         pw.program(step)(W, X)
 
 
-def test_a_loop_over_slices_inside(stages):
+def test_accumulate_refuses_loop_over_slices_inside(stages):
     front, back = stages
 
     def loss(w, x):
@@ -277,7 +277,7 @@ def test_a_loop_over_slices_inside(stages):
         pw.program(pw.accumulate(loss, 2))(W, X)
 
 
-def test_a_carry_of_another_type(run):
+def test_accumulate_refuses_carry_of_other_type(run):
     def mean(w, x, total):
         return total[None], layer(w, x).sum()
 
@@ -286,7 +286,7 @@ def test_a_carry_of_another_type(run):
         run(pw.accumulate(mean, 2, carry_argnums=2), W, X, np.float32(0))
 
 
-def test_a_carry_of_another_structure(run):
+def test_accumulate_refuses_carry_of_other_structure(run):
     def mean(w, x, total, key):
         return total, layer(w, x).sum()
 
@@ -295,31 +295,31 @@ def test_a_carry_of_another_structure(run):
         run(pw.accumulate(mean, 2, carry_argnums=(2, 3)), W, X, np.float32(0), np.float32(0))
 
 
-def test_a_function_that_returns_no_carry(run):
+def test_accumulate_refuses_function_that_returns_no_carry(run):
     message = "with carry_argnums the function returns (carry, results), as that of jax.lax.scan, got *"
     with refused(TypeError, message):
         run(pw.accumulate(lambda w, x, s: layer(w, x).sum(), 2, carry_argnums=2), W, X, np.float32(0))
 
 
 @pytest.mark.parametrize("carried", [3, -4, (1, 1)])
-def test_a_carry_that_is_no_argument(stages, carried):
+def test_accumulate_refuses_carry_that_is_no_argument(stages, carried):
     loop = pw.accumulate(lambda w, x, s: (s, stages[0](w, x).sum()), 2, carry_argnums=carried)
     with refused(ValueError, "must be different positions of the 3 positional arguments"):
         pw.program(loop)(W, X, np.float32(0))
 
 
-def test_an_argument_that_is_cut_and_carried(stages):
+def test_accumulate_refuses_argument_split_and_carried(stages):
     loop = pw.accumulate(lambda w, x: (x, stages[0](w, x).sum()), 2, batch_argnums=1, carry_argnums=1)
     with refused(ValueError, "argument 1 cannot be both split and carried"):
         pw.program(loop)(W, X)
 
 
-def test_an_unknown_schedule(loss):
+def test_accumulate_refuses_unknown_schedule_of_program(loss):
     with refused(ValueError, "schedule is neither a policy nor a .csv file: unknown policy '1F1B'; did you"):
         pw.program(loss, schedule="1F1B")
 
 
-def test_a_loop_that_cannot_be_scheduled_names_the_line(stages):
+def test_accumulate_error_of_schedule_names_line(stages):
     twice = [*stages, *stages]
 
     def step(w, x):
@@ -330,7 +330,7 @@ def test_a_loop_that_cannot_be_scheduled_names_the_line(stages):
         pw.program(step, schedule="interleaved-1f1b").lower(W, X)
 
 
-def test_a_body_that_touches_one_slice_only(stages):
+def test_accumulate_warns_of_function_on_one_slice(stages):
     """Nothing to pipeline: it runs, and a warning and a remark say so."""
     program = pw.program(pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2), schedule="1f1b")
     with pytest.warns(pw.PathwaysWarning, match="alone: nothing is pipelined"):
@@ -340,7 +340,7 @@ def test_a_body_that_touches_one_slice_only(stages):
     )
 
 
-def test_a_body_that_leaves_its_microbatch_alone(loss):
+def test_accumulate_warns_of_unread_microbatch(loss):
     program = pw.program(lambda w, x: pw.accumulate(lambda w, _: loss(w, x), 2)(w, x), schedule="1f1b")
     with pytest.warns(pw.PathwaysWarning, match="nothing is pipelined"):
         (remark,) = program.lower(W, X).remarks
@@ -349,14 +349,14 @@ def test_a_body_that_leaves_its_microbatch_alone(loss):
     np.testing.assert_allclose(program(W, X), total(W, X), rtol=1e-6)
 
 
-def test_a_loop_without_a_placed_call(stages):
+def test_accumulate_warns_of_function_without_placed_call(stages):
     """Its work is placed like any other glue."""
     program = pw.program(lambda w, x: (stages[0](w, x), pw.accumulate(total, 2)(w, x)))
     with pytest.warns(pw.PathwaysWarning, match="calls no pw.jit function"):
         np.testing.assert_allclose(program(W, X)[1], total(W, X) / 2, rtol=1e-6)
 
 
-def test_a_value_that_leaks_from_its_microbatch(stages, loss):
+def test_accumulate_refuses_value_leaked_from_microbatch(stages, loss):
     leaked = []
 
     def leaky(w, x):
@@ -382,7 +382,7 @@ def test_a_value_that_leaks_from_its_microbatch(stages, loss):
         pw.program(lambda w, x: pw.accumulate(leaky, 2)(w, x) + leaked[-1])(W, X)
 
 
-def test_an_error_in_the_function_leaves_nothing_behind(run):
+def test_accumulate_runs_after_error_in_function(run):
     with pytest.raises(ZeroDivisionError):
         run(pw.accumulate(lambda w, x: 1 // 0, 2), W, X)
     np.testing.assert_allclose(pw.accumulate(total, 2)(W, X), total(W, X) / 2, rtol=1e-6)

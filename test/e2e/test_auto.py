@@ -75,7 +75,7 @@ def mlp_loss(params: Any, batch: Any) -> jax.Array:
     return jnp.mean((x - y) ** 2)
 
 
-def test_a_slice_with_wide_layers_gets_fewer_of_them() -> None:
+def test_auto_balances_wide_layers() -> None:
     batch = numbers(8, 16), numbers(8, 16)
     plan = pw.auto(
         mlp_loss, slices=slices(2), microbatches=4, args=(init_mlp(jax.random.key(0)), microbatch_of(batch))
@@ -120,7 +120,7 @@ def lm_loss(scan: bool, remat: bool) -> Callable[..., jax.Array]:
 
 
 @pytest.mark.parametrize(("scan", "remat"), [(True, True), (False, False)])
-def test_a_language_model_with_tied_embeddings_is_cut_between_layers(scan: bool, remat: bool) -> None:
+def test_auto_cuts_language_model_between_layers(scan: bool, remat: bool) -> None:
     loss = lm_loss(scan, remat)
     tokens = jax.random.randint(jax.random.key(1), (4 * MICROBATCHES, 9), 0, 32)
     plan = pw.auto(
@@ -134,7 +134,7 @@ def test_a_language_model_with_tied_embeddings_is_cut_between_layers(scan: bool,
     check_gradients(plan, loss, init_lm, tokens)
 
 
-def test_a_plan_is_repeated_from_its_file(tmp_path: Path) -> None:
+def test_auto_repeats_plan_from_file(tmp_path: Path) -> None:
     args = init_lm(jax.random.key(0)), jax.ShapeDtypeStruct((4, 9), jnp.int32)
     options = {"slices": slices(2), "microbatches": 4, "args": args, "schedules": ("1f1b", "zb-v")}
     plan = pw.auto(lm_loss(True, False), **options)
@@ -147,7 +147,7 @@ def test_a_plan_is_repeated_from_its_file(tmp_path: Path) -> None:
         pw.auto(lm_loss(False, False), **options, plan=tmp_path / "plan.json")
 
 
-def test_the_state_of_an_optimizer_is_merged_as_parameters_are() -> None:
+def test_auto_splits_and_merges_state_of_optimizer() -> None:
     params = init_lm(jax.random.key(0))
     args = params, jax.ShapeDtypeStruct((4, 9), jnp.int32)
     plan = pw.auto(lm_loss(True, False), slices=slices(2), microbatches=4, args=args, schedules=("1f1b",))
@@ -157,7 +157,7 @@ def test_the_state_of_an_optimizer_is_merged_as_parameters_are() -> None:
     jax.tree.map(np.testing.assert_array_equal, plan.merge(split), state)
 
 
-def test_a_plan_is_written_down_as_placed_functions() -> None:
+def test_auto_writes_plan_as_placed_functions() -> None:
     params, tokens = init_lm(jax.random.key(0)), jnp.ones((4, 9), jnp.int32)
     two = slices(2)
     plan = pw.auto(
@@ -169,7 +169,7 @@ def test_a_plan_is_written_down_as_placed_functions() -> None:
     assert loss(plan.split(params), tokens) == plan.loss(plan.split(params), tokens)
 
 
-def test_traces_of_steps_say_how_long_units_take(tmp_path: Path) -> None:
+def test_auto_reads_times_from_trace(tmp_path: Path) -> None:
     params = init_mlp(jax.random.key(0))
     batch = numbers(8, 16), numbers(8, 16)
     options = {"slices": slices(2), "microbatches": 4, "args": (params, microbatch_of(batch))}
@@ -225,21 +225,21 @@ def with_one_wide_product(params: Any, batch: Any) -> jax.Array:
         (mlp_loss, {"schedules": ["zb-v(max-live=1)"], "microbatches": 1}, "no schedule fits a cut"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(loss: Any, options: dict[str, Any], message: str) -> None:
+def test_auto_refuses_what_cannot_be_cut(loss: Any, options: dict[str, Any], message: str) -> None:
     batch = numbers(2, 16), numbers(2, 16)
     args = init_mlp(jax.random.key(0)), microbatch_of(batch)
     with pytest.raises((ValueError, TypeError), match=message):
         pw.auto(loss, **({"slices": slices(2), "microbatches": 4, "args": args} | options))
 
 
-def test_slices_with_replicas_are_refused() -> None:
+def test_auto_refuses_slices_with_replicas() -> None:
     devices = pw.make_virtual_device_set(replicas=2)
     two = [devices.add_slice(1, "x") for _ in range(2)]
     with pytest.raises(ValueError, match="has 2 replicas"):
         pw.auto(mlp_loss, slices=two, microbatches=4, args=(init_mlp(jax.random.key(0)), numbers(1, 16)))
 
 
-def test_arguments_unlike_those_of_the_plan_are_named() -> None:
+def test_auto_names_arguments_unlike_plan() -> None:
     params = init_mlp(jax.random.key(0))
     args = params, (numbers(1, 16), numbers(1, 16))
     plan = pw.auto(mlp_loss, slices=slices(2), microbatches=4, args=args, schedules=("1f1b",))

@@ -144,7 +144,7 @@ def equinox() -> Model:
 
 
 @pytest.mark.parametrize("model", [encoder_decoder, unet, linen, nnx, equinox])
-def test_gradients_are_those_of_the_uncut_model(model: Callable[[], Model]) -> None:
+def test_auto_gradients_agree_with_uncut_model(model: Callable[[], Model]) -> None:
     loss, init, batch = model()
     microbatch = jax.tree.map(lambda leaf: leaf[:2], batch)
     devices = pw.make_virtual_device_set()

@@ -57,7 +57,7 @@ X = np.random.default_rng(9).normal(size=(2 * MICROBATCHES, 4)).astype(np.float3
 
 
 @pytest.mark.parametrize("seeds", [range(n, n + 5) for n in range(0, 20, 5)], ids=lambda seeds: str(seeds[0]))
-def test_random_branches_have_the_gradients_of_jax(seeds: range):
+def test_branches_random_gradients_agree_with_jax(seeds: range):
     """One program with a loop for each seed."""
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((1,), ("x",)) for _ in range(5)]
@@ -81,7 +81,7 @@ def test_random_branches_have_the_gradients_of_jax(seeds: range):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_loops_have_policies_of_their_own():
+def test_accumulate_schedule_of_each_loop():
     devices = pw.make_virtual_device_set()
     stages = [pw.jit(join, devices=devices.add_slice((1,), ("x",))) for _ in range(2)]
     grad = jax.grad(loss_of(stages, [[], [0]]))
@@ -98,7 +98,7 @@ def test_loops_have_policies_of_their_own():
     assert "pw.schedule" not in text
 
 
-def test_a_stage_after_a_condition_on_one_slice():
+def test_branches_stage_after_condition_on_one_slice():
     """A condition that is whole on its slice comes after the stages that it reads, and before its readers."""
     devices = pw.make_virtual_device_set()
     placed = [pw.jit(join, devices=devices.add_slice((1,), ("x",))) for _ in range(3)]

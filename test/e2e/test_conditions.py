@@ -68,7 +68,7 @@ def clipped() -> optax.GradientTransformation:
     ],
     ids=["MultiSteps", "apply_if_finite", "conditionally_mask"],
 )
-def test_optimizers_on_a_condition_stay_where_their_weights_are(placed, optimizer):
+def test_conditions_optimizers_stay_on_slices_of_weights(placed, optimizer):
     weights, batches = list(WEIGHTS), [X, X * np.nan, X, 2 * X, 3 * X]
     if "finite" not in str(optimizer.update.__qualname__):
         batches[1] = -X
@@ -91,7 +91,7 @@ def test_optimizers_on_a_condition_stay_where_their_weights_are(placed, optimize
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, theirs)
 
 
-def test_noise_of_an_optimizer_on_a_condition(placed):
+def test_conditions_noise_of_optimizer(placed):
     """`jax.random` is a loop: a branch with one is cut as others are."""
     optimizer = optax.MultiSteps(optax.chain(optax.add_noise(1e-3, 0.5, 0), optax.adam(1e-2)), 2)
     weights, state = list(WEIGHTS), optimizer.init(list(WEIGHTS))
@@ -107,7 +107,7 @@ def test_noise_of_an_optimizer_on_a_condition(placed):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours[0], theirs[0])
 
 
-def test_a_condition_with_a_callback_stays_whole_with_a_remark(placed):
+def test_conditions_callback_keeps_condition_whole(placed):
     def step(layers: Sequence[Fun], weights: Any, x: Any, n: Any) -> Any:
         x = layers[1](weights[1], layers[0](weights[0], x))
 
@@ -187,7 +187,7 @@ def accumulated(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
     [skipped, chosen, repeated, gradient_of(chosen), gradient_of(skipped, jax.checkpoint)],
     ids=["skipped", "chosen", "repeated", "gradient", "checkpoint"],
 )
-def test_a_branch_over_several_slices(placed, fun):
+def test_conditions_branch_over_several_slices(placed, fun):
     program = pw.program(lambda w, x, n: fun(placed, w, x, n))
     for n in (0, 1):
         expected = jax.jit(lambda w, x, n: fun(PLAIN, w, x, n))(WEIGHTS, X, n)
@@ -196,7 +196,7 @@ def test_a_branch_over_several_slices(placed, fun):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_each_microbatch_takes_its_own_branch(placed, schedule):
+def test_conditions_branch_for_each_microbatch(placed, schedule):
     program = pw.program(lambda w, x: accumulated(placed, w, x, None), schedule=schedule)
     value, grads = program(WEIGHTS, X)
     parts = [
@@ -210,7 +210,7 @@ def test_each_microbatch_takes_its_own_branch(placed, schedule):
     assert len({bool(x[0, 0] > 0) for x in np.split(X, 4)}) == 2
 
 
-def test_what_a_branch_prints_is_printed_only_where_it_is_taken(placed, capfd):
+def test_conditions_print_in_branch_not_executed(placed, capfd):
     def step(w: Any, x: Any, n: Any) -> Any:
         def on_true(x: Any) -> Any:
             h = placed[0](w[0], x)

@@ -39,7 +39,7 @@ def logarithm(x: jax.Array) -> jax.Array:
     return jnp.log(x * 2)  # a function in a function
 
 
-def test_the_line_inside_of_functions_that_a_placed_one_calls(slices):
+def test_debug_nans_names_line_in_called_function(slices):
     fun = pw.jit(lambda x: jax.nn.relu(logarithm(x)) + 1, devices=slices[0])
     with pytest.raises(FloatingPointError) as raised:
         pw.program(lambda x: fun(x))(-np.ones(3, np.float32))
@@ -47,7 +47,7 @@ def test_the_line_inside_of_functions_that_a_placed_one_calls(slices):
     assert re.fullmatch(f"{message} gives nan", str(raised.value))
 
 
-def test_the_microbatch_on_a_slice_of_several_devices(slices):
+def test_debug_nans_names_microbatch(slices):
     front = pw.jit(lambda w, x: x @ w, devices=slices[0])
     back = pw.jit(lambda x: jnp.sqrt(x).sum(), devices=slices[1], in_shardings=(jax.P("x"),))  # a square root
 
@@ -67,7 +67,7 @@ def test_the_microbatch_on_a_slice_of_several_devices(slices):
     assert (weights.shape, float(loss)) == ((4, 4), 16)
 
 
-def test_an_infinity(slices):
+def test_debug_nans_names_infinity(slices):
     fun = pw.jit(lambda x: 1 / x, devices=slices[0])  # a division
     with jax.debug_nans(False), jax.debug_infs(True), pytest.raises(FloatingPointError) as raised:
         fun(np.zeros(2, np.float32))

@@ -51,7 +51,7 @@ def line_of(marker: str) -> str:
 
 
 @pytest.mark.parametrize("bad", ["text", object(), print, {1, 2}, jnp.float32])
-def test_an_argument_that_is_no_array(double, bad):
+def test_program_refuses_argument_that_is_no_array(double, bad):
     @pw.program
     def step(params, x):
         return double(x)
@@ -64,7 +64,7 @@ def test_an_argument_that_is_no_array(double, bad):
         step.lower({"w": [1.0, bad]}, 1.0)
 
 
-def test_an_argument_that_is_no_array_after_a_good_call(double):
+def test_program_refuses_argument_that_is_no_array_in_second_call(double):
     step = pw.program(lambda x, *rest, **named: double(x))
     step(1.0, 2, y=jnp.ones(3))
     with pytest.raises(TypeError, match=r"argument args\[1\] is a str"):
@@ -73,7 +73,7 @@ def test_an_argument_that_is_no_array_after_a_good_call(double):
         step(1.0, 2, y="text")
 
 
-def test_a_static_argument_that_cannot_be_hashed(double):
+def test_program_refuses_static_argument_without_hash(double):
     @pw.program(static_argnames="sizes")
     def step(x, sizes):
         return double(x)
@@ -84,13 +84,13 @@ def test_a_static_argument_that_cannot_be_hashed(double):
         step(1.0, sizes=[1, 2])
 
 
-def test_a_static_argument_of_a_placed_function_that_cannot_be_hashed(slices):
+def test_jit_refuses_static_argument_without_hash(slices):
     power = pw.jit(lambda x, n: x ** n[0], devices=slices[0], static_argnums=1)
     with pytest.raises(TypeError, match=r"hashable, got list|unhashable"):
         pw.program(lambda x: power(x, [2]))(1.0)
 
 
-def test_an_argument_is_static_and_donated(double):
+def test_program_refuses_argument_static_and_donated(double):
     with pytest.raises(ValueError, match="program 'step': argument 0 is static and cannot be donated"):
 
         @pw.program(static_argnums=0, donate_argnums=0)
@@ -107,12 +107,12 @@ def test_an_argument_is_static_and_donated(double):
         ({"static_argnames": ["x", "y"]}, r"static_argnames=\['y'\], but its arguments are x"),
     ],
 )
-def test_arguments_that_a_function_does_not_have(double, option, message):
+def test_program_refuses_options_for_unknown_arguments(double, option, message):
     with pytest.raises(ValueError, match=f"program 'lambda' has {message}"):
         pw.program(lambda x: double(x), **option)
 
 
-def test_the_wrong_number_of_arguments(double):
+def test_program_refuses_wrong_number_of_arguments(double):
     @pw.program
     def step(x):
         return double(x)
@@ -123,7 +123,7 @@ def test_the_wrong_number_of_arguments(double):
         step(1.0, y=2.0)
 
 
-def test_what_cannot_be_placed_or_made_a_program(slices):
+def test_program_refuses_what_is_no_function_or_slice(slices):
     with pytest.raises(TypeError, match=f"expected a function to place on {slices[0].name}, got int"):
         pw.jit(3, devices=slices[0])
     with pytest.raises(TypeError, match=r"devices must be a slice from .*add_slice\(...\), got list"):
@@ -132,7 +132,7 @@ def test_what_cannot_be_placed_or_made_a_program(slices):
         pw.program(3)
 
 
-def test_an_argument_of_symbolic_shape(double):
+def test_program_refuses_argument_of_symbolic_shape(double):
     (batch,) = jax.export.symbolic_shape("batch")
     shape = jax.ShapeDtypeStruct((batch, 4), np.float32)
     message = r"program 'step': argument x\['w'\] has the symbolic shape \(batch, 4\)"
@@ -145,7 +145,7 @@ def test_an_argument_of_symbolic_shape(double):
         step.lower({"w": shape})
 
 
-def test_an_argument_that_is_a_reference(double):
+def test_program_refuses_reference_as_argument(double):
     ref = jax.new_ref(jnp.ones(3))
     with pytest.raises(
         TypeError, match=r"program 'lambda': argument x is a Ref, not an array.*pass the value"
@@ -154,7 +154,7 @@ def test_an_argument_that_is_a_reference(double):
 
 
 @pytest.mark.parametrize("where", ["between", "inside"])
-def test_a_reference_from_outside_of_the_program(slices, where):
+def test_program_refuses_reference_from_outside(slices, where):
     ref = jax.new_ref(jnp.ones(3))
 
     def read(x):
@@ -171,7 +171,7 @@ def test_a_reference_from_outside_of_the_program(slices, where):
 # While tracing.
 
 
-def test_wrong_shapes_inside_are_an_error_of_jax(double):
+def test_program_wrong_shapes_inside_are_error_of_jax(double):
     with pytest.raises(TypeError, match="incompatible shapes"):
         pw.program(lambda x: double(x) + jnp.ones(4))(jnp.ones(3))
     # An error while tracing leaves nothing behind.
@@ -179,7 +179,7 @@ def test_wrong_shapes_inside_are_an_error_of_jax(double):
     assert pw.program(double)(1.0) == 2
 
 
-def test_an_exception_of_the_user_goes_through(slices):
+def test_program_raises_exception_of_user(slices):
     @pw.jit(devices=slices[0])
     def broken(x):
         raise KeyError("mine")
@@ -190,13 +190,13 @@ def test_an_exception_of_the_user_goes_through(slices):
         broken(1.0)
 
 
-def test_reading_a_value_while_tracing(double):
+def test_program_refuses_to_read_value_while_tracing(double):
     with pytest.raises(jax.errors.TracerBoolConversionError):
         pw.program(lambda x: double(x) if x > 0 else x)(1.0)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, jax.checkpoint, jax.linearize])
-def test_a_program_under_a_transformation(double, transform):
+def test_program_refuses_transformation_around_it(double, transform):
     @pw.program
     def step(x):
         return jnp.sum(double(x))
@@ -215,13 +215,13 @@ def test_a_program_under_a_transformation(double, transform):
         transformed()
 
 
-def test_a_placed_function_under_a_transformation_outside_a_program(slices, double):
+def test_jit_refuses_transformation_outside_program(slices, double):
     for transform in (jax.jit, jax.grad):
         with pytest.raises(TypeError, match=f"placed on {slices[0].name}, .* under @pw.program"):
             transform(double)(1.0)
 
 
-def test_a_tracer_that_leaked(double):
+def test_program_refuses_leaked_tracer(double):
     leaked = []
 
     @pw.program
@@ -243,7 +243,7 @@ def _named(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
     return fun
 
 
-def test_a_program_that_returns_nothing(double):
+def test_program_refuses_to_return_nothing(double):
     @pw.program
     def step(x):
         double(x)
@@ -252,7 +252,7 @@ def test_a_program_that_returns_nothing(double):
         step(1.0)
 
 
-def test_a_program_without_placed_calls():
+def test_program_refuses_function_without_placed_calls():
     @pw.program
     def step(x):
         return x + 1
@@ -264,12 +264,12 @@ def test_a_program_without_placed_calls():
 # Slices and devices.
 
 
-def test_a_slice_of_zero_devices():
+def test_add_slice_refuses_zero_devices():
     with pytest.raises(ValueError, match=r"slice shape \(2, 0\): a slice of zero devices"):
         pw.make_virtual_device_set().add_slice((2, 0), ("x", "y"))
 
 
-def test_more_devices_than_there_are():
+def test_program_refuses_more_devices_than_there_are():
     devices = pw.make_virtual_device_set()
     small, large = devices.add_slice(1, "x"), devices.add_slice(8, "x")
     first, second = pw.jit(jnp.sin, devices=small), pw.jit(jnp.cos, devices=large)
@@ -293,7 +293,7 @@ def test_more_devices_than_there_are():
 # Control flow over slices.
 
 
-def test_a_loop_over_two_slices_without_a_known_end(double, increment):
+def test_program_refuses_loop_over_slices_without_trip_count(double, increment):
     @pw.program
     def step(x):
         def body(x):
@@ -307,7 +307,7 @@ def test_a_loop_over_two_slices_without_a_known_end(double, increment):
         step(1.0)
 
 
-def test_a_scan_over_one_slice(double, increment):
+def test_program_scan_over_one_slice(double, increment):
     @pw.program
     def step(x):
         h, seen = jax.lax.scan(lambda h, _: (double(h), h), x, None, length=3)
@@ -318,7 +318,7 @@ def test_a_scan_over_one_slice(double, increment):
     np.testing.assert_array_equal(seen, [1, 2, 4])
 
 
-def test_a_placed_call_inside_a_placed_call_of_another_slice(slices, increment):
+def test_jit_refuses_call_inside_function_of_other_slice(slices, increment):
     @pw.jit(devices=slices[0])
     def outer(x):
         return increment(x) * 2  # nested call
@@ -330,7 +330,7 @@ def test_a_placed_call_inside_a_placed_call_of_another_slice(slices, increment):
         outer(1.0)
 
 
-def test_a_placed_call_inside_a_placed_call_of_the_same_slice(slices, double):
+def test_jit_called_inside_function_of_same_slice(slices, double):
     outer = pw.jit(lambda x: double(double(x)) + 1, devices=slices[0])
     assert pw.program(lambda x: outer(x))(1.0) == 5
     assert outer(2.0) == 9
@@ -340,7 +340,7 @@ def test_a_placed_call_inside_a_placed_call_of_the_same_slice(slices, double):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_ordered_prints_are_refused(slices, double, inside):
+def test_program_refuses_ordered_prints(slices, double, inside):
     def say(x):
         jax.debug.print("x = {}", x, ordered=True)
         return x * 2
@@ -355,7 +355,7 @@ def test_ordered_prints_are_refused(slices, double, inside):
         step(1.0)
 
 
-def test_prints_inside_and_between_placed_functions(slices, double, capfd):
+def test_program_prints_inside_and_between_placed_functions(slices, double, capfd):
     @pw.jit(devices=slices[1])
     def inside(x):
         jax.debug.print("inside {}", x)
@@ -374,7 +374,7 @@ def test_prints_inside_and_between_placed_functions(slices, double, capfd):
     assert sorted(lines) == sorted(["", *(f"{w} {2.0 * n}" for w in ("inside", "between") for n in range(3))])
 
 
-def test_prints_on_a_slice_of_several_devices(capfd):
+def test_program_prints_on_slice_of_several_devices(capfd):
     s0 = pw.make_virtual_device_set().add_slice(4, "x")
 
     @pw.jit(devices=s0)
@@ -389,7 +389,7 @@ def test_prints_on_a_slice_of_several_devices(capfd):
     assert set(lines) == {"inside 1.0", ""}
 
 
-def test_a_print_is_enough_to_run_a_program(double, capfd):
+def test_program_runs_for_its_print(double, capfd):
     @pw.program
     def step(x):
         jax.debug.print("got {}", double(x))
@@ -399,7 +399,7 @@ def test_a_print_is_enough_to_run_a_program(double, capfd):
     assert capfd.readouterr().out == "got 2.0\n"
 
 
-def test_pure_callbacks_inside_and_between_placed_functions(slices, double):
+def test_program_pure_callbacks(slices, double):
     def call_numpy(x):
         return jax.pure_callback(np.sqrt, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
@@ -408,7 +408,7 @@ def test_pure_callbacks_inside_and_between_placed_functions(slices, double):
     np.testing.assert_array_equal(f(np.full(3, 128, np.float32)), [4, 4, 4])
 
 
-def test_an_exception_in_a_callback_surfaces_on_what_depends_on_it(slices, double):
+def test_program_exception_in_callback_surfaces(slices, double):
     def fail(x):
         raise ValueError("mine")
 
@@ -424,7 +424,7 @@ def test_an_exception_in_a_callback_surfaces_on_what_depends_on_it(slices, doubl
     jax.effects_barrier()
 
 
-def test_a_callback_runs_even_if_nobody_reads_its_result(slices, double):
+def test_program_callback_runs_for_unread_result(slices, double):
     seen: list[float] = []
 
     @pw.jit(devices=slices[1])
@@ -447,7 +447,7 @@ def test_a_callback_runs_even_if_nobody_reads_its_result(slices, double):
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")
-def test_a_computation_that_xla_refuses(slices, double):
+def test_program_names_computation_that_xla_refuses(slices, double):
     @pw.jit(devices=slices[1])
     def strange(x):
         return jax.ffi.ffi_call("not_there", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
@@ -512,7 +512,7 @@ while True:
 
 
 @pytest.mark.parametrize("body", [COMPILE, RUN, STEPS], ids=["compile", "run", "steps"])
-def test_ctrl_c_is_a_keyboard_interrupt(body):
+def test_ctrl_c_is_keyboard_interrupt(body):
     with subprocess.Popen(script(body), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
@@ -528,7 +528,7 @@ def test_ctrl_c_is_a_keyboard_interrupt(body):
     assert errors.removesuffix(STILL_COMPILING).endswith("\nKeyboardInterrupt\n")
 
 
-def test_a_process_may_end_while_work_is_in_flight():
+def test_process_exits_while_work_is_in_flight():
     body, _, _ = RUN.partition("print(")
     done = subprocess.run(
         script(body + "for _ in range(9): result = step(result)"),
@@ -557,7 +557,7 @@ print(double(1.0))
 """
 
 
-def test_the_number_of_cpu_devices_comes_from_the_environment():
+def test_cpu_devices_from_environment():
     done = run_with(DOUBLE, PW_CPU_DEVICES="3")
     assert done.stdout == "2.0\n", done.stderr
 
@@ -575,12 +575,12 @@ IMPORTS_JAX_FIRST = "import jax\n" + USES_JAX_FIRST
 
 
 @pytest.mark.parametrize("before", [USES_JAX_FIRST, IMPORTS_JAX_FIRST])
-def test_the_number_of_cpu_devices_holds_when_jax_is_used_first(before):
+def test_cpu_devices_if_jax_is_used_first(before):
     done = run_with(before + DOUBLE, PW_CPU_DEVICES="3")
     assert done.stdout == "2.0\n", done.stderr
 
 
-def test_jax_was_used_before_pathways_was_imported():
+def test_cpu_devices_if_jax_was_used_before_import():
     done = run_with(USES_JAX_BEFORE_ITS_IMPORT_OF_PATHWAYS + DOUBLE, PW_CPU_DEVICES="3")
     message = (
         "RuntimeError: PW_CPU_DEVICES=3: JAX has started with 1 CPU device, before pathways was imported; "
@@ -590,7 +590,7 @@ def test_jax_was_used_before_pathways_was_imported():
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "nothere"])
-def test_a_platform_that_is_not_there(platform):
+def test_platform_that_is_not_available(platform):
     done = run_with("import pathways as pw\npw.cluster()", JAX_PLATFORMS=platform)
     (message,) = (line for line in done.stderr.splitlines() if "Error" in line)
     assert re.search(rf"ResourceError: JAX_PLATFORMS={platform}: JAX has no devices here", message), (
@@ -608,7 +608,7 @@ def test_a_platform_that_is_not_there(platform):
         ("2", "not enough devices: it needs 3.*there are 2.*\n.*set PW_CPU_DEVICES=3 in the environment"),
     ],
 )
-def test_a_number_of_cpu_devices_that_cannot_be(value, message):
+def test_cpu_devices_refuses_bad_number(value, message):
     done = run_with(DOUBLE, PW_CPU_DEVICES=value)
     assert done.returncode == 1
     assert re.search(message, done.stderr), done.stderr

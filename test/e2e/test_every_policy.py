@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from check import assert_close
 from dual_pipe import dual_pipe_v
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from models import gradients_of, squared_error
 
 import pathways as pw
 from pathways.passes.schedule.policies.registry import POLICIES
@@ -31,33 +33,17 @@ def owners_of(shape: str, width: int) -> list[int]:
     return {"line": down, "V": [*down, *reversed(down)], "turns": [*down, *down]}[shape]
 
 
-def step_of(stages: Any, microbatches: int) -> Any:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, y = batch
-        for stage, w in zip(stages, params, strict=True):
-            x = stage(w, x)
-        return jnp.mean((x - y) ** 2)
-
-    return lambda params, batch: pw.accumulate(jax.value_and_grad(loss), microbatches)(params, batch)
-
-
 def program_of(owners: list[int], microbatches: int, schedule: str) -> Any:
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((1,), ("x",)) for _ in range(max(owners) + 1)]
     stages = [pw.jit(layer, devices=slices[owner], stage=n) for n, owner in enumerate(owners)]
-    return pw.program(step_of(stages, microbatches), schedule=schedule)
+    return pw.program(gradients_of(squared_error(stages), microbatches), schedule=schedule)
 
 
 def arguments(stages: int, microbatches: int, dtype: Any = np.float32) -> tuple[Any, Any]:
     random = np.random.default_rng(stages * 100 + microbatches)
     params = [random.normal(size=(4, 4)).astype(dtype) * 0.5 for _ in range(stages)]
     return params, tuple(random.normal(size=(2, 2 * microbatches, 4)).astype(dtype))
-
-
-def error(got: Any, wanted: Any) -> float:
-    """The largest difference of an array, relative to its norm."""
-    pairs = jax.tree.map(lambda a, b: np.linalg.norm(np.subtract(a, b)) / np.linalg.norm(b), got, wanted)
-    return max(jax.tree.leaves(pairs))
 
 
 def most_live(timeline: Any, stage: int) -> int:
@@ -73,7 +59,8 @@ def most_live(timeline: Any, stage: int) -> int:
 
 @functools.cache
 def expected(stages: int, microbatches: int) -> Any:
-    return jax.jit(step_of([layer] * stages, microbatches))(*arguments(stages, microbatches))
+    step = gradients_of(squared_error([layer] * stages), microbatches)
+    return jax.jit(step)(*arguments(stages, microbatches))
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "search"])
@@ -81,7 +68,7 @@ def expected(stages: int, microbatches: int) -> Any:
 @given(
     st.sampled_from(["line", "V", "turns"]), st.integers(2, 3), st.integers(1, 3), st.sampled_from(OPTIONS)
 )
-def test_gradients_are_those_of_one_module_and_limits_hold(
+def test_policy_gradients_agree_with_jit_and_limits_hold(
     policy: str, shape: str, width: int, times: int, options: str
 ):
     owners, microbatches = owners_of(shape, width), width * times
@@ -96,7 +83,7 @@ def test_gradients_are_those_of_one_module_and_limits_hold(
         if any(word in str(refused) for word in words):
             return
         raise
-    assert error(compiled(*arrays), expected(len(owners), microbatches)) < 1e-6
+    assert_close(compiled(*arrays), expected(len(owners), microbatches))
     if "max-live" in options:
         limit = int(options.partition("max-live=")[2][0])
         timeline = compiled.timeline({"kinds": {"fwd": 1, "bwd": 2}})
@@ -104,21 +91,21 @@ def test_gradients_are_those_of_one_module_and_limits_hold(
 
 
 @pytest.mark.parametrize("policy", ["zb-v", "search(max-live=3, iterations=40)"])
-def test_double_precision_in_a_v(policy: str):
+def test_policy_in_double_precision_in_v(policy: str):
     with jax.enable_x64(True):
         arrays = arguments(4, 4, np.float64)
         got = program_of([0, 1, 1, 0], 4, policy)(*arrays)
-        assert error(got, jax.jit(step_of([layer] * 4, 4))(*arrays)) < 1e-10
+        assert_close(got, jax.jit(gradients_of(squared_error([layer] * 4), 4))(*arrays), 1e-10)
 
 
-def test_bytes_that_a_search_may_have_bound_the_peak():
+def test_policy_search_keeps_peak_under_max_bytes():
     """Slices hold what backwards read of each microbatch that is under way, most of it the later ones."""
     arrays = arguments(3, 6)
     peaks = []
     for limit in (256, 192, 128):
         step = program_of([0, 1, 2], 6, f"search(max-bytes={limit}, iterations=40)")
         compiled = step.lower(*arrays).compile()
-        assert error(compiled(*arrays), expected(3, 6)) < 1e-6
+        assert_close(compiled(*arrays), expected(3, 6))
         timeline = compiled.timeline()
         peaks.append(sum(map(timeline.peak_bytes, timeline.slices)))
     assert peaks[0] > peaks[1] > peaks[2]
@@ -126,20 +113,20 @@ def test_bytes_that_a_search_may_have_bound_the_peak():
         program_of([0, 1, 2], 6, "search(max-bytes=8)").lower(*arrays)
 
 
-def test_dual_pipe_v_runs_from_its_file(tmp_path: Path):
+def test_policy_from_file_of_dual_pipe_v(tmp_path: Path):
     """A file of torch's: stages in a V, wholes and halves of backwards, and actions that may overlap."""
     file = tmp_path / "dualpipev.csv"
     file.write_text(dual_pipe_v(2, 4))
     arrays = arguments(4, 4)
-    assert error(program_of([0, 1, 1, 0], 4, str(file))(*arrays), expected(4, 4)) < 1e-6
+    assert_close(program_of([0, 1, 1, 0], 4, str(file))(*arrays), expected(4, 4))
 
 
-def test_a_search_says_what_it_found():
+def test_policy_search_remarks_on_its_result():
     remarks = program_of([0, 1, 2], 6, "search(iterations=40)").lower(*arguments(3, 6)).remarks
     assert any("above the lower bound" in remark.message for remark in remarks)
 
 
-def test_options_that_are_none():
+def test_policy_refuses_unknown_options():
     with pytest.raises(ValueError, match="option 'max-lives' is unknown; did you mean 'max-live'"):
         program_of([0, 1], 4, "zb-h1(max-lives=3)")
     with pytest.raises(pw.ProgramError, match=r"'nowhere\.json': No such file or directory"):

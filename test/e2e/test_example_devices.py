@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("tpu", 3, 3, (1,), ((1,), False)),
     ],
 )
-def test_slices_fit_on_what_there_is(monkeypatch, platform, count, slices, shape, expected):
+def test_examples_fit_slices_on_available_devices(monkeypatch, platform, count, slices, shape, expected):
     monkeypatch.syspath_prepend(EXAMPLES)
     from _devices import fit
 
@@ -46,7 +46,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         ("char_lm.py", ["--quick", "--dump-dir"], "losses of the first 12 steps agree"),
     ],
 )
-def test_an_example_runs_on_a_single_device(tmp_path, example, arguments, promise):
+def test_examples_run_on_single_device(tmp_path, example, arguments, promise):
     folder = [str(tmp_path)] if "--dump-dir" in arguments else []
     done = preloaded.run("-c", ON_ONE_DEVICE, EXAMPLES, EXAMPLES / example, *arguments, *folder)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -21,7 +21,7 @@ open(sys.argv[1], "wb").write(exported.serialize(vjp_order=1))
 """
 
 
-def test_a_function_of_another_process_is_placed_and_differentiated(tmp_path: Path) -> None:
+def test_exported_function_is_placed_and_differentiated(tmp_path: Path) -> None:
     pytest.importorskip("flatbuffers")
     file = tmp_path / "embed.bin"
     subprocess.run([sys.executable, "-c", WRITER, file], check=True)

@@ -14,7 +14,7 @@ def stage():
     return pw.jit(lambda w, x: x @ w, devices=devices.add_slice((1,), ("x",)))
 
 
-def test_an_error_in_a_placed_function_says_where_it_is_placed_and_what_it_got(stage):
+def test_jit_error_notes_slice_and_types(stage):
     @pw.program
     def apply(w, x):
         return stage(w, x)
@@ -36,7 +36,7 @@ def test_an_error_in_a_placed_function_says_where_it_is_placed_and_what_it_got(s
         (([W, W],), {"x": W}, r"compiled for positional arguments of structure tuple of length 2, got "),
     ],
 )
-def test_arguments_of_another_structure_are_named(stage, args, kwargs, message):
+def test_compiled_names_arguments_of_other_structure(stage, args, kwargs, message):
     @pw.program
     def apply(params, x):
         return stage(params[0], x)
@@ -46,19 +46,19 @@ def test_arguments_of_another_structure_are_named(stage, args, kwargs, message):
         compiled(*args, **kwargs)
 
 
-def test_a_misspelt_phase(stage):
+def test_jit_suggests_phase(stage):
     with pytest.raises(ValueError, match="unknown phase 'plced'; did you mean 'placed'"):
         stage.lower(W, W).as_text("plced")
 
 
-def test_a_misspelt_name_of_the_package():
+def test_package_suggests_name():
     with pytest.raises(AttributeError, match="has no attribute 'acumulate'") as caught:
         pw.acumulate  # noqa: B018
     # From these two Python makes its guess.
     assert (caught.value.name, caught.value.obj) == ("acumulate", pw)
 
 
-def test_a_folder_for_forms_that_is_none(stage, monkeypatch, tmp_path):
+def test_pw_dump_to_refuses_file(stage, monkeypatch, tmp_path):
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("PW_DUMP_TO", str(file))

@@ -190,21 +190,21 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("example", LOWERED)
-def test_accepts_the_scheduled_program_of_an_example(example: str, lowered: Path, tmp_path: Path) -> None:
+def test_irdl_accepts_scheduled_example(example: str, lowered: Path, tmp_path: Path) -> None:
     export(lowered / f"{example}.scheduled.mlir", tmp_path)
     done = check(tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"pw.launch"' in done.stdout
 
 
-def test_accepts_an_example_written_in_mlir(tmp_path: Path) -> None:
+def test_irdl_accepts_example_in_mlir(tmp_path: Path) -> None:
     export(EXAMPLES / "two_slices.mlir", tmp_path, *(f"--{name}" for name in PASSES))
     done = check(tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"pw.channel"' in done.stdout
 
 
-def test_accepts_every_operation(exported: Path) -> None:
+def test_irdl_accepts_every_operation(exported: Path) -> None:
     text = (exported / "program.mlir").read_text()
     assert set(re.findall(r'"(pw\.\w+)"', text)) == set(OPERATIONS)
     done = check(exported)
@@ -212,7 +212,9 @@ def test_accepts_every_operation(exported: Path) -> None:
 
 
 @pytest.mark.parametrize(("found", "replaced", "message"), BROKEN.values(), ids=BROKEN)
-def test_refuses(found: str, replaced: str, message: str, exported: Path, tmp_path: Path) -> None:
+def test_irdl_refuses_broken_operations(
+    found: str, replaced: str, message: str, exported: Path, tmp_path: Path
+) -> None:
     text = (exported / "program.mlir").read_text()
     assert text.count(found) == 1
     shutil.copy(exported / "pw.irdl.mlir", tmp_path)

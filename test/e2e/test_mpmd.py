@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from check import assert_close
 from jaxlib.mlir import ir
 from mpmd_programs import CALLS, PROGRAMS, MpmdProgram, normal
 
@@ -58,30 +59,25 @@ def check(lowered: Lowered, program: MpmdProgram) -> Any:
     for _ in range(2):
         args = jax.tree.map(jax.numpy.array, tuple(program.args))
         results = run(*args)
-        assert jax.tree.structure(results) == jax.tree.structure(expected)
-        for got, want in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
-            assert (got.shape, got.dtype) == (want.shape, want.dtype)
-            if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
-                got, want = jax.random.key_data(got), jax.random.key_data(want)
-            np.testing.assert_allclose(np.array(got), np.array(want), rtol=2e-5, atol=1e-6)
+        assert_close(results, expected, 2e-6)
     return args, results
 
 
 @pytest.mark.parametrize(
     ("name", "form"), [(name, form) for name, program in PROGRAMS.items() for form in program.forms]
 )
-def test_programs_equal_plain_jax(name, form):
+def test_from_mpmd_agrees_with_jit(name, form):
     check(lower_partitioned(partitioned(name, form)), PROGRAMS[name])
 
 
-def test_donated_arguments_end_also_where_jax_has_dropped_them():
+def test_from_mpmd_deletes_donated_arguments_that_jax_dropped():
     args, results = check(lower_partitioned(partitioned("two_stages", "call")), PROGRAMS["two_stages"])
     assert all(array.is_deleted() for array in jax.tree.leaves((args[0], args[2])))
     assert not args[1].is_deleted()
     assert [next(iter(w.devices())).id for w in results["params"]["w"]] == [0, 1]
 
 
-def test_results_lie_as_shardy_says():
+def test_from_mpmd_keeps_shardings_of_results():
     first, second = (set(mesh.devices.flat) for mesh in PROGRAMS["sharded"].topology().values())
     for form in PROGRAMS["sharded"].forms:
         loss, params = lower_partitioned(partitioned("sharded", form)).compile().output_shardings
@@ -89,7 +85,7 @@ def test_results_lie_as_shardy_says():
         assert [s.spec for s in params] == [jax.P(None, "x"), jax.P("x")]
 
 
-def test_the_order_and_the_origins_are_shardys():
+def test_from_mpmd_keeps_order_and_origins():
     """Each slice does what its mesh does, in the order of the schedule."""
     stored = (STORED / "zero_bubble_h1.fragment.mlir").read_text()
     lowered = lower_partitioned(partitioned("zero_bubble_h1", "fragment"))
@@ -104,13 +100,13 @@ def test_the_order_and_the_origins_are_shardys():
         assert {origin.stage for origin in ran} == {stage}
 
 
-def test_fragments_may_be_fused():
+def test_from_mpmd_fuses_fragments():
     apart, fused = (lower_partitioned(partitioned("two_stages", "call"), fuse=fuse) for fuse in (False, True))
     check(fused, PROGRAMS["two_stages"])
     assert [one.compile().cost_analysis()["launches"] for one in (apart, fused)] == [4, 3]
 
 
-def test_callbacks_run_once_for_each_launch():
+def test_from_mpmd_runs_callbacks_once_for_each_launch():
     CALLS.clear()
     check(lower_partitioned(partitioned("with_callbacks", "call")), PROGRAMS["with_callbacks"])
     jax.effects_barrier()
@@ -118,14 +114,14 @@ def test_callbacks_run_once_for_each_launch():
     assert len(CALLS) == 2 * 3
 
 
-def test_programs_of_one_topology_share_their_slices():
+def test_from_mpmd_shares_slices_of_one_topology():
     one, other = (lower_partitioned(partitioned("two_stages", form)) for form in ("call", "fragment"))
     assert list(one.slices.values()) == list(other.slices.values())
     elsewhere = lower_partitioned(partitioned("sharded", "call"))
     assert not set(elsewhere.slices.values()) & set(one.slices.values())
 
 
-def test_meshes_may_get_slices_of_the_user():
+def test_from_mpmd_accepts_slices_of_user():
     devices = pw.make_virtual_device_set()
     own = {name: devices.add_slice(1, "x") for name in ("mesh0", "mesh1")}
     lowered = lower_partitioned(partitioned("two_stages", "call"), slices=own)
@@ -137,7 +133,7 @@ def test_meshes_may_get_slices_of_the_user():
         lower_partitioned(partitioned("two_stages", "call"), slices={"mesh0": devices.add_slice(2, "x")})
 
 
-def test_a_bundle_holds_a_program_and_a_timeline_shows_it(tmp_path):
+def test_from_mpmd_saves_bundle_and_timeline(tmp_path):
     program = PROGRAMS["zero_bubble_h1"]
     lowered = lower_partitioned(partitioned("zero_bubble_h1", "fragment"))
     lowered.save(tmp_path / "step.pwb")
@@ -150,13 +146,13 @@ def test_a_bundle_holds_a_program_and_a_timeline_shows_it(tmp_path):
     assert timeline.step_time > 0
 
 
-def test_what_is_not_of_the_front_end_is_refused():
+def test_from_mpmd_refuses_what_is_not_of_front_end():
     with pytest.raises(TypeError, match=r"from_mpmd takes what mpmd.jit\(f, config\).lower\(\*args\)"):
         pw.from_mpmd(jax.jit(lambda x: x).lower(1.0))
 
 
 @pytest.mark.skipif(find_spec("shardy") is not None, reason="the front end is installed")
-def test_without_the_front_end_an_error_says_how_to_install_it():
+def test_from_mpmd_error_says_how_to_install_front_end():
     with pytest.raises(
         ImportError, match=r"needs Shardy's MPMD front end .*: pip install \"shardy-mpmd @ git"
     ):
@@ -175,7 +171,7 @@ func.func public @main(%k: !m, %x: !m) -> !m attributes {topology = #mpmd.topolo
 """
 
 
-def test_arrays_that_the_function_closes_over_are_hidden_arguments(tmp_path):
+def test_from_mpmd_closed_over_arrays_are_hidden_arguments(tmp_path):
     """As JAX lowers them with `jax_use_simplified_jaxpr_constants`; the argument between is dropped."""
     constant, x = normal(4), normal(2, 2).reshape(4)
     arguments = jax.tree.leaves(jax.jit(lambda unused, x: x).lower(3.0, x).args_info)

@@ -58,7 +58,7 @@ def array(leaf: Any) -> Any:
     return jnp.asarray(values if jnp.issubdtype(leaf.dtype, jnp.floating) else np.abs(values) > 1, leaf.dtype)
 
 
-def test_programs_of_its_own_tests_equal_jax_jit():
+def test_from_mpmd_agrees_with_jit_on_tests_of_front_end():
     programs = lowered_by_its_tests()
     assert len(programs) >= 52
     for wrapped, types_, lowered in programs:

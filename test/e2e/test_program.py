@@ -73,7 +73,7 @@ class Point:
         return cls(*children)
 
 
-def test_structures_go_in_and_out(chain):
+def test_program_accepts_and_returns_trees(chain):
     @pw.program
     def f(tree):
         return {"all": chain(tree), "nothing": None, "empty": ()}
@@ -89,13 +89,13 @@ def test_structures_go_in_and_out(chain):
     assert out["all"]["c"].y == 4
 
 
-def test_keyword_arguments_and_defaults(chain):
+def test_program_accepts_keywords_and_defaults(chain):
     f = pw.program(lambda x, *, y, z=3.0: chain(x) + y * z)
     assert f(np.float32(1), y=np.float32(2)) == 9
     assert f(x=np.float32(1), y=np.float32(2), z=np.float32(1)) == 5
 
 
-def test_a_result_may_be_an_argument_or_a_constant_or_occur_twice(chain):
+def test_program_returns_arguments_constants_and_duplicates(chain):
     @pw.program
     def f(x):
         y = chain(x)
@@ -107,17 +107,17 @@ def test_a_result_may_be_an_argument_or_a_constant_or_occur_twice(chain):
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_argument_that_nothing_reads(chain):
+def test_program_accepts_unused_argument(chain):
     f = pw.program(lambda x, unused: chain(x))
     assert f(np.float32(1), np.zeros(1000)) == 3
     assert f(np.float32(1), jnp.zeros(1000)) == 3
 
 
-def test_arrays_of_size_zero(chain):
+def test_program_accepts_empty_array(chain):
     assert pw.program(chain)(jnp.zeros((0, 3))).shape == (0, 3)
 
 
-def test_results_are_arrays_of_their_own(slices):
+def test_program_results_do_not_alias(slices):
     """As under `jax.jit`: a caller may donate one without losing another, or what it passed."""
     double = pw.jit(lambda x: x * 2, devices=slices[0])
     same = pw.program(lambda x: (double(x), double(x), x, x))
@@ -132,7 +132,7 @@ def test_results_are_arrays_of_their_own(slices):
 # Static arguments.
 
 
-def test_static_arguments_by_number_and_by_name(chain):
+def test_program_static_arguments_by_number_and_name(chain):
     fun, traces = counted(lambda x, n, *, mode: chain(x) * n if mode == "times" else chain(x) + n)
     f = pw.program(fun, static_argnums=1, static_argnames="mode")
     assert f(np.float32(1), 3, mode="times") == 9
@@ -141,7 +141,7 @@ def test_static_arguments_by_number_and_by_name(chain):
     assert len(traces) == 2
 
 
-def test_a_static_argument_has_one_meaning_by_position_and_by_name(chain):
+def test_program_static_argument_same_by_position_and_name(chain):
     f = pw.program(lambda x, n: chain(x) * n, static_argnames="n")
     assert f(np.float32(1), 3) == 9
     assert f(np.float32(1), n=3) == 9
@@ -149,12 +149,12 @@ def test_a_static_argument_has_one_meaning_by_position_and_by_name(chain):
     assert f(np.float32(1), n=4) == 12
 
 
-def test_static_names_behind_positional_ones(chain):
+def test_program_static_names_after_positional_ones(chain):
     f = pw.program(lambda x, *more, n: (chain(x) + sum(more)) * n, static_argnames="n")
     assert f(np.float32(1), 2, 3, n=2) == 16
 
 
-def test_static_arguments_of_placed_functions(slices):
+def test_jit_static_arguments(slices):
     power = pw.jit(
         lambda x, n, *, scale: scale * x**n, devices=slices[0], static_argnums=1, static_argnames="scale"
     )
@@ -175,7 +175,7 @@ EQUAL = (2, 2.0, np.float32(2), 2 + 0j, 1, True, 1.0)
         ("program", {"static_argnames": "n"}),
     ],
 )
-def test_static_arguments_that_are_equal_and_of_different_types(slices, make, by):
+def test_program_static_arguments_equal_of_different_types(slices, make, by):
     def scale(x, n):
         return x * n
 
@@ -197,14 +197,14 @@ def test_static_arguments_that_are_equal_and_of_different_types(slices, make, by
 
 
 @pytest.mark.parametrize("first", [(1,), (1.0,), (True,)])
-def test_static_tuples_that_are_equal_are_one_as_in_jax(slices, first):
+def test_jit_static_tuples_equal_are_one(slices, first):
     f = pw.jit(lambda x, n: x * n[0], devices=slices[0], static_argnums=1)
     reference = jax.jit(lambda x, n: x * n[0], static_argnums=1)
     for n in [first, (1,), (1.0,), (True,)]:
         assert f(np.arange(3), n).dtype == reference(np.arange(3), n).dtype
 
 
-def test_a_static_number_counts_from_the_end_of_the_parameters(slices):
+def test_jit_static_number_counts_from_end(slices):
     def power(x, n=2, scale=1.0):
         return scale * x**n
 
@@ -215,7 +215,7 @@ def test_a_static_number_counts_from_the_end_of_the_parameters(slices):
 # Donation.
 
 
-def test_donated_arguments_are_deleted_and_no_others(chain):
+def test_program_donation_deletes_donated_arguments_only(chain):
     f = pw.program(lambda a, b, c: (chain(a), chain(b), chain(c)), donate_argnums=0, donate_argnames="c")
     for _ in range(3):
         a, b, c = jnp.ones(1000), jnp.ones(1000), jnp.ones(1000)
@@ -225,7 +225,7 @@ def test_donated_arguments_are_deleted_and_no_others(chain):
             np.testing.assert_array_equal(result, np.full(1000, 3))
 
 
-def test_a_donated_argument_on_its_slice_is_deleted(chain):
+def test_program_donation_deletes_argument_in_place(chain):
     update = pw.program(chain, donate_argnums=0)
     start = pw.program(chain)(jnp.ones(100_000))
     end = update(start)
@@ -233,7 +233,7 @@ def test_a_donated_argument_on_its_slice_is_deleted(chain):
     np.testing.assert_array_equal(end[:3], [7, 7, 7])
 
 
-def test_numpy_arguments_survive_their_donation(chain):
+def test_program_donation_keeps_numpy_arguments(chain):
     update = pw.program(chain, donate_argnums=0)
     for size in (1, 4096):
         given = np.ones(size, np.float32)
@@ -243,14 +243,14 @@ def test_numpy_arguments_survive_their_donation(chain):
             np.testing.assert_array_equal(result, 3)
 
 
-def test_a_donated_argument_that_is_returned(chain):
+def test_program_donation_of_returned_argument(chain):
     x = jnp.ones(100)
     same, more = pw.program(lambda x: (x, chain(x)), donate_argnums=0)(x)
     np.testing.assert_array_equal(same, np.ones(100))
     np.testing.assert_array_equal(more, np.full(100, 3))
 
 
-def test_a_donated_array_passed_twice_is_refused_before_launch(chain):
+def test_program_donation_refuses_array_passed_twice(chain):
     ran: list[int] = []
 
     @pw.program(donate_argnames="params")
@@ -269,7 +269,7 @@ def test_a_donated_array_passed_twice_is_refused_before_launch(chain):
     assert not x.is_deleted()
 
 
-def test_a_donated_array_passed_twice_is_refused_on_the_first_call_and_on_other_devices(chain):
+def test_program_donation_refuses_array_passed_twice_from_other_device(chain):
     @pw.program(donate_argnums=(0, 1))
     def step(a, b):
         return chain(a) + chain(b)
@@ -280,7 +280,7 @@ def test_a_donated_array_passed_twice_is_refused_on_the_first_call_and_on_other_
     assert not x.is_deleted()
 
 
-def test_using_a_donated_array_again_says_so(chain):
+def test_program_donation_names_array_used_again(chain):
     update = pw.program(chain, donate_argnums=0)
     x = pw.program(chain)(jnp.ones(1000))
     update(x)
@@ -302,7 +302,7 @@ def gone(sharding: Any = None, *, donated: bool) -> jax.Array:
 
 
 @pytest.mark.parametrize(("where", "donated"), [("in place", True), ("elsewhere", False)])
-def test_an_argument_that_was_deleted_is_named(chain, donated, where):
+def test_program_refuses_deleted_argument(chain, donated, where):
     """Also when an earlier step of the same call has used up another, which was donated to it."""
 
     @pw.program(donate_argnames="state")
@@ -319,7 +319,7 @@ def test_an_argument_that_was_deleted_is_named(chain, donated, where):
     )
 
 
-def test_a_mirrored_argument_that_was_deleted_is_named(slices):
+def test_program_refuses_deleted_mirrored_argument(slices):
     first, second = (pw.jit(lambda x, n: x * n, devices=s) for s in slices)
     step = pw.program(lambda x, n: (first(x, n), second(x, n)))
     x = np.ones(8, np.float32)
@@ -331,7 +331,7 @@ def test_a_mirrored_argument_that_was_deleted_is_named(slices):
 # Types, and how often a program is traced.
 
 
-def test_weak_types_are_those_of_jit(chain):
+def test_program_weak_types_agree_with_jit(chain):
     def f(x, y):
         return chain(x), chain(y), x + y, 3 * x
 
@@ -341,7 +341,7 @@ def test_weak_types_are_those_of_jit(chain):
             assert (a.dtype, a.weak_type, float(a)) == (b.dtype, b.weak_type, float(b))
 
 
-def test_weak_and_strong_arguments_are_different_signatures(chain):
+def test_program_traces_weak_and_strong_arguments_apart(chain):
     fun, traces = counted(lambda x: chain(x))
     f = pw.program(fun)
     weak, strong = f(1.0), f(np.float32(1))
@@ -350,7 +350,7 @@ def test_weak_and_strong_arguments_are_different_signatures(chain):
     assert len(traces) == 2
 
 
-def test_python_numbers_and_numpy_arrays_are_arguments(chain):
+def test_program_accepts_python_numbers_and_numpy_arrays(chain):
     f = pw.program(chain)
     arguments = [
         True,
@@ -370,7 +370,7 @@ def test_python_numbers_and_numpy_arrays_are_arguments(chain):
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_one_trace_for_each_signature(chain):
+def test_program_traces_once_for_each_signature(chain):
     fun, traces = counted(lambda x: chain(x))
     f = pw.program(fun)
     for argument in [np.ones(3), jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices()[5]), np.zeros(3)]:
@@ -385,7 +385,7 @@ def test_one_trace_for_each_signature(chain):
     assert len(traces) == 4
 
 
-def test_a_placed_function_is_one_computation_however_often_it_is_called(slices):
+def test_jit_called_often_is_one_computation(slices):
     fun, traces = counted(lambda x: x * 2)
     double = pw.jit(fun, devices=slices[0])
     lowered = pw.program(lambda x: double(double(double(double(x))))).lower(np.float32(1))
@@ -393,7 +393,7 @@ def test_a_placed_function_is_one_computation_however_often_it_is_called(slices)
     assert len(re.findall(r"func.func private", lowered.as_text("placed"))) == 1
 
 
-def test_settings_of_jax_are_part_of_the_signature(chain):
+def test_program_traces_again_for_other_settings_of_jax(chain):
     fun, traces = counted(lambda x: chain(x @ x))
     f = pw.program(fun)
     x = np.eye(3)
@@ -411,7 +411,7 @@ def test_settings_of_jax_are_part_of_the_signature(chain):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "complex128"])
-def test_arrays_of_64_bits_outside_of_x64_are_what_they_are_for_jit(chain, dtype):
+def test_program_converts_64_bits_outside_x64_as_jit(chain, dtype):
     with jax.enable_x64(True):
         x = (jnp.arange(4) + 2**40).astype(dtype)
     fun, traces = counted(lambda x: (chain(x), x, x + x))
@@ -425,7 +425,7 @@ def test_arrays_of_64_bits_outside_of_x64_are_what_they_are_for_jit(chain, dtype
     assert len(traces) == 1
 
 
-def test_debug_nans_may_be_switched_on_and_off(slices):
+def test_program_debug_nans_can_be_switched(slices):
     logarithm = pw.jit(jnp.log, devices=slices[0])
     f = pw.program(lambda x: logarithm(x))
     for _ in range(2):
@@ -437,7 +437,7 @@ def test_debug_nans_may_be_switched_on_and_off(slices):
 # Where arguments come from.
 
 
-def test_arrays_on_other_devices_are_moved_and_a_remark_says_so_once(slices, caplog):
+def test_program_moves_arguments_with_one_remark(slices, caplog):
     f = pw.program(pw.jit(lambda batch: batch * 2, devices=slices[0]))
     home = device_of(f(jnp.ones(3)))
     away = next(d for d in jax.devices() if d != home)
@@ -451,21 +451,21 @@ def test_arrays_on_other_devices_are_moved_and_a_remark_says_so_once(slices, cap
     assert slices[0].name in remark
 
 
-def test_an_array_that_is_in_place_is_not_remarked(slices, caplog):
+def test_program_does_not_remark_on_array_in_place(slices, caplog):
     f = pw.program(pw.jit(lambda batch: batch * 2, devices=slices[0]))
     with caplog.at_level(logging.INFO, logger="pathways"):
         f(f(jnp.ones(3)))
     assert not [r for r in caplog.records if "is moved" in r.getMessage()]
 
 
-def test_arrays_from_another_program(chain):
+def test_program_accepts_results_of_other_program(chain):
     other = pw.make_virtual_device_set().add_slice(2, "x")
     make = pw.program(pw.jit(lambda x: x - 1, devices=other))
     made = make(jnp.arange(3.0))
     np.testing.assert_array_equal(pw.program(chain)(made), [-1, 1, 3])
 
 
-def test_sharded_arrays_of_the_user_are_moved(chain):
+def test_program_moves_sharded_arguments(chain):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), "d")
     x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
     np.testing.assert_array_equal(pw.program(chain)(x), 2 * np.arange(8) + 1)
@@ -474,7 +474,7 @@ def test_sharded_arrays_of_the_user_are_moved(chain):
 # Ahead of time.
 
 
-def test_lowering_needs_no_arrays(chain):
+def test_program_lower_accepts_types(chain):
     f = pw.program(lambda p, x: chain(p["w"]) + x)
     lowered = f.lower({"w": jax.ShapeDtypeStruct((3,), jnp.float32)}, x=jax.ShapeDtypeStruct((), jnp.float32))
     assert [str(aval) for aval in lowered.in_avals] == ["float32[3]", "float32[]"]
@@ -483,7 +483,7 @@ def test_lowering_needs_no_arrays(chain):
     np.testing.assert_array_equal(compiled({"w": jnp.ones(3)}, x=jnp.float32(2)), [5, 5, 5])
 
 
-def test_lowering_with_static_arguments(chain):
+def test_program_lower_with_static_arguments(chain):
     f = pw.program(lambda x, n: chain(x) * n, static_argnums=1)
     compiled = f.lower(jax.ShapeDtypeStruct((), jnp.float32), 3).compile()
     assert compiled(np.float32(1)) == 9
@@ -500,7 +500,7 @@ def test_lowering_with_static_arguments(chain):
         (({"w": "text"}, np.float32(1)), r"p\['w'\] is a str, not an array"),
     ],
 )
-def test_compiled_refuses_what_it_was_not_compiled_for(chain, args, message):
+def test_program_compiled_refuses_other_signature(chain, args, message):
     compiled = (
         pw.program(lambda p, x: chain(p["w"]) + x)
         .lower({"w": np.ones(3, np.float32)}, np.float32(1))
@@ -530,7 +530,7 @@ def test_compiled_refuses_what_it_was_not_compiled_for(chain, args, message):
         ("text", TypeError, "a str, not an array or a number"),
     ],
 )
-def test_what_is_no_argument_is_named_wherever_it_is_passed(chain, value, error, message):
+def test_program_refuses_what_is_no_argument(chain, value, error, message):
     program = pw.program(lambda p: chain(p["w"]))
     compiled = program.lower({"w": np.ones(3, np.float32)}).compile()
     for take in (program, program.place, compiled, compiled.place):
@@ -538,7 +538,7 @@ def test_what_is_no_argument_is_named_wherever_it_is_passed(chain, value, error,
             take({"w": value})
 
 
-def test_compiled_takes_other_weak_types(chain):
+def test_program_compiled_accepts_other_weak_types(chain):
     """As what `jax.jit` compiled ahead does: a step counter starts as a number and goes on as an array."""
 
     def f(step, x):
@@ -554,7 +554,7 @@ def test_compiled_takes_other_weak_types(chain):
                 assert (got.dtype, got.weak_type, float(got)) == (one.dtype, one.weak_type, float(one))
 
 
-def test_every_phase_is_printed(chain):
+def test_program_prints_every_phase(chain):
     lowered = pw.program(chain).lower(np.ones(3))
     texts = {phase: lowered.as_text(phase) for phase in ("stablehlo", "imported", "placed", "scheduled")}
     assert "pw.launch" not in texts["stablehlo"]
@@ -570,7 +570,7 @@ def test_every_phase_is_printed(chain):
         lowered.as_text("schedule")
 
 
-def test_phases_are_dumped_to_a_folder(chain, tmp_path, monkeypatch):
+def test_program_dumps_phases_to_folder(chain, tmp_path, monkeypatch):
     monkeypatch.setenv("PW_DUMP_TO", str(tmp_path / "dump"))
 
     @pw.program
@@ -584,7 +584,7 @@ def test_phases_are_dumped_to_a_folder(chain, tmp_path, monkeypatch):
     assert (tmp_path / "dump" / names[-1]).read_text() == lowered.as_text() + "\n"
 
 
-def test_costs_are_counted(slices):
+def test_program_cost_analysis(slices):
     multiply = pw.jit(lambda x: x @ x, devices=slices[0])
     again = pw.jit(lambda x: x @ x, devices=slices[1])
     cost = (
@@ -600,7 +600,7 @@ def test_costs_are_counted(slices):
 # Programs and functions among themselves.
 
 
-def test_a_program_inside_a_program_is_part_of_it(chain):
+def test_program_inside_program(chain):
     inner = pw.program(chain)
     outer = pw.program(lambda x: inner(inner(x)) + 1)
     assert inner(jnp.float32(1)) == 3
@@ -609,7 +609,7 @@ def test_a_program_inside_a_program_is_part_of_it(chain):
     assert outer.lower(jnp.float32(1)).as_text("imported").count('"pw.launch"') == 4
 
 
-def test_a_program_inside_a_program_with_an_array_that_it_was_called_with(slices, chain):
+def test_program_inside_program_with_array_of_earlier_call(slices, chain):
     inner = pw.program(chain)
     x = pw.jit(jnp.negative, devices=slices[0])(-jnp.arange(3.0))
     inner(x)
@@ -620,7 +620,7 @@ def test_a_program_inside_a_program_with_an_array_that_it_was_called_with(slices
     np.testing.assert_array_equal(outer(x), 2 * (2 * x + 1))
 
 
-def test_grad_of_a_program_inside_a_program(chain):
+def test_program_inside_program_under_grad(chain):
     inner = pw.program(lambda x: jnp.sum(chain(x) ** 2))
     outer = pw.program(lambda x: jax.grad(inner)(x))
     x = jnp.arange(3.0)
@@ -628,7 +628,7 @@ def test_grad_of_a_program_inside_a_program(chain):
     np.testing.assert_allclose(outer(x), 4 * (2 * x + 1), rtol=1e-6)
 
 
-def test_a_placed_function_alone_is_a_program_of_one_launch(slices):
+def test_jit_alone_is_program_of_one_launch(slices):
     double = pw.jit(lambda x, *, y=0: x * 2 + y, devices=slices[1])
     assert double(np.float32(2)) == 4
     assert double(np.float32(2), y=np.float32(1)) == 5
@@ -637,14 +637,14 @@ def test_a_placed_function_alone_is_a_program_of_one_launch(slices):
     assert device_of(double(np.float32(1))) == device_of(twin(np.float32(1)))
 
 
-def test_a_placed_function_that_has_run_alone_is_not_placed_again(slices):
+def test_jit_refuses_to_place_again(slices):
     double = pw.jit(lambda x: x * 2, devices=slices[0])
     assert double(np.float32(2)) == 4
     with pytest.raises(pw.ProgramError, match=r"is placed on @.* but called inside"):
         pw.jit(double, devices=slices[1])(np.float32(2))
 
 
-def test_decorators_with_and_without_arguments(slices):
+def test_program_as_decorator_with_and_without_arguments(slices):
     @pw.jit(devices=slices[0])
     def double(x):
         """Doubles."""
@@ -660,7 +660,7 @@ def test_decorators_with_and_without_arguments(slices):
     assert repr(double) == f"<pw.jit double on {slices[0].name}>"
 
 
-def test_one_function_on_two_slices(slices):
+def test_jit_of_one_function_on_two_slices(slices):
     def double(x):
         return x * 2
 
@@ -673,7 +673,7 @@ def test_one_function_on_two_slices(slices):
     assert len(re.findall(r"func.func private", lowered.as_text())) == 1
 
 
-def test_methods(chain):
+def test_program_of_method(chain):
     class Scaled:
         def __init__(self, scale: float) -> None:
             self.scale = scale
@@ -690,7 +690,7 @@ def test_methods(chain):
 
 
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
-def test_closed_over_arrays_become_hidden_arguments(slices, make):
+def test_program_closed_over_arrays_become_hidden_arguments(slices, make):
     dtypes = ["float32", "bfloat16", "int8", "bool", "float16", "uint32", "float8_e4m3fn"]
     tables = [make(np.arange(2048).astype(jnp.dtype(dtype)).reshape(2, 1024)) for dtype in dtypes]
     # While tracing, NumPy would convert: the program closes over each dtype.
@@ -708,19 +708,19 @@ def test_closed_over_arrays_become_hidden_arguments(slices, make):
         assert 'stablehlo.constant dense<"0x' not in text
 
 
-def test_closed_over_complex_arrays(slices):
+def test_program_closed_over_complex_arrays(slices):
     table = (np.arange(512) * (1 + 2j)).astype(np.complex64)
     f = pw.program(pw.jit(lambda x: x + table, devices=slices[0]))
     np.testing.assert_array_equal(f(np.float32(1)), 1 + table)
 
 
-def test_closed_over_small_arrays_stay_inside(slices):
+def test_program_closed_over_small_arrays_stay_inside(slices):
     f = pw.program(pw.jit(lambda x: x + np.arange(8.0, dtype=np.float32), devices=slices[0]))
     np.testing.assert_array_equal(f(np.float32(1)), 1 + np.arange(8))
     assert "pw.constant" not in f.lower(np.float32(1)).as_text()
 
 
-def test_closed_over_arrays_under_grad_and_twice(slices):
+def test_program_closed_over_arrays_under_grad_and_twice(slices):
     w = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
     layer = pw.jit(lambda x: jnp.tanh(x @ w), devices=slices[0])
     other = pw.jit(lambda x: jnp.sum((x @ w) ** 2), devices=slices[1])
@@ -755,7 +755,7 @@ def adam(slices: Slices) -> tuple[Callable[..., Any], Callable[..., Any], Any, A
     return placed, step_of(layer, layer), params, optimizer.init(params)
 
 
-def test_the_step_counter_of_adam_is_never_sent(slices):
+def test_program_mirrors_step_counter_of_adam(slices):
     placed, plain, params, state = adam(slices)
     step, reference = pw.program(placed), jax.jit(plain)
     x = np.ones((4, 32), np.float32)
@@ -770,7 +770,7 @@ def test_the_step_counter_of_adam_is_never_sent(slices):
     assert_close((got, value), (wanted, expected), 1e-5)
 
 
-def test_mirrored_values_may_be_saved_and_restored(slices):
+def test_program_mirrored_values_can_be_restored(slices):
     placed, plain, params, state = adam(slices)
     step, reference = pw.program(placed, donate_argnums=(0, 1)), jax.jit(plain)
     x = np.ones((4, 32), np.float32)
@@ -786,7 +786,7 @@ def test_mirrored_values_may_be_saved_and_restored(slices):
     assert_close(got, wanted, 1e-5)
 
 
-def test_keys_are_mirrored(slices):
+def test_program_mirrors_keys(slices):
     def noise(key):
         return jax.random.normal(key, (100,))
 
@@ -823,7 +823,7 @@ def live_bytes() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("donate", [(0, 1), ()])
-def test_a_thousand_steps_do_not_grow_memory(slices, donate):
+def test_program_memory_of_thousand_steps_does_not_grow(slices, donate):
     placed, _, params, state = adam(slices)
     step = pw.program(placed, donate_argnums=donate)
     x = np.ones((4, 32), np.float32)
@@ -836,7 +836,7 @@ def test_a_thousand_steps_do_not_grow_memory(slices, donate):
     assert state[0].count == 1010
 
 
-def test_a_call_returns_before_the_work_is_done(slices):
+def test_program_call_returns_before_work_is_done(slices):
     def work(x, n):
         return jax.lax.fori_loop(0, n, lambda _, x: x @ x * 1e-3, x)
 
@@ -857,7 +857,7 @@ def test_a_call_returns_before_the_work_is_done(slices):
     assert min(calls) < min(totals) / 3
 
 
-def test_programs_are_forgotten(slices):
+def test_program_is_freed(slices):
     double = pw.jit(lambda x: x * 2, devices=slices[0])
     f = pw.program(lambda x: double(x))
     f(1.0)
@@ -867,7 +867,7 @@ def test_programs_are_forgotten(slices):
     assert forgotten() is None
 
 
-def test_threads_that_call_a_new_program_compile_it_once(chain):
+def test_program_compiled_once_by_many_threads(chain):
     fun, traces = counted(lambda x: chain(x))
     f = pw.program(fun)
     results: dict[int, float] = {}

@@ -143,13 +143,13 @@ def stages_of(compiled: Any) -> list[tuple[int, str]]:
         (checkpointed, "1f1b"),
     ],
 )
-def test_steps_are_those_of_one_module(make_loss: Callable[[Model], Loss], schedule: str):
+def test_second_order_steps_agree_with_jit(make_loss: Callable[[Model], Loss], schedule: str):
     params, batch = arguments()
     got = program_of(make_loss, schedule)(params, batch)
     assert_close(got, expected(make_loss))
 
 
-def test_gradients_are_stages_in_a_v():
+def test_second_order_gradients_are_stages_in_v():
     """s0, s1, s1, s0: both policies of a V, and those that take any distribution, have something to order."""
     compiled = program_of(wgan_gp, "1f1b").lower(*arguments()).compile()
     assert stages_of(compiled) == [(0, "fwd"), (1, "fwd"), (2, "grad"), (3, "grad")]
@@ -158,7 +158,7 @@ def test_gradients_are_stages_in_a_v():
     assert timeline.step_time < 0.8 * in_turn.step_time
 
 
-def test_stages_that_a_user_chose_are_counted_on():
+def test_second_order_continues_stages_of_user():
     """The model is called again behind the step of descent: its calls cannot have the same numbers again."""
     step = program_of(maml, "1f1b", stages=True)
     compiled = step.lower(*arguments()).compile()
@@ -167,7 +167,7 @@ def test_stages_that_a_user_chose_are_counted_on():
     assert_close(compiled(*arguments()), expected(maml))
 
 
-def test_policies_for_other_pipelines_say_what_they_need():
+def test_second_order_refused_by_policies_for_other_pipelines():
     for policy, needs in (
         ("zb-h1(times=flops)", "slices to which no microbatch comes back"),
         ("looped-bfs", "round-robin order"),

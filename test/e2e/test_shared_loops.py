@@ -96,7 +96,7 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
         ("scan under remat", "1f1b", 2),
     ],
 )
-def test_stages_share_their_loops(form: str, schedule: str, stages: int) -> None:
+def test_shared_loops_agree_with_jit(form: str, schedule: str, stages: int) -> None:
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((1,), ("x",)) for _ in range(stages)]
     step = step_of(LOOPS[form], lambda fun, n: pw.jit(fun, devices=slices[n]), stages)
@@ -105,7 +105,7 @@ def test_stages_share_their_loops(form: str, schedule: str, stages: int) -> None
     assert_close(compiled(parameters(stages), batch()), plain(parameters(stages), batch()))
 
 
-def test_a_loop_is_compiled_once_for_all_stages() -> None:
+def test_shared_loops_compiled_once_for_all_stages() -> None:
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((1,), ("x",)) for _ in range(3)]
     step = step_of(LOOPS["scan"], lambda fun, n: pw.jit(fun, devices=slices[n]), 3)
@@ -115,7 +115,7 @@ def test_a_loop_is_compiled_once_for_all_stages() -> None:
 
 
 @pytest.mark.parametrize("spec", [P("data"), P(None, "model")])
-def test_loops_on_slices_of_several_devices(spec: P) -> None:
+def test_shared_loops_on_slices_of_several_devices(spec: P) -> None:
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((2, 2), ("data", "model")) for _ in range(2)]
 

@@ -48,7 +48,7 @@ ARGUMENTS = np.eye(4, dtype=np.float32) / 2, np.arange(32, dtype=np.float32).res
     ],
     ids=["beside", "first", "around", "towers", "towers reversed", "joining", "joined late"],
 )
-def test_branches_across_slices(branches: Branches, count: int, is_reversed: bool) -> None:
+def test_stages_of_branches_across_slices(branches: Branches, count: int, is_reversed: bool) -> None:
     places = branches.__code__.co_argcount - 2
     stages = placed(range(places)[:: -1 if is_reversed else 1], [None] * places)
     program = pw.program(step(stages, branches), schedule="1f1b")
@@ -72,7 +72,7 @@ def test_branches_across_slices(branches: Branches, count: int, is_reversed: boo
         ),
     ],
 )
-def test_numbers_that_do_not_fit(branches: Branches, message: str) -> None:
+def test_stages_refuse_numbers_that_do_not_fit(branches: Branches, message: str) -> None:
     program = pw.program(step(placed((0, 1), (1, 0)), branches), schedule="1f1b")
     with pytest.raises(pw.ProgramError, match=message):
         program.lower(*ARGUMENTS).compile()

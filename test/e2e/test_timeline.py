@@ -36,7 +36,7 @@ def compiled(schedule: str, slices: int, folds: int, count: int):
     ("schedule", "slices", "folds", "count"),
     [("gpipe", 3, 1, 6), ("1f1b", 3, 1, 6), ("1f1b", 4, 1, 8), ("interleaved-1f1b", 2, 2, 4)],
 )
-def test_the_bubble_is_what_theory_says(schedule, slices, folds, count, tmp_path):
+def test_timeline_bubble_agrees_with_theory(schedule, slices, folds, count, tmp_path):
     timeline = compiled(schedule, slices, folds, count).timeline()
     expected = (slices - 1) / (folds * count + slices - 1)
     assert timeline.mean_bubble == pytest.approx(expected)
@@ -45,7 +45,7 @@ def test_the_bubble_is_what_theory_says(schedule, slices, folds, count, tmp_path
     assert "<svg" in (tmp_path / "page.html").read_text()
 
 
-def test_a_timeline_is_printed_by_its_figures():
+def test_timeline_prints_its_figures():
     timeline = compiled("1f1b", 2, 1, 2).timeline()
     lines = str(timeline).splitlines()
     assert lines[0] == f"program {timeline.program}, planned, times=units"
@@ -53,7 +53,7 @@ def test_a_timeline_is_printed_by_its_figures():
     assert "events" not in repr(timeline)
 
 
-def test_a_replay_goes_by_the_times_that_the_schedule_was_made_with():
+def test_timeline_replays_by_times_of_schedule():
     """A head that does little: by operations a search is no slower than a policy, by units it may be."""
     programs = {schedule: compiled(schedule, 3, 1, 6) for schedule in ("1f1b", "zb-h1", "search")}
     by_default = {schedule: program.timeline() for schedule, program in programs.items()}
@@ -73,7 +73,7 @@ def test_a_replay_goes_by_the_times_that_the_schedule_was_made_with():
     assert by_units["1f1b"].step_time == 3 * 6 - 2
 
 
-def test_the_operations_of_launches_are_those_of_their_placed_calls():
+def test_timeline_counts_operations_of_launches():
     """A forward is a product of 2x4 with 4x4 elements and a tanh of 2x4; a backward has a product more."""
     timeline = compiled("1f1b", 2, 1, 2).timeline("flops")
     forward, *_ = [event for event in timeline.launches if event.name == "F0"]
@@ -82,7 +82,7 @@ def test_the_operations_of_launches_are_those_of_their_placed_calls():
     assert backward.duration > 2 * 2 * 4 * 4
 
 
-def test_a_schedule_that_was_made_with_a_file_is_replayed_by_it(tmp_path):
+def test_timeline_replays_by_file_of_schedule(tmp_path):
     times = tmp_path / "times.json"
     times.write_text('{"kinds": {"fwd": "1ms", "bwd": "3ms"}}')
     program = compiled(f"1f1b(times={times})", 2, 1, 2)
@@ -93,7 +93,7 @@ def test_a_schedule_that_was_made_with_a_file_is_replayed_by_it(tmp_path):
     assert timeline.step_time == pytest.approx(10e-3)
 
 
-def test_a_program_without_a_loop_counts_operations_too():
+def test_timeline_counts_operations_without_loop():
     first, last = (pw.make_virtual_device_set().add_slice((1,), ("x",)) for _ in range(2))
     front = pw.jit(lambda x: x @ x, devices=first)
     back = pw.jit(lambda x: x + 1, devices=last)
@@ -102,21 +102,21 @@ def test_a_program_without_a_loop_counts_operations_too():
     assert [event.duration for event in timeline.launches] == [2 * 4**3, 4**2]
 
 
-def test_links_have_no_times_in_operations():
+def test_timeline_refuses_latency_in_operations():
     program = compiled("search", 2, 1, 2)
     with pytest.raises(TimesError, match="latency: needs times to go with it"):
         program.timeline(latency="5us")
     assert program.timeline("units", latency=1).title == "simulated, times=units"
 
 
-def test_a_bundle_knows_its_times(tmp_path):
+def test_timeline_of_bundle(tmp_path):
     program = compiled("search", 2, 1, 2)
     program.save(tmp_path / "step.pwb")
     loaded = pw.load(tmp_path / "step.pwb", trust=True)
     assert loaded.timeline().step_time == program.timeline("flops").step_time
 
 
-def test_a_timeline_takes_times_of_ones_own():
+def test_timeline_accepts_times_of_user():
     program = compiled("1f1b", 2, 1, 2)
     slow = program.timeline({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, latency="1ms")
     assert slow.unit == "s"

@@ -48,7 +48,7 @@ def params():
     return [jnp.full((128, 128), 0.01, jnp.float32) for _ in range(2)]
 
 
-def test_every_launch_and_transfer_is_recorded_in_an_order_that_its_data_allows(step, tmp_path):
+def test_trace_records_launches_and_transfers_in_order_of_data(step, tmp_path):
     compiled, x = step
     state = params()
     with pw.trace(tmp_path / "run.json"):
@@ -74,7 +74,7 @@ def test_every_launch_and_transfer_is_recorded_in_an_order_that_its_data_allows(
         assert min(e.start for e in timeline.events) == pytest.approx(0, abs=1e-9)
 
 
-def test_a_trace_is_times_for_schedules_and_timelines(step, tmp_path):
+def test_trace_gives_times_for_schedules_and_timelines(step, tmp_path):
     """Steps of other programs in it do not count."""
     compiled, x = step
     state = params()
@@ -102,7 +102,7 @@ def test_a_trace_is_times_for_schedules_and_timelines(step, tmp_path):
     assert min(steps) / 2 < measured.step_time < max(steps) * 2
 
 
-def test_launches_are_drawn_as_xla_saw_them_run(step, tmp_path):
+def test_trace_draws_launches_as_xla_ran_them(step, tmp_path):
     compiled, x = step
     state = params()
     with pw.trace(tmp_path / "run.json"):
@@ -112,7 +112,7 @@ def test_launches_are_drawn_as_xla_saw_them_run(step, tmp_path):
     assert not any(event.estimated for timeline in timelines for event in timeline.launches)
 
 
-def test_launches_on_several_devices_and_without_operations_are_seen(tmp_path):
+def test_trace_sees_launches_on_several_devices_and_without_operations(tmp_path):
     devices = pw.make_virtual_device_set()
     wide, narrow = devices.add_slice((2,), ("x",)), devices.add_slice((1,), ("x",))
     spread = pw.jit(lambda x: jax.lax.with_sharding_constraint(x, P("x")).sum() + x, devices=wide)
@@ -135,7 +135,7 @@ def profiled_names(folder):
         return {event.name for plane in planes for line in plane.lines for event in line.events}
 
 
-def test_profiles_of_jax_name_launches_and_transfers(step, tmp_path):
+def test_trace_names_launches_in_profiles_of_jax(step, tmp_path):
     compiled, x = step
     untraced = compiled(params(), x)
     with jax.profiler.trace(tmp_path):
@@ -148,7 +148,7 @@ def test_profiles_of_jax_name_launches_and_transfers(step, tmp_path):
     assert f"{first} -> {second}" in names
 
 
-def test_within_a_profile_of_jax_times_are_estimated(step, tmp_path):
+def test_trace_estimates_times_within_profile_of_jax(step, tmp_path):
     compiled, x = step
     with jax.profiler.trace(tmp_path), pw.trace(tmp_path / "run.json"):
         compiled(params(), x)
@@ -158,7 +158,7 @@ def test_within_a_profile_of_jax_times_are_estimated(step, tmp_path):
     assert f"{first} -> {second}" in profiled_names(tmp_path)
 
 
-def test_a_profile_is_read_in_pieces_between_calls(step, tmp_path, monkeypatch):
+def test_trace_reads_profile_in_pieces(step, tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "_PAUSE", 0.02)
     compiled, x = step
     state = params()
@@ -170,7 +170,7 @@ def test_a_profile_is_read_in_pieces_between_calls(step, tmp_path, monkeypatch):
     assert not any(event.estimated for timeline in timelines for event in timeline.launches)
 
 
-def test_calls_under_way_when_a_piece_has_to_end_are_estimated(step, tmp_path, monkeypatch):
+def test_trace_estimates_calls_in_flight_when_piece_ends(step, tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "_PAUSE", 0.02)
     monkeypatch.setattr(recorder, "_LONGEST", 0)
     compiled, x = step
@@ -186,7 +186,7 @@ def test_calls_under_way_when_a_piece_has_to_end_are_estimated(step, tmp_path, m
     assert all(event.estimated for event in under_way.launches)
 
 
-def test_results_are_the_same_and_nothing_is_left_behind(step, tmp_path):
+def test_trace_keeps_results_and_leaves_nothing(step, tmp_path):
     compiled, x = step
     untraced = compiled.executable.loaded.run
     expected = compiled(params(), x)
@@ -199,7 +199,7 @@ def test_results_are_the_same_and_nothing_is_left_behind(step, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_programs_that_are_compiled_meanwhile_are_recorded(tmp_path):
+def test_trace_records_programs_compiled_meanwhile(tmp_path):
     devices = pw.make_virtual_device_set()
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
     with pw.trace(tmp_path / "run.json"):
@@ -208,7 +208,7 @@ def test_programs_that_are_compiled_meanwhile_are_recorded(tmp_path):
     assert [event.label for event in timeline.events] == [timeline.program]
 
 
-def test_a_call_that_fails_is_left_out(step, tmp_path):
+def test_trace_leaves_out_failed_call(step, tmp_path):
     compiled, x = step
     state = params()
     with pw.trace(tmp_path / "run.json"):
@@ -219,7 +219,7 @@ def test_a_call_that_fails_is_left_out(step, tmp_path):
     assert len(read_trace((tmp_path / "run.json").read_bytes())) == 2
 
 
-def test_computations_with_callbacks_are_recorded(tmp_path):
+def test_trace_records_callbacks(tmp_path):
     devices = pw.make_virtual_device_set()
     seen = []
 
@@ -235,7 +235,7 @@ def test_computations_with_callbacks_are_recorded(tmp_path):
     assert len(read_trace((tmp_path / "run.json").read_bytes())) == 1
 
 
-def test_a_trace_ends_while_another_thread_comes_to_a_new_place(tmp_path):
+def test_trace_ends_while_other_thread_runs(tmp_path):
     recording = Recorder(FileSink(tmp_path / "run.json"))
     ending = threading.Event()
 
@@ -254,7 +254,7 @@ def test_a_trace_ends_while_another_thread_comes_to_a_new_place(tmp_path):
     assert not any(thread.name.startswith("pathways trace") for thread in threading.enumerate())
 
 
-def test_there_is_one_trace_at_a_time(tmp_path):
+def test_trace_refuses_second_trace(tmp_path):
     with (
         pw.trace(tmp_path / "a.json"),
         pytest.raises(RuntimeError, match=r"recorded to .*a\.json already"),
@@ -282,7 +282,7 @@ def start(tmp_path, text):
     return subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE)
 
 
-def test_the_environment_turns_recording_on(tmp_path):
+def test_trace_from_environment(tmp_path):
     with start(tmp_path, PROGRAM) as process:
         assert process.wait(timeout=60) == 0
     text = (tmp_path / "run.json").read_bytes()
@@ -290,7 +290,7 @@ def test_the_environment_turns_recording_on(tmp_path):
     assert len(read_trace(text)) == 2
 
 
-def test_a_killed_process_leaves_a_trace(tmp_path):
+def test_trace_of_killed_process(tmp_path):
     with start(tmp_path, PROGRAM + "time.sleep(60)") as process:
         process.stdout.readline()
         deadline = time.monotonic() + 30
@@ -300,7 +300,7 @@ def test_a_killed_process_leaves_a_trace(tmp_path):
     assert read_trace((tmp_path / "run.json").read_bytes())
 
 
-def test_a_path_of_the_environment_that_cannot_be_written_is_named(tmp_path):
+def test_trace_names_path_that_cannot_be_written(tmp_path):
     with pytest.raises(subprocess.CalledProcessError) as failed:
         subprocess.run(
             [sys.executable, "-c", PROGRAM],

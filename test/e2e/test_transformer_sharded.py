@@ -17,7 +17,7 @@ def output(precision: str, run_example) -> str:
     return run_example("transformer_sharded.py", *(["--x64"] if precision == "x64" else [])).output
 
 
-def test_agrees_with_jax_jit(output: str, precision: str) -> None:
+def test_transformer_sharded_agrees_with_jit(output: str, precision: str) -> None:
     verdicts = re.findall(rf"^(\w+) +(\w+): .* ({NUMBER})$", output, flags=re.MULTILINE)
     assert [name for name, _, _ in verdicts] == ["gradient", "SGD", "AdamW", "loss"]
     assert {verdict for _, verdict, _ in verdicts} == {"agree"}
@@ -25,7 +25,7 @@ def test_agrees_with_jax_jit(output: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["front", "back"])
-def test_gradients_lie_like_their_parameters(output: str, stage: str) -> None:
+def test_transformer_sharded_gradients_have_shardings_of_parameters(output: str, stage: str) -> None:
     lines = re.findall(rf"^{stage}\.block\.(\w+) +\([\d, ]+\) +P(\(.*?\)) ", output, flags=re.MULTILINE)
     assert {name: re.findall("None|model|data", spec) for name, spec in lines} == {
         "attention_norm": [],
@@ -37,7 +37,7 @@ def test_gradients_lie_like_their_parameters(output: str, stage: str) -> None:
     }
 
 
-def test_moves_activations_and_their_gradients_only(output: str, precision: str) -> None:
+def test_transformer_sharded_moves_activations_and_their_gradients_only(output: str, precision: str) -> None:
     transfers, wire = re.findall(r"transfers per step (\d+), bytes on the wire ([\d,]+)", output)[0]
     # Each of the two to the two places along "model" that share a part of the batch.
     activations = (8 if precision == "x64" else 4) * 8 * 16 * 32

@@ -59,11 +59,11 @@ PARAMS = {"w0": W0, "w1": W1}
 # Inside placed functions: all of JAX works, because JAX itself makes the computation.
 
 
-def test_grad_inside():
+def test_transforms_grad_inside():
     check_inside(jax.grad(lambda w, x: jnp.sum(layer(w, x) ** 2)), W0, X)
 
 
-def test_vjp_inside():
+def test_transforms_vjp_inside():
     def pull_back(w, x, y):
         out, vjp = jax.vjp(layer, w, x)
         return out, vjp(y)
@@ -71,15 +71,15 @@ def test_vjp_inside():
     check_inside(pull_back, W0, X, array(4, 8, seed=3))
 
 
-def test_jvp_inside():
+def test_transforms_jvp_inside():
     check_inside(lambda w, x, dx: jax.jvp(lambda x: layer(w, x), (x,), (dx,)), W0, X, array(4, 8, seed=3))
 
 
-def test_vmap_inside():
+def test_transforms_vmap_inside():
     check_inside(jax.vmap(lambda x, w: jnp.dot(w, x), in_axes=(0, None)), X, W0)
 
 
-def test_checkpoint_inside():
+def test_transforms_checkpoint_inside():
     check_inside(jax.grad(lambda w, x: jnp.sum(jax.checkpoint(layer)(w, x) ** 2)), W0, X)
 
 
@@ -91,11 +91,11 @@ def clipped_square(x):
 clipped_square.defvjp(lambda x: (x**2, x), lambda x, g: (jnp.clip(2 * x * g, -1, 1),))
 
 
-def test_custom_vjp_inside():
+def test_transforms_custom_vjp_inside():
     check_inside(jax.grad(lambda x: jnp.sum(clipped_square(x))), X)
 
 
-def test_custom_vjp_inside_and_grad_around():
+def test_transforms_custom_vjp_inside_and_grad_around():
     def build(on_s0, on_s1):
         square, total = on_s0(clipped_square), on_s1(jnp.sum)
         return jax.grad(lambda x: total(square(x)))
@@ -103,7 +103,7 @@ def test_custom_vjp_inside_and_grad_around():
     check(build, X)
 
 
-def test_custom_vjp_around_placed_functions():
+def test_transforms_custom_vjp_around_placed_functions():
     def build(on_s0, on_s1):
         forward, backward = on_s0(jnp.sin), on_s1(lambda x, g: 3 * g * jnp.cos(x))
 
@@ -117,14 +117,14 @@ def test_custom_vjp_around_placed_functions():
     check(build, X)
 
 
-def test_scan_inside():
+def test_transforms_scan_inside():
     def cumulative(x):
         return jax.lax.scan(lambda carry, row: (carry + row, jnp.tanh(carry)), jnp.zeros(8), x)
 
     check_inside(cumulative, X)
 
 
-def test_grad_of_scan_inside():
+def test_transforms_grad_of_scan_inside():
     def last(w, x):
         carry, _ = jax.lax.scan(lambda h, row: (jnp.tanh(h @ w + row), None), jnp.zeros(8), x)
         return jnp.sum(carry)
@@ -133,18 +133,18 @@ def test_grad_of_scan_inside():
 
 
 @pytest.mark.parametrize("positive", [True, False])
-def test_cond_inside(positive: bool):
+def test_transforms_cond_inside(positive: bool):
     check_inside(lambda p, x: jax.lax.cond(p, jnp.sin, jnp.cos, x), positive, X)
 
 
-def test_while_inside():
+def test_transforms_while_inside():
     def halve(x):
         return jax.lax.while_loop(lambda x: jnp.linalg.norm(x) > 1, lambda x: x / 2, x)
 
     check_inside(halve, X)
 
 
-def test_cond_and_while_between_placed_functions():
+def test_transforms_cond_and_while_between_placed_functions():
     def build(on_s0, on_s1):
         first, second = on_s0(layer), on_s1(layer)
 
@@ -159,7 +159,7 @@ def test_cond_and_while_between_placed_functions():
     check(build, X)
 
 
-def test_scan_of_one_placed_function():
+def test_transforms_scan_of_one_placed_function():
     def build(on_s0, on_s1):
         first, second = on_s0(layer), on_s1(jnp.sum)
 
@@ -185,7 +185,7 @@ def by_cond(f: Fun, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("region", [by_scan, by_while, by_cond])
-def test_one_placed_function_inside_of_a_region_and_beside_it(region: Fun):
+def test_transforms_one_placed_function_inside_and_beside_region(region: Fun):
     def build(on_s0, on_s1):
         first, second = on_s0(lambda x: jnp.sin(x) + x), on_s1(jnp.cos)
         shared = jax.jit(lambda x: 2 * first(x))
@@ -194,7 +194,7 @@ def test_one_placed_function_inside_of_a_region_and_beside_it(region: Fun):
     check(build, X)
 
 
-def test_what_is_called_inside_of_a_region_and_beside_it_keeps_what_it_closes_over():
+def test_transforms_closed_over_array_inside_and_beside_region():
     large = array(64, 8)
 
     def build(on_s0, on_s1):
@@ -248,7 +248,7 @@ def of_two(f: Fun) -> Fun:
         (of_two, row_sums),
     ],
 )
-def test_references_inside(transform, fun):
+def test_transforms_references_inside(transform, fun):
     def build(on_s0: Any, on_s1: Any) -> Fun:
         first, second = on_s0(fun), on_s1(fun)
         return transform(lambda x: second(jnp.sin(first(x))))
@@ -256,7 +256,7 @@ def test_references_inside(transform, fun):
     check(build, X)
 
 
-def test_a_reference_that_placed_functions_write():
+def test_transforms_reference_written_by_placed_functions():
     def build(on_s0: Any, on_s1: Any) -> Fun:
         def step(x):
             total = jax.new_ref(x)
@@ -276,7 +276,7 @@ def test_a_reference_that_placed_functions_write():
 
 
 @pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
-def test_keys_split_outside_dropout_inside(make_key: Fun):
+def test_transforms_keys_split_outside_dropout_inside(make_key: Fun):
     def dropout(key, x):
         return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0)
 
@@ -293,7 +293,7 @@ def test_keys_split_outside_dropout_inside(make_key: Fun):
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_keys_of_every_implementation_go_in_and_out(impl: str):
+def test_transforms_keys_of_every_implementation(impl: str):
     def build(on_s0, on_s1):
         first, second = on_s0(jax.random.split), on_s1(lambda keys: jax.vmap(jax.random.normal)(keys))
 
@@ -306,7 +306,7 @@ def test_keys_of_every_implementation_go_in_and_out(impl: str):
     check(build, jax.random.key(3, impl=impl), tolerance=1e-6)
 
 
-def test_grad_through_dropout():
+def test_transforms_grad_through_dropout():
     def build(on_s0, on_s1):
         def dropout(key, w, x):
             return jax.random.bernoulli(key, 0.5, x.shape) * layer(w, x)
@@ -325,11 +325,11 @@ def test_grad_through_dropout():
 # Around placed functions: transformations of the program's own code reach into them.
 
 
-def test_grad_around():
+def test_transforms_grad_around():
     check(lambda on_s0, on_s1: jax.grad(two_layers(on_s0, on_s1)), PARAMS, X)
 
 
-def test_value_and_grad_with_aux_around():
+def test_transforms_value_and_grad_with_aux_around():
     def build(on_s0, on_s1):
         loss = two_layers(on_s0, on_s1)
         return jax.value_and_grad(lambda p, x: (loss(p, x), {"doubled": 2 * p["w1"], "x": x}), has_aux=True)
@@ -337,7 +337,7 @@ def test_value_and_grad_with_aux_around():
     check(build, PARAMS, X)
 
 
-def test_vjp_around():
+def test_transforms_vjp_around():
     def build(on_s0, on_s1):
         first, second = on_s0(layer), on_s1(layer)
 
@@ -350,7 +350,7 @@ def test_vjp_around():
     check(build, PARAMS, X, array(4, 8, seed=3))
 
 
-def test_jvp_around():
+def test_transforms_jvp_around():
     def build(on_s0, on_s1):
         loss = two_layers(on_s0, on_s1)
         return lambda p, t, x: jax.jvp(lambda p: loss(p, x), (p,), (t,))
@@ -358,11 +358,11 @@ def test_jvp_around():
     check(build, PARAMS, jax.tree.map(np.ones_like, PARAMS), X)
 
 
-def test_vmap_around():
+def test_transforms_vmap_around():
     check(lambda on_s0, on_s1: jax.vmap(two_layers(on_s0, on_s1), in_axes=(None, 0)), PARAMS, array(3, 4, 8))
 
 
-def test_vmap_of_grad_around():
+def test_transforms_vmap_of_grad_around():
     def build(on_s0, on_s1):
         return jax.vmap(jax.grad(two_layers(on_s0, on_s1)), in_axes=(None, 0))
 
@@ -370,14 +370,14 @@ def test_vmap_of_grad_around():
 
 
 @pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable])
-def test_checkpoint_around(policy: Any):
+def test_transforms_checkpoint_around(policy: Any):
     def build(on_s0, on_s1):
         return jax.value_and_grad(jax.checkpoint(two_layers(on_s0, on_s1), policy=policy))
 
     check(build, PARAMS, X)
 
 
-def test_checkpoint_of_one_placed_function():
+def test_transforms_checkpoint_of_one_placed_function():
     def build(on_s0, on_s1):
         first, second = on_s0(layer), on_s1(layer)
 
@@ -389,14 +389,14 @@ def test_checkpoint_of_one_placed_function():
     check(build, PARAMS, X)
 
 
-def test_checkpoint_inside_and_grad_around():
+def test_transforms_checkpoint_inside_and_grad_around():
     def build(on_s0, on_s1):
         return jax.grad(two_layers(lambda f: on_s0(jax.checkpoint(f)), lambda f: on_s1(jax.checkpoint(f))))
 
     check(build, PARAMS, X)
 
 
-def test_jit_of_the_user_around_placed_calls():
+def test_transforms_jit_around_placed_calls():
     def build(on_s0, on_s1):
         loss = jax.jit(two_layers(on_s0, on_s1))
         return jax.jit(lambda p, x: jax.jit(jax.grad(loss))(p, x)["w0"] + loss(p, x))
@@ -404,7 +404,7 @@ def test_jit_of_the_user_around_placed_calls():
     check(build, PARAMS, X)
 
 
-def test_hessian_vector_product():
+def test_transforms_hessian_vector_product():
     def build(on_s0, on_s1):
         loss = two_layers(on_s0, on_s1)
         return lambda p, v, x: jax.jvp(lambda p: jax.grad(loss)(p, x), (p,), (v,))[1]
@@ -412,7 +412,7 @@ def test_hessian_vector_product():
     check(build, PARAMS, jax.tree.map(lambda w: w[::-1].copy(), PARAMS), X)
 
 
-def test_second_derivative_by_grad_of_grad():
+def test_transforms_second_derivative_by_grad_of_grad():
     def build(on_s0, on_s1):
         sine, square = on_s0(jnp.sin), on_s1(jnp.square)
         return jax.grad(jax.grad(lambda x: square(sine(x))))
@@ -420,7 +420,7 @@ def test_second_derivative_by_grad_of_grad():
     check(build, np.float32(0.3))
 
 
-def test_a_weight_that_both_slices_read_gets_the_sum_of_gradients():
+def test_transforms_gradients_of_weight_read_by_both_slices():
     def build(on_s0, on_s1):
         first, second = on_s0(layer), on_s1(layer)
         return jax.grad(lambda w, x: jnp.sum(second(w, first(w, x))))
@@ -428,7 +428,7 @@ def test_a_weight_that_both_slices_read_gets_the_sum_of_gradients():
     check(build, W0, X)
 
 
-def test_linearize_and_linear_transpose():
+def test_transforms_linearize_and_linear_transpose():
     def build(on_s0, on_s1):
         first, second = on_s0(lambda x: x @ W0), on_s1(jnp.cumsum)
 
@@ -441,7 +441,7 @@ def test_linearize_and_linear_transpose():
     check(build, X, array(32, seed=5))
 
 
-def test_jacobians():
+def test_transforms_jacobians():
     def build(on_s0, on_s1):
         first, second = on_s0(jnp.sin), on_s1(jnp.cumsum)
         return lambda x: (
@@ -463,7 +463,7 @@ def without_jvp(x):
 without_jvp.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
 
 
-def test_a_tangent_that_does_not_exist():
+def test_transforms_unused_tangent_that_does_not_exist():
     def build(on_s0, on_s1):
         f = on_s0(lambda x: (without_jvp(x), jnp.cos(x)))
 
@@ -476,7 +476,7 @@ def test_a_tangent_that_does_not_exist():
     check(build, X)
 
 
-def test_a_reference_that_cannot_be_lowered():
+def test_transforms_unused_reference_that_cannot_be_lowered():
     def build(on_s0, on_s1):
         inside = jax.custom_jvp(on_s0(scaled))
         inside.defjvp(lambda primals, tangents: jax.jvp(scaled, primals, tangents))
@@ -490,7 +490,7 @@ def test_a_reference_that_cannot_be_lowered():
     check(build, X)
 
 
-def test_placed_functions_that_nothing_needs():
+def test_transforms_unused_placed_functions():
     """They say where the rest runs."""
 
     def build(on_s0, on_s1):
@@ -506,7 +506,7 @@ def test_placed_functions_that_nothing_needs():
 # Dtypes.
 
 
-def test_dtypes():
+def test_transforms_dtypes():
     names = ["bfloat16", "float16", "int8", "uint8", "int32", "uint16", "bool", "complex64", "float8_e4m3fn"]
     values = {name: (10 * array(3, 5)).astype(jnp.dtype(name)) for name in names}
 
@@ -519,7 +519,7 @@ def test_dtypes():
     check(build, values, tolerance=0)
 
 
-def test_dtypes_smaller_than_a_byte():
+def test_transforms_dtypes_smaller_than_a_byte():
     names = ["int4", "uint4", "int2", "float4_e2m1fn"]
 
     def build(on_s0, on_s1):
@@ -530,7 +530,7 @@ def test_dtypes_smaller_than_a_byte():
     check(build, np.array([0, 1, 1, 0, 1], np.float32), tolerance=0)
 
 
-def test_grad_in_bfloat16():
+def test_transforms_grad_in_bfloat16():
     params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), PARAMS)
     check(
         lambda on_s0, on_s1: jax.grad(two_layers(on_s0, on_s1)),
@@ -540,7 +540,7 @@ def test_grad_in_bfloat16():
     )
 
 
-def test_grad_with_integer_argument():
+def test_transforms_grad_with_integer_argument():
     def build(on_s0, on_s1):
         look_up, total = on_s0(lambda table, n: table[n]), on_s1(jnp.sum)
         return jax.grad(lambda table, n: total(look_up(table, n) ** 2))
@@ -548,7 +548,7 @@ def test_grad_with_integer_argument():
     check(build, W0, np.array([1, 5, 1], np.int8))
 
 
-def test_complex_gradient():
+def test_transforms_complex_gradient():
     def build(on_s0, on_s1):
         first, second = on_s0(lambda z: z * jnp.exp(1j * z)), on_s1(lambda z: jnp.sum(jnp.abs(z) ** 2))
         return jax.grad(lambda z: second(first(z)))
@@ -556,7 +556,7 @@ def test_complex_gradient():
     check(build, (array(6) + 1j * array(6, seed=1)).astype(np.complex64))
 
 
-def test_doubles():
+def test_transforms_doubles():
     with jax.enable_x64(True):
         params = jax.tree.map(lambda w: w.astype(np.float64), PARAMS)
         check(
@@ -568,7 +568,7 @@ def test_doubles():
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
-def test_the_comparator_of_a_custom_call_comes_along(transform: Fun):
+def test_transforms_keep_comparator_of_custom_call(transform: Fun):
     """Inside a placed function, between two, and under a transformation of both."""
 
     def build(on_s0, on_s1):
@@ -579,7 +579,7 @@ def test_the_comparator_of_a_custom_call_comes_along(transform: Fun):
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap])
-def test_the_decomposition_of_a_composite_comes_along(transform: Fun):
+def test_transforms_keep_decomposition_of_composite(transform: Fun):
     """Also one with a placed call in it, which then is placed as a whole."""
 
     def build(on_s0, on_s1):
