@@ -473,8 +473,8 @@ def test_accumulate_sends_trees_between_stages():
         h = layer(w, x)
         return {"gate": jax.nn.sigmoid(h[:, :4]), "value": h[:, 4:], "mask": h[:, 0] > 0}
 
-    def join(w, parts, scale):
-        return parts["mask"][:, None] * jnp.tile(parts["gate"] * parts["value"], 2) @ w * scale
+    def join(w, h, scale):
+        return h["mask"][:, None] * jnp.tile(h["gate"] * h["value"], 2) @ w * scale
 
     def build(*place):
         f, g = place[0](split), place[1](join)
@@ -672,11 +672,11 @@ def pw_or_jax(on: Place, fun: Fun, in_specs: Any, out_specs: Any) -> Fun:
 @pytest.mark.parametrize(("schedule", "last"), [("1f1b", 0), ("eager", 1)])
 def test_accumulate_calls_that_read_gradients(schedule: str, last: int):
     def build(*places: Place) -> Fun:
-        first, second, behind = places[0](jnp.sin), places[1](jnp.cos), places[last](jnp.tanh)
+        first, second, after = places[0](jnp.sin), places[1](jnp.cos), places[last](jnp.tanh)
 
         def outputs(w: Any, x: Any) -> Any:
             value, gradient = jax.value_and_grad(lambda w: jnp.sum(second(first(w * x))))(w)
-            return value, behind(gradient), first(gradient)
+            return value, after(gradient), first(gradient)
 
         return pw.accumulate(outputs, M, reduce="sum")
 

@@ -1,4 +1,4 @@
-"""What `pw.accumulate` refuses, each with one clear answer."""
+"""Errors and warnings of `pw.accumulate`."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_accumulate_refuses_its_gradient(run):
 
 
 def test_accumulate_beside_gradient(stages, loss):
-    """What is not differentiated may stand beside what is."""
+    """A loop that is not differentiated may stand beside a gradient."""
 
     def step(w, x):
         scale = pw.accumulate(loss, 2)(w, x)

@@ -105,13 +105,13 @@ def lm_loss(scan: bool, remat: bool) -> Callable[..., jax.Array]:
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         x = params["embed"][inputs] + jnp.sin(jnp.arange(inputs.shape[1])[:, None])
-        turn = jax.checkpoint(layer) if remat else layer
+        body = jax.checkpoint(layer) if remat else layer
         weights = {"up": params["up"], "down": params["down"]}
         if scan:
-            x, _ = jax.lax.scan(turn, x, weights)
+            x, _ = jax.lax.scan(body, x, weights)
         else:
             for n in range(6):
-                x, _ = turn(x, jax.tree.map(lambda leaf, n=n: leaf[n], weights))
+                x, _ = body(x, jax.tree.map(lambda leaf, n=n: leaf[n], weights))
         # Tied to the embedding.
         logits = jax.nn.log_softmax(x @ params["embed"].T)
         return -jnp.take_along_axis(logits, targets[..., None], -1).mean()

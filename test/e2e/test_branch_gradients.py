@@ -75,8 +75,8 @@ def test_branches_random_gradients_agree_with_jax(seeds: range):
 
     for got, each, (reads, _, _) in zip(step(weights, X), weights, cases, strict=True):
         loss = loss_of([join] * len(reads), reads)
-        parts = [jax.grad(loss)(each, part) for part in np.split(X, MICROBATCHES)]
-        wanted = jax.tree.map(lambda *terms: sum(terms) / MICROBATCHES, *parts)
+        terms = [jax.grad(loss)(each, rows) for rows in np.split(X, MICROBATCHES)]
+        wanted = jax.tree.map(lambda *each: sum(each) / MICROBATCHES, *terms)
         for a, b in zip(got, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 

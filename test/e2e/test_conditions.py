@@ -1,4 +1,4 @@
-"""`jax.lax.cond` and `switch` over several slices: each does its part, and gives what `jax.jit` gives."""
+"""`jax.lax.cond` and `switch` over several slices, each with its own code: the results of `jax.jit`."""
 
 from __future__ import annotations
 
@@ -199,18 +199,18 @@ def test_conditions_branch_over_several_slices(placed, fun):
 def test_conditions_branch_for_each_microbatch(placed, schedule):
     program = pw.program(lambda w, x: accumulated(placed, w, x, None), schedule=schedule)
     value, grads = program(WEIGHTS, X)
-    parts = [
+    rows = [
         jax.value_and_grad(lambda w, x=x: jnp.mean(skipped(PLAIN, w, x, x[0, 0] > 0) ** 2))(WEIGHTS)
         for x in np.split(X, 4)
     ]
-    expected = jax.tree.map(lambda *rows: sum(rows) / 4, *parts)
+    expected = jax.tree.map(lambda *terms: sum(terms) / 4, *rows)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (value, grads), expected
     )
     assert len({bool(x[0, 0] > 0) for x in np.split(X, 4)}) == 2
 
 
-def test_conditions_print_in_branch_not_executed(placed, capfd):
+def test_conditions_print_only_in_executed_branch(placed, capfd):
     def step(w: Any, x: Any, n: Any) -> Any:
         def on_true(x: Any) -> Any:
             h = placed[0](w[0], x)

@@ -17,7 +17,7 @@ THIS = Path(__file__)
 
 
 def at(marker: str) -> str:
-    """Where this file says `# marker`, as messages name it."""
+    """Returns the position of `# marker` in this file, as messages name it."""
     (number,) = (n for n, line in enumerate(THIS.read_text().splitlines(), 1) if line.endswith(f"# {marker}"))
     return rf"{re.escape(str(THIS))}:{number}:\d+"
 

@@ -41,7 +41,7 @@ def increment(slices: Slices) -> Callable[[Any], Any]:
 
 
 def line_of(marker: str) -> str:
-    """Where this file says `# marker`, as messages name it."""
+    """Returns the position of `# marker` in this file, as messages name it."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = (n for n, line in enumerate(lines, 1) if line.endswith(f"# {marker}"))
     return rf"{re.escape(THIS)}:{number}\b"
@@ -524,14 +524,14 @@ def test_ctrl_c_is_keyboard_interrupt(body):
         finally:
             child.kill()
     assert child.returncode in (-signal.SIGINT, 130), errors
-    # While XLA is busy, a line behind the traceback says what the process waits for.
+    # While XLA is busy, a line after the traceback says what the process waits for.
     assert errors.removesuffix(STILL_COMPILING).endswith("\nKeyboardInterrupt\n")
 
 
 def test_process_exits_while_work_is_in_flight():
     body, _, _ = RUN.partition("print(")
     done = subprocess.run(
-        script(body + "for _ in range(9): result = step(result)"),
+        script(body + "for _ in range(2): result = step(result)"),
         capture_output=True,
         text=True,
         check=False,
@@ -563,6 +563,7 @@ def test_cpu_devices_from_environment():
 
 
 USES_JAX_FIRST = """
+import jax
 import pathways as pw
 import jax.numpy as jnp
 x = jnp.ones(2)
@@ -571,12 +572,10 @@ USES_JAX_BEFORE_ITS_IMPORT_OF_PATHWAYS = """
 import jax
 jax.numpy.ones(2)
 """
-IMPORTS_JAX_FIRST = "import jax\n" + USES_JAX_FIRST
 
 
-@pytest.mark.parametrize("before", [USES_JAX_FIRST, IMPORTS_JAX_FIRST])
-def test_cpu_devices_if_jax_is_used_first(before):
-    done = run_with(before + DOUBLE, PW_CPU_DEVICES="3")
+def test_cpu_devices_if_jax_is_used_first():
+    done = run_with(USES_JAX_FIRST + DOUBLE, PW_CPU_DEVICES="3")
     assert done.stdout == "2.0\n", done.stderr
 
 
@@ -589,7 +588,7 @@ def test_cpu_devices_if_jax_was_used_before_import():
     assert message in done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu", "nothere"])
+@pytest.mark.parametrize("platform", ["cuda", "nothere"])
 def test_platform_that_is_not_available(platform):
     done = run_with("import pathways as pw\npw.cluster()", JAX_PLATFORMS=platform)
     (message,) = (line for line in done.stderr.splitlines() if "Error" in line)
@@ -603,10 +602,10 @@ def test_platform_that_is_not_available(platform):
     ("value", "message"),
     [
         ("many", "ValueError: PW_CPU_DEVICES='many': expected a number"),
-        ("-1", "ValueError: PW_CPU_DEVICES='-1': expected a number"),
         ("0", "ValueError: cpu_devices=0: expected at least 1"),
         ("2", "not enough devices: it needs 3.*there are 2.*\n.*set PW_CPU_DEVICES=3 in the environment"),
     ],
+    ids=["text", "zero", "too few"],
 )
 def test_cpu_devices_refuses_bad_number(value, message):
     done = run_with(DOUBLE, PW_CPU_DEVICES=value)

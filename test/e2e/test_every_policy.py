@@ -28,9 +28,9 @@ def layer(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def owners_of(shape: str, width: int) -> list[int]:
-    """The slice of each stage: one on each, two in a V, or two that take turns."""
+    """Returns the slice of each stage: one stage on each, two in a V, or two in round-robin order."""
     down = [*range(width)]
-    return {"line": down, "V": [*down, *reversed(down)], "turns": [*down, *down]}[shape]
+    return {"line": down, "V": [*down, *reversed(down)], "looped": [*down, *down]}[shape]
 
 
 def program_of(owners: list[int], microbatches: int, schedule: str) -> Any:
@@ -66,7 +66,7 @@ def expected(stages: int, microbatches: int) -> Any:
 @pytest.mark.parametrize("policy", [*POLICIES, "search"])
 @settings(deadline=None, max_examples=3, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.sampled_from(["line", "V", "turns"]), st.integers(2, 3), st.integers(1, 3), st.sampled_from(OPTIONS)
+    st.sampled_from(["line", "V", "looped"]), st.integers(2, 3), st.integers(1, 3), st.sampled_from(OPTIONS)
 )
 def test_policy_gradients_agree_with_jit_and_limits_hold(
     policy: str, shape: str, width: int, times: int, options: str
@@ -99,7 +99,7 @@ def test_policy_in_double_precision_in_v(policy: str):
 
 
 def test_policy_search_keeps_peak_under_max_bytes():
-    """Slices hold what backwards read of each microbatch that is under way, most of it the later ones."""
+    """Slices hold what backwards read of each microbatch in flight, the later slices most."""
     arrays = arguments(3, 6)
     peaks = []
     for limit in (256, 192, 128):

@@ -1,4 +1,4 @@
-"""Where the examples run: on accelerators as far as there are any, else on CPU devices."""
+"""Examples run on accelerators as far as there are any, else on CPU devices."""
 
 from pathlib import Path
 

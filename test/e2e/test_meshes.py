@@ -109,7 +109,7 @@ def test_meshes_transformations_across_slices_of_different_size(transform):
 
 
 def test_meshes_second_order_gradients_of_types_without_mesh():
-    """Such as that of a branch that returns what it gets: its cotangent is on the mesh of another slice."""
+    """A branch that returns its argument: the cotangent of it is on the mesh of another slice."""
 
     def branch(w, x):
         return jax.lax.cond(x.sum() > -100, lambda w, x: jnp.sin(w * x), lambda w, x: x, w, x)

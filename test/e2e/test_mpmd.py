@@ -33,7 +33,7 @@ def bytecode(name: str, form: str) -> bytes:
 
 
 def partitioned(name: str, form: str) -> Partitioned:
-    """What the front end hands over, from what is stored of it."""
+    """Returns the output of the front end, from the stored form."""
     program = PROGRAMS[name]
     lowered = jax.jit(program.plain(), donate_argnums=program.donate).lower(*program.args)
     known = lowered._lowering.compile_args
@@ -91,12 +91,12 @@ def test_from_mpmd_keeps_order_and_origins():
     lowered = lower_partitioned(partitioned("zero_bubble_h1", "fragment"))
     launches = [s for s in lowered.compile().plan.steps if isinstance(s, Launch)]
     halves = {"": None, "split_keep": "input", "split_drop": "weight"}
-    for stage, parts in ((0, {None}), (1, set(halves.values()))):
+    for stage, kinds in ((0, {None}), (1, set(halves.values()))):
         head = rf'fragment<mesh="mesh{stage}".*call_counter = ([0-9]+) : ui32(?:, (split_[a-z]+))?'
         expected = [(call, halves[half]) for call, half in re.findall(head, stored)]
         ran = [launch.origins[0] for launch in launches if launch.slice.startswith(f"mesh{stage}")]
         assert [(str(origin.microbatch), origin.part) for origin in ran] == expected
-        assert {origin.part for origin in ran} == parts
+        assert {origin.part for origin in ran} == kinds
         assert {origin.stage for origin in ran} == {stage}
 
 
@@ -172,7 +172,7 @@ func.func public @main(%k: !m, %x: !m) -> !m attributes {topology = #mpmd.topolo
 
 
 def test_from_mpmd_closed_over_arrays_are_hidden_arguments(tmp_path):
-    """As JAX lowers them with `jax_use_simplified_jaxpr_constants`; the argument between is dropped."""
+    """JAX lowers them so with `jax_use_simplified_jaxpr_constants`; the argument between is dropped."""
     constant, x = normal(4), normal(2, 2).reshape(4)
     arguments = jax.tree.leaves(jax.jit(lambda unused, x: x).lower(3.0, x).args_info)
     program = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What a program takes, what it gives, when it traces, and what it keeps: the conventions of `jax.jit`."""
+"""Programs follow `jax.jit`: arguments, results, traces, donation and memory."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_program_accepts_empty_array(chain):
 
 
 def test_program_results_do_not_alias(slices):
-    """As under `jax.jit`: a caller may donate one without losing another, or what it passed."""
+    """A caller may donate one without losing another, or what it passed, as under `jax.jit`."""
     double = pw.jit(lambda x: x * 2, devices=slices[0])
     same = pw.program(lambda x: (double(x), double(x), x, x))
     add = pw.program(lambda x, y: double(x) + double(y), donate_argnums=(0, 1))
@@ -539,7 +539,7 @@ def test_program_refuses_what_is_no_argument(chain, value, error, message):
 
 
 def test_program_compiled_accepts_other_weak_types(chain):
-    """As what `jax.jit` compiled ahead does: a step counter starts as a number and goes on as an array."""
+    """A step counter starts as a number and goes on as an array, as with `jax.jit` ahead of time."""
 
     def f(step, x):
         return step, step + 1, chain(step * x), chain(step)

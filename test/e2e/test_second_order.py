@@ -159,7 +159,7 @@ def test_second_order_gradients_are_stages_in_v():
 
 
 def test_second_order_continues_stages_of_user():
-    """The model is called again behind the step of descent: its calls cannot have the same numbers again."""
+    """The model is called again after the step of descent: its calls cannot have the same numbers again."""
     step = program_of(maml, "1f1b", stages=True)
     compiled = step.lower(*arguments()).compile()
     kinds = ["fwd", "fwd", "grad", "grad", "fwd", "fwd"]

@@ -491,7 +491,7 @@ def test_transforms_unused_reference_that_cannot_be_lowered():
 
 
 def test_transforms_unused_placed_functions():
-    """They say where the rest runs."""
+    """Unused calls decide where the rest runs."""
 
     def build(on_s0, on_s1):
         def step(x):
