@@ -223,8 +223,6 @@ def manual(fun: Fun) -> Fun:
         (explicit, "value"),
         (explicit, "vmap of grad"),
         (on_explicit_mesh, "grad of checkpoint"),
-        (on_explicit_mesh, "jvp of grad"),
-        (manual, "value"),
         (manual, "vmap of grad"),
         (manual, "jvp of grad"),
     ],

@@ -5,29 +5,23 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from models import apply, gradients_of, place_on
 
 import pathways as pw
 from pathways.passes.util.quantities import TimesError
 
 
 def compiled(schedule: str, slices: int, folds: int, count: int):
-    """A pipeline of `slices * folds` stages, `folds` of them on each slice."""
+    """Compiles a pipeline of `slices * folds` stages, `folds` of them on each slice."""
     devices = pw.make_virtual_device_set()
     places = [devices.add_slice((1,), ("x",)) for _ in range(slices)]
-    stages = [
-        pw.jit(lambda w, x: jnp.tanh(x @ w), devices=places[n % slices]) for n in range(slices * folds - 1)
-    ]
+    stages = place_on(places[n % slices] for n in range(slices * folds - 1))
     head = pw.jit(lambda w, x: (x @ w).sum(), devices=places[-1])
 
     def loss(params, x):
-        for stage, w in zip(stages, params, strict=False):
-            x = stage(w, x)
-        return head(params[-1], x)
+        return head(params[-1], apply(stages, params[:-1], x))
 
-    @pw.program(schedule=schedule)
-    def step(params, x):
-        return pw.accumulate(jax.value_and_grad(loss), count)(params, x)
-
+    step = pw.program(gradients_of(loss, count), schedule=schedule)
     params = [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * (slices * folds)
     return step.lower(params, jax.ShapeDtypeStruct((count * 2, 4), jnp.float32)).compile()
 
