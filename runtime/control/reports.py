@@ -11,6 +11,7 @@ class Waiting:
 
     Attributes:
       host: the other host.
+      address: where it is asked for them.
       channel: the channel.
       src: the slice that they come from.
       dst: the slice that they go to.
@@ -20,12 +21,19 @@ class Waiting:
     """
 
     host: int
+    address: str
     channel: str
     src: str
     dst: str
     index: int
     seconds: float
     is_sure: bool
+
+    def __str__(self) -> str:
+        return (
+            f"host {self.host} at {self.address} on channel {self.channel} "
+            f"({self.src} -> {self.dst}, transfer {self.index}) for {self.seconds:.0f} s"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -146,12 +146,12 @@ def _state(report: HostReport | None, step: Step) -> str:
     waiting = list(own.waiting)
     sure = [one for one in waiting if one.is_sure]
     if sure:
-        return "has waited for " + "; ".join(map(_shown, sure[:3])) + (", ..." if len(sure) > 3 else "")
+        return "has waited for " + "; ".join(map(str, sure[:3])) + (", ..." if len(sure) > 3 else "")
     doing = "computes" if own.is_issued else f"has been issuing it for {own.seconds:.0f} s"
     if not waiting:
         return doing
     more = ", ..." if waiting[3:] else ""
-    return f"{doing}, or has waited for " + "; ".join(map(_shown, waiting[:3])) + more
+    return f"{doing}, or has waited for " + "; ".join(map(str, waiting[:3])) + more
 
 
 def _place(report: HostReport | None, step: Step) -> str:
@@ -162,13 +162,6 @@ def _place(report: HostReport | None, step: Step) -> str:
     if own is None:
         return "has not begun it"
     return f"is at it{own.about} for {own.seconds:.0f} s, in {own.place}"
-
-
-def _shown(one: Waiting) -> str:
-    return (
-        f"host {one.host} on channel {one.channel} ({one.src} -> {one.dst}, transfer {one.index}) "
-        f"for {one.seconds:.0f} s"
-    )
 
 
 def _own(report: HostReport | None, step: Step) -> Underway | None:

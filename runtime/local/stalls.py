@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pathways.runtime.local.codegen import SOURCE_NAME
@@ -32,10 +32,12 @@ class LocalStalls:
 
     Args:
       report: seconds after which an array is reported, and again whenever they have doubled.
+      awaited: says which arrays of other processes this one waits for.
     """
 
-    def __init__(self, report: float) -> None:
+    def __init__(self, report: float, awaited: Callable[[], Iterable[str]] = tuple) -> None:
         self._report = report
+        self._awaited = awaited
         self._next = report
         self._seen: dict[int, tuple[weakref.ref[Any], float]] = {}
 
@@ -57,11 +59,11 @@ class LocalStalls:
         elif now - oldest >= self._next:
             self._next = 2 * (now - oldest)
             late = [pending[key] for key, (_, began) in self._seen.items() if now - began >= self._report]
-            log.warning("%s", described(late, now - oldest))
+            log.warning("%s", described(late, now - oldest, self._awaited()))
 
 
-def described(arrays: Sequence[Any], seconds: float) -> str:
-    """What is not computed, on which devices, and where threads are in programs."""
+def described(arrays: Sequence[Any], seconds: float, awaited: Iterable[str] = ()) -> str:
+    """What is not computed, on which devices, what it may wait for, and where threads are in programs."""
     lines = [f"{len(arrays)} arrays have not been computed for {seconds:.0f} seconds"]
     by_devices: dict[tuple[Any, ...], list[Any]] = {}
     for array in arrays:
@@ -71,7 +73,7 @@ def described(arrays: Sequence[Any], seconds: float) -> str:
         shown = ", ".join(array.aval.str_short() for array in there[:3])
         more = ", ..." if there[3:] else ""
         lines.append(f"  on {' '.join(map(str, on))}: {len(there)}, {shown}{more}")
-    lines += [f"  {place}" for place in _in_programs()]
+    lines += [f"  {line}" for line in (*awaited, *_in_programs())]
     return "\n".join(lines)
 
 
@@ -100,11 +102,16 @@ def _in_programs() -> Iterator[str]:
 
 
 class _Watch:
-    """The thread that looks, of which there is one."""
+    """The thread that looks, of which there is one.
+
+    Attributes:
+      awaited: see `LocalStalls`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looking = threading.Lock()
+        self.awaited: Callable[[], Iterable[str]] = tuple
         self._report: float | None = 60.0
         self._changed = threading.Event()
         self._is_started = False
@@ -135,7 +142,7 @@ class _Watch:
             if report is None:
                 self._changed.wait()
                 continue
-            stalls = LocalStalls(report)
+            stalls = LocalStalls(report, self.awaited)
             while not self._changed.wait(report / LOOKS):
                 with self._looking:
                     stalls.look()

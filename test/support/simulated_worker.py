@@ -193,7 +193,8 @@ class SimulatedWorker:
             waiting: tuple[Waiting, ...] = ()
             if self._waits is not None:
                 turn, peer, since = self._waits
-                waiting = (Waiting(peer.host, "c", "s", "d", turn, now - since, True),)
+                address = f"10.0.0.{peer.host}:1"
+                waiting = (Waiting(peer.host, address, "c", "s", "d", turn, now - since, True),)
             steps = (Underway("f", run, now - began, False, waiting),)
         arrays = sum(not isinstance(array, Poison) for array in self.store.values())
         return HostReport(arrays, request, ("f",), steps)

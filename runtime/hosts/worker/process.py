@@ -84,6 +84,7 @@ from pathways.runtime.hosts.worker.sigterm import SigtermHandler
 from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Promised, Store
 from pathways.runtime.hosts.worker.underway import StepsUnderway
 from pathways.runtime.hosts.worker.worker_target import Numbers, Peers, WorkerTarget
+from pathways.runtime.local import stalls
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.slots import aval_of
@@ -167,6 +168,7 @@ class Worker:
         self.last = 0
         self.underway = StepsUnderway()
         self.credits = Credits()
+        stalls.watch.awaited = self.underway.awaited
         self.recording = WorkerRecording(connections["watch"])
         self.calls = Calls(self.host, self.store, connections["steps"])
         self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()

@@ -21,14 +21,16 @@ class Asked:
     Args:
       receive: the step that asked.
       host: the host that it asked, or the first of them.
+      address: its data address, see `HostProcess.data_address`.
       arrays: what it got, which may be pending.
     """
 
-    __slots__ = ("_arrays", "_began", "_host", "_receive")
+    __slots__ = ("_address", "_arrays", "_began", "_host", "_receive")
 
-    def __init__(self, receive: Receive, host: int, arrays: Sequence[Any]) -> None:
+    def __init__(self, receive: Receive, host: int, address: str, arrays: Sequence[Any]) -> None:
         self._receive = receive
         self._host = host
+        self._address = address
         self._began = time.monotonic()
         self._arrays = [weakref.ref(array) for array in arrays]
 
@@ -40,6 +42,7 @@ class Asked:
         receive = self._receive
         return Waiting(
             self._host,
+            self._address.partition("#")[0],
             receive.channel,
             receive.src,
             receive.dst,
@@ -90,6 +93,14 @@ class StepsUnderway:
         now, before = time.monotonic(), self._ended
         self._ended = now
         return now - max(before, self._steps.pop(run).began)
+
+    def awaited(self) -> list[str]:
+        """The arrays of other hosts that steps wait for, or may wait for, in words."""
+        return [
+            f"{'waits' if one.is_sure else 'may wait'} for {one}"
+            for step in self.report()
+            for one in step.waiting
+        ]
 
     def report(self) -> tuple[Underway, ...]:
         """All steps that are not done, in the order in which they began."""

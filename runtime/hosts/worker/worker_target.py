@@ -225,7 +225,7 @@ class WorkerTarget(LocalTarget):
             arrays = [make(shards[n * count : (n + 1) * count]) for n, make in enumerate(makers)]
             # An array is kept in shards where its readers want it so.
             first = [array[0] if isinstance(array, list | tuple) else array for array in arrays]
-            self._asked.append(Asked(receive, pulls[0][0], first))
+            self._asked.append(Asked(receive, *pulls[0][:2], first))
             return arrays
 
         return take

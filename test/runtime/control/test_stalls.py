@@ -10,7 +10,7 @@ from pathways.runtime.control.step import Step
 
 
 def waits(host: int, is_sure: bool = True) -> Waiting:
-    return Waiting(host, "c0", "s0", "s1", 3, 12.3, is_sure)
+    return Waiting(host, "10.0.0.5:9", "c0", "s0", "s1", 3, 12.3, is_sure)
 
 
 def report(run: int, *waiting: Waiting, is_issued: bool = True) -> HostReport:
@@ -25,11 +25,12 @@ def test_stalls_describe_each_host_by_its_wait():
         3: report(7, is_issued=False),
         4: report(6),
     }
+    waited = "has waited for host 0 at 10.0.0.5:9 on channel c0 (s0 -> s1, transfer 3) for 12 s"
     assert described(Step("f", 7, range(6)), 61, reports).splitlines() == [
         "step 7 of program f has made no progress for 61 seconds",
         "  host 0: computes",
-        "  host 1: has waited for host 0 on channel c0 (s0 -> s1, transfer 3) for 12 s",
-        "  host 2: computes, or has waited for host 0 on channel c0 (s0 -> s1, transfer 3) for 12 s",
+        f"  host 1: {waited}",
+        f"  host 2: computes, or {waited}",
         "  host 3: has been issuing it for 20 s",
         "  host 4: has not begun it; it is at step 6 of program f",
         "  host 5: does not say what it is doing",

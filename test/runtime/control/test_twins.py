@@ -374,7 +374,8 @@ def test_hosts_that_hold_up_a_step_are_reported_and_ended():
     assert reported.startswith(
         f"step {lost[0].step.number} of program f has made no progress for 1 seconds\n"
     )
-    assert "host 0: has been issuing it for 1 s\n  host 1: has waited for host 0 on channel c" in reported
+    waits = "has waited for host 0 at 10.0.0.0:1 on channel c"
+    assert f"host 0: has been issuing it for 1 s\n  host 1: {waits}" in reported
     assert "for 2 seconds" in ended
     assert twin.said("is lost") == [
         f"host 0 (island0) is lost: step {lost[0].step.number} of program f made no progress in 2 seconds"

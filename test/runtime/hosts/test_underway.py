@@ -2,7 +2,8 @@
 
 import time
 
-from pathways.runtime.hosts.worker.underway import StepsUnderway
+from pathways.runtime.hosts.worker.underway import Asked, StepsUnderway
+from pathways.runtime.plan.plan import Receive
 
 
 def test_a_step_has_the_devices_from_the_end_of_the_one_before():
@@ -17,3 +18,31 @@ def test_a_step_has_the_devices_from_the_end_of_the_one_before():
     # Both together are no longer than what has passed.
     assert second >= 0
     assert first + second <= time.monotonic() - began
+
+
+class Late:
+    """An array that has not come."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+
+    def is_ready(self) -> bool:
+        return self.is_there
+
+
+def receive_step(index: int) -> Receive:
+    return Receive((), "s0", "s1", "c0", 0, index)
+
+
+def test_steps_underway_name_the_host_and_the_address_that_arrays_are_awaited_from():
+    underway, late, gone = StepsUnderway(), Late(), Late()
+    asked = underway.begin("f", 1)
+    asked.append(Asked(receive_step(3), 2, "10.0.0.5:7001#host2.4", [late]))
+    asked.append(Asked(receive_step(4), 0, "10.0.0.6:7002#host0.0", [gone]))
+    del gone
+    assert underway.awaited() == [
+        "waits for host 2 at 10.0.0.5:7001 on channel c0 (s0 -> s1, transfer 3) for 0 s",
+        "may wait for host 0 at 10.0.0.6:7002 on channel c0 (s0 -> s1, transfer 4) for 0 s",
+    ]
+    late.is_there = True
+    assert len(underway.awaited()) == 1

@@ -33,7 +33,7 @@ def test_local_stalls_report_a_late_array_once_in_a_while(
 ) -> None:
     pending: list[Any] = [Late()]
     monkeypatch.setattr(stalls, "_pending", lambda: list(pending))
-    looks = LocalStalls(report=0.2)
+    looks = LocalStalls(0.2, lambda: ["waits for host 2 at 10.0.0.5:7001"])
     with caplog.at_level(logging.WARNING, "pathways"):
         for _ in range(10):
             looks.look()
@@ -41,7 +41,10 @@ def test_local_stalls_report_a_late_array_once_in_a_while(
         # After 0.2 seconds, and again when these have doubled.
         assert 1 <= len(caplog.messages) <= 2
         assert caplog.messages[0].startswith("1 arrays have not been computed for 0 seconds\n")
-        assert caplog.messages[0].endswith(f"on {jax.devices()[0]}: 1, float32[7]")
+        assert caplog.messages[0].splitlines()[1:] == [
+            f"  on {jax.devices()[0]}: 1, float32[7]",
+            "  waits for host 2 at 10.0.0.5:7001",
+        ]
         caplog.clear()
         pending.clear()
         looks.look()
