@@ -1,5 +1,5 @@
-"""What a process has: virtual slices, clusters of devices, which slice has which devices, and threads.
+"""What a process has: virtual slices, clusters of devices, which slice has which devices, threads and ports.
 
-All of it is plain data but `threads.py`, by which all rooms to the right start threads. How devices are
-discovered is passed in from the right. Imports plans; never jax.
+All of it is plain data but `ports.py`, and `threads.py`, by which all rooms to the right start threads. How
+devices are discovered is passed in from the right. Imports plans; never jax.
 """

@@ -25,10 +25,20 @@ def start_server(client: Any, address: str) -> Any:
 
     Args:
       client: the client of JAX whose devices give and take.
-      address: address and port.
+      address: address and port. On a port of another such server of the same user it starts as well, and each
+        connection gets to one of the two.
+
+    Returns:
+      The server, which stops when nothing refers to it.
+
+    Raises:
+      OSError: it cannot listen there.
     """
     transport = address.rpartition(":")[0] + ":0"
-    return jax_transfer.start_transfer_server(client, address, [transport] * 2, transfer_size=_CHUNK)
+    try:
+        return jax_transfer.start_transfer_server(client, address, [transport] * 2, transfer_size=_CHUNK)
+    except jax.errors.JaxRuntimeError as error:
+        raise OSError(f"no transfer server on {address}: {error}") from None
 
 
 def error_array(shape: jax.ShapeDtypeStruct, message: str) -> Any:

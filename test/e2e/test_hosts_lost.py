@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import random
 import re
 import signal
+import socket
 import threading
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +22,10 @@ from on_hosts import assert_equal, back, front, refused
 
 import pathways as pw
 from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.controller import own_controller
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.launch import children
+from pathways.runtime.hosts.protocol.messages import Load
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 
@@ -63,6 +68,45 @@ def test_a_worker_on_the_port_of_a_lost_one(devices):
         while controller().is_whole():
             time.sleep(0.01)
     assert_equal(program(np.float32(0)), 2)
+
+
+def test_a_worker_whose_port_another_process_shares(devices):
+    """It could get what is asked of the worker: no program is loaded that exchanges arrays there."""
+    pw.connect(hosts=2, bind="127.0.0.1", options=pw.HostOptions(ports=(20605, 20609)))
+    a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+    address, port = controller().hosts[0].ready.data_address.split(":")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind((address, int(port)))
+        other.listen()
+        with refused(HostError, "host 0", f"another process listens on {address}:{port} too"):
+            pw.program(lambda x: b(a(x)))(1.0)
+        assert_equal(pw.program(lambda x: b(x))(1.0), 2)
+
+
+def test_programs_of_two_clusters_send_under_numbers_of_their_own(monkeypatch):
+    """Also where both were forked from one process, with one state of `random`."""
+    bases: list[set[int]] = []
+
+    def load(*args: Any) -> Load:
+        made = Load(*args)
+        bases[-1].add(made.base)
+        return made
+
+    def use_cluster() -> None:
+        random.seed(0)
+        bases.append(set())
+        pw.connect(hosts=2)
+        devices = pw.make_virtual_device_set()
+        a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+        assert_equal(pw.program(lambda x: b(a(x)))(1.0), 3)
+        pw.disconnect()
+
+    monkeypatch.setattr(own_controller, "Load", load)
+    use_cluster()
+    use_cluster()
+    (first,), (second,) = bases
+    assert abs(first - second) > 1 << 30
 
 
 def test_an_island_that_is_lost_again_and_again(devices):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import socket
 import tempfile
 import time
@@ -13,12 +12,10 @@ from pathlib import Path
 
 from pathways.runtime.hosts.launch.settings import Endpoints
 from pathways.runtime.hosts.protocol.wire import keep_alive
+from pathways.runtime.resources.ports import listen_alone
 
 Address = str | tuple[str, int]
 """The path of a socket, or address and port."""
-
-_chance = random.Random()
-"""Its own: the numbers of the user's `random.seed` are not ours to draw."""
 
 _BACKLOG = 64
 _CONNECT_SECONDS = 2.0
@@ -97,25 +94,9 @@ def own_address(sock: socket.socket) -> str:
 
 
 def server_socket(address: str, ports: tuple[int, int] | None) -> socket.socket:
-    """A socket that listens on an address, on one of some ports.
+    """A socket that listens on an address, on one of some ports, which no other server has.
 
     Raises:
       OSError: all of them are taken.
     """
-    if ports is None:
-        return socket.create_server((address, 0))
-    first, last = ports
-    for port in _chance.sample(range(first, last + 1), last + 1 - first):
-        with contextlib.suppress(OSError):
-            return socket.create_server((address, port))
-    raise OSError(f"no port from {first} to {last} is free on {address}")
-
-
-def free_port(address: str, ports: tuple[int, int] | None) -> int:
-    """A port that nothing listens on now, for a server that does not say which one it has taken.
-
-    Raises:
-      OSError: all of them are taken.
-    """
-    with server_socket(address, ports) as sock:
-        return int(sock.getsockname()[1])
+    return listen_alone(address, ports, lambda port: socket.create_server((address, port)))

@@ -34,7 +34,7 @@ from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.launch.cores import pin
 from pathways.runtime.hosts.launch.launching import WorkerConfig
-from pathways.runtime.hosts.launch.listening import connect_to, free_port, own_address, server_socket
+from pathways.runtime.hosts.launch.listening import connect_to, own_address, server_socket
 from pathways.runtime.hosts.launch.ready import FOLDER, Mark
 from pathways.runtime.hosts.protocol.doors import call
 from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
@@ -92,6 +92,7 @@ from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
 from pathways.runtime.plan.own_part import own_part
 from pathways.runtime.resources.cluster import Cluster, Device
 from pathways.runtime.resources.manager import Binding, ResourceError
+from pathways.runtime.resources.ports import claimed_port, is_shared
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.xla import distributed, pjrt
 
@@ -167,8 +168,8 @@ class Worker:
         self.unneeded: set[int] = set()
         self.last = 0
         self.underway = StepsUnderway()
-        self.credits = Credits()
         stalls.watch.awaited = self.underway.awaited
+        self.credits = Credits()
         self.recording = WorkerRecording(connections["watch"])
         self.calls = Calls(self.host, self.store, connections["steps"])
         self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()
@@ -314,8 +315,10 @@ class Worker:
             return _described(error)
         if message.program in self.unneeded:
             return None
-        self.programs[message.program] = hosted
         others = hosted.target.peers() | (set(self.island) - {self.host})
+        if others and (wrong := self.peers.shared()) is not None:
+            return wrong
+        self.programs[message.program] = hosted
         self.probes.watch({host: message.probes[host] for host in others})
         return None
 
@@ -648,19 +651,25 @@ def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Clus
     if config.size == 1:
         is_cpu = config.platform == "cpu"
         return discover(config.cpu_devices if is_cpu else None, platform=config.platform)
-    if config.rank == 0:
-        watch.send(Coordinator(f"{address}:{free_port(address, config.ports)}"))
-    told = watch.receive()
-    if not isinstance(told, Join):
-        raise _unexpected(told)
-    distributed.join(
-        told.address,
-        address,
-        rank=config.rank,
-        size=config.size,
-        cpu_devices=config.cpu_devices,
-        start_seconds=round(START_SECONDS),
-    )
+    with contextlib.ExitStack() as stack:
+        port = None
+        if config.rank == 0:
+            # Until JAX listens there.
+            port = stack.enter_context(claimed_port(address, config.ports))
+            watch.send(Coordinator(f"{address}:{port}"))
+        told = watch.receive()
+        if not isinstance(told, Join):
+            raise _unexpected(told)
+        distributed.join(
+            told.address,
+            address,
+            rank=config.rank,
+            size=config.size,
+            cpu_devices=config.cpu_devices,
+            start_seconds=round(START_SECONDS),
+        )
+        if port is not None and is_shared(address, port):
+            raise OSError(f"another process listens on {address}:{port} too, where hosts of the island meet")
     return discover()
 
 

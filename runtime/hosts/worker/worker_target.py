@@ -10,16 +10,20 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from pathways.runtime.hosts.launch.listening import free_port
 from pathways.runtime.hosts.worker.underway import Asked
 from pathways.runtime.local.codegen import Arrays, Kernel
 from pathways.runtime.local.local_target import LocalTarget
 from pathways.runtime.plan.own_part import Owners, routes_of
 from pathways.runtime.plan.plan import Launch, Receive, Send, Slot
+from pathways.runtime.resources.ports import is_shared, listen_alone
 from pathways.runtime.xla import transfer
 
 _LARGE = 1 << 20
 """Bytes from which on arrays have a connection of their own: what is small need not wait behind them."""
+
+
+_NUMBERS = 1 << 63
+"""Where the first numbers of runs begin anew: JAX's have 64 bits."""
 
 
 class PeerError(RuntimeError):
@@ -35,12 +39,18 @@ class Peers:
       ports: the first and the last port to listen on; None for any.
 
     Attributes:
+      server: JAX's transfer server, alone on its port.
+      address: its address and port.
       lost: the addresses of those that are lost.
+
+    Raises:
+      OSError: all ports are taken.
     """
 
     def __init__(self, client: Any, address: str, ports: tuple[int, int] | None) -> None:
-        port = 0 if ports is None else free_port(address, ports)
-        self.server = transfer.start_server(client, f"{address}:{port}")
+        self.server = listen_alone(
+            address, ports, lambda port: transfer.start_server(client, f"{address}:{port}")
+        )
         self.address: str = self.server.address()
         self.lost: set[str] = set()
         self._connections: dict[tuple[str, bool], Any] = {}
@@ -51,6 +61,16 @@ class Peers:
         if key not in self._connections:
             self._connections[key] = self.server.connect(address.partition("#")[0])
         return self._connections[key]
+
+    def shared(self) -> str | None:
+        """The error that another process has come to listen on the port; None while none has.
+
+        Those of this package stay away, but not any that uses JAX's transfer server.
+        """
+        address, _, port = self.address.rpartition(":")
+        if not is_shared(address, int(port)):
+            return None
+        return f"another process listens on {self.address} too, and could get what is asked of this one"
 
     def lose(self, addresses: Iterable[str]) -> None:
         """Nothing more comes from some workers: what was asked for is an error."""
@@ -65,8 +85,11 @@ class Peers:
 class Numbers:
     """The numbers under which a program sends arrays from host to host; all its hosts have the same.
 
+    Nobody can guess them, and no two hosts send under the same one: a process that is pulled from by mistake
+    has nothing under the number, so that its arrays are never taken for those of another one.
+
     Attributes:
-      base: the first of them.
+      base: a random number, which this program has alone.
       stride: how many transfers a run has at most.
       hosts: how many hosts there are.
     """
@@ -77,11 +100,11 @@ class Numbers:
 
     def first(self, run: int) -> int:
         """The first number of a run."""
-        return self.base + run * self.stride * self.hosts
+        return (self.base + run * self.stride * self.hosts * self.hosts) % _NUMBERS
 
-    def offset(self, index: int, host: int) -> int:
-        """Behind that, the number of what a host sends to another one in a transfer."""
-        return index * self.hosts + host
+    def offset(self, index: int, source: int, target: int) -> int:
+        """After that, the number of what a host sends to another one in a transfer."""
+        return (index * self.hosts + source) * self.hosts + target
 
 
 class WorkerTarget(LocalTarget):
@@ -116,7 +139,7 @@ class WorkerTarget(LocalTarget):
         self._owners = owners
         self._host = host
         self._numbers = numbers
-        self._first = numbers.base
+        self._first = numbers.first(0)
         self._keep_tokens = keep_tokens
         self.tokens: list[Any] = []
         self._sent: set[int] = set()
@@ -172,7 +195,7 @@ class WorkerTarget(LocalTarget):
             if isinstance(step, Send):
                 for host in self._picks(step):
                     if host in hosts:
-                        transfer.cancel(self._peers.server, first + self._numbers.offset(step.index, host))
+                        transfer.cancel(self._peers.server, first + self._sent_as(step, host))
 
     def send(self, send: Send) -> Callable[[Arrays], None]:
         """How to give arrays to other hosts; takes one for each operand, and returns at once."""
@@ -181,7 +204,7 @@ class WorkerTarget(LocalTarget):
         if not size:
             return lambda arrays: None
         copies = self._copier(send) if send.copy else None
-        picks = [(self._numbers.offset(send.index, host), own) for host, own in self._picks(send).items()]
+        picks = [(self._sent_as(send, host), own) for host, own in self._picks(send).items()]
 
         def give(arrays: Arrays) -> None:
             if copies is not None:
@@ -207,9 +230,15 @@ class WorkerTarget(LocalTarget):
                 make([_empty(shape) for shape in shapes[n * count : (n + 1) * count]])
                 for n, make in enumerate(makers)
             ]
-        offset = self._numbers.offset(receive.index, self._host)
         pulls = [
-            (host, address, self._peers.connection(address, size), wanted, [shapes[n] for n in wanted])
+            (
+                host,
+                address,
+                self._peers.connection(address, size),
+                self._numbers.offset(receive.index, host, self._host),
+                wanted,
+                [shapes[n] for n in wanted],
+            )
             for host, wanted in self._wanted(receive).items()
             for address in [self._addresses[host]]
         ]
@@ -217,7 +246,7 @@ class WorkerTarget(LocalTarget):
 
         def take() -> Arrays:
             shards: list[Any] = [None] * len(shapes)
-            for host, address, connection, wanted, of_host in pulls:
+            for host, address, connection, offset, wanted, of_host in pulls:
                 if address in lost:
                     raise PeerError(f"host {host} is lost")
                 for n, shard in zip(wanted, connection.pull(self._first + offset, of_host), strict=True):
@@ -229,6 +258,10 @@ class WorkerTarget(LocalTarget):
             return arrays
 
         return take
+
+    def _sent_as(self, send: Send, host: int) -> int:
+        """The number, after the first of a run, of what another host gets of this one."""
+        return self._numbers.offset(send.index, self._host, host)
 
     def _shapes(self, receive: Receive) -> list[jax.ShapeDtypeStruct]:
         """What this host gets, result by result and device by device."""
@@ -276,7 +309,7 @@ class WorkerTarget(LocalTarget):
             for host, own in shapes.items():
                 if sum(math.prod(shape.shape) for shape in own):
                     arrays = [transfer.error_array(shape, error) for shape in own]
-                    number = self._first + self._numbers.offset(send.index, host)
+                    number = self._first + self._sent_as(send, host)
                     self._peers.server.await_pull(number, arrays)
 
         return give

@@ -1,0 +1,187 @@
+"""One server listens on a port, also where servers share ports silently."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import pytest
+from preloaded import PreloadedProcess
+
+from pathways.runtime.hosts.launch.listening import server_socket
+from pathways.runtime.hosts.worker.worker_target import Numbers, Peers
+from pathways.runtime.resources import ports
+from pathways.runtime.resources.ports import claimed, claimed_port, is_shared, listen_alone
+from pathways.runtime.xla import transfer
+
+HERE = "127.0.0.1"
+
+LISTENING = """
+import sys
+import jax
+from pathways.runtime.hosts.worker.worker_target import Peers
+client = jax.devices("cpu")[0].client
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    peers = Peers(client, "127.0.0.1", (int(sys.argv[1]), int(sys.argv[2])))
+    print(peers.address, flush=True)
+except OSError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def listening(count: int, first: int, last: int) -> Iterator[list[str]]:
+    """Where processes listen that start their transfer servers at once, or why they do not."""
+    command = ["-c", LISTENING, str(first), str(last)]
+    with contextlib.ExitStack() as stack:
+        said, starts, processes = [], [], []
+        for _ in range(count):
+            (read, stdin), (stdout, write) = os.pipe(), os.pipe()
+            processes.append(PreloadedProcess(command, stdin=read, stdout=write, stderr=2))
+            os.close(read)
+            os.close(write)
+            starts.append(stack.enter_context(os.fdopen(stdin, "w", buffering=1)))
+            said.append(stack.enter_context(os.fdopen(stdout)))
+        assert [file.readline() for file in said] == ["ready\n"] * count
+        for file in starts:
+            file.write("\n")
+        yield [file.readline().strip() for file in said]
+        for file in starts:
+            file.close()
+        assert [process.wait(60) for process in processes] == [0] * count
+
+
+@pytest.fixture(scope="module")
+def client():
+    return jax.devices("cpu")[0].client
+
+
+def sharing(port: int) -> socket.socket:
+    """A server that shares its port, as those of JAX and gRPC do."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind((HERE, port))
+    sock.listen()
+    return sock
+
+
+def test_peers_of_several_processes_listen_on_ports_of_their_own():
+    """There are ports for all but one of those that start at once."""
+    with listening(4, 20710, 20712) as said:
+        assert sorted(said) == [
+            *(f"{HERE}:{port}" for port in (20710, 20711, 20712)),
+            f"no port from 20710 to 20712 is free on {HERE}",
+        ]
+
+
+def test_peers_pass_over_a_port_of_another_transfer_server(client):
+    other = transfer.start_server(client, f"{HERE}:20714")
+    assert Peers(client, HERE, (20713, 20714)).address == f"{HERE}:20713"
+    with pytest.raises(OSError, match=r"no port from 20714 to 20714 is free on 127\.0\.0\.1"):
+        Peers(client, HERE, (20714, 20714))
+    del other
+    assert Peers(client, HERE, (20714, 20714)).address == f"{HERE}:20714"
+
+
+def test_peers_refuse_a_port_that_another_process_comes_to_share(client):
+    peers = Peers(client, HERE, (20715, 20715))
+    assert peers.shared() is None
+    with sharing(20715):
+        assert peers.shared() == (
+            "another process listens on 127.0.0.1:20715 too, and could get what is asked of this one"
+        )
+
+
+def test_listen_alone_leaves_a_port_that_another_server_takes_meanwhile(client):
+    """One that claims none may listen between the claim and the start."""
+    others: list[socket.socket] = []
+
+    def start(port: int) -> Any:
+        if not others:
+            others.append(sharing(port))
+        return transfer.start_server(client, f"{HERE}:{port}")
+
+    server = listen_alone(HERE, (20716, 20717), start)
+    with others[0] as other:
+        assert {server.address(), f"{HERE}:{other.getsockname()[1]}"} == {f"{HERE}:20716", f"{HERE}:20717"}
+        assert not any(is_shared(HERE, port) for port in (20716, 20717))
+
+
+def test_listen_alone_tries_the_next_port_when_a_server_does_not_start():
+    tried: list[int] = []
+
+    def start(port: int) -> int:
+        tried.append(port)
+        if len(tried) < 3:
+            raise OSError("in use")
+        return port
+
+    assert listen_alone(HERE, (20721, 20723), start) == tried[2]
+    assert sorted(tried) == [20721, 20722, 20723]
+
+
+def test_claimed_port_is_left_alone_before_anything_listens_on_it():
+    with claimed(HERE, 20719):
+        with pytest.raises(OSError, match="in use"), claimed(HERE, 20719):
+            pass
+        with pytest.raises(OSError, match="no port"), claimed_port(HERE, (20719, 20719)):
+            pass
+        with pytest.raises(OSError, match="no port"):
+            server_socket(HERE, (20719, 20719))
+    with server_socket(HERE, (20719, 20719)) as server:
+        assert server.getsockname() == (HERE, 20719)
+        with pytest.raises(OSError, match="in use"), claimed(HERE, 20719):
+            pass
+
+
+def test_claimed_port_may_be_any():
+    with claimed_port(HERE, None) as first, claimed_port(HERE, None) as second:
+        assert first != second
+        with server_socket("localhost", None) as server:
+            assert server.getsockname()[1] not in (first, second)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_is_shared_counts_servers_of_the_address(family: socket.AddressFamily):
+    """Servers of gRPC have sockets of IPv6 also for addresses of IPv4."""
+    address = HERE if family == socket.AF_INET else f"::ffff:{HERE}"
+    socks = [socket.socket(family) for _ in range(2)]
+    for n, sock in enumerate(socks):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((address, 20720))
+        sock.listen()
+        assert is_shared(HERE, 20720) == (n == 1)
+    assert not is_shared("127.0.0.2", 20720)
+    for sock in socks:
+        sock.close()
+
+
+def test_ports_are_drawn_without_a_state_that_forked_processes_share():
+    drawn: list[list[int]] = []
+    for _ in range(2):
+        ports._chance.seed(0)
+        drawn.append([*ports._candidates(HERE, (20000, 20099))])
+    assert drawn[0] != drawn[1]
+    assert sorted(drawn[0]) == [*range(20000, 20100)]
+
+
+def test_numbers_of_two_hosts_are_never_the_same():
+    numbers = Numbers((1 << 61) - 1, stride=5, hosts=3)
+    runs = [*range(4), 1 << 60, (1 << 60) + 1]
+    sent = [
+        numbers.first(run) + numbers.offset(index, source, target)
+        for run in runs
+        for index in range(5)
+        for source in range(3)
+        for target in range(3)
+    ]
+    assert len({*sent}) == len(sent) == 6 * 5 * 9
+    # JAX's have 64 bits.
+    assert 0 <= min(sent) <= max(sent) < 1 << 64
