@@ -24,8 +24,8 @@ from pathways.runtime.hosts.protocol.messages import PEER, MessageError, Ping, P
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
 
-_chance = random.Random()
-"""Its own: the numbers of the user's `random.seed` are not ours to draw."""
+_chance = random.SystemRandom()
+"""The numbers of the user's `random.seed` are not ours to draw, and forked processes share no state."""
 
 _PAUSE = 0.5
 """The most seconds from one question to the next."""

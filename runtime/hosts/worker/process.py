@@ -98,8 +98,8 @@ from pathways.runtime.xla import distributed, pjrt
 
 _NOTHING: dict[int, str] = {}
 
-_chance = random.Random()
-"""Its own: the numbers of the user's `random.seed` are not ours to draw."""
+_chance = random.SystemRandom()
+"""The numbers of the user's `random.seed` are not ours to draw, and forked processes share no state."""
 
 _AGAIN_SECONDS = 0.5
 """How long a worker that was turned away waits at most before it tries again."""
