@@ -1,0 +1,132 @@
+"""Tools in the process of the tests, and checks of bundles in processes that are warm."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import preloaded
+import pytest
+
+from pathways.runtime.bundle import examine
+from pathways.runtime.local.devices import session
+
+_CHECK = "import os, runpy, sys; sys.argv[1] = str(os.getppid()); runpy.run_module({!r}, run_name='__main__')"
+
+
+def run_tool(
+    name: str, *arguments: object, stdin: bytes = b"", cwd: str | Path = "."
+) -> subprocess.CompletedProcess[str]:
+    """Runs a tool in this process, as it would run in a child process; sets back what it changes.
+
+    Args:
+      name: the name of the tool, such as `pw-run`.
+      *arguments: those of its command line.
+      stdin: its standard input.
+      cwd: its working directory.
+    """
+    main = importlib.import_module(f"pathways.tools.{name.replace('-', '_')}").main
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with contextlib.chdir(cwd), _streams(stdin, out.fileno(), err.fileno()), _unchanged():
+            code = main(words)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="backslashreplace"))
+    return subprocess.CompletedProcess([name, *words], code, *texts)
+
+
+def output_of(name: str, *arguments: object, **options: Any) -> str:
+    """Runs a tool that is to succeed; returns what it prints."""
+    done = run_tool(name, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def error_of(name: str, *arguments: object, **options: Any) -> str:
+    """Runs a tool that is to fail; returns its error message."""
+    done = run_tool(name, *arguments, **options)
+    assert (done.returncode, done.stdout) == (1, ""), done
+    return message_in(name, done.stderr)
+
+
+def message_in(name: str, stderr: str) -> str:
+    """Returns the error message on a standard error, without the notes before it."""
+    assert "Traceback" not in stderr
+    before, start, message = f"\n{stderr}".partition(f"\n{name}: error: ")
+    assert start, stderr
+    return message.removesuffix("\n")
+
+
+@pytest.fixture
+def warm_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bundles are examined and rehearsed in processes that are forked, and not new."""
+
+    def run(command: Sequence[str], **options: Any) -> Any:
+        assert command[1:3] == ["-P", "-m"]
+        module, _, *rest = command[3:]
+        program = _CHECK.format(module)
+        done = preloaded.run("-P", "-c", program, "", *rest, timeout=options["timeout"])
+        return subprocess.CompletedProcess(
+            command, done.returncode, done.stdout.encode(), done.stderr.encode()
+        )
+
+    monkeypatch.setattr(examine, "subprocess", _Subprocess(run))
+
+
+class _Subprocess:
+    """The module `subprocess` as `examine` uses it."""
+
+    DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+
+@contextlib.contextmanager
+def _streams(stdin: bytes, out: int, err: int) -> Iterator[None]:
+    """Sends to files what Python, C and other processes write."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = os.dup(1), os.dup(2)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    streams = [io.TextIOWrapper(os.fdopen(os.dup(fd), "wb", 0), write_through=True) for fd in (1, 2)]
+    try:
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            for name, stream in zip(("stdout", "stderr"), map(stack.enter_context, streams), strict=True):
+                patch.setattr(sys, name, stream)
+            yield
+    finally:
+        for number, descriptor in enumerate(kept, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _unchanged() -> Iterator[None]:
+    """Lets modules of the user, the cluster and JAX's settings be what they were."""
+    modules, installed = set(sys.modules), (sys.prefix, sys.base_prefix)
+    x64 = jax.config.jax_enable_x64
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        patch.setattr(session, "_manager", None)
+        try:
+            yield
+        finally:
+            jax.config.update("jax_enable_x64", x64)
+            for name in set(sys.modules) - modules:
+                file = getattr(sys.modules[name], "__file__", None) or sys.prefix
+                if name.partition(".")[0] != "pathways" and not file.startswith(installed):
+                    del sys.modules[name]
