@@ -19,6 +19,7 @@ import pytest
 
 from pathways.runtime.bundle import examine
 from pathways.runtime.local.devices import session
+from pathways.runtime.resources import virtual
 
 _CHECK = "import os, runpy, sys; sys.argv[1] = str(os.getppid()); runpy.run_module({!r}, run_name='__main__')"
 
@@ -63,9 +64,40 @@ def error_of(name: str, *arguments: object, **options: Any) -> str:
 def message_in(name: str, stderr: str) -> str:
     """Returns the error message on a standard error, without the notes before it."""
     assert "Traceback" not in stderr
-    before, start, message = f"\n{stderr}".partition(f"\n{name}: error: ")
+    _, start, message = f"\n{stderr}".partition(f"\n{name}: error: ")
     assert start, stderr
     return message.removesuffix("\n")
+
+
+def run_apart(
+    name: str, *arguments: object, stdout: int, folder: Path, cwd: str | Path = "."
+) -> tuple[int, str]:
+    """Runs a tool in a forked process, with an open file as its standard output.
+
+    Args:
+      name: the name of the tool.
+      *arguments: those of its command line.
+      stdout: the file, which is closed.
+      folder: a folder for its standard error.
+      cwd: its working directory.
+
+    Returns:
+      Its exit code and its standard error.
+    """
+    command = ["-m", f"pathways.tools.{name.replace('-', '_')}", *map(str, arguments)]
+    with Path(os.devnull).open() as none, (folder / "stderr").open("wb") as errors:
+        descriptors = {"stdin": none.fileno(), "stdout": stdout, "stderr": errors.fileno()}
+        process = preloaded.PreloadedProcess(command, **descriptors, cwd=cwd)
+        os.close(stdout)
+        code = process.wait(timeout=60)
+    return code, (folder / "stderr").read_text()
+
+
+def closed_pipe() -> int:
+    """Returns the end of a pipe that nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    return write
 
 
 @pytest.fixture
@@ -122,6 +154,8 @@ def _unchanged() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", list(sys.path))
         patch.setattr(session, "_manager", None)
+        # Slices are named anew; no function that was traced before is called with them.
+        patch.setattr(virtual, "_names", virtual._SliceNames())
         try:
             yield
         finally:

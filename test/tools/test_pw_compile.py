@@ -1,4 +1,4 @@
-"""`pw-compile`: reading arguments, and as a process with users' mistakes, devices and interruption."""
+"""`pw-compile`: reading arguments, users' mistakes, devices and interruption."""
 
 import json
 import os
@@ -13,10 +13,12 @@ import preloaded
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jax._src import config as jax_config
 from pages import programs
 
-from pathways.tools import pw_compile
+from pathways.runtime.xla import compile_cache
 from pathways.tools.inputs.signatures import DTYPES, ArrayText, SignatureError, parse_named, parse_value
+from tools import closed_pipe, message_in, output_of, run_apart, run_tool
 
 ROOT = Path(__file__).parents[2]
 REGRESSION = ROOT / "test" / "tools" / "pw_compile" / "Inputs" / "regression.py"
@@ -25,20 +27,18 @@ PW_COMPILE = [sys.executable, "-m", "pathways.tools.pw_compile"]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
-def run(*arguments, **kwargs):
-    return preloaded.run("-m", "pathways.tools.pw_compile", *arguments, **kwargs)
+def run(*arguments, **options):
+    return run_tool("pw-compile", *arguments, **options)
 
 
-def error_of(*arguments, **kwargs):
-    """What a failed run says, without what the user's file printed."""
-    result = run(*arguments, **kwargs)
-    assert result.returncode == 1, result
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    note = r"(?:pw-compile: note: importing .*, which runs its top level\n)?"
-    text = re.sub(rf"\A{note}(?:importing regression\n)?", "", result.stderr)
-    assert text.startswith("pw-compile: error: "), text
-    return text.removeprefix("pw-compile: error: ").removesuffix("\n")
+def error_of(*arguments, **options):
+    """Returns the error of a run that is to fail, without what the user's file printed."""
+    done = run(*arguments, **options)
+    assert (done.returncode, done.stdout) == (1, ""), done
+    note = r"(?:pw-compile: note: importing .*, which runs its top level\n)?(?:importing regression\n)?"
+    rest = re.sub(rf"\A{note}", "", done.stderr)
+    assert rest.startswith("pw-compile: error: "), rest
+    return message_in("pw-compile", rest)
 
 
 def written(value):
@@ -86,7 +86,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_an_argument_is_read_as_it_was_written(value):
+def test_parse_value_reads_what_was_written(value):
     read = parse_value(written(value))
     assert repr(read) == repr(value)  # repr: 1, 1.0 and True are different arguments.
 
@@ -99,7 +99,7 @@ def test_an_argument_is_read_as_it_was_written(value):
 @example("1e999")
 @example('"\\u12')
 @example('"\\')
-def test_any_text_is_an_argument_or_a_clear_error(text):
+def test_parse_value_reads_any_text_or_refuses_it(text):
     for parse in (parse_value, parse_named):
         error = refusal(parse, text)
         if error is not None:
@@ -123,7 +123,7 @@ def test_any_text_is_an_argument_or_a_clear_error(text):
         (r"'\'\u00e9\n'", "'é\n"),
     ],
 )
-def test_arguments(text, value):
+def test_parse_value_reads_arguments(text, value):
     assert parse_value(text) == value
 
 
@@ -151,7 +151,7 @@ def test_arguments(text, value):
         ("[" * 65, 65, "nested more than 64 levels deep"),
     ],
 )
-def test_mistaken_arguments(text, column, message):
+def test_parse_value_refuses_mistakes(text, column, message):
     with pytest.raises(SignatureError) as caught:
         parse_value(text)
     assert (str(caught.value), caught.value.column) == (message, column)
@@ -165,14 +165,14 @@ def test_mistaken_arguments(text, column, message):
         ("x=", 3, "expected an argument such as f32[8,128], got the end"),
     ],
 )
-def test_mistaken_names(text, column, message):
+def test_parse_named_refuses_mistakes(text, column, message):
     with pytest.raises(SignatureError) as caught:
         parse_named(text)
     assert (str(caught.value), caught.value.column) == (message, column)
     assert parse_named("x = f32[]") == ("x", ArrayText("float32", ()))
 
 
-def test_an_error_in_an_argument_has_a_caret():
+def test_pw_compile_marks_an_error_in_an_argument():
     assert error_of(FIGURE2, "--args", "f32[2]", "(f32[2],\n i32[)") == (
         "argument 2, column 15: expected a size or ']', got ')'\n(f32[2],  i32[)\n              ^"
     )
@@ -203,7 +203,7 @@ def test_an_error_in_an_argument_has_a_caret():
         (["json:nothing"], "there is no 'nothing' in json; json has no programs"),
     ],
 )
-def test_mistakes_before_any_program(arguments, message):
+def test_pw_compile_refuses_mistakes_before_any_program(arguments, message):
     assert message in error_of(*arguments)
 
 
@@ -228,7 +228,7 @@ def test_mistakes_before_any_program(arguments, message):
         ("chain", ['"text"'], r"argument x is a str, not an array"),
     ],
 )
-def test_mistakes_with_a_program(function, arguments, pattern):
+def test_pw_compile_refuses_mistakes_with_a_program(function, arguments, pattern):
     given = ["--args", *arguments] if arguments else []
     assert re.search(pattern, error_of(f"{REGRESSION}:{function}", *given))
 
@@ -242,7 +242,7 @@ def test_mistakes_with_a_program(function, arguments, pattern):
         ("import json\njson.loads('{')", None),
     ],
 )
-def test_a_file_that_cannot_be_imported(tmp_path, text, message):
+def test_pw_compile_names_the_line_that_fails_to_import(tmp_path, text, message):
     path = tmp_path / "broken.py"
     path.write_text(text)
     line = error_of(f"{path}:f")
@@ -253,7 +253,7 @@ def test_a_file_that_cannot_be_imported(tmp_path, text, message):
         assert line.endswith(f"({path}:2)")
 
 
-def test_a_traceback_on_request(tmp_path):
+def test_pw_compile_prints_a_traceback_on_request(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("y = nothing\n")
     result = run(f"{path}:f", "--traceback")
@@ -262,7 +262,7 @@ def test_a_traceback_on_request(tmp_path):
     assert result.stderr.splitlines()[-1].startswith("pw-compile: error: cannot import")
 
 
-def test_a_file_is_imported_as_python_would_run_it(tmp_path):
+def test_pw_compile_imports_a_file_as_python_would_run_it(tmp_path):
     (tmp_path / "sibling.py").write_text("import pathways as pw\nDEVICES = pw.make_virtual_device_set()\n")
     path = tmp_path / "types.py"  # the name of a module that is there already
     path.write_text(
@@ -275,32 +275,28 @@ def test_a_file_is_imported_as_python_would_run_it(tmp_path):
     assert "module @lambda" in run("mine:Model.f", cwd=tmp_path).stdout
 
 
-def test_as_many_devices_as_are_needed():
-    started_early = run(f"{REGRESSION}:step", "--compile-to=device")
+def test_pw_compile_starts_again_with_as_many_devices_as_are_needed():
+    compile = "-m", "pathways.tools.pw_compile", f"{REGRESSION}:step", "--compile-to=device"
+    started_early = preloaded.run(*compile)
     assert started_early.returncode == 0, started_early.stderr
     assert started_early.stdout.count("HloModule ") == 4
     message = error_of(f"{REGRESSION}:step", "--compile-to=device", "--cpu-devices=1")
     assert message.startswith("program step: not enough devices: it needs 2")
-    assert run(f"{REGRESSION}:step", "--explain", "--cpu-devices=2").returncode == 0
+    output_of("pw-compile", f"{REGRESSION}:step", "--explain", "--cpu-devices=2")
 
 
-def test_output_that_cannot_be_written(tmp_path):
+def test_pw_compile_names_an_output_that_it_cannot_write(tmp_path):
     out = tmp_path / "none" / "out.mlir"
     message = error_of(f"{REGRESSION}:step", "-o", out)
     assert message == f"cannot write output file '{out}': No such file or directory"
 
 
-def test_a_closed_pipe_is_quiet():
-    process = subprocess.Popen(
-        [*PW_COMPILE, f"{REGRESSION}:step"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
-    )
-    process.stdout.close()
-    assert process.stderr.read().splitlines()[1:] == [b"importing regression"]
-    process.stderr.close()
-    assert process.wait(timeout=60) == 1
+def test_pw_compile_is_quiet_when_a_pipe_is_closed(tmp_path):
+    code, error = run_apart("pw-compile", f"{REGRESSION}:step", stdout=closed_pipe(), folder=tmp_path)
+    assert (code, error.splitlines()[1:]) == (1, ["importing regression"])
 
 
-def test_interruption(tmp_path):
+def test_pw_compile_is_interrupted(tmp_path):
     path = tmp_path / "slow.py"
     path.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen([*PW_COMPILE, f"{path}:f"], stderr=subprocess.PIPE, env=ENVIRONMENT)
@@ -313,7 +309,7 @@ def test_interruption(tmp_path):
     process.stderr.close()
 
 
-def test_help_and_version_need_no_target():
+def test_pw_compile_needs_no_target_for_help_and_version():
     text = run("--help").stdout
     for word in (
         "--compile-to",
@@ -328,35 +324,36 @@ def test_help_and_version_need_no_target():
     assert re.fullmatch(r"pw-compile \S+ \(jax \S+\)\n", run("--version").stdout)
 
 
-def test_it_starts_without_jax():
+def test_pw_compile_starts_without_jax():
     program = "import sys; import pathways.tools.pw_compile; assert 'jax' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_in_this_process(tmp_path, capsys):
+def test_pw_compile_writes_a_file(tmp_path):
     out = tmp_path / "out.mlir"
-    assert pw_compile.main([f"{REGRESSION}:chain", "--args", "f32[8,8]", "-o", str(out)]) == 0
+    assert output_of("pw-compile", f"{REGRESSION}:chain", "--args", "f32[8,8]", "-o", out) == ""
     assert "module @chain" in out.read_text()
-    assert pw_compile.main(["none.py:f"]) == 1
-    assert capsys.readouterr().err.endswith("pw-compile: error: cannot import none.py: no such file\n")
 
 
-def test_modules_of_xla_and_their_share_of_the_time(tmp_path):
+def test_pw_compile_explains_modules_of_xla_and_their_share_of_the_time(tmp_path, monkeypatch):
     """The second time they come from the code store."""
+    monkeypatch.setenv("PW_CACHE_DIR", str(tmp_path))
     # The tests share a cache of JAX, in which other runs leave what took long.
-    environment = {**os.environ, "PW_CACHE_DIR": str(tmp_path / "pw"), "JAX_COMPILATION_CACHE_DIR": ""}
-    for how in ("compiled", "from the code store"):
-        command = [sys.executable, "-m", "pathways.tools.pw_compile", f"{FIGURE2}:f", "--args", "f32[2]"]
-        done = subprocess.run(
-            [*command, "--explain"], capture_output=True, text=True, check=False, env=environment
-        )
-        assert done.returncode == 0, done.stderr
-        _, _, modules = done.stdout.partition("XLA module")
-        header, *rows = modules.partition("\n\n")[0].splitlines()
-        assert header.split() == ["slice", "instructions", "time", "share"]
-        cells = [re.split(r"\s{2,}", row.strip()) for row in rows]
-        assert {row[-1] for row in cells} == {how}
-        assert sum(float(row[4].removesuffix(" %")) for row in cells) == pytest.approx(100, abs=0.5)
+    with jax_config.enable_compilation_cache(False):
+        for how in ("compiled", "from the code store"):
+            monkeypatch.setattr(compile_cache, "_loaded", type(compile_cache._loaded)())
+            text = output_of("pw-compile", f"{FIGURE2}:f", "--args", "f32[2]", "--explain")
+            check_shares(text, how)
+
+
+def check_shares(text, how):
+    """Checks that modules of XLA have their origin, and together all of the time."""
+    _, _, modules = text.partition("XLA module")
+    header, *rows = modules.partition("\n\n")[0].splitlines()
+    assert header.split() == ["slice", "instructions", "time", "share"]
+    cells = [re.split(r"\s{2,}", row.strip()) for row in rows]
+    assert {row[-1] for row in cells} == {how}
+    assert sum(float(row[4].removesuffix(" %")) for row in cells) == pytest.approx(100, abs=0.5)
 
 
 LOUD = """
@@ -372,7 +369,7 @@ f = pw.jit(lambda x: x + 1, devices=pw.make_virtual_device_set().add_slice(1, "x
 """
 
 
-def test_what_a_file_does_is_said_and_what_it_prints_kept_apart(tmp_path):
+def test_pw_compile_keeps_what_a_file_prints_apart(tmp_path):
     (tmp_path / "loud.py").write_text(LOUD)
     result = run("loud.py:f", "--args", "f32[2]", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -382,7 +379,7 @@ def test_what_a_file_does_is_said_and_what_it_prints_kept_apart(tmp_path):
     assert sorted(lines[1:]) == ["descriptor", "original", "process", "python"]
 
 
-def test_figures_as_json():
+def test_pw_compile_explains_in_json():
     explained = run(f"{FIGURE2}:f", "--args", "f32[2]", "--explain", "--json")
     figures = json.loads(explained.stdout)
     assert (figures["program"], figures["launches"], figures["transfers"]) == ("f", 4, 3)
@@ -403,7 +400,7 @@ def test_figures_as_json():
         ("/dev/null", None),
     ],
 )
-def test_an_unusual_extension_is_a_warning(tmp_path, name, warning):
+def test_pw_compile_warns_of_an_unusual_extension(tmp_path, name, warning):
     result = run(f"{FIGURE2}:f", "--args", "f32[2]", "-o", name, cwd=tmp_path)
     assert result.returncode == 0
     assert [line for line in result.stderr.splitlines() if "warning" in line] == (
@@ -411,7 +408,7 @@ def test_an_unusual_extension_is_a_warning(tmp_path, name, warning):
     )
 
 
-def test_a_schedule_from_a_file(tmp_path):
+def test_pw_compile_reads_a_schedule_from_a_file(tmp_path):
     (tmp_path / "step.py").write_text(programs("README.md")[1])
     assert error_of("step.py:step", "--schedule", "none.csv", cwd=tmp_path) == (
         "--schedule: there is no file 'none.csv'"
