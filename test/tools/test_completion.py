@@ -1,10 +1,10 @@
-"""What shells offer for the tools, asked of the shells themselves where they are installed."""
+"""Completions that shells offer for the tools, read from the shells themselves where they are installed."""
 
 import shutil
 import subprocess
-import sys
 
 import pytest
+from cli import output_of
 
 from pathways.passes.manager import registry
 from pathways.tools.drivers.completion import script
@@ -59,7 +59,7 @@ def offered_by_bash(folder, *words):
         (["/bin/pw-bundle", "ver"], ["verify"]),
     ],
 )
-def test_bash(folder, words, offered):
+def test_pw_completion_completes_in_bash(folder, words, offered):
     found = offered_by_bash(folder, *words)
     if words[-1] == "=":
         assert set(offered) < set(found)
@@ -77,14 +77,14 @@ def test_bash(folder, words, offered):
         ("pw-run m", ["model.pwb"]),
     ],
 )
-def test_fish(folder, line, offered):
+def test_pw_completion_completes_in_fish(folder, line, offered):
     asked = f"{SCRIPTS['fish']}\ncomplete -C '{line}'\n"
     found = [answer.partition("\t")[0] for answer in run("fish", asked, folder, "--no-config")]
     assert set(offered) <= set(found)
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_reads_it(folder):
+def test_pw_completion_is_read_by_zsh(folder):
     (folder / "script").write_text(SCRIPTS["zsh"])
     tools = [parser.prog for parser in make_parsers()]
     asked = "\n".join(f"print $_comps[{tool}]; whence -w $_comps[{tool}]" for tool in tools)
@@ -94,15 +94,12 @@ def test_zsh_reads_it(folder):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_flag_is_there(shell):
+def test_pw_completion_has_every_flag(shell):
     flags = {flag for parser in make_parsers() for flag in parser.flags if flag.startswith("--")}
     flags |= {f"--{name}" for name in registry.names()}
     dashes = "-l " if shell == "fish" else "--"
     assert [flag for flag in flags if f"{dashes}{flag[2:]}" not in SCRIPTS[shell]] == []
 
 
-def test_the_tool_writes_it():
-    done = subprocess.run(
-        [sys.executable, "-m", "pathways.tools.pw_completion", "bash"], capture_output=True, check=True
-    )
-    assert done.stdout.decode() == SCRIPTS["bash"]
+def test_pw_completion_writes_the_script():
+    assert output_of("pw-completion", "bash") == SCRIPTS["bash"]

@@ -91,7 +91,7 @@ def version() -> tuple[int, ...]:
 
 
 @pytest.mark.skipif(version() < (0, 8), reason="no Neovim, or one that is older than 0.8")
-def test_what_the_page_says_works(tmp_path):
+def test_neovim_works_as_its_page_shows(tmp_path):
     new, old = (block.text for block in blocks("docs/editor.md", "lua"))
     (tmp_path / "init.lua").write_text(new if version() >= (0, 11) else old)
     (tmp_path / "press.lua").write_text(PRESSES)

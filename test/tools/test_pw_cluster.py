@@ -92,7 +92,7 @@ def status(name: str) -> StatusTold:
     return answer
 
 
-def test_what_a_cluster_is_at(lab, capfd):
+def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
     address, secret = find("lab")
     ann = call_service(address, secret, Purpose("watch", "client", 0, 0, "service", "ann"), decode_for_admin)
     wait(lambda: status("lab").status.clients)
@@ -136,7 +136,7 @@ def test_what_a_cluster_is_at(lab, capfd):
     assert "client ann is gone\n" in capfd.readouterr().out
 
 
-def test_a_second_one_of_that_name(lab, folder, capfd):
+def test_pw_cluster_starts_no_second_cluster_of_a_name(lab, folder, capfd):
     pid = lab.pid()
     assert pw_cluster.main(["up", f"{folder}/lab.toml"]) == 1
     error = f"pw-cluster: error: cluster 'lab' is up already (process {pid})\n"
@@ -146,7 +146,7 @@ def test_a_second_one_of_that_name(lab, folder, capfd):
     assert "is up already" not in lab.log.read_text()
 
 
-def test_strangers_at_its_socket(lab):
+def test_pw_cluster_survives_strangers_at_its_socket(lab):
     """Whatever they say, others are served, and the service goes on."""
     address, secret = find("lab")
     assert isinstance(address, str)
@@ -173,7 +173,7 @@ def test_strangers_at_its_socket(lab):
     assert status("lab").status.pid == lab.pid()
 
 
-def test_one_that_was_killed_leaves_room_for_the_next(folder, capfd):
+def test_pw_cluster_starts_anew_after_a_kill(folder, capfd):
     arguments = ["up", f"{folder}/lab.toml", "--name", "killed"]
     assert pw_cluster.main(arguments) == 0
     killed = ClusterFolder("killed")
@@ -198,7 +198,7 @@ def test_one_that_was_killed_leaves_room_for_the_next(folder, capfd):
     assert "error: no cluster 'killed' is up" in capfd.readouterr().err
 
 
-def test_one_that_does_not_start_says_why(folder, capfd, monkeypatch):
+def test_pw_cluster_reports_why_a_cluster_does_not_start(folder, capfd, monkeypatch):
     monkeypatch.setenv("FAKE_SERVICE", "fails")
     assert pw_cluster.main(["up", f"{folder}/lab.toml", "--name", "failed"]) == 1
     assert capfd.readouterr().err == (
@@ -217,7 +217,7 @@ def test_one_that_does_not_start_says_why(folder, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_it_ends_with_who_starts_it_until_it_is_ready(folder, number):
+def test_pw_cluster_ends_a_starting_cluster_with_itself(folder, number):
     stuck = ClusterFolder(f"stuck{number}")
     with started("up", f"{folder}/lab.toml", "--name", stuck.name, FAKE_SERVICE="stuck") as up:
         wait(lambda: stuck.log.exists() and "starting 2 hosts" in stuck.log.read_text())
@@ -228,7 +228,7 @@ def test_it_ends_with_who_starts_it_until_it_is_ready(folder, number):
         assert (up.returncode, errors.splitlines()[-1]) == (130, "pw-cluster: interrupted")
 
 
-def test_down_ends_one_that_starts(folder):
+def test_pw_cluster_down_ends_a_starting_cluster(folder):
     stuck = ClusterFolder("stuck")
     with started("up", f"{folder}/lab.toml", "--name", "stuck", FAKE_SERVICE="stuck") as up:
         wait(lambda: stuck.log.exists() and "starting 2 hosts" in stuck.log.read_text())
@@ -237,7 +237,7 @@ def test_down_ends_one_that_starts(folder):
     assert errors.splitlines()[-1] == "pw-cluster: error: the service was ended before it was ready"
 
 
-def test_one_in_the_foreground_at_an_address_for_other_machines(folder, capfd):
+def test_pw_cluster_runs_in_the_foreground_at_an_address(folder, capfd):
     (folder / "front.toml").write_text("hosts = 2\nlisten = '127.0.0.1:0'\ntoken = 'copy'")
     (folder / "copy").write_text("0123456789abcdef\n")
     (folder / "copy").chmod(0o600)
@@ -258,7 +258,7 @@ def test_one_in_the_foreground_at_an_address_for_other_machines(folder, capfd):
     assert errors.splitlines()[-1].endswith("INFO has ended")
 
 
-def test_logs_are_followed_until_the_end(folder, capfd):
+def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
     assert pw_cluster.main(["up", f"{folder}/lab.toml", "--name", "followed"]) == 0
     with started("logs", "followed", "--follow") as logs:
         assert logs.stdout.readline().endswith("INFO cluster 'followed': starting 2 hosts\n")
@@ -287,13 +287,13 @@ def test_logs_are_followed_until_the_end(folder, capfd):
         (["logs", "nothing"], "cluster 'nothing' has no log: there is no file "),
     ],
 )
-def test_mistakes(folder, capfd, arguments, message):
+def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
     assert pw_cluster.main([word.format(folder) for word in arguments]) == 1
     error = capfd.readouterr().err
     assert error.startswith(f"pw-cluster: error: {message}")
     assert error.count("\n") == 1
 
 
-def test_the_process_of_a_service_imports_no_jax():
+def test_pw_cluster_service_imports_no_jax():
     code = "import sys, pathways.runtime.hosts.service.daemon; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

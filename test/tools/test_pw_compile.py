@@ -11,6 +11,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
+from cli import closed_pipe, message_in, output_of, run_apart, run_tool
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jax._src import config as jax_config
@@ -18,7 +19,6 @@ from pages import programs
 
 from pathways.runtime.xla import compile_cache
 from pathways.tools.inputs.signatures import DTYPES, ArrayText, SignatureError, parse_named, parse_value
-from tools import closed_pipe, message_in, output_of, run_apart, run_tool
 
 ROOT = Path(__file__).parents[2]
 REGRESSION = ROOT / "test" / "tools" / "pw_compile" / "Inputs" / "regression.py"

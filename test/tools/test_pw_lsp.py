@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -20,7 +21,6 @@ from pathways.tools.lsp.index import Index
 from pathways.tools.lsp.worker import analyse
 
 TESTS = Path(__file__).parents[1]
-URI = "file:///step.mlir"
 MODULE = """\
 // passes: pw-dce, pw-nothing
 module @step attributes {pw.form = "placed"} {
@@ -38,12 +38,14 @@ module @step attributes {pw.form = "placed"} {
 }
 """
 LINES = MODULE.split("\n")
+NUMBERS = itertools.count(1)
 
 
 class Editor:
-    """The other end of the protocol."""
+    """The other end of the protocol, which has opened one text."""
 
     def __init__(self):
+        self.uri = "file:///0.mlir"
         self.server = subprocess.Popen(
             [sys.executable, "-m", "pathways.tools.pw_lsp", "--stdio"],
             stdin=subprocess.PIPE,
@@ -85,25 +87,25 @@ class Editor:
     def tell(self, method, **params):
         self.send(method=method, params=params)
 
-    def open(self, text, uri=URI):
+    def open(self, text):
         self.tell(
             "textDocument/didOpen",
-            textDocument={"uri": uri, "languageId": "mlir", "version": 1, "text": text},
+            textDocument={"uri": self.uri, "languageId": "mlir", "version": 1, "text": text},
         )
 
     def change(self, version, *changes):
         self.tell(
             "textDocument/didChange",
-            textDocument={"uri": URI, "version": version},
+            textDocument={"uri": self.uri, "version": version},
             contentChanges=changes,
         )
 
-    def diagnostics(self, uri=URI, version=None):
-        """The next diagnostics of a text."""
+    def diagnostics(self, version=None):
+        """Returns the next diagnostics of the text."""
         while True:
             message = self._messages.get(timeout=60)
             params = message.get("params", {})
-            here = message.get("method") == "textDocument/publishDiagnostics" and params["uri"] == uri
+            here = message.get("method") == "textDocument/publishDiagnostics" and params["uri"] == self.uri
             if here and version in (None, params.get("version")):
                 return params["diagnostics"]
 
@@ -111,17 +113,27 @@ class Editor:
         """Asks about a word of a line."""
         column = LINES[line].index(word) + 1
         return self.ask(
-            method, textDocument={"uri": URI}, position={"line": line, "character": column}, **more
+            method, textDocument={"uri": self.uri}, position={"line": line, "character": column}, **more
         )
 
 
-@pytest.fixture
-def editor():
+def started():
     editor = Editor()
     editor.ask("initialize", processId=None, rootUri=None, capabilities={})
     editor.tell("initialized")
     yield editor
     editor.end()
+
+
+own_editor = pytest.fixture(started)
+shared_editor = pytest.fixture(started, scope="module")
+
+
+@pytest.fixture
+def editor(shared_editor):
+    """The editor, and with it the server, that all tests have, with a text that none has opened."""
+    shared_editor.uri = f"file:///{next(NUMBERS)}.mlir"
+    return shared_editor
 
 
 def span(place):
@@ -135,7 +147,7 @@ def position(line, character):
     return {"line": line, "character": character}
 
 
-def test_diagnostics_follow_what_is_typed(editor):
+def test_pw_lsp_diagnoses_what_is_typed(editor):
     editor.open(MODULE)
     assert editor.diagnostics() == []
     # The same text with one letter more: only that is sent.
@@ -151,11 +163,11 @@ def test_diagnostics_follow_what_is_typed(editor):
     assert span(problem["range"]) == (8, 11, 14)
     editor.change(4, {"text": MODULE})
     assert editor.diagnostics(version=4) == []
-    editor.tell("textDocument/didClose", textDocument={"uri": URI})
+    editor.tell("textDocument/didClose", textDocument={"uri": editor.uri})
     assert editor.diagnostics() == []
 
 
-def test_columns_are_those_of_the_editor(editor):
+def test_pw_lsp_counts_columns_as_editors_do(editor):
     # MLIR counts bytes, editors count pairs of bytes of UTF-16.
     editor.open('module {\n  "a"() {x = "\N{MATHEMATICAL ITALIC SMALL X}é"} : () -> (); %a = foo\n}')
     (problem,) = editor.diagnostics()
@@ -184,25 +196,27 @@ def test_columns_are_those_of_the_editor(editor):
         (11, "%x", "`tensor<2xf32>`  \nargument #0 of `@two`  \nmodule in the form `placed`"),
     ],
 )
-def test_hover(editor, line, word, expected):
+def test_pw_lsp_hovers(editor, line, word, expected):
     editor.open(MODULE)
     assert editor.diagnostics() == []
     hover = editor.at("textDocument/hover", line, word)
     assert re.match(expected, hover["contents"]["value"], re.DOTALL)
 
 
-def test_hover_says_nothing_of_the_rest(editor):
+def test_pw_lsp_hovers_over_nothing_else(editor):
     editor.open(MODULE)
     assert editor.diagnostics() == []
     assert editor.at("textDocument/hover", 0, "pw-nothing") is None
     assert editor.at("textDocument/hover", 8, "return") is None
-    assert editor.ask("textDocument/hover", textDocument={"uri": URI}, position=position(99, 9)) is None
+    assert (
+        editor.ask("textDocument/hover", textDocument={"uri": editor.uri}, position=position(99, 9)) is None
+    )
     assert (
         editor.ask("textDocument/hover", textDocument={"uri": "file:///n"}, position=position(0, 0)) is None
     )
 
 
-def test_names_are_found_while_the_text_is_broken(editor):
+def test_pw_lsp_finds_names_in_broken_text(editor):
     editor.open(MODULE.replace("return %z : tensor<2xf32>", "return %z : ten"))
     assert len(editor.diagnostics()) == 1
     hover = editor.at("textDocument/hover", 8, "%z")["contents"]["value"]
@@ -210,7 +224,7 @@ def test_names_are_found_while_the_text_is_broken(editor):
     assert span(editor.at("textDocument/definition", 8, "%z")["range"]) == (7, 4, 6)
 
 
-def test_definitions_references_and_symbols(editor):
+def test_pw_lsp_finds_definitions_references_and_symbols(editor):
     editor.open(MODULE)
     places = {
         (7, "%y#1"): (6, 4, 6),
@@ -222,13 +236,13 @@ def test_definitions_references_and_symbols(editor):
     }
     for (line, word), place in places.items():
         found = editor.at("textDocument/definition", line, word)
-        assert (found["uri"], span(found["range"])) == (URI, place)
+        assert (found["uri"], span(found["range"])) == (editor.uri, place)
     assert editor.at("textDocument/definition", 8, "return") is None
     places = editor.at("textDocument/references", 10, "%x", context={"includeDeclaration": True})
     assert [span(place["range"]) for place in places] == [(10, 25, 27), (11, 11, 13), (11, 15, 17)]
     places = editor.at("textDocument/references", 4, '"s1"', context={"includeDeclaration": False})
     assert [span(place["range"])[0] for place in places] == [5, 7]
-    symbols = editor.ask("textDocument/documentSymbol", textDocument={"uri": URI})
+    symbols = editor.ask("textDocument/documentSymbol", textDocument={"uri": editor.uri})
     assert [(symbol["name"], symbol["detail"]) for symbol in symbols] == [
         ("@step", "module"),
         ("@mesh", "sdy.mesh"),
@@ -239,19 +253,20 @@ def test_definitions_references_and_symbols(editor):
     ]
 
 
-def test_a_crash_of_mlir_is_a_diagnostic(editor):
+def test_pw_lsp_makes_a_crash_of_mlir_a_diagnostic(editor):
     crashing = (TESTS / "fuzz" / "stock" / "parser_while_reads_itself.mlir").read_text()
     for n in range(3):
-        uri = f"file:///{n}.mlir"
-        editor.open(crashing, uri)
-        (problem,) = editor.diagnostics(uri)
+        editor.uri = f"file:///crash{n}.mlir"
+        editor.open(crashing)
+        (problem,) = editor.diagnostics()
         assert problem["message"] == "MLIR crashed (SIGSEGV) while reading this"
         assert problem["range"]["start"] == position(0, 0)
+    editor.uri = "file:///whole.mlir"
     editor.open(MODULE)
     assert editor.diagnostics() == []
 
 
-def test_fast_typing_checks_the_last_text(editor):
+def test_pw_lsp_checks_the_last_of_many_texts(editor):
     editor.open(MODULE)
     for version in range(2, 30):
         editor.change(version, {"text": MODULE.replace("@two}", f"@none_{version}")})
@@ -260,7 +275,8 @@ def test_fast_typing_checks_the_last_text(editor):
 
 
 @pytest.mark.parametrize("politely", [True, False])
-def test_the_server_ends_with_its_editor(editor, politely):
+def test_pw_lsp_ends_with_its_editor(own_editor, politely):
+    editor = own_editor
     editor.open(MODULE)
     assert editor.diagnostics() == []
     if politely:
@@ -285,16 +301,16 @@ def test_the_server_ends_with_its_editor(editor, politely):
         "\r\n\x0b\x0c\u2028%x\n%",
     ],
 )
-def test_strange_texts(editor, text):
+def test_pw_lsp_survives_strange_texts(editor, text):
     editor.open(text)
     editor.diagnostics()
-    editor.ask("textDocument/hover", textDocument={"uri": URI}, position=position(0, 1))
-    editor.ask("textDocument/documentSymbol", textDocument={"uri": URI})
+    editor.ask("textDocument/hover", textDocument={"uri": editor.uri}, position=position(0, 1))
+    editor.ask("textDocument/documentSymbol", textDocument={"uri": editor.uri})
     editor.change(2, {"text": MODULE})
     assert editor.diagnostics(version=2) == []
 
 
-def test_a_parse_that_does_not_return():
+def test_analyst_reports_a_parse_that_takes_too_long():
     async def look():
         analyst = Analyst(1e-6)
         slow = await analyst.analyse(MODULE)
@@ -313,7 +329,7 @@ def test_a_parse_that_does_not_return():
 @pytest.mark.parametrize(
     "path", sorted((TESTS / "dialect").glob("*_invalid.mlir")), ids=lambda path: path.stem
 )
-def test_every_error_of_the_verifier_has_its_line(path):
+def test_analyse_gives_every_error_of_the_verifier_its_line(path):
     found = [(d["line"], d["message"]) for d in analyse(path.read_bytes())["diagnostics"]]
     expected = 0
     for number, line in enumerate(path.read_text().split("\n"), 1):
@@ -324,7 +340,7 @@ def test_every_error_of_the_verifier_has_its_line(path):
     assert expected
 
 
-def test_locations_of_where_a_program_came_from_are_not_places_in_the_text():
+def test_analyse_ignores_locations_in_other_files():
     wrong = '"pw.slice"() {sym_name = "s"} : () -> () loc(#loc1)'
     text = f'module {{\n  {wrong}\n}} loc(unknown)\n#loc1 = loc("f.py":7:7)'
     (problem,) = analyse(text.encode())["diagnostics"]
@@ -332,7 +348,7 @@ def test_locations_of_where_a_program_came_from_are_not_places_in_the_text():
 
 
 @pytest.mark.parametrize("path", sorted((TESTS / "passes").rglob("*.mlir")), ids=lambda path: path.stem)
-def test_every_value_has_a_definition(path):
+def test_index_defines_every_value(path):
     index = Index(path.read_text())
     for line in range(len(index.lines)):
         for token in index.tokens(line):
@@ -341,7 +357,7 @@ def test_every_value_has_a_definition(path):
 
 
 @given(st.text(st.sampled_from('%@#"(){}:=,ax0\n /-_\\é𝒚')) | st.text())
-def test_any_text_has_an_index(text):
+def test_index_reads_any_text(text):
     index = Index(text)
     for line in range(len(index.lines)):
         for token in index.tokens(line):
@@ -350,7 +366,7 @@ def test_any_text_has_an_index(text):
             index.references(token)
 
 
-def test_without_the_extra(tmp_path):
+def test_pw_lsp_names_the_extra_that_is_missing(tmp_path):
     (tmp_path / "pygls.py").write_text("raise ImportError")
     done = subprocess.run(
         [sys.executable, "-m", "pathways.tools.pw_lsp"],

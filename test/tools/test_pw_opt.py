@@ -11,6 +11,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
+from cli import error_of, output_of, run_tool
 
 from pathways.dialect import FORMS, make_context
 from pathways.passes.manager import registry
@@ -18,7 +19,6 @@ from pathways.passes.manager.base import Pass, PassFailure, fail
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.manager.text import Builtin
 from pathways.tools.common.source import Source
-from tools import error_of, output_of, run_tool
 
 MODULE = """\
 sdy.mesh @mesh = <["x"=2]>

@@ -13,6 +13,7 @@ import hypothesis.extra.numpy
 import numpy as np
 import preloaded
 import pytest
+from cli import closed_pipe, message_in, output_of, run_apart, run_tool, warm_checks  # noqa: F401 (a fixture)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.common.errors import UserError
 from pathways.tools.inputs.arrays import read_arrays
 from pathways.tools.inputs.values import read_values, value_text
-from tools import closed_pipe, message_in, output_of, run_apart, run_tool, warm_checks  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[2]
 

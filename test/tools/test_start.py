@@ -33,7 +33,7 @@ main()
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_parent_of_a_tool_is_light(tool):
+def test_tools_have_a_light_parent(tool):
     done = subprocess.run(
         [sys.executable, "-c", PARENT.format(tool=tool)], capture_output=True, text=True, check=True
     )
@@ -43,7 +43,7 @@ def test_the_parent_of_a_tool_is_light(tool):
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_every_tool_tells_its_version_and_its_flags(tool, capfd):
+def test_tools_print_their_version_and_flags(tool, capfd):
     name = tool.replace("_", "-")
     main = importlib.import_module(f"pathways.tools.{tool}").main
     assert main(["--version"]) == 0
@@ -57,7 +57,7 @@ def test_every_tool_tells_its_version_and_its_flags(tool, capfd):
     assert re.fullmatch(rf"{name}: error: un\w+ \w+ '--hepl'; did you mean '--help'\?\n", error)
 
 
-def test_there_are_tools():
+def test_tools_are_all_listed():
     names = ["bundle", "cluster", "compile", "completion", "lsp", "opt", "run", "sim", "viz"]
     assert [f"pw_{name}" for name in names] == TOOLS
 
@@ -95,7 +95,7 @@ def ended(process_id):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
-def test_the_child_of_a_tool_ends_with_its_parent():
+def test_supervise_ends_the_child_with_its_parent():
     with start("import os; print(os.getpid(), flush=True); time.sleep(60)") as tool:
         child = int(tool.stdout.readline())
         assert child != tool.pid
@@ -110,7 +110,7 @@ def test_the_child_of_a_tool_ends_with_its_parent():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what a child holds")
-def test_a_tool_takes_no_more_memory_than_it_may():
+def test_supervise_limits_memory():
     hoard = "rows = []\n    while True: rows.append(bytearray(1 << 20)); time.sleep(0.001)"
     with start(hoard, PW_MEMORY_LIMIT="200M") as tool:
         _, errors = tool.communicate(timeout=60)
@@ -121,14 +121,14 @@ def test_a_tool_takes_no_more_memory_than_it_may():
 
 
 @pytest.mark.parametrize("limit", ["", "1.5T", "20G", "500MB"])
-def test_limits_of_memory(limit):
+def test_supervise_reads_the_limit_of_memory(limit):
     with start("return 0", PW_MEMORY_LIMIT=limit) as tool:
         _, errors = tool.communicate(timeout=60)
     expected = "pw-tool: error: PW_MEMORY_LIMIT must be a size such as 500M or 8G, got '1.5T'\n"
     assert (tool.returncode, errors) == ((1, expected) if limit == "1.5T" else (0, ""))
 
 
-def test_ctrl_c_twice_is_one_line():
+def test_supervise_reports_many_interrupts_in_one_line():
     # Ctrl-C reaches parent and child, the child again from its parent, and both again by the impatient.
     with start("print('ready', flush=True); time.sleep(60)", process_group=0) as tool:
         assert tool.stdout.readline() == "ready\n"
@@ -139,7 +139,7 @@ def test_ctrl_c_twice_is_one_line():
     assert (tool.returncode, errors) == (130, "pw-tool: interrupted\n")
 
 
-def test_a_child_that_ignores_ctrl_c_is_one_line():
+def test_supervise_ends_a_child_that_ignores_interrupts():
     ignore = "import signal; signal.signal(2, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
     with start(ignore) as tool:
         assert tool.stdout.readline() == "ready\n"
@@ -151,7 +151,7 @@ def test_a_child_that_ignores_ctrl_c_is_one_line():
 
 
 @pytest.mark.parametrize("level", ["", "0"])
-def test_xla_logs_nothing_unless_it_is_asked_for(level):
+def test_supervise_silences_xla_by_default(level):
     environment = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
     with start(
         "import pathways.dialect.operations.bindings, jax; jax.devices(); return 0", **environment
