@@ -30,17 +30,17 @@ class StagesOnSlices:
 
 
 DEFAULT = StagesOnSlices(slices=4, microbatches=8, data=2, model=1, bubble="27.3%")  # 3 / (8 + 3)
-INTERLEAVED = StagesOnSlices(
+ON_HOSTS = StagesOnSlices(
     slices=2,
     microbatches=4,
     data=1,
     model=2,
     bubble="11.1%",  # 1 / (2 * 4 + 1)
-    flags=("--slices=2", "--microbatches=4", "--mesh=1x2", "--schedule=interleaved-1f1b"),
+    flags=("--slices=2", "--microbatches=4", "--mesh=1x2", "--schedule=interleaved-1f1b", "--hosts"),
 )
 
 
-@pytest.fixture(scope="module", params=[DEFAULT, INTERLEAVED], ids=["1f1b", "interleaved-1f1b"])
+@pytest.fixture(scope="module", params=[DEFAULT, ON_HOSTS], ids=["1f1b", "interleaved-1f1b-on-hosts"])
 def pipeline(request: pytest.FixtureRequest) -> StagesOnSlices:
     return request.param
 
@@ -61,18 +61,19 @@ def row(output: str, label: str) -> list[str]:
     return entries.replace(",", "").split()
 
 
-def test_losses_agree_with_jax_jit(output: str) -> None:
-    assert re.search(r"^losses of the first 12 steps agree", output, flags=re.MULTILINE)
+def test_char_lm_has_the_losses_of_jax_jit(output: str) -> None:
+    (difference,) = re.findall(r"^losses of the first 12 steps agree: .* (\S+)$", output, flags=re.MULTILINE)
+    assert float(difference) < 1e-4
     ours, theirs = map(float, row(output, "loss at step 12"))
     assert ours == pytest.approx(theirs, abs=2e-4)
 
 
-def test_learns(output: str) -> None:
+def test_char_lm_learns(output: str) -> None:
     (before,), (after,) = row(output, "held-out loss before"), row(output, "held-out loss after")
     assert float(after) < float(before) - 1
 
 
-def test_moves_activations_their_gradients_and_scalars(output: str, pipeline: StagesOnSlices) -> None:
+def test_char_lm_moves_activations_gradients_and_scalars(output: str, pipeline: StagesOnSlices) -> None:
     # Three boundaries, there and back; what the slices know of the global norm goes there and back once.
     scalars = 2 * (pipeline.slices - 1)
     assert row(output, "transfers per step") == [str(2 * 3 * pipeline.microbatches + scalars)]
@@ -81,7 +82,7 @@ def test_moves_activations_their_gradients_and_scalars(output: str, pipeline: St
     assert row(output, "bytes moved per step") == [str(moved)]
 
 
-def test_counts_launches(output: str, pipeline: StagesOnSlices) -> None:
+def test_char_lm_counts_launches(output: str, pipeline: StagesOnSlices) -> None:
     (launches,) = row(output, "launches per step")
     # Four stages forward, three backward: the last does both in one. Then, for each slice, at most four
     # around the loop: the zeros that its sums start from, and what the norm and the update need.
@@ -89,17 +90,20 @@ def test_counts_launches(output: str, pipeline: StagesOnSlices) -> None:
     assert in_loop <= int(launches) <= in_loop + 4 * pipeline.slices
 
 
-def test_the_bubble_is_that_of_the_schedule(output: str, pipeline: StagesOnSlices) -> None:
+def test_char_lm_has_the_bubble_of_its_schedule(output: str, pipeline: StagesOnSlices) -> None:
     assert row(output, "bubble as planned") == [pipeline.bubble]
 
 
-def test_earlier_slices_hold_more_microbatches(output: str, pipeline: StagesOnSlices) -> None:
+def test_char_lm_holds_more_microbatches_on_earlier_slices(output: str, pipeline: StagesOnSlices) -> None:
     peaks = [int(row(output, f"peak bytes on s{n}")[0]) for n in range(pipeline.slices)]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] > 3 * 4 * 800_000 / pipeline.slices, "parameters and both moments of AdamW"
 
 
-def test_says_why_it_is_slower_than_jax_jit(output: str) -> None:
+def test_char_lm_reports_why_it_is_slower_than_jax_jit(output: str, pipeline: StagesOnSlices) -> None:
+    if pipeline is ON_HOSTS:
+        assert re.search(r"^\d+% of the tokens/s of jax.jit; 2 worker processes share", output, re.MULTILINE)
+        return
     ours, theirs = row(output, "ms of cores per step")
     busy, busy_with_jit = row(output, "cores busy")
     assert re.search(
@@ -108,7 +112,7 @@ def test_says_why_it_is_slower_than_jax_jit(output: str) -> None:
     assert f"A step takes {ours} ms of them, {theirs} ms with jax.jit: " in output
 
 
-def test_writes_a_step_as_planned_and_as_measured(run) -> None:
+def test_char_lm_writes_a_step_as_planned_and_as_measured(run) -> None:
     steps = read_trace((run.forms / "train_step.trace.json").read_bytes())
     assert [step.program for step in steps] == ["train_step"] * 3
     page = (run.forms / "train_step.html").read_text()
@@ -117,17 +121,8 @@ def test_writes_a_step_as_planned_and_as_measured(run) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_writes_the_ir_after_each_phase(run, phase: str) -> None:
+def test_char_lm_writes_the_ir_after_each_phase(run, phase: str) -> None:
     for program in ("train_step", "evaluate"):
         text = (run.forms / f"{program}.{phase}.mlir").read_text()
         assert "func.func public @main" in text
         assert ('"pw.transfer"' in text) == (phase in ("2_placed", "3_sharded", "4_scheduled"))
-
-
-def test_trains_on_hosts(run_example) -> None:
-    """Each stage in a process of its own: the losses are those of one process, to the last bit."""
-    output = run_example("char_lm.py", "--quick", "--mesh", "1x1", "--hosts").output
-    assert re.search(
-        r"^losses of the first 12 steps agree: largest difference 0.0e\+00$", output, re.MULTILINE
-    )
-    assert re.search(r"^\d+% of the tokens/s of jax.jit; 4 worker processes share", output, re.MULTILINE)
