@@ -17,8 +17,8 @@ import tomllib
 from pathlib import Path
 
 import pages
-import preloaded
 import pytest
+from cli import output_of
 
 from pathways.passes.manager.registry import MODULES
 
@@ -116,14 +116,11 @@ def check_flags(command: str) -> None:
 
 @functools.cache
 def help_of(tool: str) -> str:
-    name = f"pathways.tools.{tool.replace('-', '_')}"
-    done = preloaded.run("-m", name, "--help")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(tool, "--help")
 
 
 @pytest.mark.parametrize("page", [page for page in pages.pages() if pages.mentioned(page)])
-def test_commands_within_prose_exist(page: str, folder: Path) -> None:
+def test_commands_in_prose_exist(page: str, folder: Path) -> None:
     for command in pages.mentioned(page):
         words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=.*", word)]
         tool = words[0].removeprefix(".venv/bin/")

@@ -12,7 +12,7 @@ import pathways
 ROW = re.compile(r"^\| `(\w+)` \| `(\w+)` \|", re.MULTILINE)
 
 
-def test_the_table_of_errors_is_that_of_the_package():
+def test_errors_page_lists_the_errors_of_the_package():
     public = {name: getattr(pathways, name) for name in pathways.__all__ if name.endswith("Error")}
     listed = dict(ROW.findall(pages.read("docs/errors.md")))
     assert listed.keys() == public.keys()

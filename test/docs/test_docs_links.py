@@ -34,6 +34,6 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", pages.pages())
-def test_files_that_are_named_exist(page: str) -> None:
+def test_links_name_files_that_exist(page: str) -> None:
     missing = [name for name in FILE.findall(pages.read(page)) if not (pages.ROOT / name).exists()]
     assert not missing

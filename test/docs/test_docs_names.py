@@ -37,7 +37,7 @@ def in_prose(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", pages.pages())
-def test_names_are_there(page: str) -> None:
+def test_names_exist(page: str) -> None:
     missing = []
     mentioned = {name for code in in_prose(page) for name in NAME.findall(code)}
     for name in mentioned - ATTRIBUTES - set(OPERATIONS):
@@ -49,7 +49,7 @@ def test_names_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", pages.pages())
-def test_keywords_are_there(page: str) -> None:
+def test_names_have_their_keywords(page: str) -> None:
     wrong = []
     for name, arguments in {call for code in in_prose(page) for call in CALL.findall(code)}:
         known = inspect.signature(find(name)).parameters  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def test_names_of_ray() -> None:
     assert callable(compiled.teardown)
 
 
-def test_readme_names_every_schedule() -> None:
+def test_names_of_schedules_are_all_in_readme() -> None:
     text = pages.read("README.md")
     _, _, named = text.partition("The schedule is ")
     sentence = named.partition("docs/schedules.md")[0]

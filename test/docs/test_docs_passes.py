@@ -21,7 +21,7 @@ PASSES = [name for name in registry.names() if "-verify-" not in name]
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_what_a_pass_shows_is_what_it_does(name: str) -> None:
+def test_passes_do_what_they_show(name: str) -> None:
     example = SHOWN.search(registry.load(name).__doc__ or "")
     assert example, f"{name} shows no IR before and after"
     text = (TESTS / f"{registry.MODULES[name].replace('.', '/')}.mlir").read_text()

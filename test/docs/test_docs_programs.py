@@ -29,11 +29,11 @@ EXTRAS = {
         if page not in ("docs/dialect.md", "docs/ten_minutes.md")
     ],
 )
-def test_a_program_prints_what_its_comments_say(page: str, program: str, tmp_path: Path) -> None:
+def test_programs_print_what_their_comments_say(page: str, program: str, tmp_path: Path) -> None:
     check(program, tmp_path)
 
 
-def test_the_notebook_prints_what_its_comments_say(tmp_path: Path) -> None:
+def test_notebook_prints_what_its_comments_say(tmp_path: Path) -> None:
     cells = json.loads((pages.ROOT / "docs" / "ten_minutes.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert [source.rstrip() for source in sources] == [
@@ -56,7 +56,7 @@ def check(program: str, folder: Path) -> None:
     assert printed == pages.promised(program)
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_blocks_have_a_language() -> None:
     languages = {"python", "sh", "text", "mlir", "csv", "console", "json", "mermaid", "diff", "lua", "toml"}
     wrong = [
         (page, block.language, block.text[:40])

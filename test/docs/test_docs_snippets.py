@@ -15,6 +15,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
+from cli import run_tool
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context, verify
@@ -77,7 +78,7 @@ def run(command: str, folder: Path) -> str:
     program, *arguments = shlex.split(command)
     name = Path(program).name
     assert name in ("pw-opt", "pw-sim")
-    done = preloaded.run("-m", f"pathways.tools.{name.replace('-', '_')}", *arguments, cwd=folder)
+    done = run_tool(name, *arguments, cwd=folder)
     return done.stdout + done.stderr
 
 
@@ -95,7 +96,7 @@ def check_excerpt(excerpt: str, whole: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "number", "language", "text"), blocks(is_module))
-def test_modules_verify(page, number, language, text):
+def test_snippets_are_modules_that_verify(page, number, language, text):
     context = make_context()
     with Diagnostics(context) as seen:
         module = ir.Module.parse(text, context)
@@ -106,7 +107,7 @@ def test_modules_verify(page, number, language, text):
 @pytest.mark.parametrize(
     ("page", "number", "language", "text"), blocks(lambda language, text: text.startswith("$ "))
 )
-def test_sessions_print_what_they_show(page, number, language, text, folder):
+def test_snippets_of_sessions_print_what_they_show(page, number, language, text, folder):
     command, _, output = text.partition("\n")
     check_excerpt(output, run(command.removeprefix("$"), folder))
 
@@ -114,7 +115,7 @@ def test_sessions_print_what_they_show(page, number, language, text, folder):
 @pytest.mark.parametrize(
     ("page", "number", "language", "text"), blocks(lambda language, text: text.startswith(EXCERPT))
 )
-def test_excerpts_are_from_where_they_say(page, number, language, text, folder, forms):
+def test_snippets_are_excerpts_of_their_sources(page, number, language, text, folder, forms):
     head, _, excerpt = text.partition("\n")
     source = head.removeprefix(EXCERPT)
     if source == "output":

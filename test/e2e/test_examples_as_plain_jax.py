@@ -46,7 +46,7 @@ def printed(name: str, source: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_prints_what_its_plain_version_prints(
+def test_example_prints_what_its_plain_version_prints(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(PACKAGES.get(name, "jax"))
@@ -64,13 +64,13 @@ def test_prints_what_its_plain_version_prints(
     assert len(number.findall(ours)) >= 2
 
 
-def test_runs_as_a_script(run_example) -> None:
+def test_example_runs_as_a_script(run_example) -> None:
     pytest.importorskip("flax")
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", run_example("flax_linen.py").output)]
     assert losses == sorted(losses, reverse=True)
     assert len(losses) == 5
 
 
-def test_only_running_an_example_runs_it() -> None:
+def test_example_does_nothing_when_it_is_imported() -> None:
     for path in EXAMPLES.glob("[!_]*.py"):
         assert path.read_text().rpartition('\nif __name__ == "__main__":\n')[1], path.name
