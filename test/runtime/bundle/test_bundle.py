@@ -80,7 +80,7 @@ def with_manifest(data, change, *, fix_index=True):
     return zipped(members)
 
 
-def test_what_is_written_is_read(data):
+def test_bundle_reads_what_was_written(data):
     read = bundle.parse(data, "model.pwb")
     assert dataclasses.replace(read.manifest, digests={}) == MANIFEST
     assert bytes(read.program) == b"module {}\n"
@@ -89,18 +89,18 @@ def test_what_is_written_is_read(data):
     assert [(code, bytes(raw)) for code, raw in read.executables] == [CODE]
 
 
-def test_any_zip_tool_reads_it(data):
+def test_bundle_is_read_by_any_zip_tool(data):
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         assert file.testzip() is None
         assert {info.compress_type for info in file.infolist()} == {zipfile.ZIP_STORED}
         assert file.namelist()[0] == "manifest.json"
 
 
-def test_the_bytes_depend_on_nothing_else(data, tmp_path):
+def test_bundle_always_has_the_same_bytes(data, tmp_path):
     assert written(tmp_path).read_bytes() == data
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+def test_bundle_keeps_the_old_file_when_a_write_fails(tmp_path):
     path = written(tmp_path)
     before = path.read_bytes()
     with pytest.raises(BundleError, match="printable"):
@@ -117,21 +117,21 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         (b"module {}", "does not start like one"),
     ],
 )
-def test_other_files_are_refused(content, problem, tmp_path):
+def test_bundle_refuses_other_files(content, problem, tmp_path):
     path = tmp_path / "model.pwb"
     path.write_bytes(content)
     with pytest.raises(BundleError, match=f"^{path}: .*{problem}"):
         bundle.read(path)
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_bundle_refuses_missing_files_and_folders(tmp_path):
     with pytest.raises(BundleError, match="no such file"):
         bundle.read(tmp_path / "nothing")
     with pytest.raises(BundleError, match="not a file"):
         bundle.read(tmp_path)
 
 
-def test_large_files_are_not_read(tmp_path):
+def test_bundle_reads_no_large_file(tmp_path):
     path = tmp_path / "model.pwb"
     with path.open("wb") as file:
         file.truncate(2**40)
@@ -142,7 +142,7 @@ def test_large_files_are_not_read(tmp_path):
     tracemalloc.stop()
 
 
-def test_writing_follows_links(tmp_path):
+def test_bundle_is_written_through_links(tmp_path):
     link = tmp_path / "link.pwb"
     link.symlink_to("model.pwb")
     bundle.write(link, MANIFEST, b"module {}\n", [FIRST, SECOND], [bytes(8)])
@@ -150,19 +150,19 @@ def test_writing_follows_links(tmp_path):
     assert (tmp_path / "model.pwb").is_file()
 
 
-def test_every_prefix_is_refused(data):
+def test_bundle_refuses_every_prefix(data):
     for length in range(len(data)):
         with pytest.raises(BundleError):
             bundle.parse(data[:length], "model.pwb")
 
 
 @pytest.mark.parametrize("name", sorted(members_of(zipped({})) | {"program.mlir": b""}))
-def test_a_lone_member_is_no_bundle(name):
+def test_bundle_refuses_a_lone_member(name):
     with pytest.raises(BundleError, match=r"no manifest\.json"):
         bundle.parse(zipped({name: b""}), "model.pwb")
 
 
-def test_a_change_in_any_member_is_noticed(data):
+def test_bundle_refuses_a_change_in_any_member(data):
     members = members_of(data)
     # A space behind JSON is no change; that of the manifest has another digest.
     for name in members.keys() - {"executables/index.json"}:
@@ -171,7 +171,7 @@ def test_a_change_in_any_member_is_noticed(data):
             bundle.parse(zipped({**members, name: members[name] + b" "}), "model.pwb")
 
 
-def test_a_missing_member_is_named(data):
+def test_bundle_names_a_missing_member(data):
     members = members_of(data)
     for name in members.keys() - {"manifest.json", "executables/index.json"}:
         rest = {key: value for key, value in members.items() if key != name}
@@ -183,12 +183,12 @@ def test_a_missing_member_is_named(data):
     "name",
     ["../evil", "/etc/passwd", "computations/0009.stablehlo", "extra", "constants/../x", "C:\\x", "a\0b"],
 )
-def test_unexpected_members_are_refused(data, name):
+def test_bundle_refuses_unexpected_members(data, name):
     with pytest.raises(BundleError, match="unexpected member"):
         bundle.parse(zipped({**members_of(data), name: b""}), "model.pwb")
 
 
-def test_zips_of_other_tools_are_refused(data):
+def test_bundle_refuses_zips_of_other_tools(data):
     """Compressed ones above all: their sizes are promises."""
     for options, problem in (
         ({"compression": zipfile.ZIP_DEFLATED}, "compressed"),
@@ -202,7 +202,7 @@ def test_zips_of_other_tools_are_refused(data):
             bundle.parse(buffer.getvalue(), "model.pwb")
 
 
-def test_a_doubled_member_is_refused(data):
+def test_bundle_refuses_a_doubled_member(data):
     buffer = io.BytesIO(data)
     with zipfile.ZipFile(buffer, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
         file.writestr(zipfile.ZipInfo("program.mlir"), b"other")
@@ -210,7 +210,7 @@ def test_a_doubled_member_is_refused(data):
         bundle.parse(buffer.getvalue(), "model.pwb")
 
 
-def test_sizes_are_checked_before_anything_is_made(data):
+def test_bundle_checks_sizes_before_it_allocates(data):
     """A directory that promises gigabytes costs nothing."""
     changed = bytearray(data)
     at = changed.rindex(b"PK\1\2")
@@ -258,7 +258,7 @@ def test_sizes_are_checked_before_anything_is_made(data):
         (lambda m: m["digests"].update({"program.mlir": "x"}), "SHA-256"),
     ],
 )
-def test_manifests_that_make_no_sense_are_refused(data, change, problem):
+def test_bundle_refuses_invalid_manifests(data, change, problem):
     with pytest.raises(BundleError, match=problem) as error:
         bundle.parse(with_manifest(data, change), "model.pwb")
     assert "\n" not in str(error.value)
@@ -276,12 +276,12 @@ def test_manifests_that_make_no_sense_are_refused(data, change, problem):
         (b"[]", "not a bundle"),
     ],
 )
-def test_json_that_is_none_is_refused(text, problem):
+def test_bundle_refuses_invalid_json(text, problem):
     with pytest.raises(BundleError, match=problem):
         bundle.parse(zipped({"manifest.json": text}), "model.pwb")
 
 
-def test_executables_of_another_bundle_are_refused(data):
+def test_bundle_refuses_executables_of_another(data):
     changed = with_manifest(data, lambda m: m.update(name="other"), fix_index=False)
     with pytest.raises(BundleError, match="belong to another bundle"):
         bundle.parse(changed, "model.pwb")
@@ -322,7 +322,7 @@ def mutated(data, changes):
 
 
 @given(mutations)
-def test_damage_is_always_a_bundle_error(data, changes):
+def test_bundle_refuses_any_damage(data, changes):
     changed = mutated(data, changes)
     problem = refusal(changed)
     if problem is None:
@@ -344,7 +344,7 @@ json_values = st.recursive(
 
 
 @given(st.data())
-def test_any_entry_of_the_manifest_may_lie(data, draw):
+def test_bundle_survives_any_entry_in_its_manifest(data, draw):
     """One value somewhere in the manifest is replaced by any JSON."""
 
     def change(manifest):
@@ -365,6 +365,6 @@ def test_any_entry_of_the_manifest_may_lie(data, draw):
 )
 @example({})
 @example({"manifest.json": b"{}"})
-def test_random_zips_are_refused(members):
+def test_bundle_refuses_random_zips(members):
     with pytest.raises(BundleError):
         bundle.parse(zipped(members), "model.pwb")

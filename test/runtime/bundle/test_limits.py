@@ -27,7 +27,7 @@ subprocess.run([sys.executable, "-c", {CHILD!r}, str(os.getpid())])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
-def test_ends_with_its_parent() -> None:
+def test_end_with_ends_a_process_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
@@ -41,12 +41,12 @@ def test_ends_with_its_parent() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
-def test_ends_at_once_when_its_parent_is_gone() -> None:
+def test_end_with_ends_at_once_without_the_parent() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD, "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_memory_is_limited_and_freed_again() -> None:
+def test_memory_of_at_most_limits_memory_and_lifts_the_limit() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(MemoryError), memory_of_at_most(1 << 20):
         bytearray(1 << 28)

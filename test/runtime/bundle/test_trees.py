@@ -38,7 +38,7 @@ def numbered(shape, counter):
 
 
 @given(shapes)
-def test_leaves_have_different_names_in_order(shape):
+def test_leaf_names_are_different_and_in_order(shape):
     counter = itertools.count()
     found = list(leaf_names("x", numbered(shape, counter)))
     names, numbers = [name for name, _ in found], [number for _, number in found]
@@ -48,14 +48,14 @@ def test_leaves_have_different_names_in_order(shape):
 
 
 @given(shapes)
-def test_json_keeps_the_tree(shape):
+def test_to_json_keeps_the_tree(shape):
     tree = numbered(shape, itertools.count())
     again = from_json(json.loads(json.dumps(to_json(tree))))
     assert again == tree
     assert repr(again) == repr(tree)
 
 
-def test_names_are_as_documented():
+def test_leaf_names_are_as_documented():
     tree = {"params": {"linear/~/w": 0, "w": 1}, "rest": [2, (3, None)], "steps": {7: 4}}
     assert [name for name, _ in leaf_names("state", tree)] == [
         'state.params."linear/~/w"',
@@ -84,12 +84,12 @@ def test_names_are_as_documented():
         ({"record": [["a", 0], [1, 1]]}, "different types"),
     ],
 )
-def test_other_json_is_refused(value, problem):
+def test_from_json_refuses_other_json(value, problem):
     with pytest.raises(TreeError, match=problem):
         from_json(value)
 
 
-def test_depth_is_bounded():
+def test_from_json_limits_depth():
     def nest(depth):
         return {"list": [nest(depth - 1)]} if depth else 0
 
