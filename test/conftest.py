@@ -73,7 +73,7 @@ MAX_UNMARKED_TEST_S = 1.0
 """What a test may take that is in the quick layer without showing a feature."""
 
 MARKERS = (
-    "hosts: starts workers, or uses those of other tests.",
+    "hosts: uses workers, of its own or of other tests; fixtures add it.",
     "process: starts a process.",
     "slow: is no test of the quick layer, whatever it takes.",
     "feature(name, kind): is a test of the quick layer, since it shows a feature of docs/features.md, by its "
@@ -82,7 +82,13 @@ MARKERS = (
     "not_attached: is not run once more as a client of a service.",
 )
 
-_HOST_FIXTURES = {"shared_workers", "own_workers", "own_or_attached_workers"}
+_MARKERS_OF_FIXTURES = {
+    "own_or_attached_workers": "hosts",
+    "own_workers": "hosts",
+    "shared_workers": "hosts",
+    "run_example": "process",
+    "warm_checks": "process",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -106,8 +112,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Started last, they would keep one process busy after all others have ended.
     """
     for item in items:
-        if _HOST_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker("hosts")
+        for fixture in _MARKERS_OF_FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(_MARKERS_OF_FIXTURES[fixture])
     durations = read_durations()
     layer = config.getoption("--layer")
     if layer != "all":

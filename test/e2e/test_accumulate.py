@@ -85,6 +85,7 @@ def launches(program: pw.Program, *args: Any) -> list[str]:
 # Schedules.
 
 
+@pytest.mark.feature("pipelines", "values")
 @pytest.mark.parametrize(
     ("schedule", "stages", "count"),
     [("program", 2, M), ("gpipe", 4, M), ("1f1b", 2, 16), ("interleaved-1f1b", 4, M), ("eager", 4, M)],
@@ -630,6 +631,7 @@ def test_accumulate_all_stages_on_one_slice():
     assert_close(got, jax.jit(mlp(jax.jit, jax.jit, jax.jit))(weights(3), BATCH))
 
 
+@pytest.mark.feature("overlap", "values")
 def test_accumulate_slices_that_share_devices():
     place = on_slices((1,), (1,), (1,), overlap=True)
     got = pw.program(mlp(*place), schedule="eager")(weights(3), BATCH)

@@ -97,6 +97,7 @@ def test_accumulate_refuses_unknown_reduction(reduce):
 # The batch.
 
 
+@pytest.mark.feature("pipelines", "error")
 def test_accumulate_refuses_batch_that_does_not_divide(run):
     message = (
         "argument 1['x'][0] of 'f' has shape (8, 4): its leading axis of 8 is not divisible into 3 micro"

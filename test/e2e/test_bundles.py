@@ -124,6 +124,7 @@ def rewritten(path, to, *, program=None, artifacts=None, manifest=None):
     return to
 
 
+@pytest.mark.feature("bundles", "values")
 @pytest.mark.parametrize("trust", [False, True])
 def test_bundle_gives_the_same_bits(model, expected, trust, nothing_loaded):
     args, kwargs = arguments()
@@ -177,6 +178,7 @@ def test_bundle_takes_trees_by_the_names_of_their_leaves(model, expected):
     assert int(again[0]["count"]) == 5
 
 
+@pytest.mark.feature("bundles", "error")
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

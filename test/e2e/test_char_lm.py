@@ -31,16 +31,11 @@ class StagesOnSlices:
 
 DEFAULT = StagesOnSlices(slices=4, microbatches=8, data=2, model=1, bubble="27.3%")  # 3 / (8 + 3)
 ON_HOSTS = StagesOnSlices(
-    slices=2,
-    microbatches=4,
-    data=1,
-    model=2,
-    bubble="11.1%",  # 1 / (2 * 4 + 1)
-    flags=("--slices=2", "--microbatches=4", "--mesh=1x2", "--schedule=interleaved-1f1b", "--hosts"),
+    slices=4, microbatches=8, data=1, model=1, bubble="27.3%", flags=("--mesh=1x1", "--hosts")
 )
 
 
-@pytest.fixture(scope="module", params=[DEFAULT, ON_HOSTS], ids=["1f1b", "interleaved-1f1b-on-hosts"])
+@pytest.fixture(scope="module", params=[DEFAULT, ON_HOSTS], ids=["meshes", "hosts"])
 def pipeline(request: pytest.FixtureRequest) -> StagesOnSlices:
     return request.param
 
@@ -61,9 +56,9 @@ def row(output: str, label: str) -> list[str]:
     return entries.replace(",", "").split()
 
 
-def test_char_lm_has_the_losses_of_jax_jit(output: str) -> None:
+def test_char_lm_has_the_losses_of_jax_jit(output: str, pipeline: StagesOnSlices) -> None:
     (difference,) = re.findall(r"^losses of the first 12 steps agree: .* (\S+)$", output, flags=re.MULTILINE)
-    assert float(difference) < 1e-4
+    assert float(difference) < (1e-4 if pipeline.model > 1 or pipeline.data > 1 else 1e-30)
     ours, theirs = map(float, row(output, "loss at step 12"))
     assert ours == pytest.approx(theirs, abs=2e-4)
 
@@ -102,7 +97,7 @@ def test_char_lm_holds_more_microbatches_on_earlier_slices(output: str, pipeline
 
 def test_char_lm_reports_why_it_is_slower_than_jax_jit(output: str, pipeline: StagesOnSlices) -> None:
     if pipeline is ON_HOSTS:
-        assert re.search(r"^\d+% of the tokens/s of jax.jit; 2 worker processes share", output, re.MULTILINE)
+        assert re.search(r"^\d+% of the tokens/s of jax.jit; 4 worker processes share", output, re.MULTILINE)
         return
     ours, theirs = row(output, "ms of cores per step")
     busy, busy_with_jit = row(output, "cores busy")

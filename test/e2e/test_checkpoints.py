@@ -82,6 +82,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, plain(ours), plain(theirs))
 
 
+@pytest.mark.feature("training", "values")
 def test_checkpoint_continues_a_run_with_the_same_bits(programs, tmp_path: Path) -> None:
     init, step = programs
     state = init(jax.random.key(0))
@@ -234,6 +235,7 @@ def test_checkpoint_save_refuses_other_leaves(tmp_path: Path) -> None:
     refused(FileExistsError, "there is a checkpoint of step 1 already", {"n": 1})
 
 
+@pytest.mark.feature("training", "error")
 def test_checkpoint_restore_refuses_another_structure(tmp_path: Path) -> None:
     state = {"w": jnp.ones((2, 3)), "moments": OPTIMIZER.init({"w": jnp.ones((2, 3))})}
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):

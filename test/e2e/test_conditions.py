@@ -182,6 +182,7 @@ def accumulated(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
     return pw.accumulate(jax.value_and_grad(loss), 4)(w, x)
 
 
+@pytest.mark.feature("conditionals", "values")
 @pytest.mark.parametrize(
     "fun",
     [skipped, chosen, repeated, gradient_of(chosen), gradient_of(skipped, jax.checkpoint)],

@@ -171,6 +171,7 @@ def test_program_refuses_reference_from_outside(slices, where):
 # While tracing.
 
 
+@pytest.mark.feature("programs", "error")
 def test_program_wrong_shapes_inside_are_error_of_jax(double):
     with pytest.raises(TypeError, match="incompatible shapes"):
         pw.program(lambda x: double(x) + jnp.ones(4))(jnp.ones(3))

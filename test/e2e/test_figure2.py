@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.feature("programs", "values")
 @pytest.mark.parametrize("flags", [(), ("--hosts",)], ids=["one process", "three hosts"])
 def test_figure2(run_example, flags) -> None:
     assert run_example("figure2.py", *flags).output == (

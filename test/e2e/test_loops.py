@@ -179,6 +179,7 @@ def placed(slices: list[tuple[tuple[int, ...], P | None]] = SINGLE) -> tuple[Fun
     return functions[0], functions[1]
 
 
+@pytest.mark.feature("loops", "values")
 @pytest.mark.parametrize("fun", [rollout, swapped, sent_on, replaced, with_keys, unused, nested])
 def test_loop_over_single_devices(fun: Fun) -> None:
     theirs = jax.jit(functools.partial(fun, layer, back))(W, X, XS)

@@ -63,6 +63,7 @@ def check(lowered: Lowered, program: MpmdProgram) -> Any:
     return args, results
 
 
+@pytest.mark.feature("front_ends", "values")
 @pytest.mark.parametrize(
     ("name", "form"), [(name, form) for name, program in PROGRAMS.items() for form in program.forms]
 )
@@ -146,6 +147,7 @@ def test_from_mpmd_saves_bundle_and_timeline(tmp_path):
     assert timeline.step_time > 0
 
 
+@pytest.mark.feature("front_ends", "error")
 def test_from_mpmd_refuses_what_is_not_of_front_end():
     with pytest.raises(TypeError, match=r"from_mpmd takes what mpmd.jit\(f, config\).lower\(\*args\)"):
         pw.from_mpmd(jax.jit(lambda x: x).lower(1.0))

@@ -68,6 +68,7 @@ def assert_trains_as_jax(train: Any, params: list[Any], batch: Any, steps: int) 
     assert_copies_equal(params)
 
 
+@pytest.mark.feature("replicas", "values")
 @pytest.mark.parametrize(
     ("replicas", "schedule"), [(2, None), (3, "gpipe"), (2, "1f1b"), (4, "eager"), (3, "zb-h1"), (2, "zb-h2")]
 )
@@ -409,6 +410,7 @@ def test_replicas_warn_of_unusable_donated_parameters() -> None:
         program.lower(jnp.ones((8, 8)), jnp.ones((2, 8)))
 
 
+@pytest.mark.feature("replicas", "error")
 def test_replicas_restore_checkpoints_of_other_numbers(tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
     params, batch = inputs(2)

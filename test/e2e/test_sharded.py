@@ -62,6 +62,7 @@ def assert_sharding(array: jax.Array, spec: P, virtual: pw.VirtualSlice) -> None
 # The paper's Figure 2.
 
 
+@pytest.mark.feature("meshes", "values")
 def test_sharded_figure2_of_paper():
     on_a, on_b, on_c = slices((2,), (2,), (2,))
     a = pw.jit(lambda x: x * 2, devices=on_a, in_shardings=P("data"))
@@ -632,6 +633,7 @@ BOTH = r"dimension 0 of size 6 is not divisible by 4 \(axes data, model\)"
 TWICE = "axis 'data' is used twice"
 
 
+@pytest.mark.feature("meshes", "error")
 @pytest.mark.parametrize(
     ("which", "spec", "rows", "message"),
     [

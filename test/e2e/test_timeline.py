@@ -26,6 +26,7 @@ def compiled(schedule: str, slices: int, folds: int, count: int):
     return step.lower(params, jax.ShapeDtypeStruct((count * 2, 4), jnp.float32)).compile()
 
 
+@pytest.mark.feature("timelines", "values")
 @pytest.mark.parametrize(
     ("schedule", "slices", "folds", "count"),
     [("gpipe", 3, 1, 6), ("1f1b", 3, 1, 6), ("1f1b", 4, 1, 8), ("interleaved-1f1b", 2, 2, 4)],
@@ -96,6 +97,7 @@ def test_timeline_counts_operations_without_loop():
     assert [event.duration for event in timeline.launches] == [2 * 4**3, 4**2]
 
 
+@pytest.mark.feature("timelines", "error")
 def test_timeline_refuses_latency_in_operations():
     program = compiled("search", 2, 1, 2)
     with pytest.raises(TimesError, match="latency: needs times to go with it"):

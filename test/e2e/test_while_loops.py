@@ -68,6 +68,7 @@ def program_on(shapes: Sequence[tuple[int, ...]], **shardings: Any) -> pw.Progra
     return pw.program(lambda *args: decode(placed, *args), chunk=CHUNK)
 
 
+@pytest.mark.feature("loops", "values")
 def test_while_loop_ends_by_its_values():
     program = program_on([(1,), (1,)])
     check(program)
@@ -275,6 +276,7 @@ def two_hosts(own_or_attached_workers: None) -> None:
     pw.connect(hosts=2)
 
 
+@pytest.mark.feature("loops", "hosts")
 def test_while_loop_over_two_hosts(two_hosts):
     check(program_on([(1,), (1,)]))
 
@@ -339,6 +341,7 @@ def test_chunk_is_a_whole_number_of_iterations():
             pw.program(lambda x: x, chunk=chunk)
 
 
+@pytest.mark.feature("loops", "error")
 def test_while_loop_in_a_microbatch_is_refused():
     first, second = placed_layers([jnp.sin, jnp.cos])
 
@@ -349,6 +352,7 @@ def test_while_loop_in_a_microbatch_is_refused():
         pw.program(lambda x: pw.accumulate(grown, 2, batch_argnums=0)(x)).lower(X)
 
 
+@pytest.mark.feature("conditionals", "error")
 def test_while_loop_in_a_branch_is_refused():
     first, second = placed_layers([jnp.sin, jnp.cos])
 

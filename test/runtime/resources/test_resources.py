@@ -189,6 +189,7 @@ def test_manager_puts_sharing_slices_together():
     assert set(bound[alone].positions) == set(range(count - 1))
 
 
+@pytest.mark.feature("overlap", "error")
 @pytest.mark.parametrize("by_replica", [True, False])
 def test_manager_shares_no_device_between_replicas(by_replica):
     """Callers see the slices of all replicas as one mesh."""
