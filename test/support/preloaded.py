@@ -1,20 +1,24 @@
 """Python programs in processes that have imported JAX and Pathways before they start.
 
 A process that is new computes for a second until both are imported. Those made here are forked from one that
-has done so and has started no backend; all else is their own, as if `subprocess` had started them.
+has done so and has started no backend; all else is their own, as if `subprocess` had started them. A run of
+pytest has one such parent, whatever the number of its processes: the first that needs it starts it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import os
 import runpy
 import select
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,8 +43,8 @@ _MODULES = (
 )
 _READ_AT_IMPORT = "JAX_", "PYTHONHASHSEED", "PW_CPU_DEVICES"
 """How the variables begin that Python, JAX and Pathways read when they start."""
-_SOCKET = "PATHWAYS_TEST_PRELOADED"
-"""The variable that tells processes made here where the one listens from which they were forked."""
+_RUN = "PATHWAYS_TEST_PRELOADED"
+"""The variable with the process of the run that all belong to, a colon, and the folder of its sockets."""
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
@@ -75,7 +79,8 @@ class PreloadedProcess:
     ) -> None:
         environment = dict(os.environ if env is None else env)
         assert fits(environment), f"what begins with {_READ_AT_IMPORT} needs a process that is new"
-        environment[_SOCKET] = _address()
+        address = _address()
+        environment[_RUN] = os.environ[_RUN]
         request = {
             "command": list(command),
             "cwd": str(Path(cwd or ".").absolute()),
@@ -83,7 +88,7 @@ class PreloadedProcess:
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         }
         self._ending = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ending.connect(environment[_SOCKET])
+        self._ending.connect(address)
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(request).encode())
             file.flush()
@@ -188,6 +193,8 @@ def start_workers() -> None:
     """Has the workers that this process starts on this machine be processes made here."""
     from pathways.runtime.hosts.launch import children
 
+    # Processes of pytest-xdist inherit it, and with it the parent.
+    _join_run()
     children.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})  # type: ignore[assignment]
 
 
@@ -195,29 +202,49 @@ def _nothing() -> IO[bytes]:
     return Path(os.devnull).open("r+b")
 
 
+def _join_run() -> tuple[int, Path]:
+    """Returns the process of the run and the folder of its sockets; begins a run where there is none."""
+    if _RUN not in os.environ:
+        folder = tempfile.mkdtemp(prefix="preloaded-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ[_RUN] = f"{os.getpid()}:{folder}"
+    owner, _, folder = os.environ[_RUN].partition(":")
+    return int(owner), Path(folder)
+
+
 def _address() -> str:
-    """Where the process listens that makes them; starts one, which ends with this process."""
-    with _lock:
-        if _SOCKET not in os.environ:
-            folder = tempfile.TemporaryDirectory(prefix="preloaded-")
-            atexit.register(folder.cleanup)
-            path = f"{folder.name}/socket"
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            listener.bind(path)
-            listener.listen(64)
-            ends, _ = os.pipe()  # Nobody closes the other side but the end of this process.
-            code = (
-                f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import preloaded; "
-                f"preloaded.serve({listener.fileno()}, {ends})"
-            )
-            command = [sys.executable, "-P", "-c", code]
-            made = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno(), ends])
-            # A `Popen` that is gone warns of a process that is not.
-            atexit.register(made.poll)
-            listener.close()
-            os.close(ends)
-            os.environ[_SOCKET] = path
-        return os.environ[_SOCKET]
+    """Returns the socket of the parent; starts the parent, which ends with the run, where there is none."""
+    owner, folder = _join_run()
+    # Those who have started otherwise need another one.
+    started_with = json.dumps(_STARTED_WITH, sort_keys=True).encode()
+    path = folder / hashlib.sha256(started_with).hexdigest()[:16]
+    # Threads hold the one lock, processes the other.
+    with _lock, (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _start_parent(owner, path)
+    return str(path)
+
+
+def _start_parent(owner: int, path: Path) -> None:
+    ends = os.pidfd_open(owner)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen(64)
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import preloaded; "
+        f"preloaded.serve({listener.fileno()}, {ends})"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    # A test that needs it first may have changed what is read at the start.
+    others = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_IMPORT)}
+    made = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno(), ends], env=others | _STARTED_WITH
+    )
+    # A `Popen` that is gone warns of a process that is not.
+    atexit.register(made.poll)
+    listener.close()
+    os.close(ends)
 
 
 def serve(number: int, ends: int) -> None:
@@ -225,7 +252,7 @@ def serve(number: int, ends: int) -> None:
 
     Args:
       number: the file descriptor of the socket on which it is asked for them.
-      ends: that of a pipe, with whose end it ends.
+      ends: that of the process of the run, with which it ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(number, False)
