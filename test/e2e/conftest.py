@@ -5,22 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import preloaded
 import pytest
-from attached import ServiceInThreads
+from worker_pool import WorkerPool
 
 import pathways as pw
-from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.controller import connect
-from pathways.runtime.hosts.launch.settings import Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-STARTED = connect._started
-"""Starts workers of this process."""
+_HAS_FAILED = pytest.StashKey[bool]()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,35 +42,49 @@ def run_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Examp
     return run
 
 
-@pytest.fixture(scope="module")
-def shared_workers() -> Iterator[None]:
-    """Tests of a module that connect to the same hosts have the same workers, which its last test ends."""
-    pw.disconnect()
-    yield
-    pw.disconnect()
+@pytest.fixture(scope="session")
+def worker_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    """The workers that tests of this process share."""
+    pool = WorkerPool(lambda: tmp_path_factory.mktemp("service"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def shared_workers() -> None:
+    """The test gets workers that others have used, and leaves nothing on them; it kills none."""
 
 
 @pytest.fixture(scope="module", params=["own", "attached"])
-def own_or_attached_workers(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+def own_or_attached_workers(request: pytest.FixtureRequest) -> str:
     """As `shared_workers`, and once more as a client of a service that has started such workers."""
-    pw.disconnect()
-    services: list[ServiceInThreads] = []
+    return request.param
 
-    def started(settings: Settings) -> Controller:
-        while services:
-            services.pop().close()
-        services.append(ServiceInThreads(settings, tmp_path_factory.mktemp("service")))
-        return services[0].attach()
 
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "attached":
-            patch.setattr(connect, "_started", started)
+@pytest.fixture(autouse=True)
+def lent_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lends workers to tests that share some; last to end, when other fixtures have given up their arrays."""
+    names = request.fixturenames
+    if "own_workers" in names or not {"shared_workers", "own_or_attached_workers"} & {*names}:
         yield
-        pw.disconnect()
-    for service in services:
-        service.close()
+        return
+    kind = "own"
+    if "own_or_attached_workers" in names:
+        kind = request.getfixturevalue("own_or_attached_workers")
+    pool: WorkerPool = request.getfixturevalue("worker_pool")
+    with pool.lend(kind, lambda: request.node.stash.get(_HAS_FAILED, False)):
+        yield
+        # Values of fixtures may be arrays.
+        request.node.funcargs.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_HAS_FAILED] = item.stash.get(_HAS_FAILED, False) or report.failed
+    return report
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -92,11 +102,9 @@ def _is_about_own_workers(item: pytest.Item) -> bool:
 
 
 @pytest.fixture
-def own_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_workers() -> Iterator[None]:
     """The test starts workers that no other one gets, so that it may kill them."""
     pw.disconnect()
-    # Also behind tests that were run as clients.
-    monkeypatch.setattr(connect, "_started", STARTED)
     yield
     pw.disconnect()
 

@@ -1,0 +1,172 @@
+"""Workers that tests share: they stay from one test to the next, and none gets what another has left."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from attached import ServiceInThreads
+
+import pathways as pw
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.controller import connect
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.local import devices, recording
+
+START = connect._started
+"""Starts workers of this process."""
+_CLEAN_TIMEOUT_S = 10.0
+"""How long workers may take to free what a test has left: a step may not be done."""
+
+
+@dataclasses.dataclass
+class _Workers:
+    """Workers of this process, or a service that has some."""
+
+    owner: Controller | ServiceInThreads
+    pids: list[int] = dataclasses.field(default_factory=list)
+
+    def connect(self) -> Controller:
+        """Returns their controller, or a new one of a client."""
+        controller = self.owner.attach() if isinstance(self.owner, ServiceInThreads) else self.owner
+        self.pids = self.pids or _pids(controller)
+        return controller
+
+    def are_intact(self, controller: Controller) -> bool:
+        """Whether they are those that were started, and can be used."""
+        return controller.is_usable() and controller.is_whole() and _pids(controller) == self.pids
+
+
+class WorkerPool:
+    """Keeps workers by their settings, for tests that kill none.
+
+    Args:
+      make_folder: makes a folder for the socket of a service.
+      max_idle: how many clusters are kept; the one that was unused for longest ends first.
+    """
+
+    def __init__(self, make_folder: Callable[[], Path], max_idle: int = 3) -> None:
+        self._make_folder = make_folder
+        self._max_idle = max_idle
+        self._workers: dict[tuple[str, Settings], _Workers] = {}
+        self._connected: dict[tuple[str, Settings], Controller] = {}
+
+    @contextlib.contextmanager
+    def lend(self, kind: str, has_failed: Callable[[], bool]) -> Iterator[None]:
+        """Has `connect` use workers of the pool; after that they have to be free of arrays and steps.
+
+        Args:
+          kind: `own`, or `attached` for those of a service.
+          has_failed: whether the test has failed: its traceback holds arrays, so its workers are ended.
+
+        Raises:
+          AssertionError: arrays or steps are left.
+        """
+        pw.disconnect()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(connect, "_started", functools.partial(self._start, kind))
+            patch.setattr(connect, "_close", self._disconnect)
+            try:
+                yield
+                for slice in devices.session.manager().holders() if devices.session.bound_slices() else ():
+                    pw.release(slice)
+                # Before the look at what is left: this drops what is kept for the next call of a program.
+                devices.session.disconnect()
+                left = {} if has_failed() else self._left()
+            finally:
+                pw.disconnect()
+                failed = has_failed()
+                for key, controller in [*self._connected.items()]:
+                    workers = self._workers[key]
+                    if failed or not workers.are_intact(controller):
+                        self._end(key)
+                    elif isinstance(workers.owner, ServiceInThreads):
+                        controller.close()
+                self._connected.clear()
+        for key in left:
+            self._end(key)
+        assert not left, "left on workers by the test: " + "; ".join(left.values())
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for key in [*self._workers]:
+            self._end(key)
+
+    def _start(self, kind: str, settings: Settings) -> Controller:
+        key = kind, settings
+        if key in self._connected and self._connected[key].is_usable():
+            return self._connected[key]
+        workers = self._workers.pop(key, None)
+        controller = None if workers is None else workers.connect()
+        if workers is not None and controller is not None and not workers.are_intact(controller):
+            _close(workers, controller)
+            workers = None
+        if workers is None:
+            idle = [other for other in self._workers if other not in self._connected]
+            for other in idle[: max(0, len(self._workers) + 1 - self._max_idle)]:
+                self._end(other)
+            workers = _Workers(
+                START(settings) if kind == "own" else ServiceInThreads(settings, self._make_folder())
+            )
+            controller = workers.connect()
+        assert controller is not None
+        # Last: the first is the one that was unused for longest.
+        self._workers[key] = workers
+        self._connected[key] = controller
+        return controller
+
+    def _disconnect(self) -> None:
+        """Does for `connect._close`: the workers stay, and no trace is theirs."""
+        controller = connect._controller
+        if controller is not None:
+            for wait in connect.before_end:
+                wait()
+            recording._traceable.discard(controller.traces)
+            connect._controller = None
+
+    def _left(self) -> dict[tuple[str, Settings], str]:
+        """Returns what is left on which workers; waits for what is being freed."""
+        left: dict[tuple[str, Settings], str] = {}
+        until = time.monotonic() + _CLEAN_TIMEOUT_S
+        for key, controller in self._connected.items():
+            collected = False
+            while self._workers[key].are_intact(controller) and (text := _text_of_left(controller)):
+                if time.monotonic() > until:
+                    left[key] = text
+                    break
+                if not collected:
+                    gc.collect()
+                    collected = True
+                time.sleep(0.02)
+        return left
+
+    def _end(self, key: tuple[str, Settings]) -> None:
+        _close(self._workers.pop(key), self._connected.pop(key, None))
+
+
+def _close(workers: _Workers, controller: Controller | None) -> None:
+    if controller is not None:
+        controller.close()
+    workers.owner.close()
+
+
+def _pids(controller: Controller) -> list[int]:
+    return [host.process.pid for host in controller.hosts]
+
+
+def _text_of_left(controller: Controller) -> str:
+    """Returns which arrays and steps workers have; nothing if there are none."""
+    hosts, steps = controller.status()
+    found = [
+        f"{host.arrays} arrays of {host.bytes} bytes on host {host.host}"
+        for host in hosts
+        if host.arrays != 0
+    ]
+    found += [f"step {step.number} of program {step.program} on hosts {step.hosts}" for step in steps]
+    return ", ".join(found)
