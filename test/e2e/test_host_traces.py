@@ -1,12 +1,21 @@
-"""Traces of programs on hosts. Each test is a controller with workers of its own."""
+"""Traces of programs on hosts."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 
-from on_hosts import run
+import jax
+import numpy as np
+from check import assert_close
+from jax.sharding import PartitionSpec as P
+from on_hosts import W, X, back, front, run
 
+import pathways as pw
 from pathways.passes.measured.trace_file import read_trace
+from pathways.runtime.hosts.controller.connect import controller
 
 PROGRAM = """
 a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))
@@ -26,26 +35,29 @@ def backwards(timeline) -> float:
     return max(timeline.events[n].end - event.start for event in timeline.events for n in event.reads)
 
 
-def test_all_hosts_are_in_one_trace_on_one_clock(tmp_path):
-    run(f"""
-pw.connect(hosts=2)
-{PROGRAM}
-before = step((W, W), X)
-for name in ("first", "second"):
-    with pw.trace(f"{tmp_path}/{{name}}.json"):
-        for _ in range(3):
-            traced = step((W, W), X)
-assert_equal(traced, jax.tree.map(np.asarray, before))
-planned = step.lower((W, W), X).compile().timeline()
-planned.save_trace("{tmp_path}/planned.json")
-""")
+def test_trace_has_all_hosts_on_one_clock(devices, shared_workers, tmp_path):
+    pw.connect(hosts=2)
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+    a, b = (pw.jit(f, devices=slice) for f, slice in zip((front, back), slices, strict=True))
+
+    @pw.program(schedule="gpipe")
+    def step(w, x):
+        return pw.accumulate(jax.value_and_grad(lambda w, x: (b(w[1], a(w[0], x)) ** 2).mean()), 4)(w, x)
+
+    before = step((W, W), X)
+    for name in ("first", "second"):
+        with pw.trace(tmp_path / f"{name}.json"):
+            for _ in range(3):
+                traced = step((W, W), X)
+    assert_close(traced, jax.tree.map(np.asarray, before))
+    step.lower((W, W), X).compile().timeline().save_trace(tmp_path / "planned.json")
     (planned,) = read_trace((tmp_path / "planned.json").read_bytes())
     for name in ("first", "second"):
         text = (tmp_path / f"{name}.json").read_text()
         timelines = read_trace(text)
         assert [timeline.title for timeline in timelines] == [f"measured, step {n}" for n in range(3)]
         for timeline in timelines:
-            assert timeline.hosts == {"s0": 0, "s1": 1}
+            assert timeline.hosts == {slice.name: host for host, slice in enumerate(slices)}
             assert [e.label for e in timeline.events] == [e.label for e in planned.events]
             assert not any(event.estimated for event in timeline.launches)
             # By how much clocks may differ here.
@@ -53,7 +65,7 @@ planned.save_trace("{tmp_path}/planned.json")
             assert all(timeline.peak_bytes(slice) > 0 for slice in timeline.slices)
         events = json.loads(text)
         named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-        assert list(named.values()) == ["s0 (host 0)", "s1 (host 1)"]
+        assert list(named.values()) == [f"{slice.name} (host {host})" for host, slice in enumerate(slices)]
         bars: dict[int, float] = {}
         for event in sorted((e for e in events if e.get("cat") == "launch"), key=lambda e: e["ts"]):
             # Also of steps that follow each other; times are rounded to nanoseconds.
@@ -63,7 +75,7 @@ planned.save_trace("{tmp_path}/planned.json")
         assert {e["pid"] for e in arrows if e["ph"] == "s"} == {e["pid"] for e in arrows if e["ph"] == "f"}
 
 
-def test_the_environment_traces_the_controller_alone(tmp_path):
+def test_trace_of_the_environment_is_of_the_controller_alone(tmp_path):
     """Workers do not write to its file. One that dies ends nothing but its own part."""
     said = run(f"""
 import logging
@@ -84,82 +96,72 @@ os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
     assert "host 1 (island1) is lost" in warning
 
 
-def test_a_worker_that_was_started_anew_takes_part(tmp_path):
-    """With what it does from its first step on; what the one before it did last is missing."""
-    said = run(f"""
-import logging
-logging.basicConfig(stream=__import__("sys").stdout)
-pw.connect(islands=[pw.Island(hosts=2), pw.Island()])
-wide, single = (devices.add_slice((n,), ("x",), island=f"island{{k}}") for k, n in enumerate((2, 1)))
-a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
-b = pw.jit(lambda x: x * 2, devices=single)
-step = pw.program(lambda x: b(a(x)))
-value = np.arange(4, dtype=np.float32)
-with pw.trace("{tmp_path}/run.json"):
-    assert_equal(step(value), 2 * value + 12)
-    for victim in (2, 0):
-        time.sleep(1.5)
-        before = controller().hosts[victim].process
-        os.kill(before.pid, signal.SIGKILL)
-        while controller().hosts[victim].process is before:
-            time.sleep(0.05)
-        assert_equal(step(value), 2 * value + 12)
-assert_equal(step(value), 2 * value + 12)
-""")
+def test_trace_has_workers_that_were_started_anew(devices, own_workers, tmp_path, caplog):
+    """With what they do from their first step on; what those before them did last is missing."""
+    pw.connect(islands=[pw.Island(hosts=2), pw.Island()])
+    wide, single = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1)))
+    a = pw.jit(lambda x: x + x.sum(), devices=wide, in_shardings=P("x"))
+    b = pw.jit(lambda x: x * 2, devices=single)
+    step = pw.program(lambda x: b(a(x)))
+    value = np.arange(4, dtype=np.float32)
+    with pw.trace(tmp_path / "run.json"):
+        assert_close(step(value), 2 * value + 12)
+        for victim in (2, 0):
+            time.sleep(1.5)
+            before = controller().hosts[victim].process
+            os.kill(before.pid, signal.SIGKILL)
+            while controller().hosts[victim].process is before:
+                time.sleep(0.05)
+            assert_close(step(value), 2 * value + 12)
+    assert_close(step(value), 2 * value + 12)
     timelines = read_trace((tmp_path / "run.json").read_bytes())
-    assert [{event.slice for event in t.launches} for t in timelines] == [{"s0/0", "s0/1", "s1"}] * 3
+    tracks = {f"{wide.name}/0", f"{wide.name}/1", single.name}
+    assert [{event.slice for event in t.launches} for t in timelines] == [tracks] * 3
     assert all(backwards(timeline) < 0.05 for timeline in timelines)
-    warnings = [line for line in said.splitlines() if line.startswith("WARNING")]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert all("the trace lacks what a host did last" in line for line in warnings), warnings
     assert len(warnings) == 3
 
 
-def test_a_trace_may_begin_before_the_cluster_and_end_after_it(tmp_path):
-    run(f"""
-with pw.trace("{tmp_path}/run.json"):
-    pw.connect(hosts=2)
+def test_trace_may_begin_before_a_cluster_and_end_after_it(devices, own_workers, tmp_path):
     slice = devices.add_slice((1,), ("x",))
     double = pw.jit(lambda x: x * 2, devices=slice)
-    double(np.float32(1))
-    pw.release(slice)
-    pw.connect(hosts=1)
-    double(np.float32(2))
-    pw.release(slice)
-    pw.connect()
-    double(np.float32(3))
-""")
+    with pw.trace(tmp_path / "run.json"):
+        for hosts in (2, 1, None):
+            pw.connect(hosts=hosts)
+            double(np.float32(1))
+            pw.release(slice)
     timelines = read_trace((tmp_path / "run.json").read_bytes())
-    assert [(len(t.launches), t.hosts) for t in timelines] == [(1, {"s0": 0})] * 2 + [(1, {})]
+    assert [(len(t.launches), t.hosts) for t in timelines] == [(1, {slice.name: 0})] * 2 + [(1, {})]
 
 
-def test_each_host_of_an_island_has_a_track(tmp_path):
+def test_trace_has_a_track_for_each_host_of_an_island(devices, shared_workers, tmp_path):
     """With what it computes itself, and what it gets from others, also of its own island."""
-    run(f"""
-pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)])
-wide, narrow = (devices.add_slice((n,), ("x",), island=f"island{{k}}") for k, n in enumerate((4, 2)))
-a = pw.jit(front, devices=wide, in_shardings=(None, P("x")), out_shardings=P("x"))
-b = pw.jit(back, devices=narrow, in_shardings=(None, P("x")), out_shardings=P("x"))
-step = pw.program(lambda w, x: a(w, b(w, a(w, x))))
-expected = front(W, back(W, front(W, X)))
-assert_equal(step(W, X), expected)
-with pw.trace("{tmp_path}/run.json"):
-    for _ in range(3):
-        traced = step(W, X)
-assert_equal(traced, expected)
-""")
+    pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)])
+    wide, narrow = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((4, 2)))
+    a = pw.jit(front, devices=wide, in_shardings=(None, P("x")), out_shardings=P("x"))
+    b = pw.jit(back, devices=narrow, in_shardings=(None, P("x")), out_shardings=P("x"))
+    step = pw.program(lambda w, x: a(w, b(w, a(w, x))))
+    expected = front(W, back(W, front(W, X)))
+    assert_close(step(W, X), expected)
+    with pw.trace(tmp_path / "run.json"):
+        for _ in range(3):
+            traced = step(W, X)
+    assert_close(traced, expected)
+    first, second, third = tracks = [f"{wide.name}/0", f"{wide.name}/1", narrow.name]
     text = (tmp_path / "run.json").read_text()
     timelines = read_trace(text)
     assert [timeline.title for timeline in timelines] == [f"measured, step {n}" for n in range(3)]
     for timeline in timelines:
-        assert timeline.hosts == {"s0/0": 0, "s0/1": 1, "s1": 2}
+        assert timeline.hosts == {track: host for host, track in enumerate(tracks)}
         on = {track: [e for e in timeline.launches if e.slice == track] for track in timeline.slices}
-        assert len(on["s0/0"]) == len(on["s0/1"]) > 0
-        assert [e.label for e in on["s0/0"]] == [e.label for e in on["s0/1"]]
+        assert len(on[first]) == len(on[second]) > 0
+        assert [e.label for e in on[first]] == [e.label for e in on[second]]
         assert not any(event.estimated for event in timeline.launches)
-        assert {(e.slice, e.dst) for e in timeline.transfers} >= {("s1", "s0/0"), ("s1", "s0/1")}
+        assert {(e.slice, e.dst) for e in timeline.transfers} >= {(third, first), (third, second)}
         # A device may be held up at the end of a launch of which another host has its part already.
         assert backwards(timeline) < 0.05
         # Each has half of what the slice has.
-        assert timeline.peak_bytes("s0/0") == timeline.peak_bytes("s0/1") > 0
+        assert timeline.peak_bytes(first) == timeline.peak_bytes(second) > 0
     named = [e["args"]["name"] for e in json.loads(text) if e["name"] == "process_name"]
-    assert named == ["s0/0 (host 0)", "s0/1 (host 1)", "s1 (host 2)"]
+    assert named == [f"{track} (host {host})" for host, track in enumerate(tracks)]

@@ -128,6 +128,7 @@ class WorkerPool:
             for wait in connect.before_end:
                 wait()
             recording._traceable.discard(controller.traces)
+            controller.traces.observe(None)
             connect._controller = None
 
     def _left(self) -> dict[tuple[str, Settings], str]:
