@@ -1,26 +1,34 @@
-"""Workers, and a controller, that are asked to end with SIGTERM. Each test has workers of its own."""
+"""Workers, and a controller, that are asked to end with SIGTERM."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from on_hosts import PREPARE, run
+import jax
+import jax.numpy as jnp
+import numpy as np
+import preloaded
+import pytest
+from check import assert_close
+from jax.sharding import PartitionSpec as P
+from on_hosts import PREPARE, refused
 
-LEAVING = """
-import logging
-
-from pathways import HostLostError
+import pathways as pw
+from pathways import HostError, HostLostError
 from pathways.runtime.control.events import Drained
+from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.launch.children import Child
+from pathways.runtime.hosts.launch.launching import WorkerConfig
 
-said = []
-handler = logging.Handler()
-handler.emit = lambda record: said.append(record.getMessage())
-logging.getLogger("pathways").addHandler(handler)
+pytestmark = pytest.mark.usefixtures("own_workers")
 
 
 def slow(x):
@@ -41,173 +49,140 @@ def ended(processes):
     return endings
 
 
-"""
-
-
-def test_a_worker_that_is_asked_to_end_does_first_what_it_has_accepted():
+def test_sigterm_lets_a_worker_do_first_what_it_has_accepted(devices, caplog):
     """It takes nothing more, what it has made can be read, and it goes when nobody holds anything of it."""
-    run(
-        LEAVING
-        + """
-pw.connect(hosts=2, options=pw.HostOptions(grace=60))
-a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (slow, lambda x: x * 2))
-program, other = pw.program(lambda x: b(a(b(x)))), pw.program(lambda x: b(x))
-value = np.arange(3, dtype=np.float32)
-expected = np.asarray(program(value))
-before = [host.process for host in controller().hosts]
-accepted = [program(value) for _ in range(4)]
-kept = pw.program(lambda x: a(x))(value)
-leave(0)
-assert not accepted[-1].is_ready()
-with refused(HostError, "host 0 (island0) is leaving: its process was asked to end", "nothing more"):
-    program(value)
-assert "host 0 (island0) is leaving" in str(pw.status())
-assert float(other(np.float32(4))) == 8
-for array in accepted:
-    assert_equal(array, expected)
-assert np.asarray(kept).shape == (3,)
-assert before[0].ending(0) is None
-del kept
-assert ended(before[:1]) == ["exit code 0"]
-assert_equal(accepted[-1], expected)
-assert_equal(program(value), expected)
-assert before[1].ending(0) is None and controller().hosts[1].process is before[1]
-assert [line for line in said if "lost" in line] == []
-assert said[1:] == ["host 0 (island0) has left: its process was asked to end (SIGTERM)"], said
-"""
-    )
-
-
-def test_an_island_of_several_hosts_leaves_as_a_whole():
-    """Whoever of them is asked. What is still held when the time is over has left with them."""
-    run(
-        LEAVING
-        + """
-pw.connect(islands=[pw.Island(hosts=2), pw.Island()], options=pw.HostOptions(grace=2))
-wide, single = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1)))
-a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
-b = pw.jit(lambda x: x * 2, devices=single)
-program = pw.program(lambda x: (a(x), b(a(x))))
-value = np.arange(4, dtype=np.float32)
-for host in (1, 0):
+    caplog.set_level("WARNING", "pathways")
+    pw.connect(hosts=2, options=pw.HostOptions(grace=60))
+    a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (slow, lambda x: x * 2))
+    program, other = pw.program(lambda x: b(a(b(x)))), pw.program(lambda x: b(x))
+    value = np.arange(3, dtype=np.float32)
+    expected = np.asarray(program(value))
     before = [host.process for host in controller().hosts]
-    held, far = program(value)
-    began = time.monotonic()
-    leave(host)
-    with refused(HostError, f"host {host} (island0) is leaving"):
+    accepted = [program(value) for _ in range(4)]
+    kept = pw.program(lambda x: a(x))(value)
+    leave(0)
+    assert not accepted[-1].is_ready()
+    with refused(HostError, "host 0 (island0) is leaving: its process was asked to end", "nothing more"):
         program(value)
-    assert_equal(np.asarray(held), value + 6)
-    assert ended(before[:2]) == ["exit code 0"] * 2
-    assert time.monotonic() - began > 1.5
-    with refused(HostError, f"host {host} (island0) has left: its process was asked to end (SIGTERM)"):
-        held.block_until_ready()
-    assert_equal((far, program(value)[1]), (2 * value + 12,) * 2)
-    assert before[2].ending(0) is None
-"""
-    )
+    assert "host 0 (island0) is leaving" in str(pw.status())
+    assert float(other(np.float32(4))) == 8
+    for array in accepted:
+        assert_close(array, expected)
+    assert np.asarray(kept).shape == (3,)
+    assert before[0].ending(0) is None
+    del kept
+    assert ended(before[:1]) == ["exit code 0"]
+    assert_close(accepted[-1], expected)
+    assert_close(program(value), expected)
+    assert before[1].ending(0) is None
+    assert controller().hosts[1].process is before[1]
+    assert not any("lost" in line for line in caplog.messages)
+    assert caplog.messages[1:] == ["host 0 (island0) has left: its process was asked to end (SIGTERM)"]
 
 
-def test_a_step_that_takes_longer_than_an_island_may():
-    run(
-        LEAVING
-        + """
-pw.connect(hosts=1, options=pw.HostOptions(grace=1))
-program = pw.program(pw.jit(lambda x: jax.lax.fori_loop(0, 20, lambda n, v: slow(v), x),
-                            devices=devices.add_slice((1,), ("x",))))
-value = np.arange(3, dtype=np.float32)
-compiled = program.lower(value).compile()
-before, endless = controller().hosts[0].process, compiled(value)
-leave(0)
-with refused(HostError, "host 0 (island0) has left", "was not done with step", "after 1 seconds"):
-    endless.block_until_ready()
-assert ended([before]) == ["exit code 0"]
-"""
-    )
+def test_sigterm_of_one_host_has_its_whole_island_leave(devices):
+    """Whoever of them is asked. What is still held when the time is over has left with them."""
+    pw.connect(islands=[pw.Island(hosts=2), pw.Island()], options=pw.HostOptions(grace=2))
+    wide, single = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1)))
+    a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
+    b = pw.jit(lambda x: x * 2, devices=single)
+    program = pw.program(lambda x: (a(x), b(a(x))))
+    value = np.arange(4, dtype=np.float32)
+    for host in (1, 0):
+        before = [host.process for host in controller().hosts]
+        held, far = program(value)
+        began = time.monotonic()
+        leave(host)
+        with refused(HostError, f"host {host} (island0) is leaving"):
+            program(value)
+        assert_close(held, value + 6)
+        assert ended(before[:2]) == ["exit code 0"] * 2
+        assert time.monotonic() - began > 1.5
+        with refused(HostError, f"host {host} (island0) has left: its process was asked to end (SIGTERM)"):
+            held.block_until_ready()
+        assert_close((far, program(value)[1]), (2 * value + 12,) * 2)
+        assert before[2].ending(0) is None
 
 
-def test_a_worker_that_is_asked_to_end_before_it_is_ready():
+def test_sigterm_ends_a_step_that_takes_longer_than_an_island_may(devices):
+    pw.connect(hosts=1, options=pw.HostOptions(grace=1))
+    slice = devices.add_slice((1,), ("x",))
+    program = pw.program(pw.jit(lambda x: jax.lax.fori_loop(0, 20, lambda n, v: slow(v), x), devices=slice))
+    value = np.arange(3, dtype=np.float32)
+    compiled = program.lower(value).compile()
+    before, endless = controller().hosts[0].process, compiled(value)
+    leave(0)
+    with refused(HostError, "host 0 (island0) has left", "was not done with step", "after 1 seconds"):
+        endless.block_until_ready()
+    assert ended([before]) == ["exit code 0"]
+
+
+def test_sigterm_ends_a_worker_that_is_not_ready():
     """Nobody has anything of it: it ends at once."""
-    run("""
-import socket
-
-from pathways.runtime.hosts.launch.children import Child
-from pathways.runtime.hosts.launch.launching import WorkerConfig
-
-with socket.create_server(("127.0.0.1", 0)) as silent:
-    child = Child(WorkerConfig(silent.getsockname(), "00", 0, 0, 0, 1, 1, heartbeat=10.0, grace=20.0))
-    sock, _ = silent.accept()
-    os.kill(child.pid, signal.SIGTERM)
-    assert child.ending(10) == "exit code 143"
-    sock.close()
-""")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        child = Child(WorkerConfig(silent.getsockname(), "00", 0, 0, 0, 1, 1, heartbeat=10.0, grace=20.0))
+        sock, _ = silent.accept()
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.ending(10) == "exit code 143"
+        sock.close()
 
 
-def test_what_is_read_while_the_worker_ends():
-    run(
-        LEAVING
-        + """
-pw.connect(hosts=1, options=pw.HostOptions(grace=30))
-double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
-held = double(np.float32(1)).block_until_ready()
-leave(0)
-host = controller().hosts[0]
-controller()._core.tell(Drained(host.gang.life.key))
-host.steps.close()
-with refused(HostLostError, "host 0 (island0) has left: its process was asked to end (SIGTERM)"):
-    held.fetch()
-"""
-    )
+def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
+    pw.connect(hosts=1, options=pw.HostOptions(grace=30))
+    double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+    held = double(np.float32(1)).block_until_ready()
+    leave(0)
+    host = controller().hosts[0]
+    controller()._core.tell(Drained(host.gang.life.key))
+    host.steps.close()
+    with refused(HostLostError, "host 0 (island0) has left: its process was asked to end (SIGTERM)"):
+        held.fetch()
 
 
-def test_what_platforms_ask(tmp_path):
+def test_ready_says_what_platforms_ask(devices, tmp_path, monkeypatch):
     """A worker has a file from when it is ready until it ends or is asked to, however that happens."""
-    run(
-        LEAVING
-        + f"""
-import subprocess
+
+    def ready(*options):
+        command = ["-m", "pathways.runtime.hosts.launch.ready", str(tmp_path / "ready"), *options]
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert ready() == (1, "0 ready: none\n")
+    monkeypatch.setenv("PW_READY_DIR", str(tmp_path / "ready"))
+    pw.connect(hosts=2, options=pw.HostOptions(grace=30))
+    double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+    pids = [host.process.pid for host in controller().hosts]
+    assert ready("--hosts", "2") == (0, f"2 ready: host0-{pids[0]}, host1-{pids[1]}\n")
+    code, text = ready("--hosts", "3")
+    assert code == 1, text
+    held = double(np.float32(1))
+    leave(0)
+    assert ready() == (0, f"1 ready: host1-{pids[1]}\n")
+    assert float(held) == 2
+    del held
+    assert ended([controller().hosts[0].process]) == ["exit code 0"]
+    pids[0] = controller().hosts[0].process.pid
+    os.kill(pids[1], signal.SIGKILL)
+    assert controller().hosts[1].process.ending(10) is not None
+    assert ready() == (0, f"1 ready: host0-{pids[0]}\n") or controller().is_whole()
+    while not controller().is_whole():
+        time.sleep(0.05)
+    before = [host.process for host in controller().hosts]
+    assert ready("--drain", "25") == (0, "")
+    assert ended(before) == ["exit code 0"] * 2
+    assert float(double(np.float32(2))) == 4
+    held = double(np.float32(2))
+    code, text = ready("--drain", "0.2")
+    del held
+    assert code == 1, text
+    assert "after 0 seconds there is still host0-" in text
 
 
-def ready(*options):
-    command = [sys.executable, "-m", "pathways.runtime.hosts.launch.ready", "{tmp_path}/ready", *options]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
-
-
-assert ready() == (1, "0 ready: none\\n")
-os.environ["PW_READY_DIR"] = "{tmp_path}/ready"
-pw.connect(hosts=2, options=pw.HostOptions(grace=30))
-double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
-pids = [host.process.pid for host in controller().hosts]
-assert ready("--hosts", "2") == (0, f"2 ready: host0-{{pids[0]}}, host1-{{pids[1]}}\\n")
-code, text = ready("--hosts", "3")
-assert code == 1, text
-held = double(np.float32(1))
-leave(0)
-assert ready() == (0, f"1 ready: host1-{{pids[1]}}\\n")
-assert float(held) == 2
-del held
-assert ended([controller().hosts[0].process]) == ["exit code 0"]
-pids[0] = controller().hosts[0].process.pid
-os.kill(pids[1], signal.SIGKILL)
-assert controller().hosts[1].process.ending(10) is not None
-assert (0, f"1 ready: host0-{{pids[0]}}\\n") == ready() or controller().is_whole()
-while not controller().is_whole():
-    time.sleep(0.05)
-before = [host.process for host in controller().hosts]
-assert ready("--drain", "25") == (0, "")
-assert ended(before) == ["exit code 0"] * 2
-assert float(double(np.float32(2))) == 4
-held = double(np.float32(2))
-code, text = ready("--drain", "0.2")
-assert code == 1 and "after 0 seconds there is still host0-" in text, text
-"""
-    )
-
-
-def test_a_controller_that_is_asked_to_end_leaves_nothing():
+@pytest.mark.parametrize("who", ["controller", "all"])
+def test_sigterm_of_a_controller_ends_its_workers(who):
     """In the middle of a step; so it is when the system sends SIGTERM to all processes of a job at once."""
-    for workers_too in (False, True):
-        script = """
+    script = f"""{PREPARE}
+{inspect.getsource(slow)}
 pw.connect(islands=[pw.Island(hosts=2), pw.Island()])
 program = pw.program(pw.jit(slow, devices=devices.add_slice((2,), ("x",)), in_shardings=P("x")))
 value = np.arange(2, dtype=np.float32)
@@ -216,20 +191,22 @@ running = [program(value) for _ in range(4)]
 print(*(host.process.pid for host in controller().hosts), flush=True)
 time.sleep(60)
 """
-        process = subprocess.Popen(
-            [sys.executable, "-c", PREPARE + LEAVING + script], stdout=subprocess.PIPE, text=True
+    read, write = os.pipe()
+    with os.fdopen(read) as lines, os.fdopen(write, "wb") as out, Path(os.devnull).open("rb") as none:
+        process = preloaded.PreloadedProcess(
+            ["-c", script], stdin=none.fileno(), stdout=out.fileno(), stderr=out.fileno()
         )
-        with process:
-            assert process.stdout is not None
-            pids = [int(word) for word in process.stdout.readline().split()]
-            assert len(pids) == 3
-            for pid in [*(pids if workers_too else []), process.pid]:
-                os.kill(pid, signal.SIGTERM)
-            assert process.wait(10) == -signal.SIGTERM
-        deadline = time.monotonic() + 10
-        while any(map(_lives, pids)):
-            assert time.monotonic() < deadline, pids
-            time.sleep(0.05)
+        out.close()
+        # Before it, what it writes to standard error.
+        pids = next([int(word) for word in line.split()] for line in lines if line[0].isdecimal())
+        assert len(pids) == 3
+        for pid in [*(pids if who == "all" else []), process.pid]:
+            os.kill(pid, signal.SIGTERM)
+        assert process.wait(10) == -signal.SIGTERM
+    deadline = time.monotonic() + 10
+    while any(map(_lives, pids)):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.05)
 
 
 def _lives(pid: int) -> bool:
