@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import host_functions
 import jax
 import jax.numpy as jnp
 import numpy as np
+import preloaded
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -366,6 +366,7 @@ def test_a_host_that_dies_in_it_is_an_error(slices, tmp_path):
     assert again.result() == [2.5]
 
 
+@pytest.mark.not_attached
 def test_without_hosts_it_runs_here(devices):
     pw.disconnect()
     slice = devices.add_slice((1,), ("x",))
@@ -395,6 +396,7 @@ def test_without_hosts_it_runs_here(devices):
         pw.on_hosts(host_functions.fail, devices=slice, host=7, out=out)().result()
 
 
+@pytest.mark.not_attached
 def test_a_module_beside_the_script_is_found(tmp_path):
     """Hosts do not have the folder of the script by themselves."""
     (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
@@ -404,7 +406,6 @@ def test_a_module_beside_the_script_is_found(tmp_path):
         "slice = pw.make_virtual_device_set().add_slice(1, 'x')\n"
         "print(json.dumps(pw.on_hosts(beside.answer, devices=slice)().result()))\n"
     )
-    done = subprocess.run(
-        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = preloaded.run(tmp_path / "script.py")
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [42]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
-from on_hosts import run
+from on_hosts import refused
 
+import pathways as pw
+from pathways import HostError
+from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.launch.cores import CoreShares
 
 
-def test_hosts_of_a_machine_share_no_core():
+def test_core_shares_of_a_machine_are_disjoint():
     shares = CoreShares()
     assert [shares.take("a", host, 2) for host in (0, 1)] == [0, 2]
     assert [shares.take("b", 2, 4), shares.take("a", 3, 1)] == [0, 4]
@@ -19,23 +24,19 @@ def test_hosts_of_a_machine_share_no_core():
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
-def test_all_threads_of_a_worker_keep_to_its_cores():
-    run("""
-from pathlib import Path
-
-pw.connect(islands=[pw.Island(cores=1), pw.Island(cores=1)])
-slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
-a, b = (pw.jit(lambda x: x @ x, devices=slice) for slice in slices)
-assert np.asarray(pw.program(lambda x: b(a(x)))(np.eye(256, dtype=np.float32))).trace() == 256
-usable = sorted(os.sched_getaffinity(0))
-for core, host in zip(usable, controller().hosts):
-    threads = [int(task.name) for task in Path(f"/proc/{host.process.pid}/task").iterdir()]
-    assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset([core])}
-for slice in slices:
-    pw.release(slice)
-most = len(usable)
-with refused(HostError, f"cores={most}: it is to have {most} cores after 1", f"may use {most}"):
-    pw.connect(islands=[pw.Island(cores=1), pw.Island(cores=most)])
-with refused(ValueError, "cores=0: expected at least 1"):
-    pw.Island(cores=0)
-""")
+def test_cores_of_a_worker_have_all_its_threads(devices, shared_workers):
+    pw.connect(islands=[pw.Island(cores=1), pw.Island(cores=1)])
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+    a, b = (pw.jit(lambda x: x @ x, devices=slice) for slice in slices)
+    assert np.asarray(pw.program(lambda x: b(a(x)))(np.eye(256, dtype=np.float32))).trace() == 256
+    usable = sorted(os.sched_getaffinity(0))
+    for core, host in zip(usable, controller().hosts, strict=False):
+        threads = [int(task.name) for task in Path(f"/proc/{host.process.pid}/task").iterdir()]
+        assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset([core])}
+    for slice in slices:
+        pw.release(slice)
+    most = len(usable)
+    with refused(HostError, f"cores={most}: it is to have {most} cores after 1", f"may use {most}"):
+        pw.connect(islands=[pw.Island(cores=1), pw.Island(cores=most)])
+    with refused(ValueError, "cores=0: expected at least 1"):
+        pw.Island(cores=0)

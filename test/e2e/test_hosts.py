@@ -281,6 +281,7 @@ def test_figure_2_over_three_hosts(devices):
     assert_equal((y, z), ([3.0, 5.0], [2.0, 4.0]))
 
 
+@pytest.mark.not_attached
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import signal
 import stat
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from on_hosts import run
+from check import assert_close
+from jax.sharding import PartitionSpec as P
+from on_hosts import refused
+
+import pathways as pw
+from pathways import HostError
+from pathways.runtime.hosts.controller.connect import controller
+
+pytestmark = pytest.mark.usefixtures("own_workers")
 
 STAND_IN = """#!/bin/sh
 # As ssh: the name of a machine, and a command, which runs there when there is such a machine.
@@ -29,112 +44,108 @@ def ssh(tmp_path: Path) -> str:
     return str(script)
 
 
-def test_machines_with_names(ssh: str):
-    """An island of one and one of two; nobody reads the secret on a command line; it goes on anew."""
-    run(f"""
-import contextlib
-import io
-
-folder = "{Path(ssh).parent}"
-islands = [pw.Island(hosts=["a"]), pw.Island(hosts=["b", "c"], devices_per_host=2)]
-os.environ["OF_CALLER"] = "inherited"
-with contextlib.redirect_stderr(io.StringIO()) as stderr:
-    pw.connect(islands=islands, bind="127.0.0.1", start="{ssh} {{host}} {{command}}")
-assert {{f"{{name}}: Welcome to it" for name in "abc"}} <= {{*stderr.getvalue().splitlines()}}
-a, b = (devices.add_slice((n,), ("x",), island=f"island{{k}}") for k, n in enumerate((1, 4)))
-f = pw.jit(lambda x: x + 1, devices=a)
-g = pw.jit(lambda x: x * 2, devices=b, in_shardings=P("x"))
-program = pw.program(lambda x: g(f(x)))
-x = np.arange(8, dtype=np.float32)
-assert_equal(program(x), (x + 1) * 2)
-log = open(folder + "/log").read().splitlines()
-assert [line.split()[0] for line in log] == ["a", "b", "c"], log
-for host in controller().hosts:
-    environment = open(f"/proc/{{host.process.pid}}/environ").read()
-    assert "OF_CALLER=inherited" in environment
-    words = open(f"/proc/{{host.process.pid}}/cmdline").read().split("\\0")
-    assert words[-4:] == ["-P", "-m", "pathways.runtime.hosts.worker.process", ""], words
-held = pw.program(f)(x).block_until_ready()
-os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
-with refused(HostError, "host 0 (island0) is lost: its process has ended (killed by signal 9)"):
-    while True:
-        held.block_until_ready()
-assert_equal(program(x), (x + 1) * 2)
-assert open(folder + "/log").read().splitlines()[3].startswith("a ")
-""")
+def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatch):
+    """An island of one and one of two; nobody reads the secret on a command line."""
+    folder = Path(ssh).parent
+    islands = [pw.Island(hosts=["a"]), pw.Island(hosts=["b", "c"], devices_per_host=2)]
+    monkeypatch.setenv("OF_CALLER", "inherited")
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        pw.connect(islands=islands, bind="127.0.0.1", start=f"{ssh} {{host}} {{command}}")
+    assert {f"{name}: Welcome to it" for name in "abc"} <= {*stderr.getvalue().splitlines()}
+    a, b = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((1, 4)))
+    f = pw.jit(lambda x: x + 1, devices=a)
+    g = pw.jit(lambda x: x * 2, devices=b, in_shardings=P("x"))
+    program = pw.program(lambda x: g(f(x)))
+    x = np.arange(8, dtype=np.float32)
+    assert_close(program(x), (x + 1) * 2)
+    log = (folder / "log").read_text().splitlines()
+    assert [line.split()[0] for line in log] == ["a", "b", "c"], log
+    for host in controller().hosts:
+        process = Path(f"/proc/{host.process.pid}")
+        assert "OF_CALLER=inherited" in (process / "environ").read_text()
+        words = (process / "cmdline").read_text().split("\0")
+        assert words[-4:] == ["-P", "-m", "pathways.runtime.hosts.worker.process", ""], words
+    held = pw.program(f)(x).block_until_ready()
+    os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
+    with refused(HostError, "host 0 (island0) is lost: its process has ended (killed by signal 9)"):
+        while True:
+            held.block_until_ready()
+    assert_close(program(x), (x + 1) * 2)
+    assert (folder / "log").read_text().splitlines()[3].startswith("a ")
 
 
-def test_what_does_not_start(ssh: str):
-    """Said within moments, with the machine, how the command ended and what it wrote last."""
-    run(f"""
-def start(*machines, **settings):
+@pytest.mark.parametrize(
+    ("machines", "settings", "first", "last"),
+    [
+        (
+            ["a", "nowhere"],
+            {},
+            "host 1 (nowhere) did not start (exit code 255)\n  | ",
+            "\n  | Could not resolve hostname nowhere",
+        ),
+        (
+            ["a"],
+            {"start": "/no/such/command {host} {command}"},
+            "host 0 (a) did not start: cannot run '/no/such/command': ",
+            "",
+        ),
+        (["a"], {"python": "/no/such/python"}, "host 0 (a) did not start (exit code 127)\n  | ", ""),
+        (["a"], {"platform": "cuda"}, "host 0 (a) did not start (exit code 1)", ""),
+    ],
+    ids=["name", "command", "python", "platform"],
+)
+def test_named_machines_say_what_does_not_start(ssh: str, machines, settings, first, last):
+    """Within moments, with the machine, how the command ended and what it wrote last."""
     began = time.monotonic()
-    settings = {{"start": "{ssh} {{host}} {{command}}", **settings}}
-    try:
-        pw.connect(hosts=machines, bind="127.0.0.1", **settings)
-    except HostError as error:
-        assert time.monotonic() - began < 20
-        return str(error)
-    raise AssertionError("it has started")
-
-said = start("a", "nowhere")
-assert said.startswith("host 1 (nowhere) did not start (exit code 255)\\n  | "), said
-assert said.endswith("\\n  | Could not resolve hostname nowhere"), said
-said = start("a", start="/no/such/command {{host}} {{command}}")
-assert said.startswith("host 0 (a) did not start: cannot run '/no/such/command': "), said
-said = start("a", python="/no/such/python")
-assert said.startswith("host 0 (a) did not start (exit code 127)\\n  | "), said
-assert "/no/such/python" in said
-said = start("a", platform="cuda")
-assert said.startswith("host 0 (a) did not start (exit code 1)"), said
-assert "JAX has no cuda devices here" in said
-""")
+    with pytest.raises(HostError) as error:
+        pw.connect(hosts=machines, bind="127.0.0.1", **{"start": f"{ssh} {{host}} {{command}}", **settings})
+    assert time.monotonic() - began < 20
+    said = str(error.value)
+    assert said.startswith(first), said
+    assert said.endswith(last), said
+    assert settings.get("python", "") in said
+    assert "platform" not in settings or "JAX has no cuda devices here" in said
 
 
-def test_a_start_that_fails_is_tried_again(ssh: str):
+def test_named_machines_are_tried_again(devices, ssh: str):
     """As while a network is cut: calls wait until it heals, and at most for so long."""
-    run(f"""
-from pathlib import Path
-
-cut = Path("{Path(ssh).parent}/cut")
-options = pw.HostOptions(restart_seconds=20)
-pw.connect(hosts=["a", "b"], bind="127.0.0.1", start="{ssh} {{host}} {{command}}", options=options)
-f, g = (pw.jit(lambda x: x + 1, devices=devices.add_slice(1, "x", island=f"island{{k}}")) for k in range(2))
-program, beside = pw.program(lambda x: g(f(x))), pw.program(g)
-x = np.arange(4, dtype=np.float32)
-kept = beside(x)
-assert_equal(program(x), x + 2)
-held = pw.program(f)(x).block_until_ready()
-cut.touch()
-os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
-with refused(HostError, "host 0 (island0) is lost"):
-    while True:
-        held.block_until_ready()
-threading.Timer(4.0, cut.unlink).start()
-began = time.monotonic()
-# It waits.
-assert_equal(program(x), x + 2)
-assert not cut.exists()
-assert_equal(kept, x + 1)
-pids = [host.pid for host in pw.status().hosts]
-assert len(set(pids)) == 2, pids
-log = Path("{Path(ssh).parent}/log").read_text().split("\\n")
-assert sum(line.startswith("a ") for line in log) > 3, log
-""")
+    cut, log = (Path(ssh).parent / name for name in ("cut", "log"))
+    options = pw.HostOptions(restart_seconds=20)
+    pw.connect(hosts=["a", "b"], bind="127.0.0.1", start=f"{ssh} {{host}} {{command}}", options=options)
+    f, g = (pw.jit(lambda x: x + 1, devices=devices.add_slice(1, "x", island=f"island{k}")) for k in range(2))
+    program, beside = pw.program(lambda x: g(f(x))), pw.program(g)
+    x = np.arange(4, dtype=np.float32)
+    kept = beside(x)
+    assert_close(program(x), x + 2)
+    held = pw.program(f)(x).block_until_ready()
+    cut.touch()
+    os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
+    with refused(HostError, "host 0 (island0) is lost"):
+        while True:
+            held.block_until_ready()
+    heals = threading.Timer(4.0, cut.unlink)
+    heals.start()
+    # It waits.
+    assert_close(program(x), x + 2)
+    assert not cut.exists()
+    heals.join()
+    assert_close(kept, x + 1)
+    pids = [host.pid for host in pw.status().hosts]
+    assert len(set(pids)) == 2, pids
+    lines = log.read_text().split("\n")
+    assert sum(line.startswith("a ") for line in lines) > 3, lines
 
 
-def test_a_worker_ends_with_its_standard_input(ssh: str):
+def test_named_machines_end_a_worker_with_its_standard_input(ssh: str):
     """That of the command, when it is killed and the network is cut: nothing else tells the worker then."""
-    run(f"""
-pw.connect(hosts=["a"], bind="127.0.0.1", start="{ssh} {{host}} {{command}}")
-process = controller().hosts[0].process._process
-os.kill(process.pid, 0)
-process.stdin.close()
-assert process.wait(10) == 0
-""")
+    pw.connect(hosts=["a"], bind="127.0.0.1", start=f"{ssh} {{host}} {{command}}")
+    process = controller().hosts[0].process._process
+    os.kill(process.pid, 0)
+    process.stdin.close()
+    assert process.wait(10) == 0
 
 
-def test_nodes_of_slurm(tmp_path: Path):
+def test_slurm_starts_workers_on_its_nodes(tmp_path: Path, monkeypatch):
     """A script stands in for srun, and finds the options that it is to find."""
     srun = tmp_path / "srun"
     srun.write_text(f"""#!/bin/sh
@@ -143,11 +154,12 @@ test "$1 $2 $4 $5" = "--overlap -w -N1 -n1" || exit 2
 shift 5; exec "$@"
 """)
     srun.chmod(0o755)
-    run(f"""
-os.environ.update(SLURM_JOB_NODELIST="n[08-09]", PATH="{tmp_path}:" + os.environ["PATH"])
-cluster = pw.connect("slurm", bind="127.0.0.1", devices_per_host=2)
-assert [len(island.devices) for island in cluster.islands] == [2, 2]
-assert pw.connect("slurm", bind="127.0.0.1", devices_per_host=2) is cluster
-lines = sorted(open("{tmp_path}/log").read().splitlines())
-assert [line.split()[:5] for line in lines] == [f"--overlap -w {{n}} -N1 -n1".split() for n in ("n08", "n09")]
-""")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[08-09]")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    cluster = pw.connect("slurm", bind="127.0.0.1", devices_per_host=2)
+    assert [len(island.devices) for island in cluster.islands] == [2, 2]
+    assert pw.connect("slurm", bind="127.0.0.1", devices_per_host=2) is cluster
+    lines = sorted((tmp_path / "log").read_text().splitlines())
+    assert [line.split()[:5] for line in lines] == [
+        f"--overlap -w {n} -N1 -n1".split() for n in ("n08", "n09")
+    ]
