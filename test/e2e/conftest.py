@@ -72,7 +72,8 @@ def lent_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     if "own_or_attached_workers" in names:
         kind = request.getfixturevalue("own_or_attached_workers")
     pool: WorkerPool = request.getfixturevalue("worker_pool")
-    with pool.lend(kind, lambda: request.node.stash.get(_HAS_FAILED, False)):
+    is_leaky = request.node.get_closest_marker("leaves_arrays") is not None
+    with pool.lend(kind, lambda: is_leaky or request.node.stash.get(_HAS_FAILED, False)):
         yield
         # Values of fixtures may be arrays.
         request.node.funcargs.clear()
@@ -89,6 +90,7 @@ def pytest_runtest_makereport(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "not_attached: is not run once more as a client of a service.")
+    config.addinivalue_line("markers", "leaves_arrays: leaves arrays on workers, which then end; say why.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

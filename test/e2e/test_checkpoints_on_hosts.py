@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import preloaded
 import pytest
 import read_checkpoints
 from jax.sharding import PartitionSpec as P
@@ -224,6 +225,7 @@ def test_the_controller_has_to_see_what_hosts_have_written(devices, tmp_path, mo
 
 @pytest.mark.not_attached
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+@pytest.mark.leaves_arrays  # What the error of the save refers to.
 def test_a_full_disk_is_one_error_with_host_path_and_number(devices, tmp_path, capfd):
     pw.connect(islands=ISLANDS, options=OPTIONS)
     large = pw.jit(
@@ -463,9 +465,7 @@ def test_a_controller_that_is_killed_leaves_the_checkpoint_before(tmp_path, modu
     """Just when it would do something for the second save; the same step is saved again after."""
     (tmp_path / "saver.py").write_text(SAVER)
     folder = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, tmp_path / "saver.py", folder, module, name], capture_output=True, text=True
-    )
+    done = preloaded.run(tmp_path / "saver.py", folder, module, name)
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     assert pw.checkpoint.latest(folder) == 1
     zeros = (np.zeros((1024, 512), np.float32),) * 2

@@ -6,8 +6,6 @@ import itertools
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ import host_functions
 import jax
 import jax.numpy as jnp
 import numpy as np
+import preloaded
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -24,6 +23,9 @@ import pathways as pw
 from pathways.runtime.hosts.controller.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
+
+leaves_batches = pytest.mark.leaves_arrays
+"""Of tests of inputs that end early: a finalizer of the program holds their reader, and that the program."""
 
 ISLANDS = [pw.Island(devices_per_host=2), pw.Island(devices_per_host=2), pw.Island(hosts=2)]
 OPTIONS = pw.HostOptions(heartbeat=3)
@@ -163,12 +165,7 @@ with pw.prefetch(pw.on_hosts(host_functions.shard_of), step, "batch", shards=4) 
 
 def test_a_run_that_is_killed_goes_on_with_its_shards_on_fewer_hosts(devices, tmp_path):
     folders = [str(Path(file).parent) for file in (__file__, host_functions.__file__)]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, tmp_path],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-        capture_output=True,
-        text=True,
-    )
+    done = preloaded.run("-c", RUN, tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)})
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     connected()
     step = step_on(devices, 0)
@@ -186,6 +183,7 @@ def test_a_run_that_is_killed_goes_on_with_its_shards_on_fewer_hosts(devices, tm
             equal(batch, expected)
 
 
+@leaves_batches
 def test_it_ends_with_its_last_whole_batch(devices):
     connected()
     step = step_on(devices, 0, 2)
@@ -232,6 +230,7 @@ def test_a_step_may_take_a_batch_over_and_others_keep_theirs(devices):
             np.testing.assert_array_equal(np.asarray(one["bit"]), rows % 2 == 0)
 
 
+@leaves_batches
 def test_what_it_raises_names_host_and_batch_and_batches_before_it_are_good(devices):
     connected()
     step = step_on(devices, 1)
@@ -263,6 +262,7 @@ def test_what_it_raises_names_host_and_batch_and_batches_before_it_are_good(devi
         next(batches)
 
 
+@leaves_batches
 def test_the_end_of_a_shard_hides_no_error_of_another(devices):
     """Whether one host reads both or not."""
     connected()
@@ -313,6 +313,7 @@ def test_positions_may_be_bytes(devices, tmp_path):
         equal(next(batches), after)
 
 
+@leaves_batches
 def test_reports_say_what_a_host_is_at_by_the_number_of_the_input(devices, caplog):
     connected()
     step = step_on(devices, 0)

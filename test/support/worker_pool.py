@@ -58,12 +58,13 @@ class WorkerPool:
         self._connected: dict[tuple[str, Settings], Controller] = {}
 
     @contextlib.contextmanager
-    def lend(self, kind: str, has_failed: Callable[[], bool]) -> Iterator[None]:
+    def lend(self, kind: str, may_leave: Callable[[], bool]) -> Iterator[None]:
         """Has `connect` use workers of the pool; after that they have to be free of arrays and steps.
 
         Args:
           kind: `own`, or `attached` for those of a service.
-          has_failed: whether the test has failed: its traceback holds arrays, so its workers are ended.
+          may_leave: whether the test may leave arrays, as does the traceback of one that has failed: its
+            workers are ended.
 
         Raises:
           AssertionError: arrays or steps are left.
@@ -78,13 +79,13 @@ class WorkerPool:
                     pw.release(slice)
                 # Before the look at what is left: this drops what is kept for the next call of a program.
                 devices.session.disconnect()
-                left = {} if has_failed() else self._left()
+                left = {} if may_leave() else self._left()
             finally:
                 pw.disconnect()
-                failed = has_failed()
+                is_dirty = may_leave()
                 for key, controller in [*self._connected.items()]:
                     workers = self._workers[key]
-                    if failed or not workers.are_intact(controller):
+                    if is_dirty or not workers.are_intact(controller):
                         self._end(key)
                     elif isinstance(workers.owner, ServiceInThreads):
                         controller.close()
