@@ -46,6 +46,8 @@ import pytest
 import requirements
 from plan_builder import PlanBuilder, Runner
 
+pytest_plugins = ("timeouts",)
+
 jax.config.update("jax_num_cpu_devices", 8)
 preloaded.start_workers()
 
@@ -80,6 +82,7 @@ MARKERS = (
     "values, by an error, or on hosts.",
     "needs(*names): is skipped where this machine lacks one of them; see test/support/requirements.py.",
     "not_attached: is not run once more as a client of a service.",
+    "leaves_arrays: leaves arrays on workers, which then end; the test says why.",
 )
 
 _MARKERS_OF_FIXTURES = {

@@ -88,11 +88,6 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "not_attached: is not run once more as a client of a service.")
-    config.addinivalue_line("markers", "leaves_arrays: leaves arrays on workers, which then end; say why.")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that are about workers of their own are not run as clients of a service."""
     items[:] = [item for item in items if "[attached" not in item.name or not _is_about_own_workers(item)]
