@@ -12,6 +12,8 @@ import pytest
 
 from pathways.compiler.lower.phases import PHASES
 
+pytestmark = pytest.mark.process
+
 SEEDS = ("0", "7")
 SUPPORT = Path(models.__file__).parent
 PASSES = Path(__file__).parents[1] / "passes"

@@ -15,10 +15,12 @@ def modules_loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.process
 def test_import_of_pathways_loads_nothing_heavy():
     assert not modules_loaded_by("import pathways") & {"jax", "jaxlib", "numpy", "scipy"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", ["pathways.dialect", "pathways.passes.manager.registry"])
 def test_import_of_compiler_core_does_not_load_jax(module):
     assert "jax" not in modules_loaded_by(f"import {module}")

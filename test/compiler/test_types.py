@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 CODE = """
@@ -30,6 +32,7 @@ step.foo()
 """
 
 
+@pytest.mark.process
 def test_types_of_programs_and_placed_functions(tmp_path: Path) -> None:
     subprocess.run(["make", "-s", "type-links"], cwd=ROOT, check=True)
     (tmp_path / "user.py").write_text(CODE)

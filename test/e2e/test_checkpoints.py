@@ -301,6 +301,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.process
 def test_checkpoint_names_the_package_to_install() -> None:
     done = preloaded.run("-c", WITHOUT)
     assert done.stdout == "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]\n"
@@ -325,6 +326,7 @@ def saved(folder: Path, step: int) -> int:
     return back["n"]
 
 
+@pytest.mark.process
 def test_checkpoint_survives_a_killed_process(tmp_path: Path) -> None:
     for _ in range(2):
         command = [sys.executable, "-W", "ignore", "-c", SAVES, str(tmp_path), "100000"]
@@ -339,6 +341,7 @@ def test_checkpoint_survives_a_killed_process(tmp_path: Path) -> None:
         assert last is None or saved(tmp_path, last) == last
 
 
+@pytest.mark.process
 def test_checkpoint_is_saved_before_the_process_exits(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", SAVES, str(tmp_path), "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

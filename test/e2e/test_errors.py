@@ -512,6 +512,7 @@ while True:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("body", [COMPILE, RUN, STEPS], ids=["compile", "run", "steps"])
 def test_ctrl_c_is_keyboard_interrupt(body):
     with subprocess.Popen(script(body), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -529,6 +530,7 @@ def test_ctrl_c_is_keyboard_interrupt(body):
     assert errors.removesuffix(STILL_COMPILING).endswith("\nKeyboardInterrupt\n")
 
 
+@pytest.mark.process
 def test_process_exits_while_work_is_in_flight():
     body, _, _ = RUN.partition("print(")
     done = subprocess.run(
@@ -558,6 +560,7 @@ print(double(1.0))
 """
 
 
+@pytest.mark.process
 def test_cpu_devices_from_environment():
     done = run_with(DOUBLE, PW_CPU_DEVICES="3")
     assert done.stdout == "2.0\n", done.stderr
@@ -575,11 +578,13 @@ jax.numpy.ones(2)
 """
 
 
+@pytest.mark.process
 def test_cpu_devices_if_jax_is_used_first():
     done = run_with(USES_JAX_FIRST + DOUBLE, PW_CPU_DEVICES="3")
     assert done.stdout == "2.0\n", done.stderr
 
 
+@pytest.mark.process
 def test_cpu_devices_if_jax_was_used_before_import():
     done = run_with(USES_JAX_BEFORE_ITS_IMPORT_OF_PATHWAYS + DOUBLE, PW_CPU_DEVICES="3")
     message = (
@@ -589,6 +594,7 @@ def test_cpu_devices_if_jax_was_used_before_import():
     assert message in done.stderr.splitlines()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("platform", ["cuda", "nothere"])
 def test_platform_that_is_not_available(platform):
     done = run_with("import pathways as pw\npw.cluster()", JAX_PLATFORMS=platform)
@@ -599,6 +605,7 @@ def test_platform_that_is_not_available(platform):
     assert "jax/_src" not in done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -39,6 +39,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("example", "arguments", "promise"),
     [

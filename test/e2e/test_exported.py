@@ -21,6 +21,7 @@ open(sys.argv[1], "wb").write(exported.serialize(vjp_order=1))
 """
 
 
+@pytest.mark.process
 @pytest.mark.feature("front_ends", "values")
 def test_exported_function_is_placed_and_differentiated(tmp_path: Path) -> None:
     pytest.importorskip("flatbuffers")

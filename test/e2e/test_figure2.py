@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.process
 @pytest.mark.feature("programs", "values")
 @pytest.mark.parametrize("flags", [(), ("--hosts",)], ids=["one process", "three hosts"])
 def test_figure2(run_example, flags) -> None:

@@ -8,6 +8,8 @@ import re
 import preloaded
 import pytest
 
+pytestmark = pytest.mark.process
+
 PREPARE = """
 import jax
 import jax.numpy as jnp

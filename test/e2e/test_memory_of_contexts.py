@@ -1,6 +1,7 @@
 """Memory of lowering and loading programs is freed: an MLIR context is 1.2 MB."""
 
 import preloaded
+import pytest
 
 PROGRAM = """
 import gc
@@ -48,6 +49,7 @@ for repeated in (lower, load):
 """
 
 
+@pytest.mark.process
 def test_contexts_of_programs_and_bundles_are_freed(tmp_path):
     done = preloaded.run("-c", PROGRAM, tmp_path / "program.pwb", timeout=300)
     assert done.returncode == 0, done.stderr

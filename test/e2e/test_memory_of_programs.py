@@ -168,6 +168,7 @@ print(f(jnp.ones(1000)))
 """
 
 
+@pytest.mark.process
 def test_memory_table_for_a_program_that_does_not_fit(tmp_path):
     good = preloaded.run("-c", REFUSED)
     assert good.returncode == 0, good.stderr

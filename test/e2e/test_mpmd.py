@@ -134,6 +134,7 @@ def test_from_mpmd_accepts_slices_of_user():
         lower_partitioned(partitioned("two_stages", "call"), slices={"mesh0": devices.add_slice(2, "x")})
 
 
+@pytest.mark.process
 def test_from_mpmd_saves_bundle_and_timeline(tmp_path):
     program = PROGRAMS["zero_bubble_h1"]
     lowered = lower_partitioned(partitioned("zero_bubble_h1", "fragment"))
@@ -173,6 +174,7 @@ func.func public @main(%k: !m, %x: !m) -> !m attributes {topology = #mpmd.topolo
 """
 
 
+@pytest.mark.process
 def test_from_mpmd_closed_over_arrays_are_hidden_arguments(tmp_path):
     """JAX lowers them so with `jax_use_simplified_jaxpr_constants`; the argument between is dropped."""
     constant, x = normal(4), normal(2, 2).reshape(4)

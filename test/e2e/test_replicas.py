@@ -109,6 +109,7 @@ def test_replicas_stay_equal_over_many_steps() -> None:
     assert len(params[0].sharding.device_set) == 4
 
 
+@pytest.mark.process
 def test_replicas_follow_a_schedule_file_each(tmp_path: Path) -> None:
     params, batch = inputs(2)
     by_name = pw.program(step_of(place_on(stages(2))), schedule="1f1b").lower(params, batch)
@@ -377,6 +378,7 @@ class TestBatches:
         assert_close(got, want)
 
 
+@pytest.mark.process
 def test_replicas_in_a_bundle(tmp_path: Path) -> None:
     params, batch = inputs(2)
     slices = [*stages(2, count=1), *stages(2, count=1, shape=(2,))]

@@ -607,6 +607,7 @@ print("rounds", sum(counts))
 """
 
 
+@pytest.mark.process
 def test_sharded_threads_alternate_programs_with_collectives():
     # In a process of its own: XLA ends one that deadlocks.
     done = preloaded.run("-c", STRESS)

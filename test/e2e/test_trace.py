@@ -282,6 +282,7 @@ def start(tmp_path, text):
     return subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE)
 
 
+@pytest.mark.process
 def test_trace_from_environment(tmp_path):
     with start(tmp_path, PROGRAM) as process:
         assert process.wait(timeout=60) == 0
@@ -290,6 +291,7 @@ def test_trace_from_environment(tmp_path):
     assert len(read_trace(text)) == 2
 
 
+@pytest.mark.process
 def test_trace_of_killed_process(tmp_path):
     with start(tmp_path, PROGRAM + "time.sleep(60)") as process:
         process.stdout.readline()
@@ -300,6 +302,7 @@ def test_trace_of_killed_process(tmp_path):
     assert read_trace((tmp_path / "run.json").read_bytes())
 
 
+@pytest.mark.process
 def test_trace_names_path_that_cannot_be_written(tmp_path):
     with pytest.raises(subprocess.CalledProcessError) as failed:
         subprocess.run(

@@ -17,6 +17,7 @@ def output(precision: str, run_example) -> str:
     return run_example("transformer_sharded.py", *(["--x64"] if precision == "x64" else [])).output
 
 
+@pytest.mark.process
 def test_transformer_sharded_agrees_with_jit(output: str, precision: str) -> None:
     verdicts = re.findall(rf"^(\w+) +(\w+): .* ({NUMBER})$", output, flags=re.MULTILINE)
     assert [name for name, _, _ in verdicts] == ["gradient", "SGD", "AdamW", "loss"]

@@ -95,6 +95,7 @@ def test_while_loop_has_forms_costs_and_a_timeline():
         compiled(WEIGHTS, X[:2], 3)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("trust", [False, True])
 def test_while_loop_in_a_bundle(tmp_path, trust):
     """All sub-programs are in the file, which accepts keys and donated arguments as the saved program."""
@@ -163,6 +164,7 @@ def test_while_loop_with_only_its_count_read():
     assert int(pw.program(lambda *args: count(placed, *args))(WEIGHTS, X, 11)) == 11
 
 
+@pytest.mark.process
 def test_while_loop_with_an_unread_argument(tmp_path):
     """The argument is on no slice; the second call finds all arguments in place."""
     placed = placed_layers()

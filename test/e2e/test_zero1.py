@@ -285,6 +285,7 @@ def test_zero1_rounds_only_gradients_in_an_exchange_of_half_the_bytes() -> None:
 
 
 class TestStoredPrograms:
+    @pytest.mark.process
     def test_zero1_in_a_bundle(self, tmp_path: Path) -> None:
         params, batch = inputs(odd=False)
         optimizer = optax.adam(1e-2)

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COUNT = 60
 
 
+@pytest.mark.process
 def test_bundle_mutations_load_or_are_refused(tmp_path):
     """In a process of its own: the harness forks, which JAX in the process of the tests forbids."""
     script = Path(__file__).with_name("mutate_bundles.py")

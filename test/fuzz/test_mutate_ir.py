@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import syntax
+
+pytestmark = pytest.mark.process
 
 TEXT = """\
 !x = tensor<4xf32>

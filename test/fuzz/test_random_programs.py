@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import preloaded
+import pytest
+
+pytestmark = pytest.mark.process
 
 FUZZ = Path(__file__).parent
 PROGRAMS, ON_HOSTS, TRAINED, SCHEDULES = 12, 6, 6, 60
