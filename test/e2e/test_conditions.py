@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from check import assert_close
 from models import apply, layer, place_on
 
 import pathways as pw
@@ -194,6 +195,22 @@ def test_conditions_branch_over_several_slices(placed, fun):
         expected = jax.jit(lambda w, x, n: fun(PLAIN, w, x, n))(WEIGHTS, X, n)
         results = program(WEIGHTS, X, n)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), results, expected)
+
+
+@pytest.mark.feature("conditionals", "hosts")
+def test_conditions_branch_over_hosts(shared_workers):
+    pw.connect(hosts=2)
+    devices = pw.make_virtual_device_set()
+    layers = place_on(devices.add_slice((1,), ("x",)) for _ in range(2))
+
+    def forward(layers: Sequence[Fun], weights: Any, x: Any, n: Any) -> Any:
+        whole = lambda: apply(layers, weights, x)  # noqa: E731
+        return jax.lax.switch(n, [whole, lambda: layers[0](weights[0], x), lambda: x])
+
+    program = pw.program(lambda *args: forward(layers, *args))
+    plain = jax.jit(lambda *args: forward(PLAIN[:2], *args))
+    for n in range(3):
+        assert_close(program(WEIGHTS[:2], X, n), plain(WEIGHTS[:2], X, n))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
