@@ -86,6 +86,7 @@ def checked(command: str) -> str | None:
     return None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "text",
     [
@@ -119,6 +120,7 @@ def help_of(tool: str) -> str:
     return output_of(tool, "--help")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", [page for page in pages.pages() if pages.mentioned(page)])
 def test_commands_in_prose_exist(page: str, folder: Path) -> None:
     for command in pages.mentioned(page):

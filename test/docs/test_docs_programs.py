@@ -19,6 +19,7 @@ EXTRAS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("page", "program"),
     [
@@ -33,6 +34,7 @@ def test_programs_print_what_their_comments_say(page: str, program: str, tmp_pat
     check(program, tmp_path)
 
 
+@pytest.mark.process
 def test_notebook_prints_what_its_comments_say(tmp_path: Path) -> None:
     cells = json.loads((pages.ROOT / "docs" / "ten_minutes.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

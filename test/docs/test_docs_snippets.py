@@ -112,6 +112,7 @@ def test_snippets_of_sessions_print_what_they_show(page, number, language, text,
     check_excerpt(output, run(command.removeprefix("$"), folder))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("page", "number", "language", "text"), blocks(lambda language, text: text.startswith(EXCERPT))
 )

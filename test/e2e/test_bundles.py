@@ -124,6 +124,7 @@ def rewritten(path, to, *, program=None, artifacts=None, manifest=None):
     return to
 
 
+@pytest.mark.process
 @pytest.mark.feature("bundles", "values")
 @pytest.mark.parametrize("trust", [False, True])
 def test_bundle_gives_the_same_bits(model, expected, trust, nothing_loaded):
@@ -221,6 +222,7 @@ assert tuple(map(bool, loaded.origins)) == (trusted, not trusted), loaded.origin
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("trust", ["trust", "no"])
 def test_bundle_runs_in_a_process_without_its_code(model, expected, trust, tmp_path):
     """With LAPACK calls, which JAX sets up when it lowers one; and with other devices than it was made on."""
@@ -261,6 +263,7 @@ def test_bundle_shares_slices(model):
         pw.load(model, trust=True, slices={"nothing": other})
 
 
+@pytest.mark.process
 def test_bundle_runs_on_sharded_slices(tmp_path):
     args, kwargs = arguments()
     compiled = two_stages((2, 2)).lower(*args, **kwargs).compile()
@@ -276,6 +279,7 @@ def test_bundle_of_sharded_slices_prints_nothing(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("trust", [False, True])
 def test_bundle_moves_values_between_meshes(tmp_path, trust):
     """Pieces are cut and joined on each device by itself."""
@@ -301,6 +305,7 @@ def test_bundle_moves_values_between_meshes(tmp_path, trust):
         np.testing.assert_array_equal(shard.data, x[shard.index] * 2 + 1)
 
 
+@pytest.mark.process
 def test_bundle_runs_a_pipeline(tmp_path):
     s0, s1 = device_set((1,), (1,))
     front = pw.jit(layer, devices=s0)
@@ -358,6 +363,7 @@ test_bundles.two_stages((2, 2)).lower(*args, **kwargs).save(sys.argv[2])
 """
 
 
+@pytest.mark.process
 def test_bundle_has_the_same_bytes_wherever_its_code_is(tmp_path):
     """The order of Python's sets is for test_hash_seeds.py."""
     paths = []
@@ -444,6 +450,7 @@ def test_bundle_refuses_other_platforms(model, tmp_path):
         pw.load(other)
 
 
+@pytest.mark.process
 def test_bundle_needs_its_devices(model, tmp_path):
     big = rewritten(
         model,
@@ -481,6 +488,7 @@ def test_bundle_refuses_a_manifest_of_another_program(model, tmp_path, what, cha
         pw.load(rewritten(model, tmp_path / "m.pwb", manifest=lie), trust=True)
 
 
+@pytest.mark.process
 def test_bundle_reads_attributes_of_earlier_releases(model, expected, tmp_path):
     def earlier(text):
         return re.sub(r"(\"pw.launch\".*?), slice = (@\w+)", r"\1, slice = \2, soon", text)
@@ -509,6 +517,7 @@ def test_bundle_refuses_other_programs(model, tmp_path, change, problem):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.process
 def test_bundle_that_crashes_mlir_is_refused(model, tmp_path):
     crashing = rewritten(model, tmp_path / "m.pwb", program=lambda text: "module { " * 100_000)
     with pytest.raises(BundleError, match=r"crashed MLIR|program\.mlir") as error:
@@ -597,6 +606,7 @@ def test_bundle_refuses_foreign_computations(tiny, tmp_path, raw, problem):
         examine.examine(bundle.read(with_artifact(tiny, tmp_path / "m.pwb", raw)))
 
 
+@pytest.mark.process
 def test_bundle_is_examined_before_it_is_loaded(tiny, tmp_path):
     assert pw.load(with_artifact(tiny, tmp_path / "fine.pwb", artifact(IDENTITY))).origins == (0, 1)
     evil = with_artifact(tiny, tmp_path / "evil.pwb", artifact(CALL.format("evil")))
@@ -618,6 +628,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -633,6 +644,7 @@ def test_bundle_refuses_computations_that_xla_refuses(tiny, tmp_path, text, prob
         pw.load(changed)
 
 
+@pytest.mark.process
 def test_bundle_imports_no_file_beside_it(tiny, tmp_path, monkeypatch):
     for name in ("json.py", "pathways.py", "numpy.py"):
         (tmp_path / name).write_text("raise SystemExit('imported')")
@@ -642,6 +654,7 @@ def test_bundle_imports_no_file_beside_it(tiny, tmp_path, monkeypatch):
     examine.examine_apart(bundle.read(tiny))
 
 
+@pytest.mark.process
 def test_bundle_ignores_executables_without_trust(model, tmp_path):
     """They are replaced by garbage, with digests that fit."""
     old = bundle.read(model)

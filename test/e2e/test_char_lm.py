@@ -56,6 +56,7 @@ def row(output: str, label: str) -> list[str]:
     return entries.replace(",", "").split()
 
 
+@pytest.mark.process
 def test_char_lm_has_the_losses_of_jax_jit(output: str, pipeline: StagesOnSlices) -> None:
     (difference,) = re.findall(r"^losses of the first 12 steps agree: .* (\S+)$", output, flags=re.MULTILINE)
     assert float(difference) < (1e-4 if pipeline.model > 1 or pipeline.data > 1 else 1e-30)

@@ -64,6 +64,7 @@ def test_example_prints_what_its_plain_version_prints(
     assert len(number.findall(ours)) >= 2
 
 
+@pytest.mark.process
 def test_example_runs_as_a_script(run_example) -> None:
     pytest.importorskip("flax")
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", run_example("flax_linen.py").output)]

@@ -9,6 +9,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 from check import assert_close
 from jax.sharding import PartitionSpec as P
 from on_hosts import W, X, back, front, run
@@ -75,6 +76,7 @@ def test_trace_has_all_hosts_on_one_clock(devices, shared_workers, tmp_path):
         assert {e["pid"] for e in arrows if e["ph"] == "s"} == {e["pid"] for e in arrows if e["ph"] == "f"}
 
 
+@pytest.mark.process
 def test_trace_of_the_environment_is_of_the_controller_alone(tmp_path):
     """Workers do not write to its file. One that dies ends nothing but its own part."""
     said = run(f"""

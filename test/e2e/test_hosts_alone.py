@@ -11,11 +11,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from on_hosts import alone, refused, run_alone
 
 import pathways as pw
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.hosts.controller.connect import controller
+
+pytestmark = pytest.mark.process
 
 
 @alone

@@ -113,6 +113,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.hosts
 def test_a_client_that_is_killed_leaves_nothing(service, start):
     """Nor does one that is stopped keep others from their steps; what it has, it keeps."""
     process = start("bob", "steps")
@@ -147,6 +148,7 @@ def assert_steps_go_on(service: ServiceInThreads) -> None:
         pw.release(slice)
 
 
+@pytest.mark.process
 def test_a_client_that_stops_in_the_middle_of_an_array_stops_nobody(service, start):
     process = start("bob", "stop")
     wait_until(lambda: (bob := client(service, "bob")) is not None and bob.queued == 1)
@@ -156,6 +158,7 @@ def test_a_client_that_stops_in_the_middle_of_an_array_stops_nobody(service, sta
     assert_steps_go_on(service)
 
 
+@pytest.mark.process
 def test_a_client_that_was_stopped_goes_on(service, start):
     """It keeps what it has, and its connections, and the other half of an array completes it."""
     process = start("bob", "stop")
@@ -165,6 +168,7 @@ def test_a_client_that_was_stopped_goes_on(service, start):
     assert process.stdout.readline() == "[2.0, 4.0, 6.0, 8.0]\n"
 
 
+@pytest.mark.process
 def test_who_floods_is_ended_and_others_go_on(service, start):
     process = start("bob", "flood")
     wait_until(lambda: client(service, "bob") is None)
@@ -224,6 +228,7 @@ def test_a_step_that_takes_what_a_call_failed_to_make_fails(service, ann, device
     assert_steps_go_on(service)
 
 
+@pytest.mark.process
 def test_a_trace_has_ones_own_programs(service, start, devices, tmp_path):
     """Others run meanwhile; who traces sees all of its own steps, on the clock of its process."""
     start("bob", "steps")
@@ -364,6 +369,7 @@ def test_a_program_that_does_not_prove_is_an_error_to_its_client(service, ann, p
     assert_steps_go_on(service)
 
 
+@pytest.mark.process
 def test_what_nobody_foresaw_of_a_program_is_an_error_to_its_client(
     service: ServiceInThreads, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,6 +399,7 @@ def test_who_is_ended_is_told_so(service):
     assert not service.service.end_client("bob")
 
 
+@pytest.mark.hosts
 def test_its_end_is_an_error_to_all(tmp_path, monkeypatch):
     served = ServiceInThreads(Settings((Island(),)), tmp_path)
     ann, bob = served.attach("ann"), served.attach("bob")

@@ -38,6 +38,7 @@ def offered_by_bash(folder, *words):
     return [line for line in run("bash", f"{SCRIPTS['bash']}\n{asked}\n", folder, "--norc") if line]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

@@ -32,6 +32,8 @@ from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.tools import pw_cluster
 from pathways.tools.drivers import cluster
 
+pytestmark = pytest.mark.process
+
 SUPPORT = Path(__file__).parents[1] / "support"
 FILE = "hosts = 2\n[clients.ann]\nweight = 2.0\n"
 TOOL = (

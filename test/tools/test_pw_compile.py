@@ -275,6 +275,7 @@ def test_pw_compile_imports_a_file_as_python_would_run_it(tmp_path):
     assert "module @lambda" in run("mine:Model.f", cwd=tmp_path).stdout
 
 
+@pytest.mark.process
 def test_pw_compile_starts_again_with_as_many_devices_as_are_needed():
     compile = "-m", "pathways.tools.pw_compile", f"{REGRESSION}:step", "--compile-to=device"
     started_early = preloaded.run(*compile)
@@ -291,11 +292,13 @@ def test_pw_compile_names_an_output_that_it_cannot_write(tmp_path):
     assert message == f"cannot write output file '{out}': No such file or directory"
 
 
+@pytest.mark.process
 def test_pw_compile_is_quiet_when_a_pipe_is_closed(tmp_path):
     code, error = run_apart("pw-compile", f"{REGRESSION}:step", stdout=closed_pipe(), folder=tmp_path)
     assert (code, error.splitlines()[1:]) == (1, ["importing regression"])
 
 
+@pytest.mark.process
 def test_pw_compile_is_interrupted(tmp_path):
     path = tmp_path / "slow.py"
     path.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
@@ -324,6 +327,7 @@ def test_pw_compile_needs_no_target_for_help_and_version():
     assert re.fullmatch(r"pw-compile \S+ \(jax \S+\)\n", run("--version").stdout)
 
 
+@pytest.mark.process
 def test_pw_compile_starts_without_jax():
     program = "import sys; import pathways.tools.pw_compile; assert 'jax' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -369,6 +373,7 @@ f = pw.jit(lambda x: x + 1, devices=pw.make_virtual_device_set().add_slice(1, "x
 """
 
 
+@pytest.mark.process
 def test_pw_compile_keeps_what_a_file_prints_apart(tmp_path):
     (tmp_path / "loud.py").write_text(LOUD)
     result = run("loud.py:f", "--args", "f32[2]", cwd=tmp_path)

@@ -147,6 +147,7 @@ def position(line, character):
     return {"line": line, "character": character}
 
 
+@pytest.mark.process
 def test_pw_lsp_diagnoses_what_is_typed(editor):
     editor.open(MODULE)
     assert editor.diagnostics() == []
@@ -274,6 +275,7 @@ def test_pw_lsp_checks_the_last_of_many_texts(editor):
     assert editor.diagnostics(version=30) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("politely", [True, False])
 def test_pw_lsp_ends_with_its_editor(own_editor, politely):
     editor = own_editor
@@ -310,6 +312,7 @@ def test_pw_lsp_survives_strange_texts(editor, text):
     assert editor.diagnostics(version=2) == []
 
 
+@pytest.mark.process
 def test_analyst_reports_a_parse_that_takes_too_long():
     async def look():
         analyst = Analyst(1e-6)
@@ -366,6 +369,7 @@ def test_index_reads_any_text(text):
             index.references(token)
 
 
+@pytest.mark.process
 def test_pw_lsp_names_the_extra_that_is_missing(tmp_path):
     (tmp_path / "pygls.py").write_text("raise ImportError")
     done = subprocess.run(

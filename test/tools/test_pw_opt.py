@@ -60,6 +60,7 @@ def bytecode(tmp_path_factory):
     return path.read_bytes()
 
 
+@pytest.mark.process
 def test_pw_opt_imports_neither_jax_nor_numpy(module):
     program = (
         "import sys; from pathways.tools.pw_opt import main;"
@@ -72,6 +73,7 @@ def test_pw_opt_imports_neither_jax_nor_numpy(module):
     assert result.returncode == 0, result.stderr.decode()
 
 
+@pytest.mark.process
 def test_passes_import_no_jax():
     program = (
         "import sys; from pathways.passes.manager import registry;"
@@ -119,6 +121,7 @@ def test_pw_opt_refuses_text_in_another_encoding():
     assert first == "<stdin>:2:7: error: input is neither UTF-8 text nor MLIR bytecode"
 
 
+@pytest.mark.process
 def test_pw_opt_reports_a_crash_of_mlir_in_one_line():
     result = pw_opt_apart(stdin=b"module {" * 50_000)
     assert (result.returncode, result.stdout, result.stderr) == (
@@ -149,6 +152,7 @@ def test_pw_opt_reads_and_writes_bytecode(bytecode, module):
     assert output_of("pw-opt", stdin=bytecode) == output_of("pw-opt", module)
 
 
+@pytest.mark.process
 def test_pw_opt_survives_damaged_bytecode(bytecode, tmp_path):
     damaged = [bytecode[:n] for n in (4, 5, len(bytecode) // 2, len(bytecode) - 1)]
     for position in range(4, len(bytecode), 37):
@@ -164,6 +168,7 @@ def test_pw_opt_survives_damaged_bytecode(bytecode, tmp_path):
         assert (result.returncode == 1) == ("error: " in result.stderr)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["-o", "/dev/full"], []])
 def test_pw_opt_reports_a_full_disk(module, arguments):
     with Path("/dev/full").open("wb") as full:
@@ -175,6 +180,7 @@ def test_pw_opt_reports_a_full_disk(module, arguments):
     assert result.stderr.decode() == f"pw-opt: error: cannot write {where}: No space left on device\n"
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning")  # JAX, if another test has started it
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python, likewise
 def test_pw_opt_keeps_the_old_file_when_a_write_fails(module, tmp_path):
@@ -214,6 +220,7 @@ def test_pw_opt_names_a_folder_that_is_missing(module, tmp_path):
     )
 
 
+@pytest.mark.process
 def test_pw_opt_is_quiet_when_a_pipe_is_closed(tmp_path):
     path = tmp_path / "big.mlir"
     path.write_text("\n".join(f"func.func private @f{n}()" for n in range(20_000)))
@@ -225,6 +232,7 @@ def test_pw_opt_is_quiet_when_a_pipe_is_closed(tmp_path):
     process.stderr.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [(signal.SIGINT, 130, b"pw-opt: interrupted\n"), (signal.SIGTERM, 143, b"")],
@@ -291,6 +299,7 @@ def test_pw_opt_misses_expected_diagnostics():
     assert result.returncode == 1
 
 
+@pytest.mark.process
 def test_pw_opt_keeps_the_traceback_of_a_bug(module):
     program = (
         "import sys; from pathways.passes.manager import base, registry\n"
@@ -326,6 +335,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", ["SIGSEGV", "SIGTERM"])
 def test_pw_opt_leaves_a_reproducer_of_a_crash(module, tmp_path, number):
     flag = f"--mlir-pass-pipeline-crash-reproducer={tmp_path / 'kept.mlir'}"
@@ -462,6 +472,7 @@ def test_pw_opt_lists_every_pass_in_its_help():
         assert f"  --{name}\n" in text
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("flag", ["--help", "--list-passes"])
 def test_pw_opt_lists_passes_without_importing_any(flag):
     # What takes the time of a start is MLIR's bindings, and modules of passes.

@@ -61,6 +61,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("trust", [[], ["--trust"]])
 def test_pw_run_feeds_results_to_the_next_step(folder, trust, tmp_path):
     rng = np.random.default_rng(0)
@@ -98,6 +99,7 @@ def test_pw_run_makes_up_inputs(folder, tmp_path):
     assert results[1] == results[2] != results[0]
 
 
+@pytest.mark.process
 def test_pw_run_traces_steps(folder, tmp_path):
     path = tmp_path / "trace.json"
     output_of("pw-run", "step.pwb", "--trust", "--zeros", "--steps", 2, "--trace", path, cwd=folder)
@@ -106,6 +108,7 @@ def test_pw_run_traces_steps(folder, tmp_path):
     assert "cannot write trace 'no/trace.json'" in problem
 
 
+@pytest.mark.process
 def test_pw_run_reads_and_prints_values_as_iree_does(folder, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((8, 4), "bfloat16"))
     values = ["i32=-7", "4x2xbf16=[1 2][3 4][5 6][7,8]", "8x4xbf16=0.5"]
@@ -158,6 +161,7 @@ def save(path, **arrays):
     return path
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -273,6 +277,7 @@ def test_read_arrays_reads_compressed_arrays_in_any_order(tmp_path):
     np.testing.assert_array_equal(found["x"], array)
 
 
+@pytest.mark.process
 def test_pw_run_takes_feeds_one_by_one(folder, tmp_path):
     both = ["--feed", "result.0.n:state.n", "--feed", "result.0.w:state.w"]
     for name, feeds in (("one", ["--feed", "result.0:state"]), ("both", both)):
@@ -281,6 +286,7 @@ def test_pw_run_takes_feeds_one_by_one(folder, tmp_path):
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "both.npz").read_bytes()
 
 
+@pytest.mark.process
 def test_pw_run_runs_steps_of_a_program_of_several_sub_programs(tmp_path):
     """A loop that ends when its values say so goes on from step to step; an argument is not read."""
     (tmp_path / "model.py").write_text("""
@@ -307,6 +313,7 @@ def grow(n, x, unread, end):
     output_of("pw-run", "grow.pwb", "--zeros", "--steps", 2, *feeds, cwd=tmp_path)
 
 
+@pytest.mark.process
 def test_pw_run_feeds_no_key_with_its_bits(tmp_path):
     (tmp_path / "model.py").write_text("""
 import jax, pathways as pw
@@ -320,6 +327,7 @@ f = pw.jit(lambda key: (jax.random.key_data(key), jax.random.split(key)[0]), dev
     )
 
 
+@pytest.mark.process
 def test_pw_run_reports_a_lack_of_memory_in_one_line(tmp_path):
     (tmp_path / "model.py").write_text("""
 import jax.numpy as jnp, pathways as pw
@@ -330,6 +338,7 @@ f = pw.jit(lambda x: jnp.broadcast_to(x, (2**24, 2**24)) + 0, devices=s0)
     assert "Out of memory" in error_of("pw-run", "f.pwb", "--zeros", cwd=tmp_path)
 
 
+@pytest.mark.process
 def test_pw_run_writes_nothing_after_an_error(folder, tmp_path):
     error_of("pw-run", "step.pwb", "--zeros", "--outputs", tmp_path / "no" / "out.npz", cwd=folder)
     assert list(tmp_path.iterdir()) == []
@@ -361,6 +370,7 @@ def test_pw_bundle_verifies(folder, tmp_path):
     )
 
 
+@pytest.mark.process
 def test_pw_bundle_survives_a_crash_of_mlir(folder, tmp_path):
     old = bundle.read(folder / "step.pwb")
     artifacts = [bytes(raw) for raw in old.artifacts().values()]
@@ -389,6 +399,7 @@ sys.exit(pw_run.main())
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "command",
     [
@@ -491,10 +502,12 @@ def test_pw_compile_takes_arguments_of_several_flags(tmp_path):
 TRUSTED = ("step.pwb", "--zeros", "--trust")
 
 
+@pytest.mark.process
 def test_pw_run_is_quiet_when_a_pipe_is_closed(folder, tmp_path):
     assert run_apart("pw-run", *TRUSTED, stdout=closed_pipe(), folder=tmp_path, cwd=folder) == (1, "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("platform", ["cuda", "nothere"])
 def test_pw_run_names_a_platform_that_is_missing(folder, platform):
     program = (
@@ -507,6 +520,7 @@ def test_pw_run_names_a_platform_that_is_missing(folder, platform):
     assert line.startswith(f"pw-run: error: JAX_PLATFORMS={platform}: JAX has no cpu devices here")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_pw_run_reports_a_full_disk(folder, tmp_path):
     full = os.open("/dev/full", os.O_WRONLY)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 TOOLS = sorted(file.stem for file in (Path(__file__).parents[2] / "tools").glob("pw_*.py"))
 HEAVY = {"jax", "jaxlib", "ml_dtypes", "numpy._core", "scipy"}
 OURS = {"pathways.compiler", "pathways.dialect", "pathways.passes", "pathways.runtime"}

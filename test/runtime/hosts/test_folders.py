@@ -72,6 +72,7 @@ def test_two_at_once():
         assert ClusterFolder("lab").address() == "/a/socket"
 
 
+@pytest.mark.process
 def test_the_folder_of_a_service_that_was_killed_is_taken_over(folder):
     held = (
         "import time; from pathways.runtime.hosts.launch.folders import ClusterFolder\n"

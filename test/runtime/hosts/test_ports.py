@@ -72,6 +72,7 @@ def sharing(port: int) -> socket.socket:
     return sock
 
 
+@pytest.mark.hosts
 def test_peers_of_several_processes_listen_on_ports_of_their_own():
     """There are ports for all but one of those that start at once."""
     with listening(4, 20710, 20712) as said:

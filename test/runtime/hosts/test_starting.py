@@ -57,6 +57,7 @@ def test_the_soft_limit_of_open_files_is_raised(limits):
     assert 600 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= hard
 
 
+@pytest.mark.process
 def test_a_hard_limit_that_is_too_low_is_said_before_anything_starts():
     script = """
 import resource, pathways as pw
