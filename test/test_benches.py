@@ -31,12 +31,12 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
-def test_a_bench_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(path.parent))
     assert "__doc__" in runpy.run_path(str(path))
 
 
-def test_the_page_of_the_paper_is_whole_and_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paper_page_is_whole_and_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     page = module("_paper_page", monkeypatch)
     points = [(2, 0.5), (512, 35.0)]
     plots = [page.Plot("hosts", "ms", [page.Series("a < b", points)], is_log=log) for log in (False, True)]
@@ -51,7 +51,7 @@ def test_the_page_of_the_paper_is_whole_and_loads_nothing(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("is_log", [False, True])
 @pytest.mark.parametrize("most", [0.0, 0.1, 0.61, 1.0, 5.9, 6.5, 9.997, 61.2, 99.97, 100.0, 650.0, 1000.0])
-def test_all_points_are_on_a_plot(most, is_log, monkeypatch):
+def test_plot_has_all_points(most, is_log, monkeypatch):
     page = module("_paper_page", monkeypatch)
     points = [(1, most), (2, 0.0), (16, most / 3)]
     plot = page.Plot("x", "y", [page.Series("simulated, 0.33 ms, 16 hosts", points)], is_log)
@@ -81,7 +81,7 @@ def test_all_points_are_on_a_plot(most, is_log, monkeypatch):
         (["--page", "/"], "argument --page: cannot write /: it is a folder"),
     ],
 )
-def test_the_paper_names_what_is_wrong(arguments, message, monkeypatch, capsys):
+def test_paper_refuses_wrong_arguments(arguments, message, monkeypatch, capsys):
     paper = module("paper", monkeypatch)
     monkeypatch.setattr("sys.argv", ["paper.py", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -91,7 +91,7 @@ def test_the_paper_names_what_is_wrong(arguments, message, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("bench", ["clients", "hosts", "network"])
-def test_a_file_of_costs_is_checked_before_anything_is_measured(bench, monkeypatch, capsys, tmp_path):
+def test_costs_file_is_checked_before_measuring(bench, monkeypatch, capsys, tmp_path):
     main = module(bench, monkeypatch).main
     path = tmp_path / "costs.json"
     for text, message in (
@@ -107,7 +107,7 @@ def test_a_file_of_costs_is_checked_before_anything_is_measured(bench, monkeypat
         assert path.read_text() == text
 
 
-def test_a_run_of_some_groups_leaves_the_others_as_they_were(monkeypatch, tmp_path):
+def test_costs_of_other_groups_are_kept(monkeypatch, tmp_path):
     costs = module("_costs", monkeypatch)
     path = tmp_path / "costs.json"
     monkeypatch.setattr("sys.argv", ["bench/hosts.py", "--json", str(path)])
@@ -146,7 +146,7 @@ def inputs(monkeypatch):
 
 
 @pytest.mark.parametrize("who", ["controller", "service"])
-def test_a_cost_is_changed_once(who, inputs):
+def test_costs_are_changed_once(who, inputs):
     def of(what_if: str) -> dict[str, float]:
         return dataclasses.asdict(getattr(inputs(what_if), who)(16))
 
@@ -155,7 +155,7 @@ def test_a_cost_is_changed_once(who, inputs):
         assert of(f"{name}=7us")[name] == pytest.approx(7e-6)
 
 
-def test_measured_costs_reach_about_what_the_paper_is_to_be_compared_with(inputs):
+def test_costs_reach_about_the_goals_of_the_paper(inputs):
     # Twice what is to be reached: costs may be of a busy machine.
     assert smallest_hidden(FleetShape([16]), inputs().controller(16)) <= 1e-3
     assert smallest_hidden(FleetShape([512]), inputs().controller(512)) <= 20e-3
@@ -169,21 +169,21 @@ def test_measured_costs_reach_about_what_the_paper_is_to_be_compared_with(inputs
     assert used_together(shape, inputs().service(16), clients, 0.3).busy >= 0.8
 
 
-def test_no_step_is_no_fair_share(inputs, monkeypatch):
+def test_paper_reports_no_step_as_unfair(inputs, monkeypatch):
     paper = module("paper", monkeypatch)
     table = paper.clients(inputs("per_host=1s"), seconds=0.1)
     unfair = [entry for entry in table.entries if entry.case.startswith("shares")]
     assert [(entry.simulated, entry.is_over) for entry in unfair] == [("no step was done", True)] * 2
 
 
-def test_nothing_is_measured_late(monkeypatch, capsys):
+def test_paper_measures_nothing_late(monkeypatch, capsys):
     paper = module("paper", monkeypatch)
     assert paper.Measuring(time.monotonic() + 60).take("early", lambda: 1) == 1
     assert paper.Measuring(time.monotonic() - 1).take("late", lambda: 1) is None
     assert capsys.readouterr().out.splitlines() == ["measured: early, in 0 s", "late: left out: time"]
 
 
-def test_the_page_is_there_before_the_last_table_is(monkeypatch, tmp_path):
+def test_paper_page_is_written_after_each_table(monkeypatch, tmp_path):
     paper = module("paper", monkeypatch)
     report = paper.Report(tmp_path / "page.html", ["note"])
     for case in ("first", "second"):
@@ -209,7 +209,7 @@ def clients_of(measured, rate: float, cpu: float, idle: float = 0.0):
     return case, measured.MeasuredClients(case, had)
 
 
-def test_the_simulator_is_checked_without_changes_of_costs(inputs, monkeypatch):
+def test_paper_checks_the_simulator_with_unchanged_costs(inputs, monkeypatch):
     check, measured = module("_paper_check", monkeypatch), module("_paper_measured", monkeypatch)
     hosts = {count: hosts_of(measured, count, 5000.0) for count in (2, 4)} | {8: None}
     clients = dict([clients_of(measured, 9000.0, 100e-6)]) | {measured.ClientCase((1, 1), 3e-3, 4): None}
@@ -234,7 +234,7 @@ def test_the_simulator_is_checked_without_changes_of_costs(inputs, monkeypatch):
         (1e6, 100e-6, 0.0, "measured is faster, but not for less CPU a step"),
     ],
 )
-def test_rows_say_why_they_are_off(rate, cpu, idle, why, inputs, monkeypatch):
+def test_paper_rows_say_why_they_are_off(rate, cpu, idle, why, inputs, monkeypatch):
     check, measured = module("_paper_check", monkeypatch), module("_paper_measured", monkeypatch)
     monkeypatch.setattr(check.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(check, "simulated", lambda case, costs: Usage(1.0, rate=20e3, control=1.0))
@@ -244,13 +244,13 @@ def test_rows_say_why_they_are_off(rate, cpu, idle, why, inputs, monkeypatch):
 
 
 @pytest.mark.process
-def test_a_service_its_hosts_and_its_clients_have_no_jax():
+def test_served_bench_imports_no_jax():
     code = "import sys, _served; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=BENCHES[0].parent, check=True)
 
 
 @pytest.mark.process
-def test_timers_are_hosts_of_one_island(monkeypatch):
+def test_served_bench_timers_are_hosts_of_one_island(monkeypatch):
     served = module("_served", monkeypatch)
     with served.ServedIslands(2, hosts=3) as islands:
         assert [len(island.hosts) for island in islands.status().islands] == [3, 3]

@@ -42,7 +42,7 @@ def placed(slice, value=X, **kwargs):
     return pw.jit(lambda x: x * 1, devices=slice, **kwargs)(value)
 
 
-def test_each_host_is_called_with_its_shards_and_says_what_it_says(slices):
+def test_on_hosts_calls_each_host_with_its_shards(slices):
     for n, slice in enumerate(slices):
         call = pw.on_hosts(host_functions.total, devices=slice, scale=2.0)
         said = call(placed(slice, out_shardings=P("x"))).result()
@@ -51,7 +51,7 @@ def test_each_host_is_called_with_its_shards_and_says_what_it_says(slices):
         assert sum(each["sum"] for each in said) == pytest.approx(2 * X.sum(), abs=1e-5)
 
 
-def test_what_it_computes_on_an_island_is_about_its_part_and_meets_no_step(slices, devices):
+def test_on_hosts_computes_beside_steps_of_an_island(slices, devices):
     """Sums of an array of all hosts would mix with those of steps."""
     step = pw.jit(
         lambda x: x - x.sum(0, keepdims=True) * 1e-3,
@@ -81,7 +81,7 @@ def test_what_it_computes_on_an_island_is_about_its_part_and_meets_no_step(slice
         pw.on_hosts(host_functions.computed, devices=square)(scattered).result()
 
 
-def test_replicas_have_parts_of_a_batch_and_who_is_none_gets_the_whole(slices, devices):
+def test_on_hosts_gives_replicas_their_blocks_of_a_batch(slices, devices):
     replicated = pw.make_virtual_device_set(replicas=2).add_slice((1,), ("x",))
     front = pw.jit(lambda w, x: x @ w, devices=replicated)
     loss = jax.value_and_grad(lambda w, x: front(w, x).mean())
@@ -103,7 +103,7 @@ def test_replicas_have_parts_of_a_batch_and_who_is_none_gets_the_whole(slices, d
         pw.release(each)
 
 
-def test_what_it_returns_may_be_what_it_took_and_steps_may_take_it_over(slices):
+def test_on_hosts_may_return_its_arguments(slices):
     out = (jax.ShapeDtypeStruct(X.shape, X.dtype),) * 2
     increment = (
         pw.program(lambda x: pw.jit(lambda x: x + 1, devices=slices[1])(x), donate_argnums=0)
@@ -117,7 +117,7 @@ def test_what_it_returns_may_be_what_it_took_and_steps_may_take_it_over(slices):
     np.testing.assert_array_equal(np.asarray(two), X)
 
 
-def test_trees_keys_and_named_arguments_travel(slices):
+def test_on_hosts_sends_trees_keys_and_keywords(slices):
     call = pw.on_hosts("host_functions:described", devices=slices[1], words={"b": [1, (2, None)]})
     tree = {"w": (placed(slices[1]), jnp.ones(2)), "a": None}
     keys, dtype, shape, kind, noise, words = call(tree, jax.random.key(3)).result()[0]
@@ -126,12 +126,12 @@ def test_trees_keys_and_named_arguments_travel(slices):
     np.testing.assert_array_equal(np.float32(noise), jax.random.normal(jax.random.key(3), (2,)))
 
 
-def test_arrays_of_another_slice_are_brought(slices):
+def test_on_hosts_moves_arrays_of_another_slice(slices):
     said = pw.on_hosts(host_functions.total, devices=slices[0])(placed(slices[1])).result()
     assert said[0]["sum"] == pytest.approx(X.sum(), abs=1e-5)
 
 
-def test_it_makes_arrays_that_programs_take(slices):
+def test_on_hosts_creates_arrays_for_programs(slices):
     """Each host of an island gives its part; without a sharding all devices have all."""
     mesh = AbstractMesh((2,), ("x",))
     out = {
@@ -152,7 +152,7 @@ def test_it_makes_arrays_that_programs_take(slices):
     np.testing.assert_array_equal(np.asarray(noise), jax.random.normal(jax.random.key(3), (2,)))
 
 
-def test_steps_go_on_beside_it_and_one_that_donates_its_array_waits(slices, tmp_path):
+def test_on_hosts_delays_only_steps_that_donate_its_arrays(slices, tmp_path):
     x = placed(slices[1])
     increment = (
         pw.program(lambda x: pw.jit(lambda x: x + 1, devices=slices[1])(x), donate_argnums=0)
@@ -171,7 +171,7 @@ def test_steps_go_on_beside_it_and_one_that_donates_its_array_waits(slices, tmp_
     assert call.result() == [pytest.approx(X.sum(), abs=1e-5)]
 
 
-def test_calls_of_one_are_made_in_their_order_and_what_one_makes_the_next_one_takes(slices, tmp_path):
+def test_on_hosts_keeps_the_order_of_calls(slices, tmp_path):
     add = pw.on_hosts(host_functions.append, devices=slices[1], path=str(tmp_path / "lines"))
     calls = [add(text=f"line {n}") for n in range(5)]
     assert [call.result() for call in calls] == [[None]] * 5
@@ -182,7 +182,7 @@ def test_calls_of_one_are_made_in_their_order_and_what_one_makes_the_next_one_ta
     assert total.result()[0]["sum"] == 16
 
 
-def test_what_it_raises_is_an_error_with_its_traceback_and_of_the_steps_that_need_it(slices):
+def test_on_hosts_reports_exceptions_with_their_traceback(slices):
     kinds = {
         "host_functions.BadRow: row 17 is empty": "host_functions:fail",
         "SystemExit: 3": "host_functions:leave",
@@ -210,12 +210,12 @@ def test_what_it_raises_is_an_error_with_its_traceback_and_of_the_steps_that_nee
         ("class", "Untold: an error that cannot say what it is: IndexError"),
     ],
 )
-def test_what_cannot_be_told_is_an_error_too(slices, how, said):
+def test_on_hosts_reports_exceptions_that_cannot_be_sent(slices, how, said):
     with pytest.raises((pw.CallFailedError, OSError), match=said):
         pw.on_hosts(host_functions.fail_untold, devices=slices[1])(how=how).result()
 
 
-def test_one_host_of_an_island_may_fail_and_the_island_stays(slices):
+def test_on_hosts_keeps_the_island_when_one_host_fails(slices):
     pids = [host.process.pid for host in controller().hosts]
     out = jax.ShapeDtypeStruct((), jnp.int32)
     for kwargs in ({}, {"out": out}):
@@ -226,14 +226,14 @@ def test_one_host_of_an_island_may_fail_and_the_island_stays(slices):
 
 
 @pytest.mark.parametrize("name", ["no_such_module:f", "host_functions:none", "host_functions:NOT_A_FUNCTION"])
-def test_what_a_host_cannot_import_is_an_import_error(slices, name):
+def test_on_hosts_raises_import_errors(slices, name):
     module = name.partition(":")[0]
     with pytest.raises(ImportError, match=rf"host 1 \(island1\): .*{module}") as error:
         pw.on_hosts(name, devices=slices[1])().result()
     assert name != "no_such_module:f" or str(Path(host_functions.__file__).parent) in str(error.value)
 
 
-def test_a_module_that_has_changed_is_imported_again(slices, tmp_path, monkeypatch):
+def test_on_hosts_imports_changed_modules_again(slices, tmp_path, monkeypatch):
     """By functions that are named after that; here it stays as it is, also where it imports another one."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("edited_module", "imported_module"):
@@ -255,7 +255,7 @@ def test_a_module_that_has_changed_is_imported_again(slices, tmp_path, monkeypat
         assert pw.on_hosts("never_imported_here:says", devices=slices[1])().result() == [text]
 
 
-def test_results_are_plain(slices):
+def test_on_hosts_returns_plain_values(slices):
     call = pw.on_hosts(host_functions.plain, devices=slices[1])
     assert call(value="nested").result() == [{"a": [1, None, True, "x"]}]
     wrong = {
@@ -279,7 +279,7 @@ def test_results_are_plain(slices):
             jax.block_until_ready(made)
 
 
-def test_numbers_lose_nothing(slices):
+def test_on_hosts_converts_numbers_without_loss(slices):
     """A number of Python becomes an array of a type that holds it."""
     for value, dtype in ((2, jnp.float32), (True, jnp.int32), (1.5, jnp.bfloat16), (200, jnp.uint8)):
         out = jax.ShapeDtypeStruct((), dtype)
@@ -303,7 +303,7 @@ def local():
     return inside
 
 
-def test_functions_have_to_be_of_modules_and_arguments_plain(slices):
+def test_on_hosts_refuses_local_functions_and_other_arguments(slices):
     for function in (lambda: 1, local(), 3, np, host_functions.BadRow("x")):
         with pytest.raises(TypeError, match="put it into a module"):
             pw.on_hosts(function, devices=slices[1])
@@ -342,7 +342,7 @@ def test_functions_have_to_be_of_modules_and_arguments_plain(slices):
         pw.on_hosts(host_functions.total, devices=slices[1], out=out)
 
 
-def test_one_that_takes_long_is_reported_with_its_line(slices, tmp_path, caplog):
+def test_on_hosts_reports_the_line_of_a_slow_call(slices, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "pathways"):
         call = pw.on_hosts(host_functions.wait_for, devices=slices[0], path=str(tmp_path / "go"))()
         deadline = time.monotonic() + 10
@@ -356,7 +356,7 @@ def test_one_that_takes_long_is_reported_with_its_line(slices, tmp_path, caplog)
     assert f"wait_for at {host_functions.__file__}:" in report
 
 
-def test_a_host_that_dies_in_it_is_an_error(slices, tmp_path):
+def test_on_hosts_reports_a_host_that_dies(slices, tmp_path):
     """Last: the others need not wait for the new one."""
     call = pw.on_hosts(host_functions.wait_for, devices=slices[1], path=str(tmp_path / "never"))()
     os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
@@ -367,7 +367,7 @@ def test_a_host_that_dies_in_it_is_an_error(slices, tmp_path):
 
 
 @pytest.mark.not_attached
-def test_without_hosts_it_runs_here(devices):
+def test_on_hosts_runs_here_without_hosts(devices):
     pw.disconnect()
     slice = devices.add_slice((1,), ("x",))
     x = placed(slice)
@@ -397,7 +397,7 @@ def test_without_hosts_it_runs_here(devices):
 
 
 @pytest.mark.not_attached
-def test_a_module_beside_the_script_is_found(tmp_path):
+def test_on_hosts_finds_modules_beside_the_script(tmp_path):
     """Hosts do not have the folder of the script by themselves."""
     (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
     (tmp_path / "script.py").write_text(

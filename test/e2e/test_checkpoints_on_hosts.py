@@ -62,7 +62,7 @@ def equal(ours, theirs):
 
 
 @pytest.mark.not_attached
-def test_all_layouts_are_read_by_orbax_alone_and_onto_others(devices, tmp_path):
+def test_checkpoint_on_hosts_is_read_by_orbax_and_onto_other_layouts(devices, tmp_path):
     """One, three and four hosts, of which two are an island, and replicas; compressed or not."""
     saved = {}
     for step, numbers in enumerate([(0,), (0, 1), (2, 1), (0, 1, 2)], 1):
@@ -100,7 +100,7 @@ def test_all_layouts_are_read_by_orbax_alone_and_onto_others(devices, tmp_path):
         pw.release(each)
 
 
-def test_arrays_may_be_donated_right_after(devices, tmp_path):
+def test_checkpoint_on_hosts_allows_donation_right_after(devices, tmp_path):
     pw.connect(islands=ISLANDS, options=OPTIONS)
     slices = [devices.add_slice((2,), ("x",), island=f"island{n}") for n in (0, 1)]
     doubles = [pw.jit(lambda x: 2 * x, devices=slice, in_shardings=P("x")) for slice in slices]
@@ -120,7 +120,7 @@ def test_arrays_may_be_donated_right_after(devices, tmp_path):
         pw.checkpoint.restore(tmp_path)
 
 
-def test_what_replicas_share_is_written_once(tmp_path):
+def test_checkpoint_on_hosts_writes_shared_arrays_of_replicas_once(tmp_path):
     pw.connect(islands=ISLANDS, options=OPTIONS)
     devices = pw.make_virtual_device_set(replicas=2)
     slice = devices.add_slice((2,), ("x",))
@@ -135,7 +135,7 @@ def test_what_replicas_share_is_written_once(tmp_path):
         pw.release(one)
 
 
-def test_a_checkpoint_of_orbax_is_read_by_hosts(devices, tmp_path):
+def test_checkpoint_on_hosts_reads_one_of_orbax(devices, tmp_path):
     import orbax.checkpoint as ocp
 
     on_islands(devices, 1)
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_orbax_is_read_by_hosts(devices, tmp_path):
     equal(restored, tree)
 
 
-def test_what_was_saved_from_devices_of_this_process_is_read_by_hosts(devices, tmp_path):
+def test_checkpoint_on_hosts_reads_one_of_this_process(devices, tmp_path):
     """As a run in one process saves it; of the same tree some may stay here."""
     _, state = on_islands(devices, 0, 1)
     here = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, state["rows"]))
@@ -165,7 +165,7 @@ def test_what_was_saved_from_devices_of_this_process_is_read_by_hosts(devices, t
         pw.checkpoint.restore(tmp_path, {**like, "n": state["count"]})
 
 
-def test_a_host_that_sees_another_folder_is_an_error(devices, tmp_path, monkeypatch):
+def test_checkpoint_on_hosts_refuses_another_folder(devices, tmp_path, monkeypatch):
     """The file that it looks for is not there; the next save of the same step is whole."""
     compiled, state = on_islands(devices, 0, 1)
     with monkeypatch.context() as patch:
@@ -183,7 +183,7 @@ def test_a_host_that_sees_another_folder_is_an_error(devices, tmp_path, monkeypa
 
 @pytest.mark.not_attached
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a host mounts of its own")
-def test_a_host_with_another_mount_is_an_error(tmp_path):
+def test_checkpoint_on_hosts_refuses_another_mount(tmp_path):
     """The folder is there on both, and is another one."""
     folder, start = tmp_path / "checkpoints", tmp_path / "start.sh"
     folder.mkdir()
@@ -210,7 +210,7 @@ def test_a_host_with_another_mount_is_an_error(tmp_path):
     pw.disconnect()
 
 
-def test_the_controller_has_to_see_what_hosts_have_written(devices, tmp_path, monkeypatch):
+def test_checkpoint_on_hosts_has_to_be_seen_by_the_controller(devices, tmp_path, monkeypatch):
     from pathways.compiler.data import host_checkpoints
 
     _, state = on_islands(devices, 0, 1)
@@ -226,7 +226,7 @@ def test_the_controller_has_to_see_what_hosts_have_written(devices, tmp_path, mo
 @pytest.mark.not_attached
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 @pytest.mark.leaves_arrays  # What the error of the save refers to.
-def test_a_full_disk_is_one_error_with_host_path_and_number(devices, tmp_path, capfd):
+def test_checkpoint_on_hosts_reports_a_full_disk_once(devices, tmp_path, capfd):
     pw.connect(islands=ISLANDS, options=OPTIONS)
     large = pw.jit(
         lambda key: jax.random.normal(key, (1024, 1024)),
@@ -262,7 +262,9 @@ def test_a_full_disk_is_one_error_with_host_path_and_number(devices, tmp_path, c
 @pytest.mark.not_attached
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("when", ["copy", "write"])
-def test_a_host_that_is_lost_leaves_the_checkpoint_before(devices, tmp_path, monkeypatch, how, when):
+def test_checkpoint_on_hosts_keeps_the_last_one_when_a_host_is_lost(
+    devices, tmp_path, monkeypatch, how, when
+):
     """It is killed, or says nothing any more, while it copies or writes. The step is saved again after."""
     _, state = on_islands(devices, 0, 1)
     pw.checkpoint.save(tmp_path, state, 1).wait()
@@ -290,7 +292,7 @@ def test_a_host_that_is_lost_leaves_the_checkpoint_before(devices, tmp_path, mon
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_host_that_is_lost_when_all_is_written_changes_nothing(devices, tmp_path, monkeypatch, how):
+def test_checkpoint_on_hosts_survives_a_host_lost_after_writing(devices, tmp_path, monkeypatch, how):
     """The controller merges what hosts have written."""
     from orbax.checkpoint._src.serialization import ocdbt_utils
 
@@ -312,7 +314,7 @@ def test_a_host_that_is_lost_when_all_is_written_changes_nothing(devices, tmp_pa
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_nobody_writes_any_more_when_a_host_was_lost(devices, tmp_path, monkeypatch, victim):
+def test_checkpoint_on_hosts_stops_all_writes_when_a_host_is_lost(devices, tmp_path, monkeypatch, victim):
     """It is lost when all have copied; what the others write would get into the next save of that step."""
     pw.connect(islands=ISLANDS, options=OPTIONS)
     slices = [devices.add_slice((1,), ("x",), island=f"island{n}") for n in (0, 1)]
@@ -339,7 +341,7 @@ def test_nobody_writes_any_more_when_a_host_was_lost(devices, tmp_path, monkeypa
     assert pw.on_hosts("host_functions:kept", devices=slices[1 - victim])().result() == [0]
 
 
-def test_copies_are_forgotten_also_when_the_first_host_was_lost(devices, tmp_path, monkeypatch):
+def test_checkpoint_on_hosts_frees_copies_when_the_first_host_is_lost(devices, tmp_path, monkeypatch):
     _, state = on_islands(devices, 0, 1)
 
     def lost_first(self, *_):
@@ -357,7 +359,7 @@ def test_copies_are_forgotten_also_when_the_first_host_was_lost(devices, tmp_pat
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_host_that_is_lost_while_it_reads_is_an_error(devices, tmp_path, how):
+def test_checkpoint_on_hosts_reports_a_host_lost_while_reading(devices, tmp_path, how):
     compiled, state = on_islands(devices, 0, 1)
     pw.checkpoint.save(tmp_path, state, 1).wait()
     victim = controller().hosts[1].process.pid
@@ -372,7 +374,7 @@ def test_a_host_that_is_lost_while_it_reads_is_an_error(devices, tmp_path, how):
         timer.join()
 
 
-def test_an_array_that_is_an_error_is_named(devices, tmp_path):
+def test_checkpoint_on_hosts_names_arrays_of_failed_steps(devices, tmp_path):
     _, state = on_islands(devices, 0, 1)
     slice = devices.add_slice((1,), ("x",), island="island1")
     bad = pw.on_hosts(
@@ -383,7 +385,7 @@ def test_an_array_that_is_an_error_is_named(devices, tmp_path):
     assert pw.checkpoint.latest(tmp_path) is None
 
 
-def test_threads_wait_for_the_same_save(devices, tmp_path, monkeypatch):
+def test_checkpoint_on_hosts_lets_threads_wait_for_one_save(devices, tmp_path, monkeypatch):
     """None takes what is being written for what is not there, or saves the same step into it."""
     _, state = on_islands(devices, 0, 1)
     go, write = threading.Event(), HostSave.write
@@ -409,7 +411,7 @@ def test_threads_wait_for_the_same_save(devices, tmp_path, monkeypatch):
         assert [each.result(30) for each in said] == [1, 1, 1, 1]
 
 
-def test_disconnect_waits_for_what_is_being_written(devices, tmp_path, monkeypatch):
+def test_checkpoint_on_hosts_is_complete_before_disconnect(devices, tmp_path, monkeypatch):
     _, state = on_islands(devices, 0, 1)
     write = HostSave.write
     monkeypatch.setattr(HostSave, "write", lambda *args: time.sleep(0.3) or write(*args))
@@ -461,7 +463,7 @@ pw.checkpoint.save(folder, step(*state), 2).wait()
         ("orbax.checkpoint._src.path.async_path", "rename"),
     ],
 )
-def test_a_controller_that_is_killed_leaves_the_checkpoint_before(tmp_path, module, name):
+def test_checkpoint_on_hosts_survives_a_killed_controller(tmp_path, module, name):
     """Just when it would do something for the second save; the same step is saved again after."""
     (tmp_path / "saver.py").write_text(SAVER)
     folder = tmp_path / "run"

@@ -40,27 +40,27 @@ def gpu():
         pytest.skip("JAX sees no GPU")
 
 
-def test_figure2():
+def test_gpu_runs_figure2():
     done = run_on_gpu(EXAMPLES / "figure2.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "f([1. 2.]) = ([3. 5.], [2. 4.])\n4 launches, 3 transfers between slices\n"
 
 
-def test_the_language_model(tmp_path):
+def test_gpu_trains_the_language_model(tmp_path):
     done = run_on_gpu(EXAMPLES / "char_lm.py", "--quick", "--dump-dir", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "losses of the first 12 steps agree" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["training", "branches", "loops", "hosts"])
-def test_gives_what_jit_gives(name):
+def test_gpu_equals_jit(name):
     done = run_on_gpu(PROGRAMS, name)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "agrees\n"
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "bundles", "service"])
-def test_gives_what_jit_gives_with_files(name, tmp_path, monkeypatch):
+def test_gpu_equals_jit_with_files(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PW_CLUSTERS", str(tmp_path / "clusters"))
     done = run_on_gpu(PROGRAMS, name, tmp_path)
     assert done.returncode == 0, done.stderr

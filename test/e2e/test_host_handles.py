@@ -22,7 +22,7 @@ from pathways.runtime.hosts.controller.connect import controller
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 
-def test_handles_are_arrays_to_those_who_read_them(devices):
+def test_handles_are_read_like_arrays(devices):
     pw.connect(hosts=2)
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
     program = pw.program(lambda x: double(x))
@@ -78,7 +78,7 @@ def test_handles_behave_like_arrays_of_jax(devices):
     assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(jax.random.key(0))[1]))
 
 
-def test_what_is_donated_is_deleted(devices):
+def test_handles_are_deleted_when_donated(devices):
     pw.connect(hosts=2)
     f = pw.jit(lambda x, y: x + y, devices=devices.add_slice((1,), ("x",)))
     program = pw.program(lambda x, y: f(x, y), donate_argnums=0)
@@ -93,7 +93,7 @@ def test_what_is_donated_is_deleted(devices):
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_what_is_placed_outlives_what_it_is_a_copy_of(devices, hosts):
+def test_handles_outlive_their_originals(devices, hosts):
     """A learner donates its weights, the actor keeps those of before; also on one device of both."""
     pw.connect(hosts=hosts)
     learner, actor = (devices.add_slice((1,), ("x",), overlap=hosts == 1) for _ in range(2))
@@ -108,7 +108,7 @@ def test_what_is_placed_outlives_what_it_is_a_copy_of(devices, hosts):
         assert act.place(kept, x)[0] is kept
 
 
-def test_a_tree_of_handles_is_asked_for_before_any_is_waited_for(devices, own_workers, monkeypatch):
+def test_handles_of_a_tree_are_fetched_together(devices, own_workers, monkeypatch):
     """One round trip in all, not one each."""
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
@@ -147,7 +147,7 @@ def test_a_tree_of_handles_is_asked_for_before_any_is_waited_for(devices, own_wo
         np.asarray(last)
 
 
-def test_types_of_handles_on_different_meshes_go_together(devices):
+def test_handles_of_different_meshes_have_types_that_combine(devices):
     pw.connect(hosts=2, devices_per_host=2)
     a = pw.jit(lambda x: x + 1, devices=devices.add_slice((2,), ("x",)), out_shardings=P("x"))
     b = pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("y",)))
@@ -171,7 +171,7 @@ def test_handles_of_earlier_workers(devices, own_workers):
     assert float(program(kept)) == 22
 
 
-def test_results_go_from_host_to_host(devices, own_workers):
+def test_handles_go_from_host_to_host(devices, own_workers):
     """What one program leaves on a host and another wants on a second one never passes the controller."""
     pw.connect(hosts=3, devices_per_host=2)
     s0 = devices.add_slice((2,), ("x",), island="island0")
@@ -213,7 +213,7 @@ def test_results_go_from_host_to_host(devices, own_workers):
         jax.block_until_ready(users[1](*state))
 
 
-def test_programs_find_other_devices_after_disconnect(devices, own_workers):
+def test_disconnect_moves_programs_to_other_devices(devices, own_workers):
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     program = pw.program(lambda x: b(a(x)))

@@ -30,7 +30,7 @@ def eager_switches():
     sys.setswitchinterval(before)
 
 
-def test_training_between_unlike_meshes_of_two_hosts(devices):
+def test_hosts_train_between_unlike_meshes(devices):
     """Gradients, donation, values that are cut and joined on the way, and results that are passed on."""
     pw.connect(hosts=2, devices_per_host=4)
     s0 = devices.add_slice((2, 2), ("x", "y"))
@@ -50,7 +50,7 @@ def test_training_between_unlike_meshes_of_two_hosts(devices):
         program(before, X)
 
 
-def test_pipelines_and_loops_over_two_hosts(devices):
+def test_hosts_run_pipelines_and_loops(devices):
     pw.connect(hosts=2)
     a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))
 
@@ -70,14 +70,14 @@ def test_pipelines_and_loops_over_two_hosts(devices):
         assert_equal(pw.program(steps(a, b), schedule=schedule)((W, W + 1), batches), theirs)
 
 
-def test_linear_algebra(devices):
+def test_hosts_run_linear_algebra(devices):
     """A worker lowers nothing with JAX, which would prepare the calls of LAPACK."""
     pw.connect(hosts=2)
     f = pw.jit(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(4)), devices=devices.add_slice((1,), ("x",)))
     assert_equal(pw.program(lambda x: f(x))(W), np.linalg.cholesky(W @ W.T + np.eye(4)))
 
 
-def test_keys_travel(devices):
+def test_hosts_exchange_keys(devices):
     pw.connect(hosts=2)
     split, normal = (
         pw.jit(f, devices=devices.add_slice((1,), ("x",)))
@@ -89,7 +89,7 @@ def test_keys_travel(devices):
     assert_equal(noise, jax.random.normal(jax.random.split(jax.random.key(3))[1], (3,)))
 
 
-def test_all_kinds_of_values_travel(devices):
+def test_hosts_exchange_all_kinds_of_values(devices):
     pw.connect(hosts=2)
     f, g = (pw.jit(lambda x: jnp.stack([x, x]), devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     program = pw.program(lambda x: g(f(x)))
@@ -109,7 +109,7 @@ def test_all_kinds_of_values_travel(devices):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
-def test_slices_that_overlap_may_be_on_different_hosts(devices):
+def test_hosts_may_have_overlapping_slices(devices):
     pw.connect(hosts=2)
     a, b, c = (
         pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",), overlap=True)) for _ in range(3)
@@ -118,7 +118,7 @@ def test_slices_that_overlap_may_be_on_different_hosts(devices):
     assert_equal((y, z), (1, 3))
 
 
-def test_many_steps_of_several_threads(devices):
+def test_hosts_run_steps_of_several_threads_in_one_order(devices):
     """All hosts take the steps in one order, however threads mix programs that go round both ways."""
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
@@ -141,7 +141,7 @@ def test_many_steps_of_several_threads(devices):
     assert seen == [150] * 6
 
 
-def test_threads_that_want_an_array_that_another_one_donates(devices, eager_switches):
+def test_hosts_serve_threads_that_share_a_donated_array(devices, eager_switches):
     """They get it, or are told that it is deleted: no worker waits for what it has freed."""
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
@@ -179,7 +179,7 @@ def test_threads_that_want_an_array_that_another_one_donates(devices, eager_swit
         assert seen.get(3, n + 1) == n + 1, seen
 
 
-def test_programs_that_call_python_are_refused(devices):
+def test_hosts_refuse_programs_that_call_python(devices):
     """The message names the computation; a callback that nothing needs is none."""
     pw.connect(hosts=2)
 
@@ -192,7 +192,7 @@ def test_programs_that_call_python_are_refused(devices):
     assert_equal(pw.program(lambda x: (g(x), f(x))[1])(0.0), 0)
 
 
-def test_empty_arrays_between_hosts_can_be_donated(devices):
+def test_hosts_donate_empty_arrays(devices):
     """Nothing travels; each run has one of its own nevertheless."""
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
@@ -201,7 +201,7 @@ def test_empty_arrays_between_hosts_can_be_donated(devices):
         assert np.asarray(program(np.zeros((0, 3), np.float32))).shape == (0, 3)
 
 
-def test_a_computation_that_fails_is_an_error_of_what_depends_on_it_alone(devices):
+def test_hosts_report_a_failed_computation_to_its_dependents_alone(devices):
     """Such as one that needs more memory than there is; the hosts go on."""
     pw.connect(hosts=2)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
@@ -222,7 +222,7 @@ def test_a_computation_that_fails_is_an_error_of_what_depends_on_it_alone(device
     assert controller().is_whole()
 
 
-def test_input_and_checkpoints_of_programs_on_hosts(devices, tmp_path):
+def test_hosts_run_with_input_and_checkpoints(devices, tmp_path):
     """Batches wait on the hosts, arrays are fetched to be saved, and what is restored is sent again."""
     pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
     pw.connect(hosts=2)
@@ -262,7 +262,7 @@ def test_input_and_checkpoints_of_programs_on_hosts(devices, tmp_path):
     assert rest == losses[2:], (rest, losses)
 
 
-def test_figure_2_over_three_hosts(devices):
+def test_hosts_run_figure_2(devices):
     pw.connect(hosts=3)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(3)]
     a = pw.jit(lambda x: x * 2, devices=slices[0])
@@ -290,12 +290,12 @@ def test_figure_2_over_three_hosts(devices):
         ("hosts=2, cpu_devices=2", "with hosts= give devices_per_host="),
     ],
 )
-def test_settings_that_cannot_be(arguments, message):
+def test_hosts_refuse_wrong_settings(arguments, message):
     with pytest.raises(ValueError, match=message):
         eval(f"pw.connect({arguments})", {"pw": pw})
 
 
-def test_a_bundle_on_hosts(devices, tmp_path):
+def test_hosts_run_a_bundle(devices, tmp_path):
     """It was saved by a process that had all devices itself."""
     path = tmp_path / "program.pwb"
     table = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
@@ -316,7 +316,7 @@ def test_a_bundle_on_hosts(devices, tmp_path):
     assert {host for array in jax.tree.leaves(loaded(W, X)) for host in array.hosts} == {1}
 
 
-def test_over_tcp_on_some_ports(devices):
+def test_hosts_use_tcp_on_a_range_of_ports(devices):
     """As between machines: all listen on the address that the user names, and on ports of the range."""
     ports = range(20300, 20400)
     pw.connect(hosts=2, bind="127.0.0.1", options=pw.HostOptions(ports=(ports[0], ports[-1])))

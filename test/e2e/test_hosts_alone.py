@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 
 @alone
-def test_a_controller_that_is_stopped():
+def test_controller_goes_on_after_a_stop():
     """As by Ctrl-Z: it has heard nobody for long, which is not the fault of the workers."""
     pw.connect(hosts=2, options=pw.HostOptions(heartbeat=2))
     devices = pw.make_virtual_device_set()
@@ -46,7 +46,7 @@ def killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_workers_end_with_the_controller():
+def test_controller_ends_its_workers():
     pids = [int(pid) for pid in run_alone(killed).stdout.split()]
     assert len(pids) == 2
 
@@ -60,7 +60,7 @@ def test_workers_end_with_the_controller():
 
 
 @alone
-def test_ctrl_c_leaves_workers_as_they_are():
+def test_controller_keeps_workers_after_ctrl_c():
     """Neither half a message nor a step that only one host knows."""
     pw.connect(hosts=2)
     devices = pw.make_virtual_device_set()
@@ -95,7 +95,7 @@ def test_ctrl_c_leaves_workers_as_they_are():
 
 
 @alone
-def test_a_forked_process_has_no_workers():
+def test_controller_leaves_no_workers_to_a_forked_process():
     pw.connect(hosts=1)
     devices = pw.make_virtual_device_set()
     program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))

@@ -30,7 +30,7 @@ from pathways.runtime.hosts.protocol.messages import Load
 pytestmark = pytest.mark.usefixtures("own_workers")
 
 
-def test_a_worker_that_is_killed(devices):
+def test_hosts_lost_when_killed(devices):
     """All that it had is an error that names it; the others live, and its island comes back."""
     pw.connect(hosts=2)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
@@ -55,7 +55,7 @@ def test_a_worker_that_is_killed(devices):
         time.sleep(0.05)
 
 
-def test_a_worker_on_the_port_of_a_lost_one(devices):
+def test_hosts_lost_leave_their_port_to_new_ones(devices):
     """There are only ports for two: a new one listens where a lost one did, and is not taken for it."""
     options = pw.HostOptions(ports=(20600, 20604))
     pw.connect(hosts=2, bind="127.0.0.1", options=options)
@@ -70,7 +70,7 @@ def test_a_worker_on_the_port_of_a_lost_one(devices):
     assert_equal(program(np.float32(0)), 2)
 
 
-def test_a_worker_whose_port_another_process_shares(devices):
+def test_hosts_refuse_programs_on_a_shared_port(devices):
     """It could get what is asked of the worker: no program is loaded that exchanges arrays there."""
     pw.connect(hosts=2, bind="127.0.0.1", options=pw.HostOptions(ports=(20605, 20609)))
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
@@ -84,7 +84,7 @@ def test_a_worker_whose_port_another_process_shares(devices):
         assert_equal(pw.program(lambda x: b(x))(1.0), 2)
 
 
-def test_programs_of_two_clusters_send_under_numbers_of_their_own(monkeypatch):
+def test_hosts_of_two_clusters_send_under_different_numbers(monkeypatch):
     """Also where both were forked from one process, with one state of `random`."""
     bases: list[set[int]] = []
 
@@ -109,7 +109,7 @@ def test_programs_of_two_clusters_send_under_numbers_of_their_own(monkeypatch):
     assert abs(first - second) > 1 << 30
 
 
-def test_an_island_that_is_lost_again_and_again(devices):
+def test_hosts_lost_again_and_again(devices):
     """It is given up; what the others can do is done."""
     pw.connect(hosts=2)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
@@ -129,7 +129,7 @@ def test_an_island_that_is_lost_again_and_again(devices):
     assert_equal(pw.program(lambda x: b(a(x)))(1.0), 3)
 
 
-def test_a_worker_that_is_stopped(devices):
+def test_hosts_lost_when_stopped(devices):
     """It does not answer, and is given up in the middle of a step."""
     pw.connect(hosts=2, options=pw.HostOptions(heartbeat=2))
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
@@ -142,7 +142,7 @@ def test_a_worker_that_is_stopped(devices):
     assert time.monotonic() - began < 30
 
 
-def test_a_step_that_does_not_end_is_reported_and_ended(devices, caplog):
+def test_hosts_lost_when_a_step_does_not_end(devices, caplog):
     pw.connect(hosts=2, options=pw.HostOptions(stall_report=1, step_deadline=2))
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
 
@@ -183,7 +183,7 @@ def stopped(devices, **options):
     return program, large
 
 
-def test_a_worker_that_is_stopped_while_it_is_sent_something_large(devices):
+def test_hosts_lost_when_stopped_in_a_large_transfer(devices):
     """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
     program, large = stopped(devices, heartbeat=2)
     with refused(HostError, "host 0 (island0) is lost: it has not responded for"):
@@ -191,7 +191,7 @@ def test_a_worker_that_is_stopped_while_it_is_sent_something_large(devices):
             program(large)
 
 
-def test_closing_does_not_wait_for_a_worker_that_is_stopped(devices):
+def test_hosts_lost_do_not_delay_closing(devices):
     program, large = stopped(devices)
 
     def send():
@@ -208,7 +208,7 @@ def test_closing_does_not_wait_for_a_worker_that_is_stopped(devices):
     thread.join()
 
 
-def test_what_a_worker_wrote_last_is_in_the_error(devices):
+def test_hosts_lost_report_their_last_output(devices):
     pw.connect(hosts=1)
     program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
     h = program(np.float32(1))
@@ -219,7 +219,7 @@ def test_what_a_worker_wrote_last_is_in_the_error(devices):
             program(h).block_until_ready()
 
 
-def test_a_worker_that_does_not_start(monkeypatch):
+def test_hosts_report_a_worker_that_does_not_start(monkeypatch):
     class Broken(children.Child):
         def __init__(self, config, start):
             object.__setattr__(config, "cpu_devices", "two")
@@ -257,7 +257,7 @@ def test_status_of_hosts(devices):
     assert "killed by signal 9" in pw.status().hosts[1].error
 
 
-def test_what_xla_made_of_a_program_is_told(devices):
+def test_hosts_report_memory_cost_and_text_of_programs(devices):
     """As in one process: its memory, operations and text."""
 
     def compiled():

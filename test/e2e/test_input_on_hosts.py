@@ -80,7 +80,7 @@ def equal(ours, theirs):
 
 
 @pytest.mark.not_attached
-def test_numbered_rows_are_the_same_wherever_they_are_made(devices):
+def test_input_of_numbered_rows_is_the_same_on_any_hosts(devices):
     """Of one, two and three islands, one of two hosts, and of this process."""
     source = pw.on_hosts(host_functions.numbered, seed=3)
     connected()
@@ -102,7 +102,7 @@ def test_numbered_rows_are_the_same_wherever_they_are_made(devices):
         equal(list(batches), seen[0])
 
 
-def test_shards_are_the_same_wherever_they_are_read_and_go_on_where_they_were(devices):
+def test_input_of_shards_is_the_same_on_any_hosts(devices):
     connected()
     seen, states = [], []
     replicated = pw.make_virtual_device_set(replicas=2)
@@ -130,7 +130,7 @@ def test_shards_are_the_same_wherever_they_are_read_and_go_on_where_they_were(de
         equal(list(batches), seen[0][2:])
 
 
-def test_the_position_is_saved_with_the_state_and_comes_back_onto_fewer_hosts(devices, tmp_path):
+def test_input_restores_its_position_on_fewer_hosts(devices, tmp_path):
     connected()
     source = pw.on_hosts(host_functions.numbered, seed=1)
     step = step_on(devices, 1, 0)
@@ -163,7 +163,7 @@ with pw.prefetch(pw.on_hosts(host_functions.shard_of), step, "batch", shards=4) 
 """
 
 
-def test_a_run_that_is_killed_goes_on_with_its_shards_on_fewer_hosts(devices, tmp_path):
+def test_input_of_a_killed_run_goes_on_with_fewer_hosts(devices, tmp_path):
     folders = [str(Path(file).parent) for file in (__file__, host_functions.__file__)]
     done = preloaded.run("-c", RUN, tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)})
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
@@ -184,7 +184,7 @@ def test_a_run_that_is_killed_goes_on_with_its_shards_on_fewer_hosts(devices, tm
 
 
 @leaves_batches
-def test_it_ends_with_its_last_whole_batch(devices):
+def test_input_ends_with_its_last_whole_batch(devices):
     connected()
     step = step_on(devices, 0, 2)
     source = pw.on_hosts(host_functions.numbered, count=20)
@@ -205,7 +205,7 @@ def test_it_ends_with_its_last_whole_batch(devices):
             batches.get_state()
 
 
-def test_a_step_may_take_a_batch_over_and_others_keep_theirs(devices):
+def test_input_batches_may_be_donated(devices):
     """The memory of batches that are gone is used again, and never that of others."""
     connected()
     slice = devices.add_slice((2,), ("i",), island="island0")
@@ -231,7 +231,7 @@ def test_a_step_may_take_a_batch_over_and_others_keep_theirs(devices):
 
 
 @leaves_batches
-def test_what_it_raises_names_host_and_batch_and_batches_before_it_are_good(devices):
+def test_input_errors_name_host_and_batch(devices):
     connected()
     step = step_on(devices, 1)
     source = pw.on_hosts(host_functions.numbered, bad=17)
@@ -263,7 +263,7 @@ def test_what_it_raises_names_host_and_batch_and_batches_before_it_are_good(devi
 
 
 @leaves_batches
-def test_the_end_of_a_shard_hides_no_error_of_another(devices):
+def test_input_end_hides_no_error_of_another_shard(devices):
     """Whether one host reads both or not."""
     connected()
     for island, host in ((2, 3), (0, 0)):
@@ -276,7 +276,7 @@ def test_the_end_of_a_shard_hides_no_error_of_another(devices):
                 list(batches)
 
 
-def test_an_input_has_a_position_before_its_first_batch(devices, tmp_path):
+def test_input_has_a_position_before_its_first_batch(devices, tmp_path):
     connected()
     steps = [step_on(devices, 2), step_on(devices, 0)]
     first = [{"position": 7}] * 4
@@ -298,7 +298,7 @@ def test_an_input_has_a_position_before_its_first_batch(devices, tmp_path):
         batches.get_state()
 
 
-def test_positions_may_be_bytes(devices, tmp_path):
+def test_input_positions_may_be_bytes(devices, tmp_path):
     """As those of a `DataLoader` of Grain."""
     connected()
     steps = [step_on(devices, 2), step_on(devices, 0)]
@@ -314,7 +314,7 @@ def test_positions_may_be_bytes(devices, tmp_path):
 
 
 @leaves_batches
-def test_reports_say_what_a_host_is_at_by_the_number_of_the_input(devices, caplog):
+def test_input_reports_number_inputs(devices, caplog):
     connected()
     step = step_on(devices, 0)
     slow = pw.on_hosts(host_functions.slow_to_open, seconds=1.0)
@@ -336,7 +336,7 @@ def test_reports_say_what_a_host_is_at_by_the_number_of_the_input(devices, caplo
     assert error.value.__notes__ == ["pw.prefetch: batch 40 of the input"]
 
 
-def test_a_program_of_several_signatures_takes_batches_of_any(devices):
+def test_input_feeds_programs_of_several_signatures(devices):
     connected()
     slice = devices.add_slice((2,), ("i",), island="island0")
     total = pw.jit(lambda x: x.sum(), devices=slice, in_shardings=P("i"))
@@ -356,7 +356,7 @@ def test_a_program_of_several_signatures_takes_batches_of_any(devices):
         pw.prefetch(pw.on_hosts(host_functions.typed), step, "batch", rows=4)
 
 
-def test_numbers_that_do_not_fit_are_an_error_at_the_call(devices):
+def test_input_refuses_numbers_that_do_not_fit(devices):
     connected()
     step = step_on(devices, 0)
     source = pw.on_hosts(host_functions.numbered)
@@ -394,7 +394,7 @@ def test_numbers_that_do_not_fit_are_an_error_at_the_call(devices):
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_slow_host_is_reported_and_one_that_is_lost_is_an_error(devices, caplog, how):
+def test_input_reports_slow_and_lost_hosts(devices, caplog, how):
     """Last: the host is lost with its thirty seconds."""
     connected()
     step = step_on(devices, 0)
@@ -414,7 +414,7 @@ def test_a_slow_host_is_reported_and_one_that_is_lost_is_an_error(devices, caplo
 
 
 @pytest.mark.not_attached
-def test_the_same_errors_without_hosts(devices):
+def test_input_has_the_same_errors_without_hosts(devices):
     pw.disconnect()
     step = step_on(devices)
     with pw.prefetch(pw.on_hosts(host_functions.numbered, bad=17), step, "batch", rows=8) as batches:

@@ -49,7 +49,7 @@ def lost(act):
     assert time.monotonic() - began < 15
 
 
-def test_training_over_islands_of_unlike_hosts(devices):
+def test_islands_of_unlike_hosts_train(devices):
     """Slices over both hosts of an island, gradients, donation, and values that are cut on the way."""
     wide, narrow = connected(devices)
     a = pw.jit(front, devices=wide, in_shardings=(None, P("x")))
@@ -69,7 +69,7 @@ def test_training_over_islands_of_unlike_hosts(devices):
         time.sleep(0.05)
 
 
-def test_slices_of_single_hosts_of_an_island(devices):
+def test_islands_have_slices_of_single_hosts(devices):
     """What goes from one of its hosts to another one goes the way that it goes between islands."""
     pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2)])
     table = np.arange(512, dtype=np.float32).reshape(128, 4)[:4]
@@ -98,7 +98,7 @@ def test_slices_of_single_hosts_of_an_island(devices):
     assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(jax.random.key(3))[1]))
 
 
-def test_copies_of_values_on_all_hosts_of_an_island(devices):
+def test_islands_have_copies_of_values_on_all_hosts(devices):
     """What the caller keeps, gets twice, or has sent on is copied on each host."""
     pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2), pw.Island(hosts=2)])
     left, right = (devices.add_slice((2,), ("x",), overlap=True, island="island0") for _ in range(2))
@@ -135,7 +135,7 @@ def test_copies_of_values_on_all_hosts_of_an_island(devices):
     assert_equal(pw.program(crossing(a, b, None, d))(value), crossing(*functions)(value))
 
 
-def test_a_launch_that_fails_on_one_host_alone(devices, own_workers):
+def test_islands_report_a_launch_that_fails_on_one_host(devices, own_workers):
     """The other host takes the next launch of the first for this one: nobody may see what comes of it."""
     wide, narrow = connected(devices)
 
@@ -176,7 +176,7 @@ def test_a_launch_that_fails_on_one_host_alone(devices, own_workers):
     assert len({*pids(), *before}) == 5, (before, pids())
 
 
-def test_hosts_that_are_killed_or_stopped(devices, own_workers):
+def test_islands_are_lost_with_a_killed_or_stopped_host(devices, own_workers):
     """Their island ends as a whole and comes back; the same programs run again, and nothing is left over."""
     wide, narrow = connected(devices)
     a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
@@ -214,7 +214,7 @@ def test_hosts_that_are_killed_or_stopped(devices, own_workers):
             assert_equal(kept, 2 * value)
 
 
-def test_a_network_that_is_cut_between_two_hosts(devices, own_workers):
+def test_islands_notice_a_cut_between_two_hosts(devices, own_workers):
     """Both answer the controller, and neither hears that the other one is gone."""
     pw.connect(hosts=3, options=pw.HostOptions(heartbeat=2))
     cables = []
@@ -250,7 +250,7 @@ def test_a_network_that_is_cut_between_two_hosts(devices, own_workers):
     assert not pw.status().steps
 
 
-def test_a_step_that_begins_while_its_host_is_lost(devices, own_workers):
+def test_islands_report_a_step_that_begins_while_a_host_is_lost(devices, own_workers):
     """The loss is known, and the connection still takes messages: nobody would ever answer for the step."""
     pw.connect(hosts=1)
     program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))

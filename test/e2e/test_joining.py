@@ -24,7 +24,7 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def test_workers_that_join(secret: Path):
+def test_joining_workers_become_hosts(secret: Path):
     """Two come before the controller, one of which wants to be host 1; they end with it."""
     command = [*JOIN, "--join", "127.0.0.1:20500", "--secret-file", str(secret)]
     early = [
@@ -73,7 +73,7 @@ while lives(hosts[1]):
             process.communicate()
 
 
-def test_a_secret_that_others_may_read(own_workers, secret: Path):
+def test_joining_refuses_a_secret_readable_by_others(own_workers, secret: Path):
     assert secret_of(str(secret)) == b"0123456789abcdef0123456789abcdef"
     secret.chmod(0o640)
     message = rf"secret_file='{secret}' can be read by others \(mode 0640\): chmod 600"
@@ -94,7 +94,7 @@ def test_a_secret_that_others_may_read(own_workers, secret: Path):
         pw.connect("join", secret_file=str(secret), **settings)
 
 
-def test_what_is_wrong_with_those_who_join(secret: Path):
+def test_joining_reports_wrong_workers(secret: Path):
     with pytest.raises(ValueError, match=r"connect\('join'\) and secret_file= go together"):
         pw.connect("join", hosts=1, bind="127.0.0.1")
     with pytest.raises(ValueError, match=r"connect\('join'\): expected hosts=, or islands="):

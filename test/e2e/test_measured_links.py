@@ -21,7 +21,7 @@ def islands(own_workers):
     pw.connect(cpu_devices=8)
 
 
-def test_each_two_islands_have_a_link(islands):
+def test_measure_links_measures_each_pair_of_islands(islands):
     links = pw.measure_links()
     ((names, link),) = links.pairs.items()
     assert names == ("island0", "island1")
@@ -32,7 +32,7 @@ def test_each_two_islands_have_a_link(islands):
     assert not pw.status().slices
 
 
-def test_the_worst_link_counts_for_policies():
+def test_links_give_policies_the_worst():
     pairs = {
         ("a", "b"): IslandLink(20e-3, 1e9),
         ("a", "c"): IslandLink(1e-3, 2e8),
@@ -45,7 +45,7 @@ def test_the_worst_link_counts_for_policies():
     assert read_request(f"search(times=units, {Links({})})").latency == "0us"
 
 
-def test_a_search_that_knows_links_takes_fewer_hops(tmp_path):
+def test_links_make_search_choose_fewer_hops(tmp_path):
     """1f1b waits for a hop there and back in each of its turns; with more under way that is hidden."""
     times = tmp_path / "times.json"
     times.write_text(json.dumps({"kinds": {"fwd": "0.1ms", "bwd": "0.1ms"}}))

@@ -40,7 +40,7 @@ def run(script: str, timeout: float = 500) -> str:
     return done.stdout
 
 
-def test_islands_that_ray_starts():
+def test_ray_starts_islands():
     """They run programs, come back when one of their hosts is lost, and leave nothing behind."""
     run("""
 import itertools
@@ -111,7 +111,7 @@ assert not commands(), commands()
 """)
 
 
-def test_a_controller_that_is_killed_or_asked_to_end_leaves_nothing():
+def test_ray_ends_workers_with_their_controller():
     run(
         """
 import subprocess
@@ -146,7 +146,7 @@ for number in (signal.SIGKILL, signal.SIGTERM):
     )
 
 
-def test_what_is_wrong_is_said_at_once():
+def test_ray_refuses_wrong_settings():
     import pathways as pw
 
     with pytest.raises(ValueError, match=r"connect\('mpi'\): expected 'ray', 'slurm'"):
@@ -163,7 +163,7 @@ def test_what_is_wrong_is_said_at_once():
         pw.connect(islands=[pw.Island()], options=pw.HostOptions(heartbeat=0))
 
 
-def test_four_machines_of_which_one_is_lost():
+def test_ray_replaces_a_lost_machine():
     """Each host has a node of Ray for itself. The island of a lost one comes back when there is another."""
     run(
         """

@@ -113,8 +113,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.hosts
-def test_a_client_that_is_killed_leaves_nothing(service, start):
+def test_service_frees_all_of_a_killed_client(service, start):
     """Nor does one that is stopped keep others from their steps; what it has, it keeps."""
     process = start("bob", "steps")
     wait_until(lambda: (bob := client(service, "bob")) is not None and bob.steps_done > 20)
@@ -149,7 +148,7 @@ def assert_steps_go_on(service: ServiceInThreads) -> None:
 
 
 @pytest.mark.process
-def test_a_client_that_stops_in_the_middle_of_an_array_stops_nobody(service, start):
+def test_service_goes_on_when_a_client_stops_within_an_array(service, start):
     process = start("bob", "stop")
     wait_until(lambda: (bob := client(service, "bob")) is not None and bob.queued == 1)
     assert_steps_go_on(service)
@@ -159,7 +158,7 @@ def test_a_client_that_stops_in_the_middle_of_an_array_stops_nobody(service, sta
 
 
 @pytest.mark.process
-def test_a_client_that_was_stopped_goes_on(service, start):
+def test_service_keeps_a_stopped_client(service, start):
     """It keeps what it has, and its connections, and the other half of an array completes it."""
     process = start("bob", "stop")
     wait_until(lambda: (bob := client(service, "bob")) is not None and bob.queued == 1)
@@ -169,7 +168,7 @@ def test_a_client_that_was_stopped_goes_on(service, start):
 
 
 @pytest.mark.process
-def test_who_floods_is_ended_and_others_go_on(service, start):
+def test_service_disconnects_a_client_that_floods(service, start):
     process = start("bob", "flood")
     wait_until(lambda: client(service, "bob") is None)
     process.wait(20)
@@ -177,7 +176,7 @@ def test_who_floods_is_ended_and_others_go_on(service, start):
 
 
 @pytest.mark.parametrize("way", ["takes", "fetches", "donates"])
-def test_who_waits_for_a_call_keeps_nobody_from_steps(service, ann, program, devices, tmp_path, way):
+def test_service_runs_steps_while_a_client_waits_for_a_call(service, ann, program, devices, tmp_path, way):
     """Hosts have one line for all: what needs a call that has not ended waits before it."""
     bob = service.attach("bob")
     bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
@@ -219,7 +218,7 @@ def test_who_waits_for_a_call_keeps_nobody_from_steps(service, ann, program, dev
     wait_until(lambda: client(service, "bob") is None)
 
 
-def test_a_step_that_takes_what_a_call_failed_to_make_fails(service, ann, devices):
+def test_service_fails_steps_that_need_a_failed_call(service, ann, devices):
     slice = devices.add_slice((1,), ("x",), island="island0")
     out = jax.ShapeDtypeStruct((4,), np.float32)
     made = pw.on_hosts(host_functions.fail, devices=slice, out=out)().result()
@@ -229,7 +228,7 @@ def test_a_step_that_takes_what_a_call_failed_to_make_fails(service, ann, device
 
 
 @pytest.mark.process
-def test_a_trace_has_ones_own_programs(service, start, devices, tmp_path):
+def test_service_traces_only_the_client_that_asks(service, start, devices, tmp_path):
     """Others run meanwhile; who traces sees all of its own steps, on the clock of its process."""
     start("bob", "steps")
     f, g = (
@@ -251,7 +250,7 @@ def test_a_trace_has_ones_own_programs(service, start, devices, tmp_path):
             assert len(timeline.launches) == 2
 
 
-def test_clients_get_devices_of_their_own_while_there_are_any(service, ann, devices):
+def test_service_gives_clients_free_devices(service, ann, devices):
     """The service binds the slices of all; what a client leaves, others get."""
 
     def island(slice: pw.VirtualSlice) -> str:
@@ -275,19 +274,19 @@ def test_clients_get_devices_of_their_own_while_there_are_any(service, ann, devi
         slices.bind([pw.make_virtual_device_set().add_slice((1,), ("x",))], "g")
 
 
-def test_a_name_is_free_as_soon_as_its_client_has_left(service):
+def test_service_frees_the_name_of_a_client_that_left(service):
     for _ in range(20):
         service.attach("again").close()
 
 
-def test_two_clients_have_two_names(service, ann):
+def test_service_refuses_a_second_client_of_a_name(service, ann):
     with refused(HostError, "rejects this process: a client called 'ann' already exists"):
         service.attach("ann")
     service.attach("another").close()
     wait_until(lambda: client(service, "another") is None)
 
 
-def test_garbage_ends_one_client_alone(service, ann):
+def test_service_disconnects_a_client_that_sends_garbage(service, ann):
     """Whoever knows the secret, and speaks no sense."""
     bob = service.attach("bob")
     bob._service.steps._socket.sendall(b"\x00" * 64)
@@ -307,7 +306,7 @@ def pids(service: ServiceInThreads) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", ["O", "(-1,)f4", "S5", "datetime64", "float32, int8", "longdouble", ""])
-def test_an_array_of_what_no_program_takes_ends_one_client_alone(service, ann, dtype):
+def test_service_disconnects_a_client_that_sends_a_wrong_array(service, ann, dtype):
     """Rather than the worker that would have it."""
     bob, before = service.attach("bob"), pids(service)
     host, number = bob.hosts[0], bob._take_number_to_send()
@@ -321,7 +320,7 @@ def test_an_array_of_what_no_program_takes_ends_one_client_alone(service, ann, d
 
 
 @pytest.mark.parametrize("channel", ["steps", "arrays", "watch"])
-def test_what_nobody_foresaw_ends_one_client_alone(service, ann, channel, monkeypatch):
+def test_service_disconnects_one_client_for_an_unexpected_error(service, ann, channel, monkeypatch):
     """The service and the channels of all others go on."""
 
     part, name = {
@@ -349,7 +348,7 @@ def test_what_nobody_foresaw_ends_one_client_alone(service, ann, channel, monkey
     assert_steps_go_on(service)
 
 
-def test_a_program_that_does_not_prove_is_an_error_to_its_client(service, ann, program):
+def test_service_refuses_a_program_that_does_not_verify(service, ann, program):
     """The service parses nothing itself: a process with limits says what is wrong."""
     bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
     bob = service.attach("bob")
@@ -370,7 +369,7 @@ def test_a_program_that_does_not_prove_is_an_error_to_its_client(service, ann, p
 
 
 @pytest.mark.process
-def test_what_nobody_foresaw_of_a_program_is_an_error_to_its_client(
+def test_service_reports_an_unexpected_error_of_a_program(
     service: ServiceInThreads, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not wait for an answer that does not come."""
@@ -389,7 +388,7 @@ def test_what_nobody_foresaw_of_a_program_is_an_error_to_its_client(
     bob.close()
 
 
-def test_who_is_ended_is_told_so(service):
+def test_service_notifies_a_client_it_disconnects(service):
     bob = service.attach("bob")
     assert service.service.end_client("bob")
     wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
@@ -399,8 +398,7 @@ def test_who_is_ended_is_told_so(service):
     assert not service.service.end_client("bob")
 
 
-@pytest.mark.hosts
-def test_its_end_is_an_error_to_all(tmp_path, monkeypatch):
+def test_service_end_is_an_error_to_all_clients(tmp_path, monkeypatch):
     served = ServiceInThreads(Settings((Island(),)), tmp_path)
     ann, bob = served.attach("ann"), served.attach("bob")
     served.close()
@@ -424,7 +422,7 @@ def call_on(one: AttachedController, name: str, **named: Any) -> FunctionCall:
     return one.call(name, gang, gang.hosts, call_of(name, **named))
 
 
-def test_calls_of_clients_do_not_wait_for_each_other(service, tmp_path):
+def test_service_runs_calls_of_clients_side_by_side(service, tmp_path):
     """Each client has the same lanes, and its own."""
     ann, bob = service.attach("ann"), service.attach("bob")
     first = call_on(ann, "wait_for", path=str(tmp_path / "go"))
@@ -437,7 +435,7 @@ def test_calls_of_clients_do_not_wait_for_each_other(service, tmp_path):
     ann.close(), bob.close()
 
 
-def test_a_client_hears_where_its_own_calls_are(service, tmp_path):
+def test_service_reports_calls_to_their_client(service, tmp_path):
     """By its own numbers, and nothing of those of others."""
     ann, bob = service.attach("ann"), service.attach("bob")
     calls = {one: call_on(one, "wait_for", path=str(tmp_path / "go")) for one in (ann, bob)}
@@ -455,7 +453,7 @@ def test_a_client_hears_where_its_own_calls_are(service, tmp_path):
         one.close()
 
 
-def test_workers_forget_what_calls_of_a_client_have_kept(service):
+def test_service_frees_what_calls_of_a_client_kept(service):
     """As copies for a checkpoint, and the inputs of batches; it may have died before it could say so."""
 
     def kept(one: AttachedController) -> Any:
@@ -472,7 +470,7 @@ def test_workers_forget_what_calls_of_a_client_have_kept(service):
     ann.close()
 
 
-def test_chunks_of_a_loop_are_steps_of_their_client(
+def test_service_counts_chunks_of_a_loop_as_steps(
     service: ServiceInThreads, ann: None, devices: pw.VirtualDeviceSet
 ) -> None:
     """The client's process reads where the loop ends, and asks for the next chunk only then."""

@@ -48,7 +48,7 @@ def attached():
     return pw.program(lambda x: add(double(x)))
 
 
-def test_one_that_is_killed_and_comes_back(lab, capfd):
+def test_shared_cluster_comes_back_after_a_kill(lab, capfd):
     """With a client each time; none of its processes is left."""
     for end in (signal.SIGKILL, signal.SIGTERM):
         assert pw_cluster.main(["up", str(lab.path.parent / "lab.toml")]) == 0
@@ -71,6 +71,6 @@ def test_one_that_is_killed_and_comes_back(lab, capfd):
         pw.disconnect()
 
 
-def test_the_process_of_a_service_imports_no_jax():
+def test_service_imports_no_jax():
     code = "import sys, pathways.runtime.hosts.service.process; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

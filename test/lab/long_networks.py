@@ -36,7 +36,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
-def test_training_gives_the_bits_of_one_process(hosts):
+def test_lab_training_equals_one_process(hosts):
     with Lab(machines=1 + hosts, shared=compiled_code()) as lab, Session(lab) as session:
         for network in NETWORKS.values():
             lab.set((), **{"delay": 0.0, "loss": 0.0, "rate": None, **network})
@@ -84,7 +84,7 @@ CUTS = {
 
 @pytest.mark.parametrize("seconds", [5, 60])
 @pytest.mark.parametrize("name", CUTS)
-def test_values_are_right_or_errors_and_right_again_after_a_cut(name, seconds):
+def test_lab_values_are_right_or_errors_after_a_cut(name, seconds):
     cut = CUTS[name]
     islands = [list(island) for island in cut.islands]
     with (
@@ -124,7 +124,7 @@ def test_values_are_right_or_errors_and_right_again_after_a_cut(name, seconds):
         session.check()
 
 
-def test_mutated_greetings_open_no_door_and_end_no_worker():
+def test_lab_refuses_mutated_greetings():
     with Lab(machines=4, shared=compiled_code()) as lab, Session(lab, [[1], [2]]) as session:
         session.check()
         at = session.ask("addresses")
@@ -135,7 +135,7 @@ def test_mutated_greetings_open_no_door_and_end_no_worker():
         assert session.ask("addresses")["pids"] == at["pids"]
 
 
-def test_many_hosts_start_where_each_question_takes_a_round_trip():
+def test_lab_starts_many_hosts_over_slow_networks():
     launcher = ThreadLauncher(seconds=0.04)
     began = time.monotonic()
     gangs = Starter(Settings((Island(),) * 64), launcher).start(range(64), threading.Event())
@@ -155,7 +155,7 @@ def test_many_hosts_start_where_each_question_takes_a_round_trip():
         ("sh -c 'exit 3' {host} {command}", "exit code 3"),
     ],
 )
-def test_a_wrong_command_is_an_error_at_once(start, words):
+def test_lab_reports_a_wrong_command_at_once(start, words):
     with Lab(machines=2, shared=compiled_code()) as lab:
         began = time.monotonic()
         session = Session(lab, start=start)
@@ -165,7 +165,7 @@ def test_a_wrong_command_is_an_error_at_once(start, words):
         assert session.seconds < 5, time.monotonic() - began
 
 
-def test_a_command_that_is_killed_is_a_worker_that_is_lost():
+def test_lab_loses_a_worker_with_its_command():
     with Lab(machines=3, shared=compiled_code()) as lab, Session(lab) as session:
         session.check()
         pid = session.ask("addresses")["pids"][0]

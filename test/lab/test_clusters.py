@@ -13,7 +13,7 @@ from sessions import Session, compiled_code
 pytestmark = [pytest.mark.process, pytest.mark.needs("namespaces")]
 
 
-def test_training_gives_the_bits_of_one_process_on_any_network():
+def test_lab_training_equals_one_process_on_any_network():
     with Lab(machines=3, shared=compiled_code()) as lab, Session(lab) as session:
         session.check()
         lab.delay(20e-3)
@@ -24,7 +24,7 @@ def test_training_gives_the_bits_of_one_process_on_any_network():
         session.check()
 
 
-def test_a_cut_that_is_shorter_than_the_heartbeat_costs_time_alone():
+def test_lab_survives_a_cut_shorter_than_the_heartbeat():
     with Lab(machines=3, shared=compiled_code()) as lab, Session(lab, heartbeat=15) as session:
         # Long enough not to be over before the cut.
         lab.delay(20e-3)
@@ -40,7 +40,7 @@ def test_a_cut_that_is_shorter_than_the_heartbeat_costs_time_alone():
         session.check()
 
 
-def test_a_stranger_that_relays_challenges_becomes_no_host():
+def test_lab_refuses_a_stranger_that_relays_challenges():
     with (
         Lab(machines=4, shared=compiled_code()) as lab,
         Session(lab, [[1], [2]], ports=(7000, 7030)) as session,

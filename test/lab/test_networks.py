@@ -68,18 +68,18 @@ def ask(lab: Lab, machine: int, count: int = 1, size: int = 100, gap: int = 0) -
     return int(came), float(seconds)
 
 
-def test_machines_reach_each_other(lab: Lab) -> None:
+def test_lab_machines_reach_each_other(lab: Lab) -> None:
     assert [ask(lab, machine)[0] for machine in (1, 2)] == [1, 1]
 
 
-def test_frames_take_no_less_than_the_delay(lab: Lab) -> None:
+def test_lab_delays_frames(lab: Lab) -> None:
     lab.delay(0.05)
     came, seconds = ask(lab, 1)
     assert came == 1
     assert seconds >= 0.1
 
 
-def test_a_part_of_all_frames_is_lost(lab: Lab) -> None:
+def test_lab_loses_some_frames(lab: Lab) -> None:
     lab.loss(0.5, (0, 1))
     came, _ = ask(lab, 1, count=400, gap=100)
     # A quarter comes back, to within six standard deviations.
@@ -87,21 +87,21 @@ def test_a_part_of_all_frames_is_lost(lab: Lab) -> None:
     assert ask(lab, 2)[0] == 1
 
 
-def test_a_rate_bounds_what_a_link_carries(lab: Lab) -> None:
+def test_lab_limits_the_rate_of_a_link(lab: Lab) -> None:
     lab.rate(1e6)
     came, seconds = ask(lab, 1, count=20, size=1000)
     assert came == 20
     assert seconds >= 20 * 8000 / 1e6
 
 
-def test_a_pair_is_cut_and_healed(lab: Lab) -> None:
+def test_lab_cuts_and_heals_a_pair(lab: Lab) -> None:
     lab.cut((0, 1))
     assert [ask(lab, machine)[0] for machine in (1, 2)] == [0, 1]
     lab.heal()
     assert ask(lab, 1)[0] == 1
 
 
-def test_one_direction_is_cut(lab: Lab) -> None:
+def test_lab_cuts_one_direction(lab: Lab) -> None:
     lab.drop(0, 1)
     assert ask(lab, 1)[0] == 0
     lab.heal()
@@ -109,18 +109,18 @@ def test_one_direction_is_cut(lab: Lab) -> None:
     assert ask(lab, 1)[0] == 0
 
 
-def test_machines_apart_still_have_each_other(lab: Lab) -> None:
+def test_lab_machines_apart_reach_each_other(lab: Lab) -> None:
     lab.isolate(0, 1)
     assert [ask(lab, machine)[0] for machine in (1, 2)] == [1, 0]
 
 
-def test_machines_have_names_and_folders_of_their_own(lab: Lab) -> None:
+def test_lab_machines_have_own_names_and_folders(lab: Lab) -> None:
     assert lab.run(1, ["sh", "-c", "hostname; touch /tmp/mine"]).stdout == "machine1\n"
     found = lab.run(2, ["sh", "-c", "test -e /tmp/mine || getent hosts machine0"]).stdout.split()
     assert found[0] == lab.address(0)
 
 
-def test_nothing_is_left_when_whoever_made_it_is_killed() -> None:
+def test_lab_leaves_nothing_when_killed() -> None:
     script = f"""
 import subprocess, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})

@@ -33,7 +33,7 @@ def worker(steps: Any) -> HostProcess:
 
 
 @pytest.mark.usefixtures("frequent_switches")
-def test_several_threads_may_forget_a_worker():
+def test_answers_let_several_threads_release_a_worker():
     answers = Answers(lambda host: None)
     hosts = [worker(types.SimpleNamespace(fileno=lambda number=number: number)) for number in range(2000)]
     for host in hosts:
@@ -50,7 +50,7 @@ def test_several_threads_may_forget_a_worker():
             done.result()
 
 
-def test_a_forgotten_worker_is_not_read():
+def test_answers_do_not_read_a_released_worker():
     read: list[HostProcess] = []
     answers = Answers(read.append)
     pairs = [socket.socketpair(), socket.socketpair()]

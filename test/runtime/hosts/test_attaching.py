@@ -22,13 +22,13 @@ from pathways.runtime.hosts.attached.attaching import attachment_of
         ("x" * 90, "x" * 50),
     ],
 )
-def test_a_user_may_be_called_anything(user, name, monkeypatch):
+def test_attaching_accepts_any_user_name(user, name, monkeypatch):
     monkeypatch.setattr(attaching.getpass, "getuser", lambda: user)
     assert attachment_of("lab", None, None).client == f"{name}-{os.getpid()}"
 
 
 @pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 1234"), OSError("No username set")])
-def test_or_nothing_at_all(error, monkeypatch):
+def test_attaching_accepts_a_user_without_name(error, monkeypatch):
     def fail():
         raise error
 
@@ -36,7 +36,7 @@ def test_or_nothing_at_all(error, monkeypatch):
     assert attachment_of("lab", None, None).client == f"uid{os.getuid()}-{os.getpid()}"
 
 
-def test_a_name_that_the_user_gives_is_taken_as_it_is():
+def test_attaching_keeps_a_given_name():
     assert attachment_of("lab", "jan", None).client == "jan"
     with pytest.raises(ValueError, match="'jan@corp' is not a name of a client"):
         attachment_of("lab", "jan@corp", None)

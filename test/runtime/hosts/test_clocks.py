@@ -23,7 +23,7 @@ def trip(at: int, ahead: int, there: int, back: int) -> RoundTrip:
     delays=st.lists(st.tuples(st.integers(0, S), st.integers(0, S)), min_size=1, max_size=9),
     time=st.integers(0, 10**6 * S),
 )
-def test_a_steady_clock_is_known_to_half_of_the_shortest_round_trip(ahead, delays, time):
+def test_clock_is_known_to_half_of_the_shortest_round_trip(ahead, delays, time):
     clock = HostClock()
     clock.measure([trip(10 * n * S, ahead, *delay) for n, delay in enumerate(delays)])
     shortest = min(there + back for there, back in delays)
@@ -39,7 +39,7 @@ def test_a_steady_clock_is_known_to_half_of_the_shortest_round_trip(ahead, delay
     ),
     times=st.lists(st.integers(0, 40 * S), min_size=2, max_size=20),
 )
-def test_time_never_runs_backwards(measured, times):
+def test_clock_never_runs_backwards(measured, times):
     """Whatever is measured, and whenever a time is translated."""
     clock = HostClock()
     before: list[tuple[int, int]] = []
@@ -58,7 +58,7 @@ def test_time_never_runs_backwards(measured, times):
     assert all(a <= b for a, b in itertools.pairwise(here))
 
 
-def test_a_poor_measurement_does_not_spoil_a_good_one():
+def test_clock_keeps_a_good_measurement():
     clock = HostClock()
     clock.measure([trip(0, 5 * S, 10 * US, 10 * US)])
     clock.measure([trip(S, 5 * S, 10 * US, 90_000 * US)])
@@ -66,7 +66,7 @@ def test_a_poor_measurement_does_not_spoil_a_good_one():
     assert clock.error < 50 * US
 
 
-def test_a_clock_that_runs_away_is_followed():
+def test_clock_follows_drift():
     """One that gains 10 us in each second."""
     clock = HostClock()
     for second in range(60):
@@ -75,7 +75,7 @@ def test_a_clock_that_runs_away_is_followed():
     assert abs(clock.here(59 * S + 590 * US) - 59 * S) < 25 * US
 
 
-def test_times_before_the_first_measurement_are_those_of_the_first():
+def test_clock_uses_its_first_measurement_for_earlier_times():
     clock = HostClock()
     clock.measure([trip(10 * S, 3 * S, US, US)])
     assert clock.here(4 * S) == S

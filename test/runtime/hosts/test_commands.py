@@ -13,7 +13,7 @@ from pathways.runtime.hosts.launch.commands import StartCommand
 WORKER = ["-P", "-m", "pathways.runtime.hosts.worker.process"]
 
 
-def test_the_words_of_a_command():
+def test_start_command_replaces_its_words():
     assert StartCommand().of("a") == ["ssh", "a", sys.executable, *WORKER]
     command = StartCommand("ssh -o 'Port 7' me@{host}.lan nice {command} -v", "/opt/python")
     assert command.of("a") == ["ssh", "-o", "Port 7", "me@a.lan", "nice", "/opt/python", *WORKER, "-v"]
@@ -37,13 +37,13 @@ def test_the_words_of_a_command():
         ({"platform": "cuda", "devices_per_host": 2}, "devices_per_host=2 is a number of CPU devices"),
     ],
 )
-def test_what_is_wrong_with_a_command(settings: dict[str, Any], message: str):
+def test_start_command_refuses_wrong_commands(settings: dict[str, Any], message: str):
     usual: dict[str, Any] = {"hosts": ["a"], "bind": "127.0.0.1", "start": "ssh {host} {command}"}
     with pytest.raises(ValueError, match=message):
         pw.connect(**(usual | settings))
 
 
-def test_what_is_wrong_with_islands_of_machines():
+def test_start_command_refuses_wrong_machines():
     with pytest.raises(ValueError, match="'a' is named more than once"):
         pw.connect(islands=[pw.Island(hosts=["a", "b"]), pw.Island(hosts=["a"])], bind="127.0.0.1")
     with pytest.raises(ValueError, match="expected names of machines in all of them, or in none"):

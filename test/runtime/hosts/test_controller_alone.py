@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_it_does_not_import_jax():
+def test_controller_does_not_import_jax():
     code = (
         "import sys, pathways.runtime.hosts.cluster.controller;"
         "import pathways.runtime.hosts.launch.children;"

@@ -6,7 +6,7 @@ from pathways.runtime.hosts.protocol.messages import Credit, Fetch
 from pathways.runtime.hosts.worker.credits import Credits
 
 
-def test_what_nobody_wants_any_more_is_not_sent_when_it_begins():
+def test_credits_cancel_a_fetch_before_it_begins():
     """Such as an array that a call makes after its client has left."""
     credits = Credits()
     credits.add(Credit(1, -1))

@@ -37,7 +37,7 @@ def door() -> Iterator[tuple[tuple[str, int], Greeted]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_who_proves_himself_gets_in_and_both_talk(door):
+def test_door_lets_in_proven_peers(door):
     address, greeted = door
     worker = call(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
     connection, keeper = greeted.get(timeout=5)
@@ -52,7 +52,7 @@ def test_who_proves_himself_gets_in_and_both_talk(door):
     connection.close()
 
 
-def test_strangers_hold_up_nobody_and_take_no_memory(door, caplog):
+def test_door_limits_time_and_memory_of_strangers(door, caplog):
     """More of them than may be greeted at once say nothing, drip, or claim to send a gigabyte."""
     address, greeted = door
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -76,7 +76,7 @@ def test_strangers_hold_up_nobody_and_take_no_memory(door, caplog):
     assert warned[0].startswith("refused a connection from 127.0.0.1: ")
 
 
-def test_who_has_had_his_time_is_sent_away(door, monkeypatch):
+def test_door_sends_slow_peers_away(door, monkeypatch):
     monkeypatch.setattr(doors, "HANDSHAKE_SECONDS", 0.3)
     address, _ = door
     with socket.create_connection(address) as sock:
@@ -89,7 +89,7 @@ def test_who_has_had_his_time_is_sent_away(door, monkeypatch):
         assert time.monotonic() - began < 3
 
 
-def test_a_door_stays_open_when_no_thread_begins(door, monkeypatch, caplog):
+def test_door_stays_open_without_new_threads(door, monkeypatch, caplog):
     address, greeted = door
     with monkeypatch.context() as patch:
         patch.setattr(doors, "start_thread", _no_thread)
@@ -102,7 +102,7 @@ def test_a_door_stays_open_when_no_thread_begins(door, monkeypatch, caplog):
     greeted.get(timeout=5)[0].close()
 
 
-def test_a_door_stays_open_when_there_are_too_many_open_files(door, monkeypatch, caplog):
+def test_door_stays_open_with_too_many_open_files(door, monkeypatch, caplog):
     """Whoever calls waits until a file is closed."""
     address, greeted = door
     waits = threading.Event()

@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path / "clusters"
 
 
-def test_a_service_that_is_up_is_found_by_its_name(folder):
+def test_cluster_folder_finds_a_service_by_name(folder):
     lab = ClusterFolder("lab")
     with lab.held():
         secret = lab.secret()
@@ -59,7 +59,7 @@ def test_a_service_that_is_up_is_found_by_its_name(folder):
         assert find("lab")[0] == "/a/socket"
 
 
-def test_two_at_once():
+def test_cluster_folder_refuses_a_second_service():
     with ClusterFolder("lab").held():
         with (
             pytest.raises(HostError, match=rf"^cluster 'lab' is starting already \(process {os.getpid()}\)$"),
@@ -73,7 +73,7 @@ def test_two_at_once():
 
 
 @pytest.mark.process
-def test_the_folder_of_a_service_that_was_killed_is_taken_over(folder):
+def test_cluster_folder_of_a_killed_service_is_taken_over(folder):
     held = (
         "import time; from pathways.runtime.hosts.launch.folders import ClusterFolder\n"
         "lab = ClusterFolder('lab')\n"
@@ -94,7 +94,7 @@ def test_the_folder_of_a_service_that_was_killed_is_taken_over(folder):
         assert lab.secret() == secret
 
 
-def test_what_is_not_up(folder):
+def test_cluster_folder_reports_a_service_that_is_down(folder):
     with pytest.raises(HostError, match=f"^no cluster 'lab' is up: there is no folder {folder}/lab; none is"):
         find("lab")
     with (
@@ -108,12 +108,12 @@ def test_what_is_not_up(folder):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", "a b", "a\n", "ä", "x" * 65])
-def test_what_is_no_name(name):
+def test_cluster_folder_refuses_wrong_names(name):
     with pytest.raises(ValueError, match="is not a name of a cluster: expected letters, digits"):
         find(name)
 
 
-def test_what_others_may_read_is_refused(folder):
+def test_cluster_folder_refuses_to_be_readable_by_others(folder):
     lab = ClusterFolder("lab")
     with lab.held():
         lab.secret()
@@ -135,7 +135,7 @@ def test_what_others_may_read_is_refused(folder):
         find("10.0.0.5:7070", str(folder / "nothing"))
 
 
-def test_a_folder_that_cannot_be_made(folder):
+def test_cluster_folder_reports_a_failed_creation(folder):
     folder.write_text("a file")
     with (
         pytest.raises(HostError, match=rf"^cluster 'lab': {folder}: File exists$"),
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_made(folder):
         pass
 
 
-def test_where_folders_are(monkeypatch, tmp_path):
+def test_cluster_folder_location(monkeypatch, tmp_path):
     monkeypatch.delenv("PW_CLUSTERS")
     monkeypatch.setenv("HOME", "/home/ann")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
@@ -153,14 +153,14 @@ def test_where_folders_are(monkeypatch, tmp_path):
     assert clusters_folder() == tmp_path / "pathways/clusters"
 
 
-def test_addresses():
+def test_address_of_parses_host_and_port():
     assert address_of("a.lan:1") == ("a.lan", 1)
     assert [address_of(text) for text in ("a", ":1", "a:", "a:b", "a:65536", "a:1\n", "[::1]:1")] == [
         None
     ] * 7
 
 
-def test_a_service_that_does_not_answer_or_greet():
+def test_cluster_folder_reports_a_service_that_does_not_answer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         where = f"^the service at 127.0.0.1:{address[1]} "
@@ -175,7 +175,7 @@ def test_a_service_that_does_not_answer_or_greet():
         call_service("/no/socket", b"s" * 32, ADMIN_PURPOSE, decode_for_admin)
 
 
-def test_a_token_that_is_no_file_is_named(tmp_path):
+def test_cluster_folder_names_a_missing_token(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"token: No such file or directory: .*none"):
         find("127.0.0.1:9", str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"token='a\\x00b': .*embedded null"):

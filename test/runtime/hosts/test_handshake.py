@@ -50,14 +50,14 @@ def talk(one: Opener, other: Keeper) -> list[Message]:
     return said
 
 
-def test_both_prove_that_they_know_the_secret():
+def test_handshake_proves_the_secret_of_both():
     one, other = opener(), controller()
     assert [type(message) for message in talk(one, other)] == [Open, Challenge, Proof, Welcome]
     assert other.purpose == STEPS
     assert other.versions == versions()
 
 
-def test_the_opener_proves_first():
+def test_handshake_lets_the_caller_prove_first():
     """Who does not know the secret gets nothing that another one could use."""
     other = controller()
     one = opener(OTHER)
@@ -69,20 +69,20 @@ def test_the_opener_proves_first():
     assert other.purpose is None
 
 
-def test_a_controller_that_does_not_know_the_secret_is_refused():
+def test_handshake_refuses_a_controller_without_the_secret():
     one = opener()
     one.on_message(Challenge(b"b" * 32))
     with pytest.raises(MessageError, match="controller does not know the secret of this cluster"):
         one.on_message(Welcome(b"x" * 32))
 
 
-def test_nobody_is_let_in_for_what_is_not_his():
+def test_handshake_refuses_wrong_peers():
     for purpose in (Purpose("admin", "worker", 0, 0, "controller"), Purpose(PEER, "worker", 0, 0, "host 1")):
         with pytest.raises(MessageError, match="nothing here answers for connection"):
             talk(opener(purpose=purpose), controller())
 
 
-def test_a_stranger_that_relays_to_a_probe_port_does_not_become_a_host():
+def test_handshake_refuses_relays_to_a_probe_port():
     """A probe port says nothing of use at the controller, and nothing to who does not prove first."""
     at_controller, at_probe = controller(), probe_port(1)
     challenge = at_controller.on_message(Open(STEPS, b"a" * 32))
@@ -99,7 +99,7 @@ def test_a_stranger_that_relays_to_a_probe_port_does_not_become_a_host():
         at_probe = probe_port(1)
 
 
-def test_a_real_host_that_calls_a_stranger_does_not_help_him():
+def test_handshake_gives_strangers_nothing_to_reuse():
     """He has taken the port of a host that is gone, and hands on what he hears to whom he likes."""
     honest = opener(purpose=Purpose(PEER, "worker", 2, 0, "host 1"))
     victims = (controller, lambda: probe_port(3))
@@ -112,7 +112,7 @@ def test_a_real_host_that_calls_a_stranger_does_not_help_him():
             victim.on_message(proof)
 
 
-def test_a_proof_is_of_one_connection():
+def test_handshake_proof_is_of_one_connection():
     """Of its nonces, its channel, its host, its epoch, the name of a client, and whom it calls."""
     first = Challenge(b"b" * 32)
     proof = opener().on_message(first)
@@ -144,7 +144,7 @@ def test_a_proof_is_of_one_connection():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mutated_greetings_let_nobody_in(seed: int):
+def test_handshake_refuses_mutated_greetings(seed: int):
     """Bytes of a true talk, changed: refused in words, or not changed in what they say."""
     chance = random.Random(seed)
     said = talk(opener(), controller())

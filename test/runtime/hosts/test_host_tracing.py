@@ -135,7 +135,7 @@ def finish(workers, recorder):
     return recorder.sink.calls
 
 
-def test_runs_of_all_hosts_come_in_order_on_one_clock(workers, program):
+def test_host_traces_order_runs_on_one_clock(workers, program):
     began = time.monotonic_ns()
     recorder = record(workers)
     workers[0].at_the_end = [part(0, 11), part(0, 12)]
@@ -150,7 +150,7 @@ def test_runs_of_all_hosts_come_in_order_on_one_clock(workers, program):
             assert began - 10**7 < start < ended + 10**7
 
 
-def test_runs_are_written_while_the_trace_goes_on(workers, program, monkeypatch):
+def test_host_traces_write_runs_while_tracing(workers, program, monkeypatch):
     monkeypatch.setattr(host_traces, "_PAUSE", 0.01)
     recorder = record(workers)
     workers[0].say(part(0, 11))
@@ -163,14 +163,14 @@ def test_runs_are_written_while_the_trace_goes_on(workers, program, monkeypatch)
     assert [sorted(call.ran) for call in finish(workers, recorder)] == [[0, 1], [1]]
 
 
-def test_a_part_in_pieces_is_whole_with_the_last(workers, program):
+def test_host_traces_join_pieces(workers, program):
     recorder = record(workers)
     workers[0].at_the_end = [part(0, 11, last=False)]
     workers[1].at_the_end = [part(1, 11)]
     assert [sorted(call.ran) for call in finish(workers, recorder)] == [[1]]
 
 
-def test_a_lost_host_is_named_and_not_waited_for(workers, program, caplog):
+def test_host_traces_name_a_lost_host(workers, program, caplog):
     recorder = record(workers)
     workers[0].at_the_end = [part(0, 11)]
     workers[1].say(part(1, 10))
@@ -184,7 +184,7 @@ def test_a_lost_host_is_named_and_not_waited_for(workers, program, caplog):
     ]
 
 
-def test_a_cluster_that_is_closed_does_not_wait_for_long(workers, program, monkeypatch, caplog):
+def test_host_traces_do_not_delay_closing(workers, program, monkeypatch, caplog):
     monkeypatch.setattr(host_traces, "_CLOSE_SECONDS", 0.05)
     recorder = record(workers)
     workers[0].at_the_end = [part(0, 11)]
@@ -196,7 +196,7 @@ def test_a_cluster_that_is_closed_does_not_wait_for_long(workers, program, monke
     assert finish(workers, record(workers)) == []
 
 
-def test_programs_live_only_as_long_as_they_may_run(workers, program):
+def test_host_traces_keep_programs_only_while_they_may_run(workers, program):
     """But those that ran while a trace was recorded do until it ends."""
     traces = workers[0].traces[0]
     recorder = record(workers)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pathways.runtime.hosts.launch.listening import remove_left
 
 
-def test_folders_that_nobody_listens_in_are_removed():
+def test_remove_left_removes_folders_without_listeners():
     # Paths of sockets are short.
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         sockets = {name: socket.socket(socket.AF_UNIX) for name in ("old", "new", "used")}

@@ -58,12 +58,12 @@ def drawn(program, parts):
     return timeline, [(at + event.start * 1e3, at + event.end * 1e3) for event in timeline.events]
 
 
-def test_each_host_has_its_steps(program):
+def test_merging_gives_each_host_its_steps(program):
     sent = Part((2,), sends=True)
     assert program.parts == {0: [Part((0,)), Part((1,)), sent], 1: [Part((2,)), Part((4,))]}
 
 
-def test_a_transfer_lasts_from_its_send_to_its_receipt(program):
+def test_merging_times_a_transfer_from_send_to_receipt(program):
     call = program.merged(3, {0: SOURCE, 1: READER}, HERE)
     assert call.name == 3
     assert call.seen[2] == Seen(2 * MS, 6 * MS, 0)
@@ -73,20 +73,20 @@ def test_a_transfer_lasts_from_its_send_to_its_receipt(program):
     assert timeline.critical_path == (0, 2, 3)
 
 
-def test_what_cannot_be_waited_for_arrives_at_the_latest_when_it_is_read(program):
+def test_merging_bounds_arrival_by_the_first_read(program):
     unseen = (StepTimes(0, AHEAD, None, 0, None), READER[1])
     _, spans = drawn(program, {0: SOURCE, 1: unseen})
     assert spans[2] == pytest.approx((3, 7))
 
 
-def test_without_the_receiver_a_transfer_is_missing(program):
+def test_merging_drops_a_transfer_without_receiver(program):
     timeline, _ = drawn(program, {0: SOURCE})
     assert [event.label for event in timeline.events] == ["f", "s0 -> s1"]
     # What lives there depends on what is missing.
     assert timeline.memory.keys() == {"s0", "s1"}
 
 
-def test_without_the_sender_a_transfer_begins_when_it_was_asked_for(program):
+def test_merging_begins_a_transfer_without_sender_at_its_request(program):
     timeline, spans = drawn(program, {1: READER})
     assert [event.label for event in timeline.events] == ["s0 -> s2", "g"]
     assert spans == [pytest.approx(span) for span in [(0, 6), (7, 8)]]

@@ -16,7 +16,7 @@ ports = [20000, 20099]
 """
 
 
-def test_options_of_a_file():
+def test_host_options_of_a_file():
     assert pw.HostOptions.from_dict(tomllib.loads(FILE)["hosts"]) == pw.HostOptions(
         heartbeat=5, ahead=8, ports=(20000, 20099)
     )
@@ -37,12 +37,12 @@ def test_options_of_a_file():
         ({"advertise": 3}, "advertise=3: expected an address"),
     ],
 )
-def test_what_is_wrong_with_options(values: dict[str, object], message: str):
+def test_host_options_refuse_wrong_values(values: dict[str, object], message: str):
     with pytest.raises(ValueError, match=f"^{message}"):
         pw.HostOptions.from_dict(values)
 
 
-def test_keywords_that_are_options_now():
+def test_connect_warns_of_deprecated_keywords():
     """Refused here for another reason, before anything is started."""
     with (
         pytest.warns(

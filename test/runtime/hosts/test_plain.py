@@ -28,12 +28,12 @@ class Colour(enum.StrEnum):
 
 
 @given(VALUES)
-def test_values_come_back(value):
+def test_plain_values_come_back(value):
     assert plain.decode(plain.encode(value, "value")) == value
 
 
 @given(TREES)
-def test_trees_come_back_with_their_very_arrays(tree):
+def test_plain_trees_keep_their_arrays(tree):
     leaves = []
     written = plain.tree_of(tree, "tree", lambda leaf: isinstance(leaf, np.ndarray), leaves)
     written = plain.decode(plain.encode(written, "tree"))
@@ -53,12 +53,12 @@ def test_trees_come_back_with_their_very_arrays(tree):
         (b"bytes", "builtins.bytes"),
     ],
 )
-def test_what_json_does_not_have_is_refused_with_its_place(value, where):
+def test_plain_refuses_other_values_with_their_place(value, where):
     with pytest.raises(TypeError, match=where):
         plain.encode(value, "value")
 
 
-def test_what_contains_itself_is_refused():
+def test_plain_refuses_cycles():
     endless = []
     endless.append(endless)
     with pytest.raises(TypeError, match="more than 64 levels deep"):
@@ -74,6 +74,6 @@ def test_what_contains_itself_is_refused():
         (7, "x is of type int: expected a dictionary"),
     ],
 )
-def test_other_structures_are_refused_with_their_place(value, where):
+def test_plain_refuses_other_structures_with_their_place(value, where):
     with pytest.raises(TypeError, match=where):
         plain.matched({"d": {"a": 0, "b": {"t": [1, 2]}}}, value, "x")

@@ -72,8 +72,7 @@ def sharing(port: int) -> socket.socket:
     return sock
 
 
-@pytest.mark.hosts
-def test_peers_of_several_processes_listen_on_ports_of_their_own():
+def test_ports_of_several_processes_differ():
     """There are ports for all but one of those that start at once."""
     with listening(4, 20710, 20712) as said:
         assert sorted(said) == [
@@ -82,7 +81,7 @@ def test_peers_of_several_processes_listen_on_ports_of_their_own():
         ]
 
 
-def test_peers_pass_over_a_port_of_another_transfer_server(client):
+def test_ports_of_other_transfer_servers_are_skipped(client):
     other = transfer.start_server(client, f"{HERE}:20714")
     assert Peers(client, HERE, (20713, 20714)).address == f"{HERE}:20713"
     with pytest.raises(OSError, match=r"no port from 20714 to 20714 is free on 127\.0\.0\.1"):
@@ -91,7 +90,7 @@ def test_peers_pass_over_a_port_of_another_transfer_server(client):
     assert Peers(client, HERE, (20714, 20714)).address == f"{HERE}:20714"
 
 
-def test_peers_refuse_a_port_that_another_process_comes_to_share(client):
+def test_ports_that_become_shared_are_refused(client):
     peers = Peers(client, HERE, (20715, 20715))
     assert peers.shared() is None
     with sharing(20715):
@@ -100,7 +99,7 @@ def test_peers_refuse_a_port_that_another_process_comes_to_share(client):
         )
 
 
-def test_listen_alone_leaves_a_port_that_another_server_takes_meanwhile(client):
+def test_listen_alone_leaves_a_port_of_another_server(client):
     """One that claims none may listen between the claim and the start."""
     others: list[socket.socket] = []
 
@@ -164,7 +163,7 @@ def test_is_shared_counts_servers_of_the_address(family: socket.AddressFamily):
         sock.close()
 
 
-def test_ports_are_drawn_without_a_state_that_forked_processes_share():
+def test_ports_are_drawn_without_shared_state():
     drawn: list[list[int]] = []
     for _ in range(2):
         ports._chance.seed(0)

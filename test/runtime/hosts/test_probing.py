@@ -51,7 +51,7 @@ def network() -> Iterator[Network]:
         yield Network(stack)
 
 
-def test_a_peer_that_is_cut_off_is_noticed(network):
+def test_probes_notice_a_peer_that_is_cut_off(network):
     lost = Lost()
     cable = network.cable(network.probes(Lost(), 3))
     network.probes(lost).watch({3: cable.address})
@@ -62,7 +62,7 @@ def test_a_peer_that_is_cut_off_is_noticed(network):
     assert lost.peers == [(3, "the connection has ended: no reply in time")]
 
 
-def test_a_peer_that_is_reached_again(network):
+def test_probes_notice_a_peer_that_is_back(network):
     """It is said once that it was lost, and once that it is found."""
     lost = Lost()
     cable = network.cable(network.probes(Lost(), 3))
@@ -75,7 +75,7 @@ def test_a_peer_that_is_reached_again(network):
     assert len(lost.peers) == 1
 
 
-def test_a_peer_is_watched_once(network):
+def test_probes_watch_a_peer_once(network):
     lost = Lost()
     own = network.probes(lost)
     for _ in range(3):
@@ -85,7 +85,7 @@ def test_a_peer_is_watched_once(network):
     assert [host for host, _ in lost.peers] == [1]
 
 
-def test_a_stranger_is_no_peer_and_no_peer_is_another_one(network):
+def test_probes_refuse_strangers_and_other_peers(network):
     for host, secret in ((1, OTHER), (2, SECRET)):
         lost = Lost()
         network.probes(lost).watch({1: network.probes(Lost(), host, secret).address})
@@ -93,7 +93,7 @@ def test_a_stranger_is_no_peer_and_no_peer_is_another_one(network):
         assert "has ended" in lost.peers[0][1]
 
 
-def test_closed_probes_leave_no_thread_and_no_socket(network):
+def test_probes_leave_no_thread_or_socket(network):
     before = {thread.ident for thread in threading.enumerate()}
     lost = Lost()
     own, peer = network.probes(lost), network.probes(Lost(), 3)

@@ -6,7 +6,7 @@ from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip, WindowWait
 from pathways.runtime.resources.status import HostStatus, Status
 
 
-def test_a_round_trip_is_the_least_of_the_last_few():
+def test_round_trip_is_the_least_of_the_last_few():
     trip = HostRoundTrip()
     assert trip.seconds is None
     for number in range(3):
@@ -22,7 +22,7 @@ def test_a_round_trip_is_the_least_of_the_last_few():
     assert trip.seconds == 1
 
 
-def test_steps_wait_for_the_network_where_they_take_hardly_longer_than_a_round_trip():
+def test_window_waits_for_steps_as_short_as_a_round_trip():
     waits = WindowWaits()
     assert not waits.is_network(0.04)
     waits.add(0.05)
@@ -33,7 +33,7 @@ def test_steps_wait_for_the_network_where_they_take_hardly_longer_than_a_round_t
     assert not waits.is_network(0.04)
 
 
-def test_the_farthest_host_is_named():
+def test_window_waits_name_the_farthest_host():
     hosts = tuple(
         HostStatus(n, f"island{n}", 1, "cpu", 1, 0, 0, (), None, seconds)
         for n, seconds in enumerate((None, 0.0004, 0.0402))

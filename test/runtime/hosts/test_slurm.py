@@ -18,19 +18,19 @@ from pathways.runtime.hosts.launch.slurm import expanded, islands_on, nodes_of, 
         ("r[1-2]n[0,2]x", ["r1n0x", "r1n2x", "r2n0x", "r2n2x"]),
     ],
 )
-def test_lists_of_nodes(text: str, names: list[str]):
+def test_slurm_expands_lists_of_nodes(text: str, names: list[str]):
     assert expanded(text) == names
 
 
 @pytest.mark.parametrize(
     "text", ["n[1-", "n]", "n[a]", "n[3-1]", "n[]", "n[1-99999999]", ",", "n[1-9999][1-9999]"]
 )
-def test_what_is_no_list_of_nodes(text: str):
+def test_slurm_refuses_other_lists(text: str):
     with pytest.raises(ValueError, match=r"^SLURM_JOB_NODELIST"):
         nodes_of({"SLURM_JOB_NODELIST": text})
 
 
-def test_islands_take_nodes_in_their_order():
+def test_slurm_gives_islands_nodes_in_order():
     nodes = ["a", "b", "c"]
     assert [island.hosts for island in islands_on(nodes, None, 2)] == [("a",), ("b",), ("c",)]
     asked = [pw.Island(hosts=2, cores=4), pw.Island()]
@@ -41,7 +41,7 @@ def test_islands_take_nodes_in_their_order():
         islands_on(nodes, [pw.Island(hosts=["d"])], 1)
 
 
-def test_what_is_not_known(monkeypatch: pytest.MonkeyPatch):
+def test_slurm_reports_a_missing_node_list_or_address(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.delenv("SLURM_NODELIST", raising=False)
     with pytest.raises(ValueError, match="SLURM_JOB_NODELIST is not set"):

@@ -74,7 +74,7 @@ def wait_until(is_so) -> None:
     raise AssertionError
 
 
-def test_clients_take_turns(cut):
+def test_splitter_serves_clients_in_turn(cut):
     """However many programs one of them has."""
     ann, bob = Client(), Client()
     first = cut.split(ann, "waits")
@@ -90,7 +90,7 @@ def test_clients_take_turns(cut):
     assert cut.begun()[:2] == ["waits", "bob"]
 
 
-def test_nothing_is_done_for_a_client_that_has_left(cut):
+def test_splitter_drops_programs_of_a_client_that_left(cut):
     """Neither the program that the process works on goes on, nor do those begin that wait."""
     ann, bob = Client(), Client()
     futures = [cut.split(ann, "waits0")]

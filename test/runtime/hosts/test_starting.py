@@ -31,7 +31,7 @@ def limits() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_each_worker_is_asked_a_few_times_whether_it_lives():
+def test_starter_checks_each_worker_a_few_times():
     """Not once for each other worker that is still to come."""
     launcher = ThreadLauncher(seconds=0.01)
     hosts = start(launcher, 40)
@@ -43,14 +43,14 @@ def test_each_worker_is_asked_a_few_times_whether_it_lives():
         host.process.kill()
 
 
-def test_a_worker_that_ends_is_named_at_once():
+def test_starter_names_a_worker_that_ends():
     launcher = ThreadLauncher(seconds=0.01, fails=5)
     with pytest.raises(HostStartError, match=r"host 5 did not start \(exit code 1\)\n  \| it has no JAX"):
         start(launcher, 8)
     assert all(worker.ending(5.0) for worker in launcher.workers)
 
 
-def test_the_soft_limit_of_open_files_is_raised(limits):
+def test_make_room_raises_the_soft_limit(limits):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     make_room(100)
@@ -58,7 +58,7 @@ def test_the_soft_limit_of_open_files_is_raised(limits):
 
 
 @pytest.mark.process
-def test_a_hard_limit_that_is_too_low_is_said_before_anything_starts():
+def test_make_room_refuses_a_low_hard_limit():
     script = """
 import resource, pathways as pw
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))

@@ -30,7 +30,7 @@ def store() -> Store:
     return Store({0: jax.devices()[0]})
 
 
-def test_a_step_waits_for_an_array_that_is_coming(store):
+def test_store_waits_for_an_array_to_arrive(store):
     got: list[jax.Array] = []
     step = threading.Thread(target=lambda: got.append(store.get(1)))
     step.start()
@@ -41,7 +41,7 @@ def test_a_step_waits_for_an_array_that_is_coming(store):
     np.testing.assert_array_equal(got[0], VALUE)
 
 
-def test_an_array_may_be_freed_before_it_has_come(store):
+def test_store_frees_an_array_before_it_arrives(store):
     store.begin(put(1))
     take(store, 1, 0, 8)
     store.free([1])
@@ -56,7 +56,7 @@ def test_an_array_may_be_freed_before_it_has_come(store):
 @pytest.mark.parametrize(
     "chunk", [Chunk(9, 0, 0, 4), Chunk(1, 1, 0, 4), Chunk(1, 0, 14, 4), Chunk(1, 0, -4, 4), Chunk(1, 0, 0, 8)]
 )
-def test_bytes_of_no_array_are_refused(store, chunk):
+def test_store_refuses_bytes_of_no_array(store, chunk):
     store.begin(put(1))
     with pytest.raises(MessageError):
         store.place(chunk, 4)

@@ -6,7 +6,7 @@ from pathways.runtime.hosts.worker.underway import Asked, StepsUnderway
 from pathways.runtime.plan.plan import Receive
 
 
-def test_a_step_has_the_devices_from_the_end_of_the_one_before():
+def test_steps_underway_have_devices_after_the_step_before():
     underway = StepsUnderway()
     began = time.monotonic()
     underway.begin("f", 1)
@@ -34,7 +34,7 @@ def receive_step(index: int) -> Receive:
     return Receive((), "s0", "s1", "c0", 0, index)
 
 
-def test_steps_underway_name_the_host_and_the_address_that_arrays_are_awaited_from():
+def test_steps_underway_name_host_and_address_of_awaited_arrays():
     underway, late, gone = StepsUnderway(), Late(), Late()
     asked = underway.begin("f", 1)
     asked.append(Asked(receive_step(3), 2, "10.0.0.5:7001#host2.4", [late]))

@@ -39,7 +39,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         (HEAD + b"\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
     ],
 )
-def test_what_is_no_message_is_refused(pair, sent, message):
+def test_wire_refuses_other_bytes(pair, sent, message):
     ours, theirs = pair
     theirs.sendall(sent)
     with pytest.raises(MessageError, match=message):
@@ -47,13 +47,13 @@ def test_what_is_no_message_is_refused(pair, sent, message):
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_harm_a_reader(body):
+def test_wire_survives_any_bytes(body):
     for decode in (frames.decode_for_worker, frames.decode_for_controller):
         with contextlib.suppress(MessageError):
             decode(body)
 
 
-def test_a_message_that_is_longer_than_what_is_read_at_once(pair):
+def test_wire_reads_long_messages(pair):
     """Such as one that says of each result of a large program what is wrong with it."""
     ours, theirs = pair
     sender = Connection(theirs, decode_for_worker)
@@ -70,7 +70,7 @@ def test_a_message_that_is_longer_than_what_is_read_at_once(pair):
     assert got == [sent, Done(4, None, {}, 0.5)]
 
 
-def test_messages_are_short_and_soon_while_a_connection_is_bound(pair):
+def test_wire_limits_messages_while_bound(pair):
     """However slowly they come, and whatever length they claim: nothing is kept for them."""
     ours, theirs = pair
     receiver = Connection(ours, decode_for_controller)

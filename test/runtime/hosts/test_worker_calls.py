@@ -68,7 +68,7 @@ def call(
     )
 
 
-def test_lanes_do_not_wait_for_each_other_and_calls_of_one_do(store, tmp_path):
+def test_worker_calls_of_one_lane_wait_for_each_other(store, tmp_path):
     controller = Controller()
     calls = Calls(0, store, controller)
     go = tmp_path / "go"
@@ -81,7 +81,7 @@ def test_lanes_do_not_wait_for_each_other_and_calls_of_one_do(store, tmp_path):
     assert calls.report() == ()
 
 
-def test_a_step_that_donates_waits_for_the_arrays_of_calls_and_for_no_others(store, tmp_path):
+def test_worker_calls_delay_steps_that_donate_their_arrays(store, tmp_path):
     controller = Controller()
     calls = Calls(0, store, controller)
     store.add(10, [jax.numpy.ones(3), jax.numpy.ones(2)])
@@ -99,7 +99,7 @@ def test_a_step_that_donates_waits_for_the_arrays_of_calls_and_for_no_others(sto
     assert not calls.holding
 
 
-def test_what_a_call_makes_is_waited_for_and_may_be_freed_before(store):
+def test_worker_calls_give_arrays_that_steps_wait_for(store):
     controller = Controller()
     calls = Calls(0, store, controller)
     calls.take(call(1, "three", made=True))
@@ -122,7 +122,7 @@ def test_what_a_call_makes_is_waited_for_and_may_be_freed_before(store):
     function=st.sampled_from(["host_functions:three", "host_functions:", "os:path", "x" * 300, ":", ""]),
     shape=st.sampled_from([(3,), (-1,), (1 << 40,)]),
 )
-def test_no_call_harms_a_worker(arguments, structure, function, shape):
+def test_worker_calls_never_harm_the_worker(arguments, structure, function, shape):
     """Whatever is in one is its own error, and that of what it should have made."""
     store, controller = Store({0: jax.devices()[0]}), Controller()
     calls = Calls(0, store, controller)
@@ -141,7 +141,7 @@ def test_no_call_harms_a_worker(arguments, structure, function, shape):
     assert controller.next() == Called(5, b"2.5", None)
 
 
-def test_a_call_that_takes_an_error_is_one(store):
+def test_worker_calls_pass_on_errors(store):
     controller = Controller()
     calls = Calls(0, store, controller)
     store.add(10, [Poison("out of memory")])
@@ -195,7 +195,7 @@ def written(folder: Path, says: str) -> Path:
     return folder
 
 
-def test_clients_have_modules_of_their_own_also_in_turn(said_by, tmp_path):
+def test_worker_calls_import_modules_for_each_client(said_by, tmp_path):
     ann, bo = written(tmp_path / "ann", "ann"), written(tmp_path / "bo", "bo")
     for turn in (1, 2):
         assert said_by(1, "of_client:says", ann) == ["ann", "ann", turn]
@@ -208,7 +208,7 @@ def test_clients_have_modules_of_their_own_also_in_turn(said_by, tmp_path):
     assert str(ann) not in failure.text
 
 
-def test_modules_are_imported_again_when_they_have_changed_and_only_then(said_by, tmp_path):
+def test_worker_calls_import_only_changed_modules_again(said_by, tmp_path):
     first, other = written(tmp_path / "first", "first"), written(tmp_path / "other", "other")
     assert said_by(1, "of_client:says", first) == ["first", "first", 1]
     written(first, "edited")
@@ -219,7 +219,7 @@ def test_modules_are_imported_again_when_they_have_changed_and_only_then(said_by
     assert said_by(1, "of_client:says", other, first, edition=3) == ["other", "other", 1]
 
 
-def test_what_is_installed_is_imported_once_for_all(said_by, tmp_path):
+def test_worker_calls_import_installed_modules_once(said_by, tmp_path):
     """Also in a folder of its own, as by `pip install --target`."""
     libraries = written(tmp_path / "libraries", "installed")
     (libraries / "of_client-1.0.dist-info").mkdir()

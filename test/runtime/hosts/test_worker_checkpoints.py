@@ -61,7 +61,7 @@ class _Store:
 
 @pytest.mark.parametrize("fails", ["at once", "open", "write"])
 @pytest.mark.parametrize("where", [0, 1, 3])
-def test_all_that_has_begun_has_ended_when_it_reports_an_error(monkeypatch, fails, where):
+def test_worker_checkpoints_end_writes_before_an_error(monkeypatch, fails, where):
     tensorstore = Tensorstore()
     monkeypatch.setattr(checkpoints, "_tensorstore", lambda: tensorstore)
     leaves = [{"spec": {"fails": fails} if n == where else {}, "pieces": [(n, (0,))]} for n in range(4)]

@@ -8,7 +8,7 @@ from pathways.runtime.hosts.service.served_client import ServedClient
 from pathways.runtime.resources import cluster
 
 
-def test_a_client_that_has_left_gets_no_devices():
+def test_bound_slices_give_nothing_to_a_client_that_left():
     """It may have asked just before: its thread goes on for a moment."""
     devices = tuple(cluster.Device(n, n, "cpu", cluster.Host(0), "island0", None) for n in range(2))
     slices = BoundSlices(cluster.Cluster((cluster.DeviceIsland("island0", devices),)))

@@ -52,7 +52,7 @@ def write(tmp_path: Path):
     return write
 
 
-def test_all_that_a_file_may_say(write, tmp_path):
+def test_configuration_reads_all_keys(write, tmp_path):
     assert read(write(FULL)) == Configuration(
         Settings(
             (Island(["a", "b"], devices_per_host=4), Island(["c"], cores=2)),
@@ -76,11 +76,11 @@ def test_all_that_a_file_may_say(write, tmp_path):
         ("hosts = ['a', 'b']\nbind = '10.0.0.5'", [Island(["a"]), Island(["b"])]),
     ],
 )
-def test_islands(write, text, islands):
+def test_configuration_reads_islands(write, text, islands):
     assert read(write(text)).settings.islands == tuple(islands)
 
 
-def test_launchers(write, tmp_path, monkeypatch):
+def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
     assert read(write("launcher = 'ray'\naddress = 'auto'\n[[islands]]")).settings == Settings(
         (Island(),), bind="127.0.0.1", launcher="ray", address="auto"
     )
@@ -142,7 +142,7 @@ def test_launchers(write, tmp_path, monkeypatch):
         ("hosts = 2\n[clients.'a b']", "clients: 'a b' is not a name of a client: expected letters"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(write, monkeypatch, text, message):
+def test_configuration_refuses_wrong_files_in_one_sentence(write, monkeypatch, text, message):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     path = write(text)
     with pytest.raises(ConfigurationError) as caught:
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_one_sentence(write, monkeypatch, text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_files_of_the_manual(write, tmp_path):
+def test_configuration_reads_files_of_the_manual(write, tmp_path):
     lab = read(f"{pages.ROOT}/docs/cluster/lab.toml")
     assert [len(island.machines) for island in lab.settings.islands] == [4, 4, 1]
     assert lab.weights == {"training": 3.0}
@@ -162,13 +162,13 @@ def test_files_of_the_manual(write, tmp_path):
     assert read(write(textwrap.dedent(text))).token == Path("/secrets/token")
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_configuration_reports_a_missing_file(tmp_path):
     with pytest.raises(ConfigurationError, match=r"lab.toml: No such file or directory$"):
         read(f"{tmp_path}/lab.toml")
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mutated_files_are_refused_in_words_or_say_something_else(write, seed):
+def test_configuration_refuses_mutated_files_in_words(write, seed):
     chance = random.Random(seed)
     for _ in range(150):
         text = bytearray(FULL.encode())

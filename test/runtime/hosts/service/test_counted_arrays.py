@@ -13,7 +13,7 @@ def report(**clients: tuple[int, int]) -> HostReport:
     return HostReport(0, 0, (), (), clients=own)
 
 
-def test_an_array_of_an_island_counts_once_and_its_bytes_on_all_hosts():
+def test_service_status_counts_an_array_of_an_island_once():
     """A host may not say anything, or have no part of an array."""
     gangs = [
         SimpleNamespace(hosts=[SimpleNamespace(index=index) for index in hosts])

@@ -34,7 +34,7 @@ class Party:
         self._other.close()
 
 
-def test_who_does_not_read_may_be_forgotten_by_another_thread_meanwhile():
+def test_dispatch_loop_lets_threads_release_a_slow_reader():
     """The loop goes on for all others, also when it looks between the two halves of that."""
     loop = DispatchLoop(lambda party: None)
     first, second = Party(), Party()

@@ -22,7 +22,7 @@ def gang(number: int, is_lost: bool) -> Any:
     )
 
 
-def test_a_step_that_is_refused_frees_what_it_says_is_no_longer_held():
+def test_requests_free_arrays_of_a_refused_step():
     """On the islands that are there, before it is refused."""
     gangs = [gang(0, False), gang(1, True)]
     client = ServedClient(1, "bob", 1.0, None)
