@@ -113,6 +113,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.hosts
 def test_service_frees_all_of_a_killed_client(service, start):
     """Nor does one that is stopped keep others from their steps; what it has, it keeps."""
     process = start("bob", "steps")
@@ -398,6 +399,7 @@ def test_service_notifies_a_client_it_disconnects(service):
     assert not service.service.end_client("bob")
 
 
+@pytest.mark.hosts
 def test_service_end_is_an_error_to_all_clients(tmp_path, monkeypatch):
     served = ServiceInThreads(Settings((Island(),)), tmp_path)
     ann, bob = served.attach("ann"), served.attach("bob")

@@ -72,6 +72,7 @@ def sharing(port: int) -> socket.socket:
     return sock
 
 
+@pytest.mark.hosts
 def test_ports_of_several_processes_differ():
     """There are ports for all but one of those that start at once."""
     with listening(4, 20710, 20712) as said:
