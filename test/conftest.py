@@ -80,6 +80,7 @@ MARKERS = (
     "slow: is no test of the quick layer, whatever it takes.",
     "feature(name, kind): is a test of the quick layer, since it shows a feature of docs/features.md, by its "
     "values, by an error, or on hosts.",
+    "quick: is a test of the quick layer, whatever it takes.",
     "needs(*names): is skipped where this machine lacks one of them; see test/support/requirements.py.",
     "not_attached: is not run once more as a client of a service.",
     "leaves_arrays: leaves arrays on workers, which then end; the test says why.",
@@ -143,7 +144,7 @@ def layer_of(item: pytest.Item, durations: dict[str, float]) -> str:
     """Returns the layer of a test: "quick" or "rest"."""
     if item.get_closest_marker("slow") or "[attached" in item.name:
         return "rest"
-    if item.get_closest_marker("feature"):
+    if item.get_closest_marker("feature") or item.get_closest_marker("quick"):
         return "quick"
     if item.get_closest_marker("hosts") or item.get_closest_marker("process"):
         return "rest"

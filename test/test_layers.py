@@ -44,7 +44,7 @@ def quick_tests() -> list[str]:
 
 
 @pytest.mark.process
-@pytest.mark.feature("programs", "values")
+@pytest.mark.quick
 def test_layers_quick_takes_twelve_minutes_of_one_process() -> None:
     measured = json.loads((ROOT / "test" / "durations.json").read_text())
     seconds = {name: measured.get(name, MAX_QUICK_TEST_S) for name in quick_tests()}

@@ -113,6 +113,7 @@ def test_snippets_of_sessions_print_what_they_show(page, number, language, text,
 
 
 @pytest.mark.process
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("page", "number", "language", "text"), blocks(lambda language, text: text.startswith(EXCERPT))
 )

@@ -222,6 +222,7 @@ assert tuple(map(bool, loaded.origins)) == (trusted, not trusted), loaded.origin
 """
 
 
+@pytest.mark.feature("bundles", "values")
 @pytest.mark.process
 @pytest.mark.parametrize("trust", ["trust", "no"])
 def test_bundle_runs_in_a_process_without_its_code(model, expected, trust, tmp_path):

@@ -42,6 +42,7 @@ def placed(slice, value=X, **kwargs):
     return pw.jit(lambda x: x * 1, devices=slice, **kwargs)(value)
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_calls_each_host_with_its_shards(slices):
     for n, slice in enumerate(slices):
         call = pw.on_hosts(host_functions.total, devices=slice, scale=2.0)
@@ -51,6 +52,7 @@ def test_on_hosts_calls_each_host_with_its_shards(slices):
         assert sum(each["sum"] for each in said) == pytest.approx(2 * X.sum(), abs=1e-5)
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_computes_beside_steps_of_an_island(slices, devices):
     """Sums of an array of all hosts would mix with those of steps."""
     step = pw.jit(
@@ -81,6 +83,7 @@ def test_on_hosts_computes_beside_steps_of_an_island(slices, devices):
         pw.on_hosts(host_functions.computed, devices=square)(scattered).result()
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_gives_replicas_their_blocks_of_a_batch(slices, devices):
     replicated = pw.make_virtual_device_set(replicas=2).add_slice((1,), ("x",))
     front = pw.jit(lambda w, x: x @ w, devices=replicated)
@@ -103,6 +106,7 @@ def test_on_hosts_gives_replicas_their_blocks_of_a_batch(slices, devices):
         pw.release(each)
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_may_return_its_arguments(slices):
     out = (jax.ShapeDtypeStruct(X.shape, X.dtype),) * 2
     increment = (
@@ -117,6 +121,7 @@ def test_on_hosts_may_return_its_arguments(slices):
     np.testing.assert_array_equal(np.asarray(two), X)
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_sends_trees_keys_and_keywords(slices):
     call = pw.on_hosts("host_functions:described", devices=slices[1], words={"b": [1, (2, None)]})
     tree = {"w": (placed(slices[1]), jnp.ones(2)), "a": None}
@@ -126,11 +131,13 @@ def test_on_hosts_sends_trees_keys_and_keywords(slices):
     np.testing.assert_array_equal(np.float32(noise), jax.random.normal(jax.random.key(3), (2,)))
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_moves_arrays_of_another_slice(slices):
     said = pw.on_hosts(host_functions.total, devices=slices[0])(placed(slices[1])).result()
     assert said[0]["sum"] == pytest.approx(X.sum(), abs=1e-5)
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_creates_arrays_for_programs(slices):
     """Each host of an island gives its part; without a sharding all devices have all."""
     mesh = AbstractMesh((2,), ("x",))
@@ -152,6 +159,7 @@ def test_on_hosts_creates_arrays_for_programs(slices):
     np.testing.assert_array_equal(np.asarray(noise), jax.random.normal(jax.random.key(3), (2,)))
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_delays_only_steps_that_donate_its_arrays(slices, tmp_path):
     x = placed(slices[1])
     increment = (
@@ -182,6 +190,7 @@ def test_on_hosts_keeps_the_order_of_calls(slices, tmp_path):
     assert total.result()[0]["sum"] == 16
 
 
+@pytest.mark.feature("hosts", "error")
 def test_on_hosts_reports_exceptions_with_their_traceback(slices):
     kinds = {
         "host_functions.BadRow: row 17 is empty": "host_functions:fail",
@@ -225,6 +234,7 @@ def test_on_hosts_keeps_the_island_when_one_host_fails(slices):
     assert [host.process.pid for host in controller().hosts] == pids
 
 
+@pytest.mark.feature("hosts", "error")
 @pytest.mark.parametrize("name", ["no_such_module:f", "host_functions:none", "host_functions:NOT_A_FUNCTION"])
 def test_on_hosts_raises_import_errors(slices, name):
     module = name.partition(":")[0]
@@ -303,6 +313,7 @@ def local():
     return inside
 
 
+@pytest.mark.feature("hosts", "error")
 def test_on_hosts_refuses_local_functions_and_other_arguments(slices):
     for function in (lambda: 1, local(), 3, np, host_functions.BadRow("x")):
         with pytest.raises(TypeError, match="put it into a module"):
@@ -342,6 +353,7 @@ def test_on_hosts_refuses_local_functions_and_other_arguments(slices):
         pw.on_hosts(host_functions.total, devices=slices[1], out=out)
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_reports_the_line_of_a_slow_call(slices, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "pathways"):
         call = pw.on_hosts(host_functions.wait_for, devices=slices[0], path=str(tmp_path / "go"))()
@@ -356,6 +368,7 @@ def test_on_hosts_reports_the_line_of_a_slow_call(slices, tmp_path, caplog):
     assert f"wait_for at {host_functions.__file__}:" in report
 
 
+@pytest.mark.feature("hosts", "error")
 def test_on_hosts_reports_a_host_that_dies(slices, tmp_path):
     """Last: the others need not wait for the new one."""
     call = pw.on_hosts(host_functions.wait_for, devices=slices[1], path=str(tmp_path / "never"))()

@@ -100,6 +100,7 @@ def test_checkpoint_on_hosts_is_read_by_orbax_and_onto_other_layouts(devices, tm
         pw.release(each)
 
 
+@pytest.mark.feature("training", "hosts")
 def test_checkpoint_on_hosts_allows_donation_right_after(devices, tmp_path):
     pw.connect(islands=ISLANDS, options=OPTIONS)
     slices = [devices.add_slice((2,), ("x",), island=f"island{n}") for n in (0, 1)]
@@ -135,6 +136,7 @@ def test_checkpoint_on_hosts_writes_shared_arrays_of_replicas_once(tmp_path):
         pw.release(one)
 
 
+@pytest.mark.feature("training", "hosts")
 def test_checkpoint_on_hosts_reads_one_of_orbax(devices, tmp_path):
     import orbax.checkpoint as ocp
 
@@ -165,6 +167,7 @@ def test_checkpoint_on_hosts_reads_one_of_this_process(devices, tmp_path):
         pw.checkpoint.restore(tmp_path, {**like, "n": state["count"]})
 
 
+@pytest.mark.feature("training", "error")
 def test_checkpoint_on_hosts_refuses_another_folder(devices, tmp_path, monkeypatch):
     """The file that it looks for is not there; the next save of the same step is whole."""
     compiled, state = on_islands(devices, 0, 1)
@@ -182,7 +185,7 @@ def test_checkpoint_on_hosts_refuses_another_folder(devices, tmp_path, monkeypat
 
 
 @pytest.mark.not_attached
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a host mounts of its own")
+@pytest.mark.needs("root")
 def test_checkpoint_on_hosts_refuses_another_mount(tmp_path):
     """The folder is there on both, and is another one."""
     folder, start = tmp_path / "checkpoints", tmp_path / "start.sh"
@@ -224,7 +227,7 @@ def test_checkpoint_on_hosts_has_to_be_seen_by_the_controller(devices, tmp_path,
 
 
 @pytest.mark.not_attached
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+@pytest.mark.needs("root")
 @pytest.mark.leaves_arrays  # What the error of the save refers to.
 def test_checkpoint_on_hosts_reports_a_full_disk_once(devices, tmp_path, capfd):
     pw.connect(islands=ISLANDS, options=OPTIONS)
@@ -262,9 +265,7 @@ def test_checkpoint_on_hosts_reports_a_full_disk_once(devices, tmp_path, capfd):
 @pytest.mark.not_attached
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("when", ["copy", "write"])
-def test_checkpoint_on_hosts_keeps_the_last_one_when_a_host_is_lost(
-    devices, tmp_path, monkeypatch, how, when
-):
+def test_checkpoint_on_hosts_stays_when_a_host_is_lost(devices, tmp_path, monkeypatch, how, when):
     """It is killed, or says nothing any more, while it copies or writes. The step is saved again after."""
     _, state = on_islands(devices, 0, 1)
     pw.checkpoint.save(tmp_path, state, 1).wait()
@@ -374,6 +375,7 @@ def test_checkpoint_on_hosts_reports_a_host_lost_while_reading(devices, tmp_path
         timer.join()
 
 
+@pytest.mark.feature("training", "error")
 def test_checkpoint_on_hosts_names_arrays_of_failed_steps(devices, tmp_path):
     _, state = on_islands(devices, 0, 1)
     slice = devices.add_slice((1,), ("x",), island="island1")

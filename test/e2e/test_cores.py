@@ -23,7 +23,7 @@ def test_core_shares_of_a_machine_are_disjoint():
     assert [shares.take("a", 0, 2), shares.take("a", 1, 3), shares.take("a", 4, 2)] == [0, 5, 2]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
+@pytest.mark.needs("two cores")
 def test_cores_of_a_worker_have_all_its_threads(devices, shared_workers):
     pw.connect(islands=[pw.Island(cores=1), pw.Island(cores=1)])
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]

@@ -1,13 +1,13 @@
 """Nothing is for CPUs alone: slices that share one GPU run the same programs."""
 
-import functools
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.needs("gpu")]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -24,20 +24,6 @@ def run_on_gpu(*command: str | Path) -> subprocess.CompletedProcess[str]:
         timeout=250,
         env={**os.environ, "JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
     )
-
-
-@functools.cache
-def has_gpu() -> bool:
-    return (
-        shutil.which("nvidia-smi") is not None
-        and run_on_gpu("-c", "import jax; jax.devices()").returncode == 0
-    )
-
-
-@pytest.fixture(autouse=True)
-def gpu():
-    if not has_gpu():
-        pytest.skip("JAX sees no GPU")
 
 
 def test_gpu_runs_figure2():

@@ -22,6 +22,7 @@ from pathways.runtime.hosts.controller.connect import controller
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 
+@pytest.mark.feature("hosts", "values")
 def test_handles_are_read_like_arrays(devices):
     pw.connect(hosts=2)
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
@@ -45,6 +46,7 @@ def test_handles_are_read_like_arrays(devices):
         np.asarray(h)
 
 
+@pytest.mark.feature("hosts", "values")
 def test_handles_behave_like_arrays_of_jax(devices):
     pw.connect(hosts=2)
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
@@ -78,6 +80,7 @@ def test_handles_behave_like_arrays_of_jax(devices):
     assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(jax.random.key(0))[1]))
 
 
+@pytest.mark.feature("hosts", "values")
 def test_handles_are_deleted_when_donated(devices):
     pw.connect(hosts=2)
     f = pw.jit(lambda x, y: x + y, devices=devices.add_slice((1,), ("x",)))
@@ -92,6 +95,7 @@ def test_handles_are_deleted_when_donated(devices):
         program(x, y)
 
 
+@pytest.mark.feature("hosts", "values")
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_handles_outlive_their_originals(devices, hosts):
     """A learner donates its weights, the actor keeps those of before; also on one device of both."""
@@ -108,6 +112,7 @@ def test_handles_outlive_their_originals(devices, hosts):
         assert act.place(kept, x)[0] is kept
 
 
+@pytest.mark.feature("hosts", "values")
 def test_handles_of_a_tree_are_fetched_together(devices, own_workers, monkeypatch):
     """One round trip in all, not one each."""
     pw.connect(hosts=2)
@@ -156,6 +161,7 @@ def test_handles_of_different_meshes_have_types_that_combine(devices):
     assert jax.eval_shape(lambda x, y: x + y, x, y).shape == (4,)
 
 
+@pytest.mark.feature("hosts", "error")
 def test_handles_of_earlier_workers(devices, own_workers):
     """Numbers of arrays begin anew: a handle must not be taken for one of the new workers."""
     pw.connect(hosts=1)
@@ -171,6 +177,7 @@ def test_handles_of_earlier_workers(devices, own_workers):
     assert float(program(kept)) == 22
 
 
+@pytest.mark.feature("hosts", "values")
 def test_handles_go_from_host_to_host(devices, own_workers):
     """What one program leaves on a host and another wants on a second one never passes the controller."""
     pw.connect(hosts=3, devices_per_host=2)
@@ -213,6 +220,7 @@ def test_handles_go_from_host_to_host(devices, own_workers):
         jax.block_until_ready(users[1](*state))
 
 
+@pytest.mark.feature("hosts", "values")
 def test_disconnect_moves_programs_to_other_devices(devices, own_workers):
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))

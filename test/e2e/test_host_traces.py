@@ -36,6 +36,7 @@ def backwards(timeline) -> float:
     return max(timeline.events[n].end - event.start for event in timeline.events for n in event.reads)
 
 
+@pytest.mark.feature("timelines", "hosts")
 def test_trace_has_all_hosts_on_one_clock(devices, shared_workers, tmp_path):
     pw.connect(hosts=2)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]

@@ -30,6 +30,7 @@ def eager_switches():
     sys.setswitchinterval(before)
 
 
+@pytest.mark.feature("meshes", "hosts")
 def test_hosts_train_between_unlike_meshes(devices):
     """Gradients, donation, values that are cut and joined on the way, and results that are passed on."""
     pw.connect(hosts=2, devices_per_host=4)
@@ -50,6 +51,7 @@ def test_hosts_train_between_unlike_meshes(devices):
         program(before, X)
 
 
+@pytest.mark.feature("pipelines", "hosts")
 def test_hosts_run_pipelines_and_loops(devices):
     pw.connect(hosts=2)
     a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))
@@ -70,6 +72,7 @@ def test_hosts_run_pipelines_and_loops(devices):
         assert_equal(pw.program(steps(a, b), schedule=schedule)((W, W + 1), batches), theirs)
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_hosts_run_linear_algebra(devices):
     """A worker lowers nothing with JAX, which would prepare the calls of LAPACK."""
     pw.connect(hosts=2)
@@ -77,6 +80,7 @@ def test_hosts_run_linear_algebra(devices):
     assert_equal(pw.program(lambda x: f(x))(W), np.linalg.cholesky(W @ W.T + np.eye(4)))
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_hosts_exchange_keys(devices):
     pw.connect(hosts=2)
     split, normal = (
@@ -89,6 +93,7 @@ def test_hosts_exchange_keys(devices):
     assert_equal(noise, jax.random.normal(jax.random.split(jax.random.key(3))[1], (3,)))
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_hosts_exchange_all_kinds_of_values(devices):
     pw.connect(hosts=2)
     f, g = (pw.jit(lambda x: jnp.stack([x, x]), devices=devices.add_slice((1,), ("x",))) for _ in range(2))
@@ -109,6 +114,7 @@ def test_hosts_exchange_all_kinds_of_values(devices):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
+@pytest.mark.feature("overlap", "hosts")
 def test_hosts_may_have_overlapping_slices(devices):
     pw.connect(hosts=2)
     a, b, c = (
@@ -118,6 +124,7 @@ def test_hosts_may_have_overlapping_slices(devices):
     assert_equal((y, z), (1, 3))
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_hosts_run_steps_of_several_threads_in_one_order(devices):
     """All hosts take the steps in one order, however threads mix programs that go round both ways."""
     pw.connect(hosts=2)
@@ -141,6 +148,7 @@ def test_hosts_run_steps_of_several_threads_in_one_order(devices):
     assert seen == [150] * 6
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_hosts_serve_threads_that_share_a_donated_array(devices, eager_switches):
     """They get it, or are told that it is deleted: no worker waits for what it has freed."""
     pw.connect(hosts=2)
@@ -179,6 +187,7 @@ def test_hosts_serve_threads_that_share_a_donated_array(devices, eager_switches)
         assert seen.get(3, n + 1) == n + 1, seen
 
 
+@pytest.mark.feature("hosts", "error")
 def test_hosts_refuse_programs_that_call_python(devices):
     """The message names the computation; a callback that nothing needs is none."""
     pw.connect(hosts=2)
@@ -192,6 +201,7 @@ def test_hosts_refuse_programs_that_call_python(devices):
     assert_equal(pw.program(lambda x: (g(x), f(x))[1])(0.0), 0)
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_hosts_donate_empty_arrays(devices):
     """Nothing travels; each run has one of its own nevertheless."""
     pw.connect(hosts=2)
@@ -201,6 +211,7 @@ def test_hosts_donate_empty_arrays(devices):
         assert np.asarray(program(np.zeros((0, 3), np.float32))).shape == (0, 3)
 
 
+@pytest.mark.feature("hosts", "error")
 def test_hosts_report_a_failed_computation_to_its_dependents_alone(devices):
     """Such as one that needs more memory than there is; the hosts go on."""
     pw.connect(hosts=2)
@@ -222,6 +233,7 @@ def test_hosts_report_a_failed_computation_to_its_dependents_alone(devices):
     assert controller().is_whole()
 
 
+@pytest.mark.feature("training", "hosts")
 def test_hosts_run_with_input_and_checkpoints(devices, tmp_path):
     """Batches wait on the hosts, arrays are fetched to be saved, and what is restored is sent again."""
     pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
@@ -262,6 +274,7 @@ def test_hosts_run_with_input_and_checkpoints(devices, tmp_path):
     assert rest == losses[2:], (rest, losses)
 
 
+@pytest.mark.feature("programs", "hosts")
 def test_hosts_run_figure_2(devices):
     pw.connect(hosts=3)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(3)]
@@ -281,6 +294,7 @@ def test_hosts_run_figure_2(devices):
     assert_equal((y, z), ([3.0, 5.0], [2.0, 4.0]))
 
 
+@pytest.mark.feature("hosts", "error")
 @pytest.mark.not_attached
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -295,6 +309,7 @@ def test_hosts_refuse_wrong_settings(arguments, message):
         eval(f"pw.connect({arguments})", {"pw": pw})
 
 
+@pytest.mark.feature("bundles", "hosts")
 def test_hosts_run_a_bundle(devices, tmp_path):
     """It was saved by a process that had all devices itself."""
     path = tmp_path / "program.pwb"
@@ -316,6 +331,7 @@ def test_hosts_run_a_bundle(devices, tmp_path):
     assert {host for array in jax.tree.leaves(loaded(W, X)) for host in array.hosts} == {1}
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_hosts_use_tcp_on_a_range_of_ports(devices):
     """As between machines: all listen on the address that the user names, and on ports of the range."""
     ports = range(20300, 20400)

@@ -30,6 +30,7 @@ from pathways.runtime.hosts.protocol.messages import Load
 pytestmark = pytest.mark.usefixtures("own_workers")
 
 
+@pytest.mark.feature("hosts", "error")
 def test_hosts_lost_when_killed(devices):
     """All that it had is an error that names it; the others live, and its island comes back."""
     pw.connect(hosts=2)
@@ -142,6 +143,7 @@ def test_hosts_lost_when_stopped(devices):
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.feature("hosts", "error")
 def test_hosts_lost_when_a_step_does_not_end(devices, caplog):
     pw.connect(hosts=2, options=pw.HostOptions(stall_report=1, step_deadline=2))
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
@@ -208,6 +210,7 @@ def test_hosts_lost_do_not_delay_closing(devices):
     thread.join()
 
 
+@pytest.mark.feature("hosts", "error")
 def test_hosts_lost_report_their_last_output(devices):
     pw.connect(hosts=1)
     program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
@@ -219,6 +222,7 @@ def test_hosts_lost_report_their_last_output(devices):
             program(h).block_until_ready()
 
 
+@pytest.mark.feature("hosts", "error")
 def test_hosts_report_a_worker_that_does_not_start(monkeypatch):
     class Broken(children.Child):
         def __init__(self, config, start):
@@ -230,6 +234,7 @@ def test_hosts_report_a_worker_that_does_not_start(monkeypatch):
         pw.connect(hosts=2)
 
 
+@pytest.mark.feature("hosts", "values")
 def test_status_of_hosts(devices):
     pw.connect(hosts=2, devices_per_host=2)
     slices = [devices.add_slice((2,), ("x",)) for _ in range(2)]
@@ -257,6 +262,7 @@ def test_status_of_hosts(devices):
     assert "killed by signal 9" in pw.status().hosts[1].error
 
 
+@pytest.mark.feature("hosts", "values")
 def test_hosts_report_memory_cost_and_text_of_programs(devices):
     """As in one process: its memory, operations and text."""
 

@@ -79,6 +79,7 @@ def equal(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, values(ours), values(theirs))
 
 
+@pytest.mark.feature("training", "hosts")
 @pytest.mark.not_attached
 def test_input_of_numbered_rows_is_the_same_on_any_hosts(devices):
     """Of one, two and three islands, one of two hosts, and of this process."""
@@ -205,6 +206,7 @@ def test_input_ends_with_its_last_whole_batch(devices):
             batches.get_state()
 
 
+@pytest.mark.feature("training", "hosts")
 def test_input_batches_may_be_donated(devices):
     """The memory of batches that are gone is used again, and never that of others."""
     connected()
@@ -230,6 +232,7 @@ def test_input_batches_may_be_donated(devices):
             np.testing.assert_array_equal(np.asarray(one["bit"]), rows % 2 == 0)
 
 
+@pytest.mark.feature("training", "error")
 @leaves_batches
 def test_input_errors_name_host_and_batch(devices):
     connected()
@@ -336,6 +339,7 @@ def test_input_reports_number_inputs(devices, caplog):
     assert error.value.__notes__ == ["pw.prefetch: batch 40 of the input"]
 
 
+@pytest.mark.feature("training", "hosts")
 def test_input_feeds_programs_of_several_signatures(devices):
     connected()
     slice = devices.add_slice((2,), ("i",), island="island0")
@@ -356,6 +360,7 @@ def test_input_feeds_programs_of_several_signatures(devices):
         pw.prefetch(pw.on_hosts(host_functions.typed), step, "batch", rows=4)
 
 
+@pytest.mark.feature("training", "error")
 def test_input_refuses_numbers_that_do_not_fit(devices):
     connected()
     step = step_on(devices, 0)

@@ -10,15 +10,13 @@ from pathlib import Path
 import lower_examples
 import preloaded
 import pytest
+import requirements
 
 from pathways.dialect import OPERATIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MLIR_OPT = shutil.which("mlir-opt-22")
 
-pytestmark = pytest.mark.skipif(
-    MLIR_OPT is None, reason="no mlir-opt-22; .ci/install-mlir-opt installs Debian's mlir-22-tools"
-)
+pytestmark = [pytest.mark.process, pytest.mark.needs("mlir-opt")]
 
 # Every operation of the dialect, and launches whose operands and results have several types.
 EVERY_OPERATION = """\
@@ -160,8 +158,13 @@ PASSES = [
 
 def check(folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs mlir-opt as docs/dialect.md says."""
-    assert MLIR_OPT is not None
-    command = [MLIR_OPT, "--irdl-file=pw.irdl.mlir", "--allow-unregistered-dialect", "program.mlir"]
+    assert requirements.MLIR_OPT is not None
+    command = [
+        requirements.MLIR_OPT,
+        "--irdl-file=pw.irdl.mlir",
+        "--allow-unregistered-dialect",
+        "program.mlir",
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 

@@ -49,6 +49,7 @@ def lost(act):
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_islands_of_unlike_hosts_train(devices):
     """Slices over both hosts of an island, gradients, donation, and values that are cut on the way."""
     wide, narrow = connected(devices)
@@ -98,6 +99,7 @@ def test_islands_have_slices_of_single_hosts(devices):
     assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(jax.random.key(3))[1]))
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_islands_have_copies_of_values_on_all_hosts(devices):
     """What the caller keeps, gets twice, or has sent on is copied on each host."""
     pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2), pw.Island(hosts=2)])

@@ -24,6 +24,7 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_joining_workers_become_hosts(secret: Path):
     """Two come before the controller, one of which wants to be host 1; they end with it."""
     command = [*JOIN, "--join", "127.0.0.1:20500", "--secret-file", str(secret)]

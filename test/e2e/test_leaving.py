@@ -49,6 +49,7 @@ def ended(processes):
     return endings
 
 
+@pytest.mark.feature("hosts", "hosts")
 def test_sigterm_lets_a_worker_do_first_what_it_has_accepted(devices, caplog):
     """It takes nothing more, what it has made can be read, and it goes when nobody holds anything of it."""
     caplog.set_level("WARNING", "pathways")

@@ -21,6 +21,7 @@ def islands(own_workers):
     pw.connect(cpu_devices=8)
 
 
+@pytest.mark.feature("hosts", "values")
 def test_measure_links_measures_each_pair_of_islands(islands):
     links = pw.measure_links()
     ((names, link),) = links.pairs.items()

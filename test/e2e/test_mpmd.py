@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +153,7 @@ def test_from_mpmd_refuses_what_is_not_of_front_end():
         pw.from_mpmd(jax.jit(lambda x: x).lower(1.0))
 
 
-@pytest.mark.skipif(find_spec("shardy") is not None, reason="the front end is installed")
+@pytest.mark.needs("no shardy")
 def test_from_mpmd_error_says_how_to_install_front_end():
     with pytest.raises(
         ImportError, match=r"needs Shardy's MPMD front end .*: pip install \"shardy-mpmd @ git"

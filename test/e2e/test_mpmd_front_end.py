@@ -7,7 +7,6 @@ import sys
 import types
 import unittest
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ import pathways as pw
 PACKAGE = "shardy.integrations.python.jax.mpmd"
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("shardy") is None, reason="the front end is not installed"),
+    pytest.mark.needs("shardy"),
     # It uses what JAX has deprecated, and donates what nothing takes.
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import shutil
 import subprocess
 import sys
 
 import pytest
 from on_hosts import PREPARE
 
+pytestmark = [pytest.mark.process, pytest.mark.needs("ray", "namespaces")]
+
 _ALONE = ["unshare", "-n", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-c"]
-
-
-@functools.cache
-def _why_not() -> str | None:
-    """Why Ray cannot be run here."""
-    if importlib.util.find_spec("ray") is None:
-        return "ray is not installed"
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        return "there is no unshare or no ip here"
-    tried = subprocess.run([*_ALONE, "ip link set lo up"], capture_output=True, check=False)
-    return None if tried.returncode == 0 else "namespaces are not permitted here"
 
 
 def run(script: str, timeout: float = 500) -> str:
     """Runs a controller alone in its network; it and all that it starts end within the time."""
-    if why := _why_not():
-        pytest.skip(why)
     done = subprocess.run(
         [*_ALONE, 'ip link set lo up && "$@"', "sh", sys.executable, "-c", PREPARE + script],
         capture_output=True,

@@ -412,7 +412,6 @@ def test_replicas_warn_of_unusable_donated_parameters() -> None:
         program.lower(jnp.ones((8, 8)), jnp.ones((2, 8)))
 
 
-@pytest.mark.feature("replicas", "error")
 def test_replicas_restore_checkpoints_of_other_numbers(tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
     params, batch = inputs(2)
@@ -428,6 +427,7 @@ def test_replicas_restore_checkpoints_of_other_numbers(tmp_path: Path) -> None:
 
 
 class TestRefusals:
+    @pytest.mark.feature("replicas", "error")
     def test_replicas_refuse_microbatches_that_do_not_divide(self) -> None:
         params, batch = inputs(2)
         program = pw.program(step_of(place_on(stages(5))))

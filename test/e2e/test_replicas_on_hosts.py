@@ -60,6 +60,7 @@ def array(rng, *shape):
     return rng.normal(size=shape).astype(np.float32) / 2
 
 
+@pytest.mark.feature("replicas", "hosts")
 @pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.not_attached)])
 def test_replicas_on_hosts(own_or_attached_workers, hosts):
     pw.disconnect()

@@ -42,6 +42,8 @@ from pathways.runtime.resources.service_status import ClientStatus
 
 RAW_CLIENT = Path(__file__).parents[1] / "support" / "raw_client.py"
 
+pytestmark = pytest.mark.hosts
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceInThreads]:
@@ -113,7 +115,6 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.hosts
 def test_service_frees_all_of_a_killed_client(service, start):
     """Nor does one that is stopped keep others from their steps; what it has, it keeps."""
     process = start("bob", "steps")
@@ -219,6 +220,7 @@ def test_service_runs_steps_while_a_client_waits_for_a_call(service, ann, progra
     wait_until(lambda: client(service, "bob") is None)
 
 
+@pytest.mark.feature("clients", "hosts")
 def test_service_fails_steps_that_need_a_failed_call(service, ann, devices):
     slice = devices.add_slice((1,), ("x",), island="island0")
     out = jax.ShapeDtypeStruct((4,), np.float32)
@@ -228,6 +230,7 @@ def test_service_fails_steps_that_need_a_failed_call(service, ann, devices):
     assert_steps_go_on(service)
 
 
+@pytest.mark.feature("clients", "hosts")
 @pytest.mark.process
 def test_service_traces_only_the_client_that_asks(service, start, devices, tmp_path):
     """Others run meanwhile; who traces sees all of its own steps, on the clock of its process."""
@@ -251,6 +254,7 @@ def test_service_traces_only_the_client_that_asks(service, start, devices, tmp_p
             assert len(timeline.launches) == 2
 
 
+@pytest.mark.feature("clients", "values")
 def test_service_gives_clients_free_devices(service, ann, devices):
     """The service binds the slices of all; what a client leaves, others get."""
 
@@ -280,6 +284,7 @@ def test_service_frees_the_name_of_a_client_that_left(service):
         service.attach("again").close()
 
 
+@pytest.mark.feature("clients", "error")
 def test_service_refuses_a_second_client_of_a_name(service, ann):
     with refused(HostError, "rejects this process: a client called 'ann' already exists"):
         service.attach("ann")
@@ -287,6 +292,7 @@ def test_service_refuses_a_second_client_of_a_name(service, ann):
     wait_until(lambda: client(service, "another") is None)
 
 
+@pytest.mark.feature("clients", "error")
 def test_service_disconnects_a_client_that_sends_garbage(service, ann):
     """Whoever knows the secret, and speaks no sense."""
     bob = service.attach("bob")
@@ -349,6 +355,7 @@ def test_service_disconnects_one_client_for_an_unexpected_error(service, ann, ch
     assert_steps_go_on(service)
 
 
+@pytest.mark.feature("clients", "error")
 def test_service_refuses_a_program_that_does_not_verify(service, ann, program):
     """The service parses nothing itself: a process with limits says what is wrong."""
     bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
@@ -399,7 +406,7 @@ def test_service_notifies_a_client_it_disconnects(service):
     assert not service.service.end_client("bob")
 
 
-@pytest.mark.hosts
+@pytest.mark.feature("clients", "error")
 def test_service_end_is_an_error_to_all_clients(tmp_path, monkeypatch):
     served = ServiceInThreads(Settings((Island(),)), tmp_path)
     ann, bob = served.attach("ann"), served.attach("bob")
@@ -424,6 +431,7 @@ def call_on(one: AttachedController, name: str, **named: Any) -> FunctionCall:
     return one.call(name, gang, gang.hosts, call_of(name, **named))
 
 
+@pytest.mark.feature("clients", "hosts")
 def test_service_runs_calls_of_clients_side_by_side(service, tmp_path):
     """Each client has the same lanes, and its own."""
     ann, bob = service.attach("ann"), service.attach("bob")
@@ -437,6 +445,7 @@ def test_service_runs_calls_of_clients_side_by_side(service, tmp_path):
     ann.close(), bob.close()
 
 
+@pytest.mark.feature("clients", "hosts")
 def test_service_reports_calls_to_their_client(service, tmp_path):
     """By its own numbers, and nothing of those of others."""
     ann, bob = service.attach("ann"), service.attach("bob")
@@ -455,6 +464,7 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
         one.close()
 
 
+@pytest.mark.feature("clients", "hosts")
 def test_service_frees_what_calls_of_a_client_kept(service):
     """As copies for a checkpoint, and the inputs of batches; it may have died before it could say so."""
 
@@ -472,6 +482,7 @@ def test_service_frees_what_calls_of_a_client_kept(service):
     ann.close()
 
 
+@pytest.mark.feature("clients", "hosts")
 def test_service_counts_chunks_of_a_loop_as_steps(
     service: ServiceInThreads, ann: None, devices: pw.VirtualDeviceSet
 ) -> None:

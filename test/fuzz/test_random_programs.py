@@ -33,6 +33,7 @@ def in_a_process(script: str, tmp_path: Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.quick
 def test_random_programs_equal_jit(tmp_path: Path):
     printed = run(
         "random_programs.py",

@@ -87,8 +87,10 @@ MISSING: dict[str, Callable[[], str | None]] = {
     "mlir-opt": _without_mlir_opt,
     "namespaces": _without_namespaces,
     "neovim": _without_neovim,
+    "no shardy": lambda: None if _without_packages("shardy")() else "Shardy's front end is installed",
     "ray": _without_packages("ray"),
     "root": _without_root,
+    "shardy": _without_packages("shardy"),
     "two cores": _without_two_cores,
     "zsh": _without_command("zsh", "zsh"),
 }

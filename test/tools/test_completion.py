@@ -1,6 +1,5 @@
 """Completions that shells offer for the tools, read from the shells themselves where they are installed."""
 
-import shutil
 import subprocess
 
 import pytest
@@ -68,7 +67,8 @@ def test_pw_completion_completes_in_bash(folder, words, offered):
         assert sorted(found) == sorted(offered)
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@pytest.mark.process
+@pytest.mark.needs("fish")
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -84,7 +84,8 @@ def test_pw_completion_completes_in_fish(folder, line, offered):
     assert set(offered) <= set(found)
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.process
+@pytest.mark.needs("zsh")
 def test_pw_completion_is_read_by_zsh(folder):
     (folder / "script").write_text(SCRIPTS["zsh"])
     tools = [parser.prog for parser in make_parsers()]

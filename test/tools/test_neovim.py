@@ -2,16 +2,14 @@
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import requirements
 from pages import blocks
 
-NEOVIM = shutil.which("nvim")
 MODULE = """\
 module @step attributes {pw.form = "placed"} {
   sdy.mesh @mesh = <["x"=2]>
@@ -83,22 +81,27 @@ vim.cmd("qa!")
 """
 
 
-def version() -> tuple[int, ...]:
-    if NEOVIM is None:
-        return ()
-    text = subprocess.run([NEOVIM, "--version"], capture_output=True, text=True, check=True).stdout
-    return tuple(map(int, re.match(r"NVIM v(\d+)\.(\d+)", text).groups()))
-
-
-@pytest.mark.skipif(version() < (0, 8), reason="no Neovim, or one that is older than 0.8")
+@pytest.mark.process
+@pytest.mark.needs("neovim")
 def test_neovim_works_as_its_page_shows(tmp_path):
     new, old = (block.text for block in blocks("docs/editor.md", "lua"))
-    (tmp_path / "init.lua").write_text(new if version() >= (0, 11) else old)
+    (tmp_path / "init.lua").write_text(new if requirements.neovim_version() >= (0, 11) else old)
     (tmp_path / "press.lua").write_text(PRESSES)
     (tmp_path / "step.mlir").write_text(BROKEN)
     tools = Path(sys.executable).parent
     result = subprocess.run(
-        [NEOVIM, "--headless", "-n", "-i", "NONE", "-u", "init.lua", "step.mlir", "-c", "luafile press.lua"],
+        [
+            requirements.NEOVIM,
+            "--headless",
+            "-n",
+            "-i",
+            "NONE",
+            "-u",
+            "init.lua",
+            "step.mlir",
+            "-c",
+            "luafile press.lua",
+        ],
         cwd=tmp_path,
         env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path)},
         stdin=subprocess.DEVNULL,

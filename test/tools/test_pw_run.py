@@ -521,7 +521,7 @@ def test_pw_run_names_a_platform_that_is_missing(folder, platform):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.needs("full device")
 def test_pw_run_reports_a_full_disk(folder, tmp_path):
     full = os.open("/dev/full", os.O_WRONLY)
     code, error = run_apart("pw-run", *TRUSTED, stdout=full, folder=tmp_path, cwd=folder)

@@ -96,7 +96,7 @@ def ended(process_id):
     return True
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
+@pytest.mark.needs("linux")
 def test_supervise_ends_the_child_with_its_parent():
     with start("import os; print(os.getpid(), flush=True); time.sleep(60)") as tool:
         child = int(tool.stdout.readline())
@@ -111,7 +111,7 @@ def test_supervise_ends_the_child_with_its_parent():
         assert gone
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what a child holds")
+@pytest.mark.needs("linux")
 def test_supervise_limits_memory():
     hoard = "rows = []\n    while True: rows.append(bytearray(1 << 20)); time.sleep(0.001)"
     with start(hoard, PW_MEMORY_LIMIT="200M") as tool:

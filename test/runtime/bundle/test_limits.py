@@ -27,7 +27,7 @@ subprocess.run([sys.executable, "-c", {CHILD!r}, str(os.getpid())])
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
+@pytest.mark.needs("linux")
 def test_end_with_ends_a_process_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -42,7 +42,7 @@ def test_end_with_ends_a_process_with_its_parent() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
+@pytest.mark.needs("linux")
 def test_end_with_ends_at_once_without_the_parent() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD, "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
