@@ -83,7 +83,7 @@ pytest: venv ## any tests, in one process (ARGS="test/runtime -k name")
 	@$(BIN)/pytest $(ARGS)
 
 durations: venv ## measure the seconds of tests for test/durations.json, on a quiet machine (ARGS=test/x.py for some)
-	@$(BIN)/pytest -p no:xdist --store-durations --durations-path test/durations.json $(ARGS); \
+	@$(BIN)/pytest -p no:xdist --store-durations --durations-path=test/durations.json $(ARGS); \
 	$(BIN)/python test/durations.py
 
 fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
@@ -101,11 +101,12 @@ lab: venv ## hosts on slow, lossy and cut networks of namespaces, as root (ARGS=
 	@$(BIN)/pytest --junitxml=build/test/lab.xml --timeout=600 -v test/lab/long_networks.py $(ARGS) \
 	  || [ $$? = 5 -a -n '$(ARGS)' ]
 
-stress: venv ## threads, killed and stopped hosts, for half an hour; random histories of clusters
+stress: venv ## threads, killed and stopped hosts for half an hour; random histories, and more examples of unit tests
 	@$(BIN)/python test/support/stress_hosts.py $(or $(SEED),0) 600
 	@$(BIN)/python bench/soak.py --seconds 1200
 	@$(BIN)/python test/runtime/control/histories.py --count 10000
 	@$(BIN)/python test/runtime/control/sharing.py --count 10000
+	@PW_TEST_EXAMPLES_FACTOR=20 $(BIN)/pytest --timeout=3600 $(ALL_AT_ONCE) test/dialect test/passes test/runtime
 
 bench: venv ## run the benchmarks (ARGS is handed to each)
 	@for bench in $(BENCHES); do echo "--- $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done

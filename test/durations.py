@@ -1,6 +1,6 @@
 """Tidies `test/durations.json`: drops entries of tests that no longer exist, and rounds seconds.
 
-    pytest -p no:xdist --store-durations --durations-path test/durations.json test/test_rooms.py
+    pytest -p no:xdist --store-durations --durations-path=test/durations.json test/test_rooms.py
     python test/durations.py
 
 `make durations ARGS=test/test_rooms.py` runs both.
