@@ -7,6 +7,8 @@ from pathlib import Path
 import preloaded
 import pytest
 
+pytestmark = pytest.mark.process
+
 SECONDS = 4.0
 
 

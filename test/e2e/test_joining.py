@@ -24,6 +24,7 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.process
 @pytest.mark.feature("hosts", "hosts")
 def test_joining_workers_become_hosts(secret: Path):
     """Two come before the controller, one of which wants to be host 1; they end with it."""
@@ -95,6 +96,7 @@ def test_joining_refuses_a_secret_readable_by_others(own_workers, secret: Path):
         pw.connect("join", secret_file=str(secret), **settings)
 
 
+@pytest.mark.process
 def test_joining_reports_wrong_workers(secret: Path):
     with pytest.raises(ValueError, match=r"connect\('join'\) and secret_file= go together"):
         pw.connect("join", hosts=1, bind="127.0.0.1")

@@ -20,6 +20,8 @@ import pathways as pw
 from pathways.runtime.hosts.launch.folders import ClusterFolder
 from pathways.tools import pw_cluster
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch) -> Iterator[ClusterFolder]:

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 
 def test_hosts_that_are_hurt():
     soak = Path(__file__).parents[2] / "bench" / "soak.py"

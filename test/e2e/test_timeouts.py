@@ -6,6 +6,8 @@ from pathlib import Path
 
 import preloaded
 
+pytestmark = pytest.mark.process
+
 HANGS = """
 import host_functions
 import pytest

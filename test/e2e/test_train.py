@@ -10,6 +10,8 @@ from pathlib import Path
 import preloaded
 import pytest
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("grain", reason="grain is not installed")
 pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
 

@@ -74,6 +74,7 @@ def wait_until(is_so) -> None:
     raise AssertionError
 
 
+@pytest.mark.process
 def test_splitter_serves_clients_in_turn(cut):
     """However many programs one of them has."""
     ann, bob = Client(), Client()
@@ -90,6 +91,7 @@ def test_splitter_serves_clients_in_turn(cut):
     assert cut.begun()[:2] == ["waits", "bob"]
 
 
+@pytest.mark.process
 def test_splitter_drops_programs_of_a_client_that_left(cut):
     """Neither the program that the process works on goes on, nor do those begin that wait."""
     ann, bob = Client(), Client()
