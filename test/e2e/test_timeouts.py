@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import preloaded
+import pytest
 
 pytestmark = pytest.mark.process
 
