@@ -90,9 +90,13 @@ _MARKERS_OF_FIXTURES = {
     "own_or_attached_workers": "hosts",
     "own_workers": "hosts",
     "shared_workers": "hosts",
+    "own_editor": "process",
     "run_example": "process",
+    "shared_editor": "process",
     "warm_checks": "process",
 }
+
+_QUICK_TESTS = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -119,6 +123,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for fixture in _MARKERS_OF_FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(_MARKERS_OF_FIXTURES[fixture])
     durations = read_durations()
+    config.stash[_QUICK_TESTS] = [item.nodeid for item in items if layer_of(item, durations) == "quick"]
     layer = config.getoption("--layer")
     if layer != "all":
         chosen = [item for item in items if layer_of(item, durations) == layer]
@@ -197,6 +202,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if _started and not (item.get_closest_marker("process") or item.get_closest_marker("hosts")):
         pytest.fail(f"{item.nodeid} starts {_started[0]}: mark it with pytest.mark.process", pytrace=False)
     return result
+
+
+@pytest.fixture
+def quick_tests(request: pytest.FixtureRequest) -> list[str] | None:
+    """The ids of the tests of the quick layer; None where pytest was to collect only some tests."""
+    is_whole = (ROOT / "test").resolve() in {Path(path).resolve() for path in request.config.args}
+    return request.config.stash[_QUICK_TESTS] if is_whole else None
 
 
 @pytest.fixture
