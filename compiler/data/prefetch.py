@@ -54,7 +54,8 @@ class Prefetched[T](Iterator[T]):
         self._is_first = True
         self._error: BaseException | None = None
         # The thread knows nothing of this object, and ends when it is gone.
-        weakref.finalize(self, reader.stop).atexit = False
+        self._stop = weakref.finalize(self, reader.stop)
+        self._stop.atexit = False
         reader.start()
 
     def __next__(self) -> T:
@@ -75,6 +76,8 @@ class Prefetched[T](Iterator[T]):
             raise
         except Exception as error:
             self._error = error
+            # The traceback of the reader's error refers to this object, which would never be collected.
+            self._stop()
             raise
         finally:
             self.waited += time.monotonic() - began
@@ -91,7 +94,7 @@ class Prefetched[T](Iterator[T]):
 
         Where the input is in the middle of a batch, it waits for that for up to 5 seconds.
         """
-        self._reader.stop()
+        self._stop()
         self._reader.join()
 
     def get_state(self) -> Any:
@@ -104,7 +107,11 @@ class Prefetched[T](Iterator[T]):
           TypeError: the input has no positions: no `get_state`, which iterators of Grain have.
         """
         if self._is_first:
-            self._state = self._reader.first_state()
+            try:
+                self._state = self._reader.first_state()
+            except Exception:
+                self._stop()
+                raise
         if self._state is None:
             raise TypeError(
                 f"pw.prefetch: the input has no position to save: {self._reader.kind} has no get_state(), "

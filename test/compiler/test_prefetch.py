@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import jax
@@ -152,6 +153,17 @@ def test_prefetch_raises_an_error_of_the_input_after_earlier_batches(compiled: p
         assert raised.value.__notes__ == ["pw.prefetch: batch 2 of the input"]
     batches.close()
     assert threads() == []
+
+
+def test_prefetch_is_collected_after_an_error(compiled: pw.Compiled) -> None:
+    """The traceback of the error, which the reader keeps, refers to it."""
+    batches = pw.prefetch(numbered(1), compiled, "batch", count=2)
+    with pytest.raises(ValueError, match="after 1 of 2 batches"):
+        list(batches)
+    collected = weakref.ref(batches)
+    del batches
+    gc.collect()
+    assert collected() is None
 
 
 def test_prefetch_refuses_an_input_shorter_than_count(compiled: pw.Compiled) -> None:

@@ -24,9 +24,6 @@ from pathways.runtime.hosts.controller.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
-leaves_batches = pytest.mark.leaves_arrays
-"""Of tests of inputs that end early: a finalizer of the program holds their reader, and that the program."""
-
 ISLANDS = [pw.Island(devices_per_host=2), pw.Island(devices_per_host=2), pw.Island(hosts=2)]
 OPTIONS = pw.HostOptions(heartbeat=3)
 BATCH = {
@@ -184,7 +181,6 @@ def test_input_of_a_killed_run_goes_on_with_fewer_hosts(devices, tmp_path):
             equal(batch, expected)
 
 
-@leaves_batches
 def test_input_ends_with_its_last_whole_batch(devices):
     connected()
     step = step_on(devices, 0, 2)
@@ -233,7 +229,6 @@ def test_input_batches_may_be_donated(devices):
 
 
 @pytest.mark.feature("training", "error")
-@leaves_batches
 def test_input_errors_name_host_and_batch(devices):
     connected()
     step = step_on(devices, 1)
@@ -265,7 +260,6 @@ def test_input_errors_name_host_and_batch(devices):
         next(batches)
 
 
-@leaves_batches
 def test_input_end_hides_no_error_of_another_shard(devices):
     """Whether one host reads both or not."""
     connected()
@@ -316,7 +310,6 @@ def test_input_positions_may_be_bytes(devices, tmp_path):
         equal(next(batches), after)
 
 
-@leaves_batches
 def test_input_reports_number_inputs(devices, caplog):
     connected()
     step = step_on(devices, 0)
