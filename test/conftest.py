@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import collections
 import gc
+import itertools
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +158,18 @@ def layer_of(item: pytest.Item, durations: dict[str, float]) -> str:
     return "quick" if durations.get(item.nodeid, 0) <= MAX_UNMARKED_TEST_S else "rest"
 
 
-def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Names the tests that were never measured."""
     if config.getoption("--layer") == "all":
-        return []
-    durations = read_durations()
-    unknown = [item.nodeid for item in items if item.nodeid not in durations]
-    return [f"not in test/durations.json (make durations ARGS=...): {name}" for name in unknown]
+        return
+    ran = {
+        report.nodeid
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if hasattr(report, "nodeid")
+    }
+    for name in sorted(ran - read_durations().keys()):
+        terminalreporter.write_line(f"not in test/durations.json (make durations ARGS=...): {name}")
 
 
 def pytest_collection_finish() -> None:
@@ -178,6 +184,8 @@ _started: list[str] = []
 def _note_process(event: str, args: tuple[Any, ...]) -> None:
     if event == "subprocess.Popen":
         _started.append(f"{args[0]} {' '.join(map(str, args[1]))}"[:100])
+    elif event == preloaded.AUDIT_EVENT:
+        _started.append(" ".join(args[0])[:100])
     elif event in ("os.fork", "os.forkpty", "os.posix_spawn"):
         _started.append(event)
 

@@ -54,6 +54,9 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
 _STARTED_WITH = _read_at_import(os.environ)
 _lock = threading.Lock()
 
+AUDIT_EVENT = "preloaded.PreloadedProcess"
+"""The event of `sys.audit` that a process is started."""
+
 
 class PreloadedProcess:
     """A Python program in a process of its own, with the face of `subprocess.Popen`.
@@ -79,6 +82,7 @@ class PreloadedProcess:
     ) -> None:
         environment = dict(os.environ if env is None else env)
         assert fits(environment), f"what begins with {_READ_AT_IMPORT} needs a process that is new"
+        sys.audit(AUDIT_EVENT, list(command))
         address = _address()
         environment[_RUN] = os.environ[_RUN]
         request = {
