@@ -162,12 +162,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """Names the tests that were never measured."""
     if config.getoption("--layer") == "all":
         return
-    ran = {
-        report.nodeid
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if hasattr(report, "nodeid")
-    }
+    reports = itertools.chain.from_iterable(terminalreporter.stats.values())
+    ran = {report.nodeid for report in reports if isinstance(report, pytest.TestReport)}
     for name in sorted(ran - read_durations().keys()):
         terminalreporter.write_line(f"not in test/durations.json (make durations ARGS=...): {name}")
 
