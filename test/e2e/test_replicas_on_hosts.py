@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from on_hosts import assert_equal
+from check import assert_close
+from models import apply, gradients_of, layer, sgd, squared_error, training_step
 
 import pathways as pw
 
 
-def layer(w, x):
-    return jnp.tanh(x @ w)
-
-
 def step_of(layers):
-    def loss(params, batch):
-        x, y = batch
-        for one, w in zip(layers, params, strict=True):
-            x = one(w, x)
-        return ((x - y) ** 2).mean()
-
-    def step(params, batch):
-        value, grads = pw.accumulate(jax.value_and_grad(loss), 4)(params, batch)
-        return value, [w - 0.1 * g for w, g in zip(params, grads, strict=True)]
-
-    return step
+    return training_step(squared_error(layers), 4)
 
 
 def scaled(p, x):
@@ -34,16 +23,12 @@ def scaled(p, x):
 
 
 def momentum_of(layers):
-    def loss(params, batch):
-        x, y = batch
-        for one, p in zip(layers, params, strict=True):
-            x = one(p, x)
-        return ((x - y) ** 2).mean()
+    gradients = gradients_of(squared_error(layers), 4)
 
     def step(params, moments, batch):
-        _, grads = pw.accumulate(jax.value_and_grad(loss), 4)(params, batch)
+        _, grads = gradients(params, batch)
         moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
-        return jax.tree.map(lambda w, m: w - 0.1 * m, params, moments), moments
+        return sgd(params, moments), moments
 
     return step
 
@@ -75,20 +60,15 @@ def test_replicas_on_hosts(own_or_attached_workers, hosts):
     for _ in range(3):
         value, params = train(params, batch)
         wanted, expected = jax.jit(step_of([layer, layer]))(expected, batch)
-        np.testing.assert_allclose(np.asarray(value), wanted, rtol=1e-5)
-    assert_equal(params, expected)
+        assert_close(value, wanted, 1e-5)
+    assert_close(params, expected, 1e-5)
     assert len(params[0]._copies) == 2
 
-    one, other = layers
-    predict = pw.program(
-        lambda w, x: pw.accumulate(lambda w, x: other(w[1], one(w[0], x)), 4, reduce="concat")(w, x)
-    )
+    rows_of = functools.partial(apply, layers)
+    predict = pw.program(lambda w, x: pw.accumulate(rows_of, 4, reduce="concat")(w, x))
     rows = predict(start, batch[0])
-    expected = layer(start[1], layer(start[0], batch[0]))
-    np.testing.assert_allclose(np.asarray(rows), expected, rtol=1e-4, atol=1e-6)
-    again = predict(start, rows)
-    expected = layer(start[1], layer(start[0], np.asarray(rows)))
-    np.testing.assert_allclose(np.asarray(again), expected, rtol=1e-4, atol=1e-6)
+    assert_close(rows, apply([layer, layer], start, batch[0]), 1e-5)
+    assert_close(predict(start, rows), apply([layer, layer], start, np.asarray(rows)), 1e-5)
 
     # Replicas have rows of the moments of weights, and columns of those of scales, which have three rows.
     start = [{"w": array(rng, 8, 8), "scales": array(rng, 3, 8)} for _ in slices]
@@ -99,13 +79,13 @@ def test_replicas_on_hosts(own_or_attached_workers, hosts):
     for _ in range(3):
         state = train(*state, batch)
         expected = jax.jit(momentum_of([scaled, scaled]))(*expected, batch)
-    assert_equal(state, expected)
+    assert_close(state, expected, 1e-5)
     parts = {(where.part.number, where.part.count, where.part.dim) for where in state[1][0]["scales"]._copies}
     assert parts == {(0, 2, 1), (1, 2, 1)}
 
     # What microbatches hand on goes from replica to replica, and so from host to host.
     args = [p["w"] for p in start], np.zeros(8, np.float32), batch
-    assert_equal(pw.program(seen_of(layers))(*args), jax.jit(seen_of([layer, layer]))(*args))
+    assert_close(pw.program(seen_of(layers))(*args), jax.jit(seen_of([layer, layer]))(*args), 1e-5)
     islands = {}
     for s in pw.status().slices:
         islands.setdefault(s.name.partition("_r")[2], set()).add(s.island)
