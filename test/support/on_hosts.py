@@ -31,8 +31,9 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from check import assert_close, assert_equal
 from jax.sharding import PartitionSpec as P
-from on_hosts import W, X, assert_equal, back, front, refused, training
+from on_hosts import W, X, back, front, refused, training
 
 import pathways as pw
 from pathways.runtime.control.errors import HostError
@@ -61,15 +62,6 @@ def training(a: Callable[..., Any], b: Callable[..., Any]) -> Callable[..., Any]
         return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
 
     return step
-
-
-def assert_equal(ours: Any, theirs: Any) -> None:
-    """Trees of arrays are equal, up to rounding."""
-
-    def check(a: Any, b: Any) -> None:
-        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5, atol=1e-6)
-
-    jax.tree.map(check, ours, theirs)
 
 
 @contextlib.contextmanager
