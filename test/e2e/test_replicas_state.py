@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from check import assert_close, assert_copies_equal
+from check import assert_trains_as_jax
 from models import layer, place_on, sgd
 
 import pathways as pw
@@ -43,16 +43,6 @@ def inputs() -> tuple[list[np.ndarray], np.ndarray]:
     return [first, second], rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
 
 
-def assert_trains_as_jax(program: Any, plain: Callable[..., Any], state: Any, steps: int = 2) -> None:
-    (params, x), ours, theirs = inputs(), None, None
-    for _ in range(steps):
-        # First, since ours may be given the arguments for good.
-        theirs = jax.jit(plain)(*(theirs[1:] if theirs else (params, state)), x)
-        ours = program(*(ours[1:] if ours else (params, state)), x)
-        assert_close(ours, theirs)
-        assert_copies_equal(ours)
-
-
 def normalized(layers: list[Callable[..., Any]], params: Any, x: Any, state: Any) -> Any:
     """Returns a loss whose forwards read the means of those before them, and a key of their own."""
     key, mask = jax.random.split(state["key"])
@@ -72,13 +62,15 @@ def first_state() -> dict[str, Any]:
 )
 def test_state_that_forwards_read_goes_from_replica_to_replica(replicas: int, schedule: str | None) -> None:
     program = pw.program(step_of(placed(replicas), normalized), schedule=schedule, donate_argnums=(0, 1))
-    assert_trains_as_jax(program, step_of([layer] * 2, normalized), first_state())
+    params, x = inputs()
+    assert_trains_as_jax(program, step_of([layer] * 2, normalized), [params, first_state()], x)
 
 
 @pytest.mark.parametrize("options", [{"shape": (2,)}, {"overlap": True}])
 def test_state_on_slices_of_several_devices_and_on_shared_ones(options: dict[str, Any]) -> None:
     program = pw.program(step_of(placed(2, **options), normalized), schedule="1f1b")
-    assert_trains_as_jax(program, step_of([layer] * 2, normalized), first_state())
+    params, x = inputs()
+    assert_trains_as_jax(program, step_of([layer] * 2, normalized), [params, first_state()], x)
 
 
 def test_state_that_no_microbatch_changes() -> None:
@@ -88,4 +80,5 @@ def test_state_that_no_microbatch_changes() -> None:
         return (layers[1](params[1], layers[0](params[0], x)) ** 2).mean() + state.sum(), state
 
     program = pw.program(step_of(placed(2), shifted), schedule="1f1b")
-    assert_trains_as_jax(program, step_of([layer] * 2, shifted), np.ones(3, np.float32), steps=1)
+    (params, x), state = inputs(), np.ones(3, np.float32)
+    assert_trains_as_jax(program, step_of([layer] * 2, shifted), [params, state], x, steps=1)

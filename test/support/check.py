@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,34 @@ def assert_copies_equal(tree: Any) -> None:
         for shard in _data(leaf).addressable_shards:
             copies.setdefault(str(shard.index), set()).add(np.asarray(shard.data).tobytes())
         assert all(len(same) == 1 for same in copies.values())
+
+
+def assert_trains_as_jax(
+    program: Callable[..., Any],
+    plain: Callable[..., Any],
+    state: Sequence[Any],
+    batch: Any,
+    steps: int = 2,
+    tolerance: float = 1e-6,
+) -> None:
+    """Some steps give what they give under `jax.jit`, and the same bits in all copies.
+
+    Args:
+      program: a step from `(*state, batch)` to `(loss, *state)`; it may donate the state.
+      plain: the function to compile with `jax.jit`.
+      state: what the first step begins with.
+      batch: what each step reads.
+      steps: the number of steps.
+      tolerance: that of `assert_close`.
+    """
+    ours = theirs = (None, *state)
+    jitted = jax.jit(plain)
+    for _ in range(steps):
+        # First, since ours may be given the arguments for good.
+        theirs = jitted(*theirs[1:], batch)
+        ours = program(*ours[1:], batch)
+        assert_close(ours, theirs, tolerance)
+        assert_copies_equal(ours)
 
 
 def _compare(got: Any, want: Any, check: Callable[[np.ndarray, np.ndarray, np.ndarray], None]) -> None:
