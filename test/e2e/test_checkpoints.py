@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import preloaded
 import pytest
+from check import assert_equal
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from models import apply, place_on
@@ -70,18 +71,6 @@ def programs() -> tuple[pw.Program, pw.Program]:
     return make_programs(*TWO_STAGES)
 
 
-def plain(tree: Any) -> Any:
-    """Returns a tree of arrays of NumPy, with the data of keys."""
-    return jax.tree.map(
-        lambda a: np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a),
-        tree,
-    )
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, plain(ours), plain(theirs))
-
-
 @pytest.mark.feature("training", "values")
 def test_checkpoint_continues_a_run_with_the_same_bits(programs, tmp_path: Path) -> None:
     init, step = programs
@@ -101,7 +90,7 @@ def test_checkpoint_continues_a_run_with_the_same_bits(programs, tmp_path: Path)
         again, loss = step(again, X)
         rest.append(float(loss))
     assert rest == losses[3:]
-    assert_same(again, state)
+    assert_equal(again, state)
 
 
 def test_checkpoint_is_restored_to_other_meshes_and_stages(programs, tmp_path: Path) -> None:
@@ -113,7 +102,7 @@ def test_checkpoint_is_restored_to_other_meshes_and_stages(programs, tmp_path: P
         moved = pw.checkpoint.restore(tmp_path, like)
         first, last = moved["params"][0].sharding, moved["params"][-1].sharding
         assert (first.num_devices, first == last) == (shape, stages == 1)
-        assert_same(moved, state)
+        assert_equal(moved, state)
 
 
 def test_checkpoint_keeps_leaves_of_all_kinds(tmp_path: Path) -> None:
@@ -130,9 +119,7 @@ def test_checkpoint_keeps_leaves_of_all_kinds(tmp_path: Path) -> None:
     assert jax.tree.map(type, back) == jax.tree.map(type, state)
     assert back["of Python"] == state["of Python"]
     arrays = ("bf16", "keys", "weak", "numpy")
-    assert [back[k].dtype for k in arrays] == [state[k].dtype for k in arrays]
-    assert back["weak"].weak_type == state["weak"].weak_type
-    assert_same({k: back[k] for k in arrays}, {k: state[k] for k in arrays})
+    assert_equal({k: back[k] for k in arrays}, {k: state[k] for k in arrays})
     without = {
         **state,
         "keys": jax.ShapeDtypeStruct((3,), state["keys"].dtype),
@@ -151,10 +138,10 @@ def test_checkpoint_is_exchanged_with_orbax(programs, tmp_path: Path) -> None:
     like = {"params": [everywhere] * LAYERS}
     with ocp.training.Checkpointer(tmp_path / "ours") as checkpointer:
         assert checkpointer.latest.step == 3
-        assert_same(checkpointer.load(3, like)["params"], params)
+        assert_equal(checkpointer.load(3, like)["params"], params)
     with v0.CheckpointManager(tmp_path / "ours") as manager:
         kept = manager.restore(3, args=v0.args.Composite(state=v0.args.StandardRestore(like)))
-        assert_same(kept.state["params"], params)
+        assert_equal(kept.state["params"], params)
 
     theirs = jax.tree.map(lambda a: jax.device_put(np.asarray(a), everywhere.sharding), {"params": params})
     with ocp.training.Checkpointer(tmp_path / "v1") as checkpointer:
@@ -165,7 +152,7 @@ def test_checkpoint_is_exchanged_with_orbax(programs, tmp_path: Path) -> None:
         assert pw.checkpoint.latest(tmp_path / folder) == 8
         back = pw.checkpoint.restore(tmp_path / folder, {"params": params})["params"]
         assert [a.sharding for a in back] == [a.sharding for a in params]
-        assert_same(back, params)
+        assert_equal(back, params)
 
 
 def test_checkpoint_has_the_position_of_the_input_as_by_grain(programs, tmp_path: Path) -> None:
@@ -217,7 +204,7 @@ def test_checkpoint_save_refuses_other_leaves(tmp_path: Path) -> None:
 
     gone = jnp.ones(3)
     gone.delete()
-    refused(TypeError, r"state\['f'\]\[1\] is a function, not an array", {"f": [1, plain]})
+    refused(TypeError, r"state\['f'\]\[1\] is a function, not an array", {"f": [1, make_programs]})
     refused(TypeError, r"state\['names'\] has the dtype <U1", {"names": np.array(["a"])})
     refused(ValueError, r"state\['w'\] of shape \(0, 2\) has no elements", {"w": jnp.ones((0, 2))})
     refused(ValueError, r"state\['w'\] has been deleted; it was donated", {"w": gone})
