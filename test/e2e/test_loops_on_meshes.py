@@ -4,16 +4,23 @@ In child processes, since XLA aborts on unexpected programs.
 """
 
 import re
+from pathlib import Path
 
+import check
 import preloaded
 import pytest
 
 pytestmark = pytest.mark.process
 
-PREPARE = """
+PREPARE = f"""
+import sys
+
+sys.path.insert(0, {str(Path(check.__file__).parent)!r})
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from check import assert_close
 from jax import lax
 from jax.sharding import PartitionSpec as P
 import pathways as pw
@@ -21,11 +28,7 @@ import pathways as pw
 pw.connect(cpu_devices=2)
 two = pw.make_virtual_device_set().add_slice((2,), ("x",))
 ws = np.linspace(-1, 1, 4 * 16 * 16, dtype=np.float32).reshape(4, 16, 16)
-x = np.linspace(-1, 1, 8 * 16, dtype=np.float32).reshape(8, 16)
-
-
-def assert_close(ours, theirs):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), ours, theirs)
+x = np.linspace(-1, 2, 8 * 16, dtype=np.float32).reshape(8, 16)
 """
 
 LOOPS = {
