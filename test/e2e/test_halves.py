@@ -149,8 +149,7 @@ def test_halves_agree_with_whole_backwards():
     params = [parameters(scanned, 10 * n) for n in range(3)]
     step = step_of(placed_stages(3, scanned))
     halves, whole = (pw.program(step, schedule=name)(params, batch()) for name in ("zb-h2", "1f1b"))
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(halves), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-8)
+    assert_close(halves, whole)
 
 
 @pytest.mark.parametrize(("schedule", "kind"), [("zb-v", scanned), ("gpipe", dense), ("eager", dense)])
