@@ -227,10 +227,10 @@ class TestResults:
         forward = pw.program(lambda params, x: other(params[1], one(params[0], x)))
         init = pw.program(lambda key: pw.jit(lambda k: jax.random.normal(k, (8, 8)), devices=slices[0])(key))
         w = init(jax.random.key(0))
-        np.testing.assert_array_equal(w, jax.random.normal(jax.random.key(0), (8, 8)))
+        assert_equal(w, jax.random.normal(jax.random.key(0), (8, 8)))
         assert_copies_equal(w)
         plain = layer(params[1], layer(w, x))
-        np.testing.assert_allclose(forward([w, params[1]], x), plain, rtol=1e-6)
+        assert_close(forward([w, params[1]], x), plain)
 
     def test_replicas_mirror_values_that_all_slices_read(self) -> None:
         one, other = place_on(stages(2))
@@ -247,7 +247,7 @@ class TestResults:
         state, shown = {"count": 0, "scale": 1.0}, {"count": 0, "scale": 1.0}
         for n in range(3):
             state, y = advance(state, x)
-            np.testing.assert_allclose(y, plain(shown, x), rtol=1e-6)
+            assert_close(y, plain(shown, x))
             shown = {"count": n + 1, "scale": 2.0 ** (n + 1)}
         assert int(state["count"]) == 3
         assert len(state["count"].sharding.device_set) == 2
@@ -268,8 +268,8 @@ class TestResults:
         value, rest, step = run(key, 2)
         again, _, step = run(rest, step)
         one, two = jax.random.split(key)
-        np.testing.assert_array_equal(value, jax.random.normal(two, (4,)) * 2)
-        np.testing.assert_array_equal(again, jax.random.normal(jax.random.split(one)[1], (4,)) * 3)
+        assert_equal(value, jax.random.normal(two, (4,)) * 2)
+        assert_equal(again, jax.random.normal(jax.random.split(one)[1], (4,)) * 3)
         assert int(step) == 4
 
 
