@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from check import assert_close, assert_trains_as_jax
 from jax.sharding import PartitionSpec as P
-from models import place_on, sgd
+from models import carrying_step, place_on
 
 import pathways as pw
 
@@ -46,15 +46,7 @@ def step_of(layers: list[Layer]) -> Callable[..., Any]:
             new.append(averages)
         return (x**2).mean(), new
 
-    def step(params: list[jax.Array], stats: list[Any], x: jax.Array) -> Any:
-        def of_microbatch(params: list[jax.Array], stats: list[Any], x: jax.Array) -> Any:
-            (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, stats, x)
-            return stats, (value, grads)
-
-        stats, (value, grads) = pw.accumulate(of_microbatch, MICROBATCHES, carry_argnums=1)(params, stats, x)
-        return value, sgd(params, grads), stats
-
-    return step
+    return carrying_step(loss, MICROBATCHES)
 
 
 def inputs() -> tuple[list[np.ndarray], list[Any], np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from check import assert_trains_as_jax
-from models import layer, place_on, sgd
+from models import carrying_step, layer, place_on
 
 import pathways as pw
 
@@ -23,18 +24,8 @@ def placed(replicas: int, shape: tuple[int, ...] = (1,), **options: Any) -> list
 
 
 def step_of(layers: list[Callable[..., Any]], loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a training step for a loss of layers, parameters, a microbatch and the state."""
-
-    def step(params: list[jax.Array], state: Any, x: jax.Array) -> Any:
-        def of_microbatch(params: list[jax.Array], state: Any, x: jax.Array) -> Any:
-            grad = jax.value_and_grad(lambda p: loss(layers, p, x, state), has_aux=True)
-            (value, state), grads = grad(params)
-            return state, (value, grads)
-
-        state, (value, grads) = pw.accumulate(of_microbatch, MICROBATCHES, carry_argnums=1)(params, state, x)
-        return value, sgd(params, grads), state
-
-    return step
+    """Returns a training step for a loss of layers, parameters, the state and a microbatch."""
+    return carrying_step(functools.partial(loss, layers), MICROBATCHES)
 
 
 def inputs() -> tuple[list[np.ndarray], np.ndarray]:
@@ -43,7 +34,7 @@ def inputs() -> tuple[list[np.ndarray], np.ndarray]:
     return [first, second], rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
 
 
-def normalized(layers: list[Callable[..., Any]], params: Any, x: Any, state: Any) -> Any:
+def normalized(layers: list[Callable[..., Any]], params: Any, state: Any, x: Any) -> Any:
     """Returns a loss whose forwards read the means of those before them, and a key of their own."""
     key, mask = jax.random.split(state["key"])
     h = layers[0](params[0], x * jax.random.bernoulli(mask, 0.8, x.shape) - state["front"])
@@ -76,7 +67,7 @@ def test_state_on_slices_of_several_devices_and_on_shared_ones(options: dict[str
 def test_state_that_no_microbatch_changes() -> None:
     """State only moves from one replica to the other and back."""
 
-    def shifted(layers: list[Callable[..., Any]], params: Any, x: Any, state: Any) -> Any:
+    def shifted(layers: list[Callable[..., Any]], params: Any, state: Any, x: Any) -> Any:
         return (layers[1](params[1], layers[0](params[0], x)) ** 2).mean() + state.sum(), state
 
     program = pw.program(step_of(placed(2), shifted), schedule="1f1b")

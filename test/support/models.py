@@ -67,3 +67,21 @@ def training_step(loss: Callable[..., Any], microbatches: int) -> Callable[..., 
         return value, sgd(params, grads)
 
     return step
+
+
+def carrying_step(loss: Callable[..., Any], microbatches: int) -> Callable[..., Any]:
+    """Returns a step of gradient descent whose microbatches hand on state: the loss, parameters and state.
+
+    It takes parameters, state and a batch, as `loss` does, which returns the loss and the new state.
+    """
+
+    def of_microbatch(params: Any, state: Any, batch: Any) -> Any:
+        (value, state), grads = jax.value_and_grad(loss, has_aux=True)(params, state, batch)
+        return state, (value, grads)
+
+    def step(params: Any, state: Any, batch: Any) -> tuple[jax.Array, Any, Any]:
+        carried = pw.accumulate(of_microbatch, microbatches, carry_argnums=1)
+        state, (value, grads) = carried(params, state, batch)
+        return value, sgd(params, grads), state
+
+    return step
