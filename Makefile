@@ -18,7 +18,7 @@ FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 muta
   random_losses:5000
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test test-all nightly check-format lint types wheel lit quick rest pytest test-oldest durations fuzz lab stress \
+.PHONY: help demo test test-all nightly check-format lint types wheel lit quick rest pytest test-oldest durations coverage fuzz lab stress \
   bench docs site format lock venv type-links clean
 
 help: ## list the targets
@@ -85,6 +85,16 @@ pytest: venv ## any tests, in one process (ARGS="test/runtime -k name")
 durations: venv ## measure the seconds of tests for test/durations.json, on a quiet machine (ARGS=test/x.py for some)
 	@$(BIN)/pytest -p no:xdist --store-durations --durations-path=test/durations.json $(ARGS); \
 	$(BIN)/python test/durations.py
+
+# Some tests fail under it, which read what processes print or wait for: only lines count here.
+coverage: venv ## the lines that make test and make test-all cover, by folder
+	@mkdir -p build/test
+	@for layer in quick rest; do \
+	  COVERAGE_FILE=build/test/coverage.$$layer $(BIN)/pytest --layer=$$layer --cov --cov-report= -p coverage_contexts \
+	    $(ALL_AT_ONCE) $(ARGS); \
+	done; \
+	COVERAGE_FILE=build/test/coverage.all $(BIN)/coverage combine --quiet --keep build/test/coverage.quick build/test/coverage.rest
+	@$(BIN)/python test/coverage_table.py build/test/coverage.quick build/test/coverage.all
 
 fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
 	@failed=; \

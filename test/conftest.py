@@ -72,7 +72,7 @@ ROOT = Path(__file__).parents[1]
 MAX_QUICK_TEST_S = 8.0
 """What a test of the quick layer may take; a test without an entry in `durations.json` counts as this."""
 
-MAX_UNMARKED_TEST_S = 1.0
+MAX_UNMARKED_TEST_S = 2.0
 """What a test may take that is in the quick layer without showing a feature."""
 
 MARKERS = (

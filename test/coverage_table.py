@@ -2,15 +2,7 @@
 
     python test/coverage_table.py build/test/coverage.quick build/test/coverage.all
 
-To measure a layer, in a `.venv` to which `pip install coverage==7.17.5 pytest-cov` has added what is not in
-requirements.in:
-
-    export COVERAGE_FILE=build/test/coverage.quick
-    .venv/bin/pytest --layer=quick --cov --cov-report= -p coverage_contexts
-
-That combines the files of all processes when it ends. To join runs, with `COVERAGE_FILE` set to a new file:
-
-    .venv/bin/coverage combine --keep build/test/coverage.quick build/test/coverage.rest
+`make coverage` writes both files, and runs this.
 
 The files name the tests of each line, which test/mutants.py reads.
 """

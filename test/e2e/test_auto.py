@@ -157,6 +157,7 @@ def test_auto_splits_and_merges_state_of_optimizer() -> None:
     jax.tree.map(np.testing.assert_array_equal, plan.merge(split), state)
 
 
+@pytest.mark.quick
 def test_auto_writes_plan_as_placed_functions() -> None:
     params, tokens = init_lm(jax.random.key(0)), jnp.ones((4, 9), jnp.int32)
     two = slices(2)
@@ -169,6 +170,7 @@ def test_auto_writes_plan_as_placed_functions() -> None:
     assert loss(plan.split(params), tokens) == plan.loss(plan.split(params), tokens)
 
 
+@pytest.mark.quick
 def test_auto_reads_times_from_trace(tmp_path: Path) -> None:
     params = init_mlp(jax.random.key(0))
     batch = numbers(8, 16), numbers(8, 16)

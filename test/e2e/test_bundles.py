@@ -250,6 +250,7 @@ def test_bundle_binds_slices_when_it_is_loaded(model, expected):
     assert_same_leaves(second(*args, **kwargs), expected)
 
 
+@pytest.mark.quick
 def test_bundle_shares_slices(model):
     first = pw.load(model, trust=True)
     second = pw.load(model, trust=True, slices=first.slices)
@@ -280,6 +281,7 @@ def test_bundle_of_sharded_slices_prints_nothing(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize("trust", [False, True])
 def test_bundle_moves_values_between_meshes(tmp_path, trust):
@@ -499,6 +501,7 @@ def test_bundle_reads_attributes_of_earlier_releases(model, expected, tmp_path):
     assert_same_leaves(loaded(*args, **kwargs), expected)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -628,6 +631,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
 """
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "problem"),

@@ -379,6 +379,7 @@ def test_on_hosts_reports_a_host_that_dies(slices, tmp_path):
     assert again.result() == [2.5]
 
 
+@pytest.mark.quick
 @pytest.mark.not_attached
 def test_on_hosts_runs_here_without_hosts(devices):
     pw.disconnect()

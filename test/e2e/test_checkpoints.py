@@ -288,6 +288,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.quick
 @pytest.mark.process
 def test_checkpoint_names_the_package_to_install() -> None:
     done = preloaded.run("-c", WITHOUT)

@@ -292,6 +292,7 @@ def test_checkpoint_on_hosts_stays_when_a_host_is_lost(devices, tmp_path, monkey
     assert pw.checkpoint.latest(tmp_path) == 2
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_checkpoint_on_hosts_survives_a_host_lost_after_writing(devices, tmp_path, monkeypatch, how):
     """The controller merges what hosts have written."""

@@ -94,6 +94,7 @@ def test_controller_keeps_workers_after_ctrl_c():
     assert np.asarray(program(large))[0] == 3
 
 
+@pytest.mark.quick
 @alone
 def test_controller_leaves_no_workers_to_a_forked_process():
     pw.connect(hosts=1)

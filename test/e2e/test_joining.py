@@ -96,6 +96,7 @@ def test_joining_refuses_a_secret_readable_by_others(own_workers, secret: Path):
         pw.connect("join", secret_file=str(secret), **settings)
 
 
+@pytest.mark.quick
 @pytest.mark.process
 def test_joining_reports_wrong_workers(secret: Path):
     with pytest.raises(ValueError, match=r"connect\('join'\) and secret_file= go together"):

@@ -140,6 +140,7 @@ def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
         held.fetch()
 
 
+@pytest.mark.quick
 def test_ready_says_what_platforms_ask(devices, tmp_path, monkeypatch):
     """A worker has a file from when it is ready until it ends or is asked to, however that happens."""
 

@@ -74,6 +74,7 @@ def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatc
     assert (folder / "log").read_text().splitlines()[3].startswith("a ")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("machines", "settings", "first", "last"),
     [

@@ -115,6 +115,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.quick
 def test_service_frees_all_of_a_killed_client(service, start):
     """Nor does one that is stopped keep others from their steps; what it has, it keeps."""
     process = start("bob", "steps")

@@ -95,6 +95,7 @@ def test_while_loop_has_forms_costs_and_a_timeline():
         compiled(WEIGHTS, X[:2], 3)
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize("trust", [False, True])
 def test_while_loop_in_a_bundle(tmp_path, trust):

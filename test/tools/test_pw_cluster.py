@@ -94,6 +94,7 @@ def status(name: str) -> StatusTold:
     return answer
 
 
+@pytest.mark.quick
 def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
     address, secret = find("lab")
     ann = call_service(address, secret, Purpose("watch", "client", 0, 0, "service", "ann"), decode_for_admin)
@@ -239,6 +240,7 @@ def test_pw_cluster_down_ends_a_starting_cluster(folder):
     assert errors.splitlines()[-1] == "pw-cluster: error: the service was ended before it was ready"
 
 
+@pytest.mark.quick
 def test_pw_cluster_runs_in_the_foreground_at_an_address(folder, capfd):
     (folder / "front.toml").write_text("hosts = 2\nlisten = '127.0.0.1:0'\ntoken = 'copy'")
     (folder / "copy").write_text("0123456789abcdef\n")
@@ -269,6 +271,7 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
     assert rest.endswith("INFO has ended\n")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -275,6 +275,7 @@ def test_pw_compile_imports_a_file_as_python_would_run_it(tmp_path):
     assert "module @lambda" in run("mine:Model.f", cwd=tmp_path).stdout
 
 
+@pytest.mark.quick
 @pytest.mark.process
 def test_pw_compile_starts_again_with_as_many_devices_as_are_needed():
     compile = "-m", "pathways.tools.pw_compile", f"{REGRESSION}:step", "--compile-to=device"

@@ -147,6 +147,7 @@ def position(line, character):
     return {"line": line, "character": character}
 
 
+@pytest.mark.quick
 @pytest.mark.process
 def test_pw_lsp_diagnoses_what_is_typed(editor):
     editor.open(MODULE)
@@ -175,6 +176,7 @@ def test_pw_lsp_counts_columns_as_editors_do(editor):
     assert span(problem["range"])[:2] == (1, 30)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("line", "word", "expected"),
     [
@@ -275,6 +277,7 @@ def test_pw_lsp_checks_the_last_of_many_texts(editor):
     assert editor.diagnostics(version=30) == []
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize("politely", [True, False])
 def test_pw_lsp_ends_with_its_editor(own_editor, politely):

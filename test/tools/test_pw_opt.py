@@ -232,6 +232,7 @@ def test_pw_opt_is_quiet_when_a_pipe_is_closed(tmp_path):
     process.stderr.close()
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "code", "message"),
@@ -335,6 +336,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize("number", ["SIGSEGV", "SIGTERM"])
 def test_pw_opt_leaves_a_reproducer_of_a_crash(module, tmp_path, number):

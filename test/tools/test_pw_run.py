@@ -61,6 +61,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize("trust", [[], ["--trust"]])
 def test_pw_run_feeds_results_to_the_next_step(folder, trust, tmp_path):
@@ -99,6 +100,7 @@ def test_pw_run_makes_up_inputs(folder, tmp_path):
     assert results[1] == results[2] != results[0]
 
 
+@pytest.mark.quick
 @pytest.mark.process
 def test_pw_run_traces_steps(folder, tmp_path):
     path = tmp_path / "trace.json"
@@ -126,6 +128,7 @@ def test_pw_run_reads_and_prints_values_as_iree_does(folder, tmp_path):
     assert problem == "x is given by both --input and --inputs"
 
 
+@pytest.mark.quick
 @given(
     hypothesis.extra.numpy.arrays(
         st.sampled_from(
@@ -146,6 +149,7 @@ def test_value_text_cuts_long_arrays():
     assert value_text(np.zeros((2048, 1), np.int8)).endswith("[0][0]...")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("tool", ["pw-sim", "pw-viz"])
 def test_pw_sim_and_pw_viz_read_bundles(folder, tmp_path, tool):
     shown = output_of(tool, "step.pwb", cwd=folder)
@@ -161,6 +165,7 @@ def save(path, **arrays):
     return path
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "problem"),
@@ -344,6 +349,7 @@ def test_pw_run_writes_nothing_after_an_error(folder, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.quick
 def test_pw_bundle_inspects(folder):
     text = output_of("pw-bundle", "inspect", "step.pwb", cwd=folder)
     assert re.search(r"program step\n  platform +cpu\n", text)
@@ -360,6 +366,7 @@ def test_pw_bundle_inspects(folder):
     )
 
 
+@pytest.mark.quick
 def test_pw_bundle_verifies(folder, tmp_path):
     assert "step.pwb: valid" in output_of("pw-bundle", "verify", "step.pwb", cwd=folder)
     data = bytearray((folder / "step.pwb").read_bytes())
@@ -440,6 +447,7 @@ def test_pw_run_refuses_outrageous_bundles(folder, tmp_path):
     assert re.search("do not fit into memory|not those of the program", problem)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("phase", ["stablehlo", "imported", "placed", "sharded", "scheduled"])
 def test_pw_compile_starts_from_any_form(phase, tmp_path):
     (tmp_path / "model.py").write_text(MODEL)
@@ -507,6 +515,7 @@ def test_pw_run_is_quiet_when_a_pipe_is_closed(folder, tmp_path):
     assert run_apart("pw-run", *TRUSTED, stdout=closed_pipe(), folder=tmp_path, cwd=folder) == (1, "")
 
 
+@pytest.mark.quick
 @pytest.mark.process
 @pytest.mark.parametrize("platform", ["cuda", "nothere"])
 def test_pw_run_names_a_platform_that_is_missing(folder, platform):

@@ -122,6 +122,7 @@ def test_supervise_limits_memory():
     )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("limit", ["", "1.5T", "20G", "500MB"])
 def test_supervise_reads_the_limit_of_memory(limit):
     with start("return 0", PW_MEMORY_LIMIT=limit) as tool:
