@@ -44,7 +44,7 @@ def commands():
 
 
 islands = [pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)]
-pw.connect("ray", islands=islands, options=pw.HostOptions(heartbeat=2))
+pw.connect("ray", islands=islands, options=pw.HostOptions(heartbeat=8))
 wide, narrow = devices.add_slice((4,), ("x",)), devices.add_slice((2,), ("x",))
 a, b = (pw.jit(f, devices=slice, in_shardings=(None, P("x"))) for f, slice in ((front, wide), (back, narrow)))
 program = pw.program(lambda w, x: b(w, a(w, x)))
@@ -184,7 +184,7 @@ start_node("--head", "--node-ip-address=127.0.0.1", "--port=6379", "--include-da
 for _ in range(3):
     start_node(f"--address={head}", "--node-ip-address=127.0.0.1")
 islands = [pw.Island(hosts=2), pw.Island(), pw.Island()]
-pw.connect("ray", islands=islands, address=head, options=pw.HostOptions(heartbeat=2))
+pw.connect("ray", islands=islands, address=head, options=pw.HostOptions(heartbeat=8))
 wide, single, other = (
     devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1, 1))
 )
