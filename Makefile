@@ -37,7 +37,7 @@ test: venv ## before each change, minutes: format, lint, types, wheel, lit, quic
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; \
 	echo "make test: all steps passed"
 
-test-all: venv ## before a release, half an hour: make test, then all other tests, and the oldest jax
+test-all: venv ## a quarter of an hour: make test, then all other tests, and the oldest jax
 	@failed=; \
 	for layer in test rest $(if $(ARGS),,test-oldest); do \
 	  $(MAKE) --no-print-directory $$layer || failed="$$failed $$layer"; \
@@ -45,7 +45,7 @@ test-all: venv ## before a release, half an hour: make test, then all other test
 	if [ -n "$$failed" ]; then echo "make test-all: failed:$$failed"; exit 1; fi; \
 	echo "make test-all: all passed"
 
-nightly: venv ## hours: make test-all, fuzz, hosts on bad networks, long runs, benchmarks (ARGS="-k name": tests alone)
+nightly: venv ## hours: make test-all, fuzz, bad networks, long runs, benchmarks (ARGS="-k name": tests alone)
 	@failed=; \
 	for layer in test-all lab $(if $(ARGS),,stress fuzz bench); do \
 	  echo "--- $$layer"; \
