@@ -45,6 +45,7 @@ import jax
 import preloaded
 import pytest
 import requirements
+from durations import MAX_QUICK_TEST_S
 from plan_builder import PlanBuilder, Runner
 
 pytest_plugins = ("timeouts",)
@@ -68,9 +69,6 @@ hypothesis.settings.register_profile("pathways", deadline=None)
 hypothesis.settings.load_profile("pathways")
 
 ROOT = Path(__file__).parents[1]
-
-MAX_QUICK_TEST_S = 8.0
-"""What a test of the quick layer may take; a test without an entry in `durations.json` counts as this."""
 
 MAX_UNMARKED_TEST_S = 2.0
 """What a test may take that is in the quick layer without showing a feature."""

@@ -16,6 +16,9 @@ from pathlib import Path
 
 FILE = Path(__file__).with_suffix(".json")
 
+MAX_QUICK_TEST_S = 8.0
+"""What a test of the quick layer may take; a test without an entry counts as this."""
+
 
 def collect(*options: str) -> list[str]:
     """Returns the ids of the tests that pytest collects with some options."""

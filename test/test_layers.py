@@ -9,11 +9,11 @@ from pathlib import Path
 import durations
 import preloaded
 import pytest
+from durations import MAX_QUICK_TEST_S
 
 ROOT = Path(__file__).parents[1]
 
 MAX_QUICK_LAYER_S = 12 * 60.0
-MAX_QUICK_TEST_S = 8.0
 
 FEATURES = (
     "programs",

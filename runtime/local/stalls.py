@@ -63,7 +63,7 @@ class LocalStalls:
 
 
 def described(arrays: Sequence[Any], seconds: float, awaited: Iterable[str] = ()) -> str:
-    """What is not computed, on which devices, what it may wait for, and where threads are in programs."""
+    """Report of arrays: their devices, what they may wait for, and where threads are in programs."""
     lines = [f"{len(arrays)} arrays have not been computed for {seconds:.0f} seconds"]
     by_devices: dict[tuple[Any, ...], list[Any]] = {}
     for array in arrays:

@@ -1,4 +1,4 @@
-"""What a process has: virtual slices, clusters of devices, which slice has which devices, threads and ports.
+"""Resources of a process: virtual slices, clusters of devices, the devices of each slice, threads and ports.
 
 All of it is plain data but `ports.py`, and `threads.py`, by which all rooms to the right start threads. How
 devices are discovered is passed in from the right. Imports plans; never jax.

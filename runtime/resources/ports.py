@@ -86,7 +86,7 @@ def listen_alone[Server](
 
 
 def is_shared(address: str, port: int) -> bool:
-    """Whether several sockets listen on a port; False where the system does not tell, as without `/proc`.
+    """Returns whether several sockets listen on a port; False where the system does not tell (no `/proc`).
 
     Args:
       address: an IPv4 address, to which those that listen on all addresses are no rivals.
