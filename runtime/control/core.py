@@ -16,6 +16,7 @@ from pathways.runtime.control.events import (
     GangEvent,
     GangKey,
     HostEnded,
+    InputMissed,
     Overdue,
     PeerReached,
     PeerUnreachable,
@@ -187,6 +188,9 @@ class ClusterCore:
             case PeerReached():
                 self._peers.find(Peer(event.by, event.by_host), Peer(event.gang, event.host))
                 return []
+            case InputMissed():
+                self._miss(event)
+                return []
             case _:
                 return self._change(event, now)
 
@@ -218,6 +222,12 @@ class ClusterCore:
         text = f"{by.named(event.by_host)} and {of.named(event.host)} do not reach each other: {event.why}"
         self.steps.cut((event.by_host, event.host), lost(text))
         return [Log(logging.WARNING, text), LookAgain()]
+
+    def _miss(self, event: InputMissed) -> None:
+        """Notes that what a step makes is not what it should be."""
+        gang, step = self.gang(event.gang), self.steps.get(event.run)
+        if gang is not None and step is not None:
+            step.spoil(failed(f"{gang.named(event.host)}: {event.why}"))
 
     def _lose(self, gang: Gang, now: float) -> list[Effect]:
         """Everything that depends on a gang is an error from now on."""

@@ -143,6 +143,26 @@ class PeerReached:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class InputMissed:
+    """A host of an island of several goes on with a step without something that another one was to send.
+
+    It is said before the host is done with the step. What is made of nothing goes to all that depends on it:
+    none of that is what it should be, but every host does what the others expect of it.
+
+    Attributes:
+      gang: the workers of which it is one.
+      host: its number.
+      run: that of the step.
+      why: why it did not come.
+    """
+
+    gang: GangKey
+    host: int
+    run: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Answered:
     """A host has answered a request, or a piece of the answer has come.
 
@@ -164,4 +184,4 @@ class Tick:
     """Some time has gone by: at least every tenth of a second there is one."""
 
 
-Event = GangEvent | PeerUnreachable | PeerReached | Answered | Tick
+Event = GangEvent | PeerUnreachable | PeerReached | InputMissed | Answered | Tick

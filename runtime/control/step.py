@@ -181,7 +181,8 @@ class Step:
         """
         verdict = self._verdict()
         if verdict is not None and verdict is not _GOOD:
-            raise verdict.error(self.subject)
+            # What did not come from a host may be missed before it is known that the host is gone.
+            raise (self._loss() or verdict).error(self.subject)
 
     def check(self, hosts: Iterable[int] | None = None, number: int | None = None) -> None:
         """Checks that what some hosts, or all, have done went well.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from check import assert_close
+from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.runtime.control.window import Window
@@ -48,3 +52,30 @@ def test_ahead_keeps_as_many_steps_in_flight_as_fit(devices, monkeypatch):
                 assert allowed(programs()[1], small) == most
         for slice in slices:
             pw.release(slice)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "1f1b"])
+def test_ahead_has_collectives_of_several_devices_meet(devices, schedule):
+    """More launches than a device takes are issued before the first can run: no host waits for ever."""
+    pw.connect(hosts=2, devices_per_host=2, options=pw.HostOptions(step_deadline=60))
+    specs = P("x"), P(None, "x")
+
+    def reduced(w, x):
+        return jnp.tanh(jax.lax.psum(x @ w, "x"))
+
+    def layer(w, x):
+        return jax.shard_map(reduced, in_specs=specs, out_specs=P())(w, x)
+
+    slices = [devices.add_slice((2,), ("x",)) for _ in range(2)]
+    first, second = (pw.jit(layer, devices=slice, in_shardings=specs) for slice in slices)
+
+    def loss(ws, x):
+        return (second(ws[1], first(ws[0], x)) ** 2).mean()
+
+    def plain(ws, x):
+        return (jnp.tanh(jnp.tanh(x @ ws[0]) @ ws[1]) ** 2).mean()
+
+    ws, x = [np.eye(8, dtype=np.float32)] * 2, np.ones((32, 8), np.float32)
+    step = pw.program(lambda ws, x: pw.accumulate(jax.value_and_grad(loss), 16)(ws, x), schedule=schedule)
+    results = [step(ws, x) for _ in range(40)]
+    assert_close(results[-1], jax.value_and_grad(plain)(ws, x), 1e-5)

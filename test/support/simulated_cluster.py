@@ -16,6 +16,7 @@ from simulated_messages import (
     Leave,
     Leaving,
     Lost,
+    Missed,
     PeerFound,
     PeerLost,
     Ping,
@@ -46,6 +47,7 @@ from pathways.runtime.control.events import (
     Event,
     GangKey,
     HostEnded,
+    InputMissed,
     LeaveAsked,
     NotStarted,
     PeerReached,
@@ -294,6 +296,8 @@ class SimulatedCluster:
                 failure = None if error is None else Failure(CallFailedError, error)
                 self.core.called(worker.host, call, value, failure)
                 self._did(message, [])
+            case Missed(run, why):
+                self.tell(InputMissed(gang.key, worker.host, run, why))
             case Said(request, value, is_last):
                 self.tell(Answered(worker.host, request, value, is_last))
             case Leaving():

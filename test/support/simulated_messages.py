@@ -113,6 +113,12 @@ class Leave:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Missed:
+    run: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Done:
     run: int
     error: str | None

@@ -22,6 +22,7 @@ from simulated_messages import (
     Free,
     Leave,
     Lost,
+    Missed,
     Ping,
     Poison,
     Pong,
@@ -67,6 +68,10 @@ class Together:
         if len(values) == self._size:
             for member in self.members:
                 member.go_on()
+
+    def is_several(self) -> bool:
+        """Returns whether other hosts take part."""
+        return self._size > 1
 
     def is_taken(self, turn: int) -> bool:
         """Returns whether all have taken part."""
@@ -291,10 +296,13 @@ class SimulatedWorker:
         taken = tuple(array for array in arrays if not isinstance(array, Poison))
         how = self.fails.popleft() if self.fails else ""
         value = 0
+        missed = None
         for turn in program.turns(self.island):
             if turn:
                 received = yield from self._pull(run, turn - 1, is_needed=error is None)
-                if isinstance(received, Poison):
+                if isinstance(received, Poison) and error is None and self._together.is_several():
+                    missed = received.error
+                elif isinstance(received, Poison):
                     error = error or received.error
                 else:
                     value = received
@@ -306,6 +314,8 @@ class SimulatedWorker:
                 value = yield from self._together_with(program.value(turn, taken, value))
             if turn + 1 < len(program.route):
                 self._offer(run, turn, value if error is None else Poison(error))
+        if missed is not None:
+            self._network.say(self, "steps", Missed(run.run, missed))
         self._finish(run, value, error, how == "single")
 
     def _finish(self, run: Run, value: int, error: str | None, is_one_wrong: bool) -> None:

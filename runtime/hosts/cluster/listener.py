@@ -8,7 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.runtime.control.errors import CallFailedError, Failure, failed
-from pathways.runtime.control.events import Answered, HostEnded, LeaveAsked, PeerReached, PeerUnreachable
+from pathways.runtime.control.events import (
+    Answered,
+    HostEnded,
+    InputMissed,
+    LeaveAsked,
+    PeerReached,
+    PeerUnreachable,
+)
 from pathways.runtime.hosts.cluster.answers import Answers
 from pathways.runtime.hosts.cluster.fetching import Fetched
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
@@ -25,6 +32,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Leaving,
     LoadDone,
     MessageError,
+    Missed,
     PeerFound,
     PeerLost,
     Pong,
@@ -136,6 +144,9 @@ class Listener:
                     self._core.done(host.gang.life, host.index, message.run, now)
                 else:
                     self._on_failure(host, message)
+            case Missed():
+                self._find_cause(message.run)
+                self._core.tell(InputMissed(host.gang.life.key, host.index, message.run, message.why))
             case LoadDone():
                 what = None if message.error is None else failed(message.error)
                 self._core.tell(Answered(host.index, message.request, what))
@@ -162,11 +173,15 @@ class Listener:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
     def _on_failure(self, host: HostProcess, done: Done) -> None:
-        """Handles a failed step. The end of another worker may be the cause, and is reported first."""
-        step = self._core.core.steps.get(done.run)
+        """Handles a failed step."""
+        self._find_cause(done.run)
+        self._core.failed(host.gang.life, host.index, done.run, done.error, done.failed)
+
+    def _find_cause(self, run: int) -> None:
+        """Reports the end of another worker, which may be why a step fails, before that."""
+        step = self._core.core.steps.get(run)
         if step is not None:
             self.find_ended(_END_SECONDS if len(step.hosts) > 1 and not step.is_lost() else 0.0)
-        self._core.failed(host.gang.life, host.index, done.run, done.error, done.failed)
 
     def _on_called(self, host: HostProcess, said: Called) -> None:
         """Handles the end of a call."""

@@ -371,6 +371,20 @@ class Done(Message, frozen=True):
     took: float
 
 
+class Missed(Message, frozen=True):
+    """Something that another host was to send did not come, and a run goes on without; before its `Done`.
+
+    Of an island of several hosts alone, see `WorkerTarget.missed`.
+
+    Attributes:
+      run: the number of the step.
+      why: why it did not come.
+    """
+
+    run: int
+    why: str
+
+
 class Report(Message, frozen=True):
     """How a worker is: the answer to `Ask`, whose number it carries."""
 
@@ -638,6 +652,7 @@ ToController = (
     | Ready
     | LoadDone
     | Done
+    | Missed
     | Failed
     | Chunk
     | Pong

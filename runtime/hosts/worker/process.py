@@ -16,6 +16,7 @@ import queue
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ from pathways.runtime.hosts.protocol.messages import (
     LoadDone,
     Lost,
     MessageError,
+    Missed,
     PeerFound,
     PeerLost,
     Ping,
@@ -79,6 +81,7 @@ from pathways.runtime.hosts.trace.worker_recording import WorkerRecording
 from pathways.runtime.hosts.worker.calls import Calls
 from pathways.runtime.hosts.worker.credits import Credits
 from pathways.runtime.hosts.worker.describing import answers
+from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
 from pathways.runtime.hosts.worker.probing import Probes
 from pathways.runtime.hosts.worker.sigterm import SigtermHandler
 from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Promised, Store
@@ -167,7 +170,10 @@ class Worker:
         # Given up before it was compiled.
         self.unneeded: set[int] = set()
         self.last = 0
+        self.in_flight = LaunchesInFlight()
         self.underway = StepsUnderway()
+        # Held while a step is issued.
+        self.issuing = threading.Lock()
         stalls.watch.awaited = self.underway.awaited
         self.credits = Credits()
         self.recording = WorkerRecording(connections["watch"])
@@ -363,7 +369,8 @@ class Worker:
                     owners=message.owners,
                     host=self.host,
                     numbers=Numbers(message.base, message.stride, 1 + max(message.peers)),
-                    keep_tokens=len(self.island) > 1,
+                    in_flight=self.in_flight,
+                    is_shared=len(self.island) > 1,
                 )
             )
             return targets[0]
@@ -413,7 +420,8 @@ class Worker:
         results: list[Any] = []
         if wrong is None:
             try:
-                results = program.executable.run(taken)
+                with self.issuing:
+                    results = program.executable.run(taken)
             except Exception as error:
                 wrong = _described(error)
         if wrong is not None:
@@ -424,6 +432,8 @@ class Worker:
             return
         self.store.add(message.first, results if program.inputs is None else program.results(results))
         self.underway.issued(message.run)
+        if program.target.missed is not None:
+            self.connections["steps"].send(Missed(message.run, program.target.missed))
         tokens = program.target.tokens
         if tokens:
             self.waiting.put((message.run, program, results, tokens))
@@ -432,7 +442,7 @@ class Worker:
             if not array.is_ready():
                 self.waiting.put((message.run, program, results, tokens))
                 return
-        self.done(message.run, None, _wait(program, results) if results else _NOTHING)
+        self.done(message.run, None, self.wait_for(program, results) if results else _NOTHING)
 
     def call(self, message: Call) -> None:
         """Takes a call of a function in its turn."""
@@ -450,10 +460,25 @@ class Worker:
         """Tells the controller of every step when it is done."""
         while True:
             run, program, results, tokens = self.waiting.get()
-            failed = _wait(program, results)
+            failed = self.wait_for(program, results)
             wrong = _wait_for(tokens)
             del program, results, tokens
             self.done(run, wrong, failed)
+
+    def wait_for(self, program: Hosted, results: list[Any]) -> dict[int, str]:
+        """Waits for the results of a program; returns what is wrong with some of them, by their positions."""
+        failed = {}
+        for position, array in enumerate(results):
+            try:
+                array.block_until_ready()
+            except Exception as error:
+                # A later step may have taken it over, or be about to, device by device.
+                with self.issuing:
+                    is_taken = array.is_deleted()
+                if not is_taken:
+                    slice = program.executable.outputs[position].slice
+                    failed[program.outputs[position]] = f"a result on slice {slice}: {_described(error)}"
+        return failed
 
     def send_array(self, message: Fetch, array: Any) -> None:
         """Sends what the controller fetches, when it is ready."""
@@ -483,20 +508,6 @@ class Worker:
                         return
                     connection.send_with(Chunk(message.request, shard, offset, len(piece)), piece)
                     offset += len(piece)
-
-
-def _wait(program: Hosted, results: list[Any]) -> dict[int, str]:
-    """Waits for the results of a program; returns what is wrong with some of them, by their positions."""
-    failed = {}
-    for position, array in enumerate(results):
-        try:
-            array.block_until_ready()
-        except Exception as error:
-            # A later step may have taken it over.
-            if not array.is_deleted():
-                slice = program.executable.outputs[position].slice
-                failed[program.outputs[position]] = f"a result on slice {slice}: {_described(error)}"
-    return failed
 
 
 def _wait_for(tokens: list[Any]) -> str | None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
 from pathways.runtime.hosts.worker.underway import Asked
 from pathways.runtime.local.codegen import Arrays, Kernel
 from pathways.runtime.local.local_target import LocalTarget
 from pathways.runtime.plan.own_part import Owners, routes_of
-from pathways.runtime.plan.plan import Launch, Receive, Send, Slot
+from pathways.runtime.plan.plan import Launch, Plan, Receive, Send, Slot, Transfer
 from pathways.runtime.resources.ports import is_shared, listen_alone
 from pathways.runtime.xla import transfer
 
@@ -117,10 +118,14 @@ class WorkerTarget(LocalTarget):
       owners: the host of each device of each slice of the program.
       host: the number of this host.
       numbers: those under which arrays are sent.
-      keep_tokens: whether to keep a token of each launch, which tells what became of it.
+      in_flight: the launches of all programs of this process.
+      is_shared: whether other hosts have a part of the slices, and meet this one in its launches.
 
     Attributes:
-      tokens: those of the launches of this step.
+      tokens: those of the launches of this step that other hosts have a part of.
+      missed: why something that another host was to send did not come; None while all has. Hosts that share
+        a slice go on with zeros in its place: a launch that one of them leaves out is one in which the others
+        meet a later one of it, and compute nonsense or wait for ever.
     """
 
     def __init__(
@@ -131,7 +136,8 @@ class WorkerTarget(LocalTarget):
         owners: Owners,
         host: int,
         numbers: Numbers,
-        keep_tokens: bool,
+        in_flight: LaunchesInFlight,
+        is_shared: bool,
     ) -> None:
         super().__init__(*local)
         self._peers = peers
@@ -140,8 +146,11 @@ class WorkerTarget(LocalTarget):
         self._host = host
         self._numbers = numbers
         self._first = numbers.first(0)
-        self._keep_tokens = keep_tokens
+        self._in_flight = in_flight
+        self._is_shared = is_shared
+        self._received = _received(self._plan) if is_shared else frozenset()
         self.tokens: list[Any] = []
+        self.missed: str | None = None
         self._sent: set[int] = set()
         self._asked: list[Asked] = []
         self._poisons = {
@@ -159,6 +168,7 @@ class WorkerTarget(LocalTarget):
         self._asked = asked
         self._sent.clear()
         self.tokens = []
+        self.missed = None
 
     def peers(self) -> set[int]:
         """The hosts that arrays are exchanged with."""
@@ -173,14 +183,67 @@ class WorkerTarget(LocalTarget):
     def kernel(self, launch: Launch) -> Kernel:
         """See `LocalTarget.kernel`."""
         kernel = super().kernel(launch)
-        if not self._keep_tokens or kernel.handlers is None:
-            return kernel
-        key = "kept", launch.computation, launch.slice, id(kernel)
+        received = tuple(n for n, slot in enumerate(launch.operands) if slot in self._received)
+        key = "on hosts", id(kernel), launch.slice, received
         if key not in self._kernels:
-            self._kernels[key] = dataclasses.replace(
-                kernel, keep_token=lambda token: self.tokens.append(token)
-            )
+            self._kernels[key] = self._on_hosts(launch, kernel, received)
         return self._kernels[key]
+
+    def _on_hosts(self, launch: Launch, kernel: Kernel, received: Sequence[int]) -> Kernel:
+        """A launch, with what hosts add to it: operands that come from other hosts, and tokens."""
+        execute, keepers = kernel.execute, []
+        if received:
+            execute = self._with_received(launch, execute, received)
+        if kernel.handlers is not None:
+            if len(self._devices[launch.slice]) > 1:
+                keepers.append(self._in_flight.keeper(self._devices[launch.slice]))
+            if self._is_shared:
+                keepers.append(lambda token: self.tokens.append(token))
+            if kernel.keep_token is not None:
+                keepers.append(kernel.keep_token)
+
+        def keep(token: Any) -> None:
+            for keeper in keepers:
+                keeper(token)
+
+        keep_token = keep if len(keepers) > 1 else next(iter(keepers), None)
+        return dataclasses.replace(kernel, execute=execute, keep_token=keep_token)
+
+    def _with_received(
+        self, launch: Launch, execute: Callable[..., Any], received: Sequence[int]
+    ) -> Callable[..., Any]:
+        """A launch that waits for operands which come from other hosts."""
+        waits = [(n, self._arrival(launch.operands[n], launch.slice)) for n in received]
+
+        def launched(operands: Arrays, *options: Any) -> Any:
+            for n, arrived in waits:
+                operands[n] = arrived(operands[n])
+            return execute(operands, *options)
+
+        return launched
+
+    def _arrival(self, slot: Slot, slice: str) -> Callable[[Any], Any]:
+        """Waits for what is in a slot; zeros when it does not come."""
+        (make,) = self._makers((slot,))
+        shapes = [self._shape(slot, device) for device in self._devices[slice]]
+
+        def arrived(array: Any) -> Any:
+            try:
+                return jax.block_until_ready(array)
+            except Exception as error:
+                self.missed = self.missed or str(error)
+                return make([_zeros(shape) for shape in shapes])
+
+        return arrived
+
+    def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
+        """See `LocalTarget.finish`."""
+        finish = super().finish(result, slice)
+        slot = self._plan.results[result].slots[slice]
+        if slot not in self._received:
+            return finish
+        arrived = self._arrival(slot, slice)
+        return arrived if finish is None else lambda array: finish(arrived(array))
 
     def poison(self, error: str) -> None:
         """Sends an error in the place of all that the step has not sent."""
@@ -227,7 +290,7 @@ class WorkerTarget(LocalTarget):
         if not size:
             # An array without elements never arrives. Anew each time: a launch may take it over.
             return lambda: [
-                make([_empty(shape) for shape in shapes[n * count : (n + 1) * count]])
+                make([_zeros(shape) for shape in shapes[n * count : (n + 1) * count]])
                 for n, make in enumerate(makers)
             ]
         pulls = [
@@ -247,9 +310,13 @@ class WorkerTarget(LocalTarget):
         def take() -> Arrays:
             shards: list[Any] = [None] * len(shapes)
             for host, address, connection, offset, wanted, of_host in pulls:
-                if address in lost:
+                if address not in lost:
+                    pulled = connection.pull(self._first + offset, of_host)
+                elif self._is_shared:
+                    pulled = [transfer.error_array(shape, f"host {host} is lost") for shape in of_host]
+                else:
                     raise PeerError(f"host {host} is lost")
-                for n, shard in zip(wanted, connection.pull(self._first + offset, of_host), strict=True):
+                for n, shard in zip(wanted, pulled, strict=True):
                     shards[n] = shard
             arrays = [make(shards[n * count : (n + 1) * count]) for n, make in enumerate(makers)]
             # An array is kept in shards where its readers want it so.
@@ -319,6 +386,17 @@ class WorkerTarget(LocalTarget):
         return jax.ShapeDtypeStruct(shard.shape, aval.dtype, sharding=SingleDeviceSharding(device))
 
 
-def _empty(shape: jax.ShapeDtypeStruct) -> jax.Array:
+def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
     with jax.enable_x64(True):
         return jax.device_put(jax.numpy.zeros(shape.shape, shape.dtype), shape.sharding)
+
+
+def _received(plan: Plan) -> frozenset[Slot]:
+    """The slots of what comes from other hosts, and of its copies."""
+    received: set[Slot] = set()
+    for step in plan.steps:
+        if isinstance(step, Receive) or (
+            isinstance(step, Transfer) and not received.isdisjoint(step.operands)
+        ):
+            received.update(step.results)
+    return frozenset(received)

@@ -145,7 +145,12 @@ def calls_do_not_follow_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FunctionCall, "is_settled", Step.is_done)
 
 
+def what_is_made_of_nothing_is_good(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClusterCore, "_miss", lambda self, event: None)
+
+
 PLANTS: list[Plant] = [
+    what_is_made_of_nothing_is_good,
     calls_are_not_lost_with_their_island,
     calls_do_not_follow_steps,
     the_word_of_one_alone_ends_another,

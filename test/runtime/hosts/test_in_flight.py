@@ -1,0 +1,41 @@
+"""Devices get so many launches and no more."""
+
+import pytest
+
+from pathways.runtime.hosts.worker.in_flight import MOST_LAUNCHES, LaunchesInFlight
+
+
+class Token:
+    """A token of a launch, which is done as soon as somebody waits for it."""
+
+    def __init__(self, launched: list["Token"], error: str | None = None) -> None:
+        self.is_done = False
+        self._error = error
+        launched.append(self)
+
+    def block_until_ready(self) -> None:
+        self.is_done = True
+        if self._error is not None:
+            raise RuntimeError(self._error)
+
+
+@pytest.mark.parametrize("error", [None, "out of memory"])
+def test_launches_in_flight_wait_for_the_oldest(error):
+    launched: list[Token] = []
+    keep = LaunchesInFlight().keeper(["cpu0", "cpu1"])
+    for _ in range(MOST_LAUNCHES + 3):
+        keep(Token(launched, error))
+    assert [token.is_done for token in launched] == [True] * 3 + [False] * MOST_LAUNCHES
+
+
+def test_launches_in_flight_count_by_device():
+    """Slices of several programs may share devices."""
+    launched: list[Token] = []
+    in_flight = LaunchesInFlight()
+    both, one, apart = (in_flight.keeper(devices) for devices in (["cpu0", "cpu1"], ["cpu1"], ["cpu2"]))
+    for _ in range(MOST_LAUNCHES):
+        both(Token(launched))
+        apart(Token([]))
+    assert not any(token.is_done for token in launched)
+    one(Token(launched))
+    assert [token.is_done for token in launched[:2]] == [True, False]
