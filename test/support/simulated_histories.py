@@ -145,6 +145,8 @@ class HistoryPlayer:
                 # Not for the word of one alone.
                 pair = frozenset(map(int, named.groups()))
                 assert pair in self.cluster.network.were_cut, text
+            # What did not come of a host that is lost is no fault of who misses it.
+            assert not re.search(r"failed there: host \d+ is lost", text), text
             if self.history.is_calm:
                 assert "is lost" not in text, text
 
