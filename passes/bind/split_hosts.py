@@ -122,12 +122,14 @@ class _Split:
       indices: the transfers between hosts by their first result, numbered in the order of the program.
       lost: the values that may be donated or deleted before another host has them.
       sent: those that each host sends as they are, and that last to the end.
+      numbers: the `pw.number` of each argument: of those of the caller the position among these.
     """
 
     hosts: Mapping[str, int]
     indices: Mapping[ir.Value, int]
     lost: Set[ir.Value]
     sent: Mapping[int, Set[ir.Value]]
+    numbers: Sequence[int]
 
 
 def _read(program: ProgramView) -> _Split:
@@ -146,7 +148,9 @@ def _read(program: ProgramView) -> _Split:
     for op in transfers:
         parts = {part for value in op.operands for part in parts_of(value)}
         sent[hosts[program.symbols[op.channel].src]] |= parts - lost
-    return _Split(hosts, {op.results[0]: n for n, op in enumerate(transfers)}, lost, sent)
+    passed_first = sorted(range(len(arguments)), key=lambda n: CONSTANT in program.arguments[n])
+    numbers = [passed_first.index(n) for n in range(len(arguments))]
+    return _Split(hosts, {op.results[0]: n for n, op in enumerate(transfers)}, lost, sent, numbers)
 
 
 def _set_capacities(program: ProgramView, split: _Split) -> None:
@@ -206,7 +210,7 @@ class _HostFunction:
         if self.kept:
             ReleaseOp.build(self.kept, loc=location, ip=self.ip)
         func.ReturnOp([self.values[value] for _, value in returned], loc=location, ip=self.ip)
-        set_argument_attrs(function, [self.port(self.program.arguments[n], n) for n in arguments])
+        set_argument_attrs(function, [self.port(self.program.arguments[n], self.split.numbers[n]) for n in arguments])
         set_result_attrs(function, [self.port(self.program.results[n], n) for n, _ in returned])
 
     def here(self, attrs: Attributes) -> list[str]:

@@ -274,7 +274,7 @@ class Plan:
       name: the name of the program.
       slices: the slices it needs, by name.
       computations: its XLA modules, by name.
-      arguments: all arguments, those that the caller passes first, then constants.
+      arguments: all arguments: those that the caller passes, with constants anywhere among them.
       results: its results.
       steps: launches, transfers and releases in an order that was proved free of deadlock; what one host does
         of a program has sends and receives, too.
@@ -286,7 +286,8 @@ class Plan:
       channels: how many values each channel has room for, by its name.
       times: how long its placed calls take by what it was scheduled with.
       host: the host whose work it is; None for a whole program.
-      argument_numbers: of what one host does, for each argument its number among those of the program.
+      argument_numbers: of what one host does, for each argument its number among those that the caller of the
+        program passes; constants have the numbers after these.
       result_numbers: of what one host does, for each result its number among those of the program.
     """
 

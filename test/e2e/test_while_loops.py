@@ -284,6 +284,33 @@ def test_while_loop_over_two_hosts(two_hosts):
     check(program_on([(1,), (1,)]))
 
 
+TABLE = np.random.default_rng(3).normal(size=(64, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("place", ["before", "condition", "body", "start", "after", "result"])
+def test_while_loop_over_two_hosts_reads_a_closed_over_array(two_hosts, place):
+    """Sub-programs take it as a hidden argument, wherever among the arguments of callers; it is no result."""
+
+    def used(at: str, x: Any) -> Any:
+        return x + TABLE[:4] * jnp.sum(TABLE) if at == place else x
+
+    def loop(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
+        start = jnp.asarray(TABLE)[:4] if place == "start" else used("before", x)
+        state = jax.lax.while_loop(
+            lambda s: (s[0] < end) & (used("condition", s[1]).sum() < 1e9),
+            lambda s: (s[0] + 1, layers[1](w[1], used("body", layers[0](w[0], s[1])))),
+            (0, start),
+        )
+        returned = jnp.asarray(TABLE) if place == "result" else None
+        return returned, w, used("after", state[1]), state
+
+    program = pw.program(functools.partial(loop, placed_layers()), chunk=CHUNK, donate_argnums=1)
+    for end in (0, CHUNK + 1):
+        expected = jax.jit(functools.partial(loop, LAYERS))(WEIGHTS, X, end)
+        assert_close(program(WEIGHTS, X, end), expected, 1e-5)
+
+
 @pytest.mark.parametrize("hosts", [1, 4])
 def test_while_loop_over_four_slices(own_workers, hosts):
     pw.connect(hosts=hosts, devices_per_host=4 // hosts)

@@ -3,8 +3,9 @@
     python test/fuzz/random_while_loops.py --count 300 --keep build/fuzz/while_loops [--hosts 2]
 
 Loops follow each other, with nests of conditions, scans and calls in their turns; they carry numbers, flags,
-small floats and keys, end by a count or by a value, and come in chunks of any size. Arguments may be donated,
-and slices have replicas, or several devices. A case is always the same for its seed and number.
+small floats and keys, end by a count or by a value, and come in chunks of any size. They read an array that the
+program closes over. Arguments may be donated, and slices have replicas, or several devices. A case is always the
+same for its seed and number.
 """
 
 from __future__ import annotations
@@ -38,16 +39,24 @@ EXTRAS: dict[str, tuple[Fun, Fun]] = {
 }
 """What a loop carries besides: what it starts from, and what a turn makes of it."""
 
+TABLE = np.random.default_rng(0).normal(size=(1024, WIDTH)).astype(np.float32)
+"""An array that is too large to be part of a computation."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LoopCase:
-    """One loop: what a turn does, what ends it, what it carries besides, and what is in front of it."""
+    """One loop: what an iteration does, what ends it, what it carries, what precedes it, who reads the table."""
 
     turn: Any
     ends_by: str
     extras: tuple[str, ...]
     before: Any
     restarts: bool
+    readers: frozenset[str]
+
+    def read(self, reader: str, x: Any) -> Any:
+        """Adds some of the table, if `reader` is one of its readers."""
+        return x + TABLE[:ROWS] / 8 if reader in self.readers else x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +83,7 @@ def case_of(number: int) -> Case:
             tuple(sorted(rng.sample(list(EXTRAS), rng.randint(0, 3)))),
             drawn(rng, 1),
             rng.random() < 0.3,
+            frozenset(rng.sample(["before", "condition", "turn", "result"], rng.choice([0, 0, 1, 2]))),
         )
         for _ in range(rng.choice([1, 1, 2, 3]))
     )
@@ -91,24 +101,24 @@ def program_of(case: Case, layers: list[Fun]) -> Fun:
     def program(w: Any, x: Any, end: Any) -> Any:
         started, results = x, []
         for loop in case.loops:
-            x = apply(loop.before, layers, w, started if loop.restarts else x, end)
+            x = loop.read("before", apply(loop.before, layers, w, started if loop.restarts else x, end))
 
             def goes_on(state: Any, loop: LoopCase = loop) -> Any:
                 n, x, _ = state
-                by_count, by_value = n < end, jnp.abs(x).sum() > 0.5 * end
+                by_count, by_value = n < end, jnp.abs(loop.read("condition", x)).sum() > 0.5 * end
                 return ({"count": by_count, "value": by_value, "both": by_count | by_value}[loop.ends_by]) & (
                     n < MOST_TURNS
                 )
 
             def turn(state: Any, loop: LoopCase = loop) -> Any:
                 n, x, extras = state
-                x = apply(loop.turn, layers, w, x, n) * 0.7
+                x = apply(loop.turn, layers, w, loop.read("turn", x), n) * 0.7
                 return n + 1, x, tuple(EXTRAS[e][1](v, x) for e, v in zip(loop.extras, extras, strict=True))
 
             n, x, extras = jax.lax.while_loop(
                 goes_on, turn, (0, x, tuple(EXTRAS[e][0]() for e in loop.extras))
             )
-            results.append((n, extras))
+            results.append((jnp.asarray(TABLE) if "result" in loop.readers else None, n, extras))
         return x, results
 
     return program

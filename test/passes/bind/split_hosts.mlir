@@ -173,3 +173,24 @@ module @copies attributes {pw.form = "bound"} {
   }
   func.func private @takes(!x {tf.aliasing_output = 0 : i32}) -> !x
 }
+
+// -----
+
+// Arguments of callers have the numbers that callers know them by, wherever constants are among them.
+
+// CHECK-LABEL: module @constant_first
+// CHECK: func.func public @host_0(%{{.*}}: tensor<4xf32> {pw.constant = @k, pw.number = 2 : i64, pw.slice = @s0}, %{{.*}}: tensor<4xf32> {pw.number = 0 : i64, pw.slice = @s0})
+// CHECK: func.func public @host_1(%{{.*}}: tensor<4xf32> {pw.number = 1 : i64, pw.slice = @s1})
+
+!x = tensor<4xf32>
+module @constant_first attributes {pw.form = "bound"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh, host = 0} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh, host = 1} : () -> ()
+  "pw.constant"() {sym_name = "k", value = dense<0.0> : !x} : () -> ()
+  func.func @main(%k: !x {pw.slice = @s0, pw.constant = @k}, %x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
+    %a = "pw.launch"(%k, %x) {callee = @f, slice = @s0, order = 0} : (!x, !x) -> !x
+    return %a, %y : !x, !x
+  }
+  func.func private @f(!x, !x) -> !x
+}
