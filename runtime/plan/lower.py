@@ -28,6 +28,7 @@ from pathways.dialect import (
     op_has,
     ops_named,
     problems,
+    read_slices,
     referenced_symbols,
     result_attrs,
     set_argument_attrs,
@@ -39,7 +40,7 @@ from pathways.dialect.attributes.call_times import CallTimes
 from pathways.dialect.attributes.dtypes import dtype_of
 from pathways.dialect.attributes.fields import CALL_TIMES
 from pathways.dialect.attributes.meshes import replicated
-from pathways.dialect.attributes.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING, TIMES
+from pathways.dialect.attributes.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING, SLICE, TIMES
 from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
 from pathways.dialect.attributes.shardings import make_sharding, mesh_of, read_mesh, read_sharding
 from pathways.dialect.operations.operation import attribute_of
@@ -294,14 +295,23 @@ class _Flattener:
         self, values: Sequence[ir.Value], attrs: Sequence[Mapping[str, ir.Attribute]]
     ) -> tuple[ArrayType, dict[str, Slot], Replicas | None]:
         """What callers know as one argument or result, of the values that replicas have of it."""
-        slots = {name: slot for value in values for name, slot in self.slots.get(value, {}).items()}
+        # A constant is one value on the slices of all replicas, of which each has those that its port names.
+        own = [
+            {
+                name: slot
+                for name, slot in self.slots.get(value, {}).items()
+                if name in read_slices(attr[SLICE])
+            }
+            for value, attr in zip(values, attrs, strict=True)
+        ]
+        slots = {name: slot for part in own for name, slot in part.items()}
         type_ = array_type(values[0].type)
         if REPLICA not in attrs[0]:
             return type_, slots, None
         ports = [ReplicaPort.read(attr[REPLICA]) for attr in attrs]
         count, split = ports[0].count, ports[0].split
         type_ = dataclasses.replace(type_, shape=ports[0].whole(type_.shape))
-        slices = tuple(tuple(self.slots.get(value, {})) for value in values)
+        slices = tuple(map(tuple, own))
         return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split)
 
     def slice_spec(self, op: SliceOp) -> SliceSpec:

@@ -368,6 +368,29 @@ class TestBatches:
         assert_close(got, want)
 
 
+TABLE = np.arange(300, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda f, g, x: (jnp.asarray(TABLE), f(x)),
+        lambda f, g, x: (jnp.asarray(TABLE), g(f(x)), jnp.asarray(TABLE)),
+        lambda f, g, x: (f(jnp.asarray(TABLE)), g(jnp.asarray(TABLE)), jnp.asarray(TABLE)),
+        lambda f, g, x: (jax.lax.scan(lambda y, row: (g(f(y)) + row, y), x, jnp.asarray(TABLE)), TABLE),
+        lambda f, g, x: (pw.accumulate(lambda x: g(f(x)).sum(), 2, batch_argnums=0)(x), TABLE),
+    ],
+    ids=["beside_another", "twice", "read", "beside_a_scan", "beside_microbatches"],
+)
+def test_replicas_return_a_closed_over_array(function: Callable[..., Any]) -> None:
+    """One that is large is a hidden argument, which all replicas have."""
+    placed = [pw.jit(f, devices=s) for f, s in zip((jnp.sin, jnp.cos), stages(2), strict=True)]
+    x = np.ones(4, np.float32)
+    returned = pw.program(lambda x: jax.tree.map(jnp.asarray, function(*placed, x)))(x)
+    assert_close(returned, jax.jit(lambda x: function(jnp.sin, jnp.cos, x))(x))
+    assert_copies_equal(returned)
+
+
 @pytest.mark.process
 def test_replicas_in_a_bundle(tmp_path: Path) -> None:
     params, batch = inputs(2)
