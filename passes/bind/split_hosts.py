@@ -210,7 +210,8 @@ class _HostFunction:
         if self.kept:
             ReleaseOp.build(self.kept, loc=location, ip=self.ip)
         func.ReturnOp([self.values[value] for _, value in returned], loc=location, ip=self.ip)
-        set_argument_attrs(function, [self.port(self.program.arguments[n], self.split.numbers[n]) for n in arguments])
+        numbers = self.split.numbers
+        set_argument_attrs(function, [self.port(self.program.arguments[n], numbers[n]) for n in arguments])
         set_result_attrs(function, [self.port(self.program.results[n], n) for n, _ in returned])
 
     def here(self, attrs: Attributes) -> list[str]:

@@ -320,18 +320,20 @@ class _Importer:
         wanted: ir.Attribute | None,
     ) -> ir.Value:
         """A value in the sharding that is wanted, by a launch where it lies in another one."""
-        if held == wanted or wanted is None:
+        # Attributes cannot be compared with None.
+        if wanted is None or (held is not None and held == wanted):
             return value
-        with ir.InsertionPoint(self.module.body):
-            callee = self.reshards.make(
-                "reshard",
-                [value.type],
-                list,
-                op.location,
-                arguments=[held],
-                results=[wanted],
-                key=(value.type, held, wanted),
-            )
+        key = value.type, held, wanted
+        callee = self.reshards.known("reshard", key)
+        if callee is None:
+            # Beside bodies it says inside how values lie, as these do, for propagation to start from.
+            said = ((), ()) if self.is_open else ((held,), (wanted,))
+            with ir.InsertionPoint(self.module.body):
+                callee = self.reshards.make(
+                    "reshard", [value.type], list, op.location, arguments=said[0], results=said[1], key=key
+                )
+            if self.is_open:
+                constrain(self.symbols[callee], (held,), (wanted,))
         launch = LaunchOp.build([value], [value.type], callee=callee, slice=home.slice, loc=op.location)
         return launch.results[0]
 

@@ -40,7 +40,17 @@ from pathways.dialect.attributes.call_times import CallTimes
 from pathways.dialect.attributes.dtypes import dtype_of
 from pathways.dialect.attributes.fields import CALL_TIMES
 from pathways.dialect.attributes.meshes import replicated
-from pathways.dialect.attributes.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING, SLICE, TIMES
+from pathways.dialect.attributes.names import (
+    CONSTANT,
+    DONATED,
+    HOST,
+    MAIN,
+    NUMBER,
+    REPLICA,
+    SHARDING,
+    SLICE,
+    TIMES,
+)
 from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
 from pathways.dialect.attributes.shardings import make_sharding, mesh_of, read_mesh, read_sharding
 from pathways.dialect.operations.operation import attribute_of

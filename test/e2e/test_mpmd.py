@@ -11,16 +11,19 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from check import assert_close
+from check import assert_close, assert_equal
+from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 from mpmd_programs import CALLS, PROGRAMS, MpmdProgram, normal
 
 import pathways as pw
+from pathways.compiler.from_mlir import lower_module
 from pathways.compiler.mpmd.from_mpmd import lower_partitioned
 from pathways.compiler.mpmd.front_end import Partitioned
 from pathways.compiler.stages import Lowered
 from pathways.dialect import make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.pipeline import Options
 from pathways.runtime.plan.plan import Launch
 
 STORED = Path(__file__).parent / "mpmd"
@@ -193,3 +196,53 @@ def test_from_mpmd_closed_over_arrays_are_hidden_arguments(tmp_path):
     lowered.save(tmp_path / "f.pwb")
     for run in (lowered.compile(), pw.load(tmp_path / "f.pwb")):
         np.testing.assert_array_equal(run(3.0, x), constant + x)
+
+
+@pytest.mark.parametrize(
+    ("argument", "operand", "results", "returned"),
+    [
+        ("any", "any", ["columns", "rows"], ["columns", "rows"]),
+        ("any", "any", ["columns", "any"], ["rows", "columns"]),
+        ("rows", "any", ["columns", "rows"], ["rows", "columns"]),
+        ("rows", "columns", ["rows", "any"], ["columns", "any"]),
+        ("columns", "rows", ["any", "any"], ["rows", "columns"]),
+    ],
+)
+def test_mpmd_fragments_reshard_what_they_return(argument, operand, results, returned):
+    """Transfers within the mesh, and results in several shardings, give any value as it is."""
+    shardings = {
+        "any": "",
+        "rows": ', sharding=<@mesh, [{"x"}, {}]>',
+        "columns": ', sharding=<@mesh, [{}, {"x"}]>',
+    }
+    aliases = [
+        f'!{name} = !mpmd.mesh_tensor<"m", tensor<4x4xf32>{sharding}>' for name, sharding in shardings.items()
+    ]
+    types = ", ".join(f"!{name}" for name in returned)
+    moves = [
+        f"%r{n} = mpmd.transfer %f#{n} : (!{one}) -> !{other}" if one != other else ""
+        for n, (one, other) in enumerate(zip(results, returned, strict=True))
+    ]
+    names = [f"%r{n}" if move else f"%f#{n}" for n, move in enumerate(moves)]
+    text = f"""
+      {chr(10).join(aliases)}
+      module @program {{
+        sdy.mesh @mesh = <["x"=2]>
+        func.func public @main(%a: !{argument}) -> ({types})
+            attributes {{topology = #mpmd.topology<<"m" : <["x"=2]>>>}} {{
+          %t = mpmd.transfer %a : (!{argument}) -> !{operand}
+          %f:2 = mpmd.fragment<mesh="m", origin=["f"]> (%t) (%v: tensor<4x4xf32>) {{
+            %0 = stablehlo.add %v, %v : tensor<4x4xf32>
+            mpmd.return %0, %v : tensor<4x4xf32>, tensor<4x4xf32>
+          }} : (!{operand}) -> (!{results[0]}, !{results[1]})
+          {chr(10).join(moves)}
+          return {", ".join(names)} : {types}
+        }}
+      }}
+    """
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    arrays = lower_module(ir.Module.parse(text, make_context()), "program", Options()).compile()(x)
+    assert_equal(arrays, (2 * x, x))
+    specs = {"rows": P("x"), "columns": P(None, "x")}
+    for array, name in zip(arrays, returned, strict=True):
+        assert name == "any" or array.sharding.spec == specs[name]

@@ -3,9 +3,9 @@
     python test/fuzz/random_while_loops.py --count 300 --keep build/fuzz/while_loops [--hosts 2]
 
 Loops follow each other, with nests of conditions, scans and calls in their turns; they carry numbers, flags,
-small floats and keys, end by a count or by a value, and come in chunks of any size. They read an array that the
-program closes over. Arguments may be donated, and slices have replicas, or several devices. A case is always the
-same for its seed and number.
+small floats and keys, end by a count or by a value, and come in chunks of any size. They read an array that
+the program closes over. Arguments may be donated, and slices have replicas, or several devices. A case is
+always the same for its seed and number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TABLE = np.random.default_rng(0).normal(size=(1024, WIDTH)).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class LoopCase:
-    """One loop: what an iteration does, what ends it, what it carries, what precedes it, who reads the table."""
+    """One loop: what a turn does, what ends it, what it carries, what is in front of it, what reads `TABLE`."""
 
     turn: Any
     ends_by: str

@@ -103,6 +103,45 @@ module @reshards {
 
 // -----
 
+// Beside bodies it says inside how values lie, as these do; a transfer to a type without a sharding leaves that to
+// propagation.
+
+!o = !mpmd.mesh_tensor<"a", tensor<4x4xf32>>
+!b = !mpmd.mesh_tensor<"a", tensor<4x4xf32>, sharding=<@mesh, [{}, {"x"}]>>
+!c = !mpmd.mesh_tensor<"a", tensor<4x4xf32>, sharding=<@mesh, [{"x"}, {}]>>
+!p = !mpmd.mesh_tensor<"b", tensor<4x4xf32>>
+!q = !mpmd.mesh_tensor<"b", tensor<4x4xf32>, sharding=<@mesh, [{"x"}, {}]>>
+// CHECK-LABEL: module @reshards_beside_bodies
+module @reshards_beside_bodies {
+  sdy.mesh @mesh = <["x"=2]>
+  func.func @main(%x: !c) -> (!c, !q, !p, !p, !q) attributes {topology = #mpmd.topology<<"a" : <["x"=2]>>, <"b" : <["x"=2]>>>} {
+    %open = mpmd.transfer %x : (!c) -> !o
+    // CHECK: %[[F:.*]]:2 = "pw.launch"(%arg0) {callee = @f
+    %f:2 = mpmd.fragment<mesh="a", origin=["f"]> (%open) (%v: tensor<4x4xf32>) {
+      %0 = stablehlo.tanh %v : tensor<4x4xf32>
+      mpmd.return %0, %0 : tensor<4x4xf32>, tensor<4x4xf32>
+    } : (!o) -> (!b, !o)
+    // CHECK: %[[C:.*]] = "pw.launch"(%[[F]]#0) {callee = @[[AS_ROWS:.*]], slice = @a}
+    %c = mpmd.transfer %f#0 : (!b) -> !c
+    // CHECK: %[[Q:.*]] = "pw.transfer"(%[[F]]#0)
+    %q = mpmd.transfer %f#0 : (!b) -> !q
+    %p = mpmd.transfer %f#0 : (!b) -> !p
+    // CHECK: %[[R:.*]] = "pw.transfer"(%[[F]]#1)
+    %r = mpmd.transfer %f#1 : (!o) -> !p
+    // CHECK: %[[S:.*]] = "pw.launch"(%[[R]]) {callee = @[[TO_ROWS:.*]], slice = @b}
+    %s = mpmd.transfer %f#1 : (!o) -> !q
+    // CHECK: return %[[C]], %[[Q]], %[[Q]], %[[R]], %[[S]]
+    return %c, %q, %p, %r, %s : !c, !q, !p, !p, !q
+  }
+  // CHECK: func.func private @[[AS_ROWS]](%arg0: tensor<4x4xf32>) -> tensor<4x4xf32>
+  // CHECK: sdy.sharding_constraint %arg0 <@mesh, [{}, {"x"}]>
+  // CHECK: sdy.sharding_constraint %{{.*}} <@mesh, [{"x"}, {}]>
+  // CHECK: func.func private @[[TO_ROWS]](%arg0: tensor<4x4xf32>) -> tensor<4x4xf32>
+  // CHECK: sdy.sharding_constraint %arg0 <@mesh, [{"x"}, {}]>
+}
+
+// -----
+
 // Meshes of one device have no shardings; those of other shapes have an `sdy.mesh` of their own, over which the
 // shardings inside of computations are. Constraints without axes, of PRNG keys, go. A host callback runs on one
 // device.
