@@ -81,7 +81,7 @@ class _ArgumentPlacement:
         if self.cut is not None:
             return tuple(self.cut(array))
         places = list(self.copied_to)
-        return tuple(jax.device_put([array] * len(places), places, may_alias=False))
+        return tuple(pjrt.device_put([array] * len(places), places, may_alias=False))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class LocalExecutable(ProgramExecutable):
         """Copies of some arguments on their first slices."""
         if not moves:
             return {}
-        placed = jax.device_put(
+        placed = pjrt.device_put(
             [leaves[n] for n in moves],
             [self._arguments[n].home for n in moves],
             # An alias of what the caller keeps must not be donated.

@@ -72,7 +72,7 @@ class Replicated:
                 first = make(shards[n * size : (n + 1) * size])
                 copies.append(first)
                 if others:
-                    copies += jax.device_put([first] * len(others), list(others), may_alias=False)
+                    copies += pjrt.device_put([first] * len(others), list(others), may_alias=False)
             return copies
 
         return cut

@@ -225,7 +225,7 @@ def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
             array = value if isinstance(value, jax.Array) else np.asarray(value, slots.avals[slot].dtype)
             sharding = slots.shardings[slot]
             if sharding.is_fully_addressable:
-                placed[slot] = jax.device_put(array, sharding)
+                placed[slot] = pjrt.device_put(array, sharding)
             else:
                 # Hosts would ask each other whether all of them have the same.
                 placed[slot] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jaxlib
 import numpy as np
-from jax._src import api_util, compiler, dispatch, op_shardings, traceback_util
+from jax._src import api_util, compiler, core, dispatch, op_shardings, traceback_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
@@ -57,6 +57,16 @@ def _note_cache_hit(event: str, **_: str | int) -> None:
 
 
 jax.monitoring.register_event_listener(_note_cache_hit)
+
+
+def device_put(arrays: Any, places: Any, **options: Any) -> Any:
+    """Copies values to devices at once, as `jax.device_put` does unless JAX is tracing a function.
+
+    Then that would make tracers of them. The public `jax.ensure_compile_time_eval` does the same, but what is
+    compiled in it is compiled anew outside of it.
+    """
+    with core.eval_context():
+        return jax.device_put(arrays, places, **options)
 
 
 def platform_of(device: jax.Device) -> str:

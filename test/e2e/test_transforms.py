@@ -589,3 +589,37 @@ def test_transforms_keep_decomposition_of_composite(transform: Fun):
         return lambda x: on_s1(lambda x: square(x) + square(x + 1))(square(double(x)))
 
     check(build, X)
+
+
+TABLE = array(1024, seed=4)
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        lambda f: jax.jit(lambda z: z * f())(2.0),
+        lambda f: jax.jit(jax.grad(lambda z: jnp.sum(z * f())))(2.0),
+        lambda f: jax.vmap(lambda z: z * f())(jnp.ones(2)),
+        lambda f: jax.lax.cond(True, f, lambda: X),
+        lambda f: jnp.zeros(jax.eval_shape(lambda z: z * f(), 2.0).shape),
+    ],
+    ids=["jit", "grad", "vmap", "cond", "eval_shape"],
+)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_transforms_around_a_program_that_is_called_with_values(caller, replicas):
+    """It runs while its caller is traced, which reads the result as a constant, wherever the values are."""
+    devices = pw.make_virtual_device_set(replicas=replicas)
+    on_s0, on_s1 = (pw.jit(devices=devices.add_slice(1, "x")) for _ in range(2))
+
+    def build(sine: Fun, cosine: Fun) -> Fun:
+        def iterate(x: Any, scale: Any, end: Any) -> Any:
+            body = lambda s: (s[0] + 1, scale * cosine(scale * sine(s[1])) + TABLE.sum())  # noqa: E731
+            return jax.lax.while_loop(lambda s: s[0] < end, body, (0, x))[1]
+
+        return iterate
+
+    program = pw.program(build(on_s0(jnp.sin), on_s1(jnp.cos)))
+    expected = caller(lambda: jax.jit(build(jnp.sin, jnp.cos))(X, 0.5, 3))
+    # At first it is compiled, then it finds a value there, then it has to move one.
+    for x in (X, jnp.asarray(X), jax.device_put(X, jax.devices()[-1]), X):
+        assert_close(caller(lambda x=x: program(x, 0.5, 3)), expected)
