@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.common.errors import UserError
-from pathways.tools.inputs.arrays import read_arrays
+from pathways.tools.inputs.arrays import read_arrays, write_arrays
 from pathways.tools.inputs.values import read_values, value_text
 
 ROOT = Path(__file__).parents[2]
@@ -280,6 +280,23 @@ def test_read_arrays_reads_compressed_arrays_in_any_order(tmp_path):
     np.savez_compressed(tmp_path / "in.npz", x=array)
     found = read_arrays(str(tmp_path / "in.npz"), {"x": ArrayType((2, 3), "float32")})
     np.testing.assert_array_equal(found["x"], array)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "float4_e2m1fn", "bfloat16", "int4", "int2"])
+def test_read_arrays_reads_what_was_written_of_small_types(tmp_path, dtype):
+    """Files hold their bits, in types that numpy has itself, and programs know what they are."""
+    arrays = {"x": np.array([[0, 1], [-1, 0.5]]).astype(dtype), "n": np.array(1).astype(dtype)}
+    write_arrays(str(tmp_path / "out.npz"), arrays)
+    with np.load(tmp_path / "out.npz") as file:
+        assert file["x"].dtype == np.dtype(f"V{arrays['x'].itemsize}")
+    types = {name: ArrayType(array.shape, dtype) for name, array in arrays.items()}
+    for name, array in read_arrays(str(tmp_path / "out.npz"), types).items():
+        assert array.dtype == np.dtype(dtype)
+        assert array.tobytes() == arrays[name].tobytes()
+    with zipfile.ZipFile(tmp_path / "out.npz") as file:
+        file.extract("x.npy", tmp_path)
+    (read,) = read_values([f"@{tmp_path / 'x.npy'}"], {"x": types["x"]}).values()
+    assert read.dtype == np.dtype(dtype)
 
 
 @pytest.mark.process

@@ -70,9 +70,7 @@ def _array(
             raise UserError(f"{path}: {name} is in version {version[0]}.{version[1]} of numpy's format")
         shape, _, dtype = _HEADERS[version](data)
     own = np.dtype(type_.dtype)
-    # numpy forgets the names of small floats when it writes them.
-    nameless = dtype.kind == own.kind == "V" and dtype.itemsize == own.itemsize and not dtype.fields
-    if shape != type_.shape or not (dtype == own or nameless):
+    if shape != type_.shape or not (dtype == own or holds_bits_of(dtype, own)):
         raise UserError(
             f"{path}: {name} is {dtype}{list(shape)}, but the program takes {own}{list(type_.shape)}"
         )
@@ -91,8 +89,22 @@ def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
     with zipfile.ZipFile(buffer, "w") as file:
         for name, array in arrays.items():
             with file.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+                value = np.asarray(array)
+                if _is_small(value.dtype):
+                    # Of float8_e5m2 numpy would write a name that it does not read.
+                    value = value.view(f"V{value.itemsize}")
+                np.lib.format.write_array(member, value, allow_pickle=False)
     write_output(path, buffer.getvalue())
+
+
+def holds_bits_of(dtype: np.dtype, own: np.dtype) -> bool:
+    """Whether an array in a file has the bits of another type: numpy forgets the names of small ones."""
+    return dtype.kind == "V" and _is_small(own) and dtype.itemsize == own.itemsize and not dtype.fields
+
+
+def _is_small(dtype: np.dtype) -> bool:
+    """Whether a dtype is one of those that `ml_dtypes` adds to numpy's own."""
+    return dtype.isbuiltin == 2
 
 
 def made_up(types: Mapping[str, ArrayType], seed: int | None) -> dict[str, np.ndarray]:

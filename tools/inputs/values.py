@@ -13,6 +13,7 @@ import numpy as np
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.common.errors import UserError, hint
 from pathways.tools.common.files import read_input
+from pathways.tools.inputs.arrays import holds_bits_of
 from pathways.tools.inputs.signatures import DTYPES
 
 _VALUE = re.compile(r"((?:\d{1,18}x)*)([A-Za-z]\w*)(?:=(.*))?", re.DOTALL)
@@ -43,6 +44,8 @@ def read_values(texts: Sequence[str], types: Mapping[str, ArrayType]) -> dict[st
             array = _from_file(text[1:]) if text.startswith("@") else _from_text(text)
         except ValueError as error:
             raise UserError(f"--input {number}, '{shown}': {error}") from None
+        if holds_bits_of(array.dtype, np.dtype(type_.dtype)):
+            array = array.view(type_.dtype)
         if (array.shape, array.dtype) != (type_.shape, np.dtype(type_.dtype)):
             given = type_text(array.shape, array.dtype)
             wanted = type_text(type_.shape, np.dtype(type_.dtype))
