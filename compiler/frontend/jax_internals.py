@@ -12,6 +12,7 @@ import numpy as np
 from jax._src import config, core, dtypes, source_info_util, tree_util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
+from jax._src.export._export import call_exported_p
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import AbstractRef, discharge
@@ -166,6 +167,14 @@ def named_shardings(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
                 for item in value if isinstance(value, (tuple, list)) else (value,):
                     if isinstance(item, jax.NamedSharding):
                         yield item, _line(equation)
+
+
+def exported_functions(jaxpr: Any) -> Iterator[tuple[jax.export.Exported, str]]:
+    """The functions of `jax.export` that a traced function calls, each with the line that does."""
+    for inner in _jaxprs(jaxpr):
+        for equation in inner.eqns:
+            if equation.primitive is call_exported_p:
+                yield equation.params["exported"], _line(equation)
 
 
 def values_between_calls(jaxpr: Any) -> Iterator[tuple[Any, str]]:

@@ -89,6 +89,7 @@ def trace(
         traced = jitted.trace(*args, **kwargs)
         jaxpr = traced.jaxpr
         _check_closed(name, jaxpr, len(options.donated))
+        _check_exported(name, jaxpr)
         try:
             lowered = _lower(traced, platform)
         except ValueError:
@@ -136,6 +137,19 @@ def _check_closed(program: str, jaxpr: Any, arguments: int) -> None:
             f"program '{program}': a reference (jax.new_ref) from outside of the program is used at {line}, "
             "but a program has no state: pass its value as an argument and return the new one"
         )
+
+
+def _check_exported(program: str, jaxpr: Any) -> None:
+    """Refuses functions that were exported for several devices, in an order that no slice has yet."""
+    for exported, line in jax_internals.exported_functions(jaxpr):
+        if exported.nr_devices > 1:
+            where = f", called at {line}," if line else ""
+            raise ValueError(
+                f"program '{program}': the function '{exported.fun_name}'{where} was exported for "
+                f"{exported.nr_devices} devices, but a slice gets its devices only when the program is "
+                "loaded: export it for one device, from arguments without shardings and with no mesh inside, "
+                "and shard it by in_shardings and out_shardings of pw.jit"
+            )
 
 
 def _lower(traced: Any, platform: str) -> Any:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
 
 from pathways.dialect.attributes.dtypes import dtype_of
 from pathways.dialect.attributes.fields import CALL_TIMES, NATURAL, STRING, UNIT, Kind, symbol
@@ -193,6 +194,13 @@ class WellFormed:
         size = math.prod(sizes)
         if size > MOST_DEVICES:
             self.report(mesh, f"has {size} devices; a mesh has at most {MOST_DEVICES}")
+        ids = list(sdy.MeshAttr(mesh.attributes["mesh"]).device_ids)
+        if sizes and ids:
+            self.report(
+                mesh,
+                f"orders its devices itself: leave out device_ids={ids}, since a slice gets its devices when "
+                "the program is loaded",
+            )
 
     def check_itself(self, op: ir.OpView) -> None:
         """Checks a well-formed operation by what its class says beyond its fields."""

@@ -45,7 +45,7 @@ TABLE = np.random.default_rng(0).normal(size=(1024, WIDTH)).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class LoopCase:
-    """One loop: what a turn does, what ends it, what it carries, what is in front of it, what reads `TABLE`."""
+    """One loop: what a turn does, what ends it, what it carries, what is in front, and what reads `TABLE`."""
 
     turn: Any
     ends_by: str

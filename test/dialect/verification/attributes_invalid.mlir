@@ -227,3 +227,10 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %0 : tensor<4xf32>
 }
 func.func private @f(tensor<4xf32>) -> tensor<4xf32>
+
+// -----
+
+// Devices are chosen when a program is loaded, in the order of the axes. A mesh without axes stands for one device.
+sdy.mesh @first = <[], device_ids=[0]>
+// expected-error@below {{'sdy.mesh' op orders its devices itself: leave out device_ids=[3, 1, 2, 0]}}
+sdy.mesh @mesh = <["x"=2, "y"=2], device_ids=[3, 1, 2, 0]>
