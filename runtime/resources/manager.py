@@ -114,7 +114,7 @@ class ResourceManager[S: AskedSlice]:
         with self._lock:
             held = {slice: self._bound[slice] for slice in distinct if slice in self._bound}
             if len(held) == len(distinct):
-                _check_disjoint(held, program)
+                self._check_disjoint(distinct, held, program)
             else:
                 self._bound.update(self._choose(distinct, held, program))
             return {slice: self._bound[slice] for slice in distinct}
@@ -129,7 +129,7 @@ class ResourceManager[S: AskedSlice]:
             slice: self._pinned(slice, program) for slice in slices if slice.pinned and slice not in held
         }
         held = {**held, **pinned}
-        _check_disjoint(held, program)
+        self._check_disjoint(slices, held, program)
         new = [slice for slice in slices if slice not in held]
         # The largest first: what is left over then still fits the small ones.
         ordered = sorted(new, key=lambda slice: (slice.island is None, -slice.size))
@@ -280,6 +280,28 @@ class ResourceManager[S: AskedSlice]:
             device.position: (same[device.position], all_[device.position]) for device in self.cluster.devices
         }
 
+    def _check_disjoint(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> None:
+        """Checks that no two slices of a program, which were bound before, have a device in common.
+
+        Raises:
+          ResourceError: two have one.
+        """
+        for (left, a), (right, b) in itertools.combinations(held.items(), 2):
+            if left.overlap and right.overlap and not _are_replicas(_replica(left), _replica(right)):
+                continue
+            shared = sorted(set(a.positions) & set(b.positions))
+            if not shared:
+                continue
+            if sum(slice.size for slice in slices if not slice.overlap) > len(self.cluster.devices):
+                raise ResourceError(self._shortage(slices, {}, program))
+            is_one_set = left.device_set is right.device_set
+            others = "" if is_one_set else ", or make both from one device set before either is used"
+            raise ResourceError(
+                f"program {program}: its slices {left.name} and {right.name} share devices "
+                f"{_ranges(shared)}, to which programs {a.program} and {b.program} bound one each; release one of them with "
+                f"pathways.release, and this program binds it to others{others}"
+            )
+
     def _shortage(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> str:
         """What a program needs, what there is, and what is in the way where that would be enough.
 
@@ -354,18 +376,6 @@ def _replica(slice: AskedSlice) -> tuple[AskedSet, int]:
 def _are_replicas(left: tuple[AskedSet, int], right: tuple[AskedSet, int]) -> bool:
     """Whether these are different replicas of the same slices."""
     return left[0] is right[0] and left[1] != right[1]
-
-
-def _check_disjoint[S: AskedSlice](held: Mapping[S, Binding], program: str) -> None:
-    for (left, a), (right, b) in itertools.combinations(held.items(), 2):
-        if left.overlap and right.overlap and not _are_replicas(_replica(left), _replica(right)):
-            continue
-        if shared := sorted(set(a.positions) & set(b.positions)):
-            raise ResourceError(
-                f"program {program}: its slices {left.name} and {right.name} were bound separately "
-                f"and share devices {_ranges(shared)}; release one of them with "
-                "pathways.release, or make both from one device set before either is used"
-            )
 
 
 def _need(slice: AskedSlice) -> str:

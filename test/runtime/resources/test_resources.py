@@ -136,17 +136,35 @@ def test_manager_refuses_an_unknown_island():
         manager_of().bind([slice], "f")
 
 
-def test_manager_refuses_slices_bound_to_the_same_devices():
-    manager = manager_of(2)
-    s0 = make_virtual_device_set().add_slice(2, "x", name="east")
-    s1 = make_virtual_device_set().add_slice(1, "x", name="west")
-    manager.bind([s0], "f")
-    manager.bind([s1], "g")
-    with pytest.raises(
-        ResourceError,
-        match=r"east and west were bound separately and share devices 0; .* pathways\.release,",
-    ):
+@pytest.mark.parametrize("is_one_set", [True, False])
+def test_manager_refuses_slices_bound_to_the_same_devices(is_one_set):
+    """Where they are from different device sets, the error says that one set would have kept them apart."""
+    manager, devices = manager_of(3), make_virtual_device_set()
+    s0 = devices.add_slice(2, "x", name="east")
+    s1 = (devices if is_one_set else make_virtual_device_set()).add_slice(1, "x", name="west")
+    rest = devices.add_slice(1, "x")
+    for slice, program in ((s0, "f"), (rest, "other"), (s1, "g")):
+        manager.bind([slice], program)
+    with pytest.raises(ResourceError) as caught:
         manager.bind([s0, s1], "h")
+    assert str(caught.value) == (
+        "program h: its slices east and west share devices 0, to which programs f and g bound one each; "
+        "release one of them with pathways.release, and this program binds it to others"
+        + ("" if is_one_set else ", or make both from one device set before either is used")
+    )
+    manager.release(s1)
+    bound = manager.bind([s0, s1], "h")
+    assert not set(bound[s0].positions) & set(bound[s1].positions)
+
+
+def test_manager_says_how_many_devices_slices_bound_to_the_same_ones_need():
+    """To release one of them is of no use."""
+    manager, devices = manager_of(2), make_virtual_device_set()
+    slices = [devices.add_slice(2, "x", name=name) for name in ("east", "west")]
+    for slice, program in zip(slices, "fg", strict=True):
+        manager.bind([slice], program)
+    with pytest.raises(ResourceError, match=r"not enough devices: it needs 4.*\n.*set PW_CPU_DEVICES=4 in"):
+        manager.bind(slices, "h")
 
 
 def test_manager_binds_a_slice_once_for_all_threads():
