@@ -298,8 +298,8 @@ class ResourceManager[S: AskedSlice]:
             others = "" if is_one_set else ", or make both from one device set before either is used"
             raise ResourceError(
                 f"program {program}: its slices {left.name} and {right.name} share devices "
-                f"{_ranges(shared)}, to which programs {a.program} and {b.program} bound one each; release one of them with "
-                f"pathways.release, and this program binds it to others{others}"
+                f"{_ranges(shared)}, to which programs {a.program} and {b.program} bound one each; "
+                f"release one of them with pathways.release, and this program binds it to others{others}"
             )
 
     def _shortage(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> str:

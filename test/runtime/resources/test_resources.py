@@ -148,8 +148,8 @@ def test_manager_refuses_slices_bound_to_the_same_devices(is_one_set):
     with pytest.raises(ResourceError) as caught:
         manager.bind([s0, s1], "h")
     assert str(caught.value) == (
-        "program h: its slices east and west share devices 0, to which programs f and g bound one each; "
-        "release one of them with pathways.release, and this program binds it to others"
+        f"program h: its slices {s0.name} and {s1.name} share devices 0, to which programs f and g bound "
+        "one each; release one of them with pathways.release, and this program binds it to others"
         + ("" if is_one_set else ", or make both from one device set before either is used")
     )
     manager.release(s1)
