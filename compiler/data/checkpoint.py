@@ -193,6 +193,7 @@ def restore(
     data: Any = None,
     program: Bound | None = None,
     argument: str | None = None,
+    partial: bool = False,
 ) -> Any:
     """Reads a checkpoint onto the devices where a program wants it.
 
@@ -208,6 +209,8 @@ def restore(
       data: an iterator that is put to the position of the checkpoint, or an input of `pw.on_hosts`.
       program: a compiled program that takes the tree: it is restored where the program wants it.
       argument: the name of the argument of `program` that it is.
+      partial: whether `like` may have fewer leaves than the checkpoint, which are all that is read, and
+        arrays of floats (or complex numbers) of another dtype, to which they are converted.
 
     Returns:
       The tree.
@@ -216,7 +219,8 @@ def restore(
       ImportError: Orbax is not installed.
       FileNotFoundError: there is no such checkpoint.
       OSError: an earlier save failed.
-      ValueError: it has other leaves than `like`, of other shapes or types, names the first; or no position.
+      ValueError: it has other leaves than `like`, of other shapes or types, names the first; or no position;
+        or it does not say which leaves it has, with `partial`.
       TypeError: `data` has no position.
     """
     orbax = _orbax()
@@ -235,8 +239,11 @@ def restore(
     _pending.wait()
     hosts = _hosts_for(path)
     folder = _folder(path) / str(_chosen(path, step))
-    _check_alike(orbax.metadata(folder).metadata, like, str(folder))
+    there = orbax.metadata(folder).metadata
+    _check_alike(there, like, str(folder), partial)
     wanted = jax.tree.map(functools.partial(_wanted, hosts), like)
+    if partial:
+        wanted = _as_in_file(wanted, there)
     if any(isinstance(leaf, RestoredLeaf) for leaf in jax.tree.leaves(wanted)):
         tree = restored_by_hosts(orbax, folder, wanted)
     else:
@@ -245,6 +252,8 @@ def restore(
         if not (folder / _DATA).exists():
             raise ValueError(f"pw.checkpoint: {folder} has no position of an input")
         orbax.load_checkpointables(folder, {_DATA: _InputPosition(data)})
+    if partial:
+        tree = _as_in_tree(like, tree)
     return jax.tree.map(_restored, like, tree)
 
 
@@ -534,20 +543,47 @@ def _with_type(aval: Any, array: jax.Array) -> Any:
     return pjrt.rewrap(aval, array.sharding)(array)
 
 
-def _check_alike(there: Any, like: Any, folder: str) -> None:
-    """Refuses to restore other leaves than there are."""
+def _check_alike(there: Any, like: Any, folder: str, partial: bool) -> None:
+    """Rejects leaves that the checkpoint does not have, or other ones than it has."""
     if there is None:
+        if partial:
+            raise ValueError(
+                f"pw.checkpoint: {folder} does not say which leaves it has, so partial=True cannot choose "
+                "from them; give `like` all leaves"
+            )
         return  # Written by others, with leaves that Orbax cannot describe.
     types, wanted = dict(_types(there)), dict(_types(like))
-    for name in [*wanted, *types]:
+    for name in [*wanted, *([] if partial else types)]:
         if name not in types:
             known = ", ".join([*list(types)[:8], *(["..."] if types.keys() - list(types)[:8] else [])])
             raise ValueError(f"pw.checkpoint: {folder} has no leaf {name}, only {known}")
         if name not in wanted:
-            raise ValueError(f"pw.checkpoint: {folder} has the leaf {name}, which `like` does not have")
-        saved, asked = types[name], wanted[name]
-        if not saved.becomes(asked):
-            raise ValueError(f"pw.checkpoint: {name} in {folder} is {saved}, but `like` has {asked}")
+            raise ValueError(
+                f"pw.checkpoint: {folder} has the leaf {name}, which `like` does not have; with partial=True "
+                "only the leaves of `like` are restored"
+            )
+        saved, requested = types[name], wanted[name]
+        if saved.becomes(requested) or (partial and saved.is_convertible(requested)):
+            continue
+        hint = "; partial=True converts it" if saved.is_convertible(requested) else ""
+        raise ValueError(f"pw.checkpoint: {name} in {folder} is {saved}, but `like` has {requested}{hint}")
+
+
+def _as_in_file(wanted: Any, there: Any) -> Any:
+    """The tree that is in a file, with what is wanted of it; for other leaves Orbax's mark to skip them."""
+    known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: known.get(_keys(path), ...), there)
+
+
+def _as_in_tree(like: Any, restored: Any) -> Any:
+    """The tree `like` with the leaves that were restored in the tree that is in a file."""
+    known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(restored)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: known[_keys(path)], like)
+
+
+def _keys(path: Any) -> tuple[str, ...]:
+    """The keys on the way to a leaf. Orbax has tuples as lists, and what has names as dictionaries."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -581,12 +617,18 @@ class _LeafType:
         # A number of Python, and another or an array without dimensions.
         return holds(np.dtype(asked.kind), np.dtype(self.kind))
 
+    def is_convertible(self, asked: _LeafType) -> bool:
+        """Whether an array of floats, or of complex numbers, is wanted with another precision."""
+        if self.shape is None or self.shape != asked.shape:
+            return False
+        kinds = (jax.numpy.floating, jax.numpy.complexfloating)
+        return any(all(jax.dtypes.issubdtype(each.kind, kind) for each in (self, asked)) for kind in kinds)
+
 
 def _types(tree: Any) -> Iterator[tuple[str, _LeafType]]:
     """Name and type of each leaf; keys by their data, as Orbax has them."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        # Orbax has tuples as lists, and what has names as dictionaries.
-        name = "/".join(jax.tree_util.keystr((key,), simple=True) for key in path)
+        name = "/".join(_keys(path))
         if isinstance(leaf, _AS_ARRAYS):
             leaf = np.asarray(leaf)
         elif _is_key(getattr(leaf, "dtype", None)):

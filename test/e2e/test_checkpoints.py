@@ -232,7 +232,14 @@ def test_checkpoint_restore_refuses_another_structure(tmp_path: Path) -> None:
         ({**state, "w": jnp.ones((3, 2))}, r"w in .* is float32\[2, 3\], but `like` has float32\[3, 2\]"),
         ({**state, "w": jnp.ones((2, 3), jnp.int32)}, r"w in .* but `like` has int32\[2, 3\]"),
         ({**state, "v": state["w"]}, "has no leaf v, only moments/0/count, moments/0/mu/w"),
-        ({"w": state["w"]}, "has the leaf moments/0/count, which `like` does not have"),
+        (
+            {**state, "w": jnp.ones((2, 3), jnp.bfloat16)},
+            "but `like` has bfloat16.*; partial=True converts it",
+        ),
+        (
+            {"w": state["w"]},
+            "has the leaf moments/0/count, which `like` does not have; with partial=True only",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             pw.checkpoint.restore(tmp_path, like)
@@ -254,6 +261,43 @@ def test_checkpoint_restore_refuses_another_structure(tmp_path: Path) -> None:
         pw.checkpoint.restore(tmp_path, state, step=2)
     with pytest.raises(ValueError, match="has no position of an input"):
         pw.checkpoint.restore(tmp_path, state, data=Position())
+
+
+@pytest.mark.feature("training", "values")
+def test_checkpoint_restores_parameters_alone(programs, tmp_path: Path) -> None:
+    """For inference, say: without moments, and in bfloat16."""
+    state = {**programs[0](jax.random.key(0)), "pair": (jnp.arange(3), jnp.ones(2)), "n": 5}
+    pw.checkpoint.save(tmp_path, state, 1)
+    halves = [jax.ShapeDtypeStruct(w.shape, jnp.bfloat16, sharding=w.sharding) for w in state["params"]]
+    back = pw.checkpoint.restore(tmp_path, {"params": halves}, partial=True)
+    assert_equal(back, {"params": [w.astype(jnp.bfloat16) for w in state["params"]]})
+    assert [w.sharding for w in back["params"]] == [w.sharding for w in state["params"]]
+    # Of lists the first ones, of named tuples some entries, and leaves of every kind.
+    (adam, *_) = state["moments"]
+    some = {
+        "params": state["params"][:2],
+        "moments": (adam._replace(mu=None),),
+        "pair": state["pair"][:1],
+        "key": state["key"],
+        "n": 0,
+    }
+    back = pw.checkpoint.restore(tmp_path, some, partial=True)
+    assert (jax.tree.structure(back), back["n"]) == (jax.tree.structure(some), 5)
+    assert_equal({**back, "n": 0}, some)
+    assert_equal(pw.checkpoint.restore(tmp_path, state, partial=True), state)
+
+
+def test_checkpoint_restores_no_other_kind_of_leaf_in_part(tmp_path: Path) -> None:
+    pw.checkpoint.save(tmp_path, {"w": jnp.ones(2), "n": jnp.arange(2), "key": jax.random.key(0)}, 1)
+    for like, message in (
+        ({"v": jnp.ones(2)}, "has no leaf v, only key, n, w"),
+        ({"w": jnp.ones(3, jnp.bfloat16)}, r"w in .* is float32\[2\], but `like` has bfloat16\[3](\n|$)"),
+        ({"w": jnp.ones(2, int)}, r"w in .* is float32\[2\], but `like` has int32\[2](\n|$)"),
+        ({"n": np.ones(2, np.int8)}, r"n in .* is int32\[2\], but `like` has int8\[2](\n|$)"),
+        ({"key": jnp.ones(2)}, r"key in .* is uint32\[2\], but `like` has float32\[2](\n|$)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pw.checkpoint.restore(tmp_path, like, partial=True)
 
 
 class Position:

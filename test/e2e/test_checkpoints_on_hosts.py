@@ -147,9 +147,25 @@ def test_checkpoint_on_hosts_reads_one_of_orbax(devices, tmp_path):
     slice = devices.add_slice((2,), ("x",), island="island0")
     f = pw.jit(lambda w: w + 1, devices=slice, in_shardings=P("x"))
     program = pw.program(lambda w: f(w["w"])).lower(tree).compile()
-    restored = pw.checkpoint.restore(tmp_path / "managed", program=program, argument="w")
-    assert isinstance(restored["w"], pw.Array)
-    equal(restored, tree)
+    for partial in (False, True):
+        restored = pw.checkpoint.restore(tmp_path / "managed", program=program, argument="w", partial=partial)
+        assert isinstance(restored["w"], pw.Array)
+        equal(restored, {"w": tree["w"]})
+
+
+def test_checkpoint_on_hosts_restores_parameters_alone(devices, tmp_path):
+    """In bfloat16, where a program for inference wants them."""
+    _, state = on_islands(devices, 0, 1)
+    pw.checkpoint.save(tmp_path, {**state, "n": 5}, 1)
+    slice = devices.add_slice((2,), ("x",), island="island1")
+    f = pw.jit(lambda rows: rows[0] + 1, devices=slice, in_shardings=P("x"))
+    halves = [jax.ShapeDtypeStruct(X.shape, jnp.bfloat16)]
+    infer = pw.program(lambda state: f(state["rows"])).lower({"rows": halves}).compile()
+    restored = pw.checkpoint.restore(tmp_path, program=infer, argument="state", partial=True)
+    assert isinstance(restored["rows"][0], pw.Array)
+    equal(restored, {"rows": [X.astype(jnp.bfloat16)]})
+    with pytest.raises(ValueError, match=r"rows/0 in .* but `like` has bfloat16\[16, 4\]; partial=True conv"):
+        pw.checkpoint.restore(tmp_path, {**state, "rows": restored["rows"] * 2, "n": 0})
 
 
 def test_checkpoint_on_hosts_reads_one_of_this_process(devices, tmp_path):
