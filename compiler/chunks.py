@@ -21,7 +21,7 @@ from pathways.dialect import form_of
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.verification.forms import PARTS
-from pathways.runtime.control.errors import ProgramFailedError
+from pathways.runtime.control.errors import failed
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze_parts
 from pathways.runtime.plan.parts import PartCall, PartCalls, calls_of
@@ -261,10 +261,10 @@ class ChunkedExecutable(ProgramExecutable):
         """Ends a loop that has gone on for longer than a step may."""
         deadline = part.step_deadline
         if deadline is not None and seconds >= deadline:
-            raise ProgramFailedError(
-                f"program '{self.name}': loop @{call.part} has gone on for {seconds:.0f} seconds, and "
-                f"step_deadline is {deadline:g}: it was ended after a chunk"
-            )
+            raise failed(
+                f"loop @{call.part} has gone on for {seconds:.0f} seconds, and step_deadline is "
+                f"{deadline:g}: it was ended after a chunk"
+            ).error(f"program '{self.name}'")
 
 
 def _types_and_shardings(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]] | None:

@@ -344,7 +344,7 @@ def _raise_first(failures: Sequence[Exception], folder: Path) -> None:
     # What a lost host has not written is why, whatever others say.
     for failure in sorted(failures, key=lambda one: not isinstance(one, HostError)):
         if isinstance(failure, HostError):
-            raise CheckpointFailedError(f"{failure} (it had a part of {folder})") from failure
+            raise CheckpointFailedError(f"{failure.record().text} (it had a part of {folder})") from failure
         raise failure
 
 

@@ -12,6 +12,10 @@ class HostError(PathwaysError, RuntimeError):
 
     __module__ = "pathways"
 
+    def record(self) -> Failure:
+        """The record of it, with its text as cores have it."""
+        return Failure(type(self), str(self))
+
 
 class HostStartError(HostError):
     """A worker does not start, or there is no place for it."""
@@ -63,7 +67,12 @@ class Failure:
 
     def error(self, about: str = "") -> HostError:
         """The error, with what it is about in front."""
-        return self.kind(f"{about}: {self.text}" if about else self.text)
+        return raised_as.get(self.kind, self.kind)(f"{about}: {self.text}" if about else self.text)
+
+
+raised_as: dict[type[HostError], type[HostError]] = {}
+"""Classes to raise in the place of others. Cores know nothing of JAX; classes that are errors of JAX, too,
+are added where it is imported."""
 
 
 def lost(text: str) -> Failure:

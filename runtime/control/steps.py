@@ -46,7 +46,7 @@ class IssuedSteps:
         except HostError as error:
             # Ctrl-C may have ended the first try after the step was in a window, which would wait for it.
             for host in step.hosts:
-                step.lose(host, Failure(type(error), str(error)))
+                step.lose(host, error.record())
             raise
         for gang in gangs:
             gang.window.add(step)

@@ -329,7 +329,7 @@ def test_while_loop_ends_when_a_host_is_lost(two_hosts):
     program(WEIGHTS, X, 1)
     kill = threading.Timer(0.5, os.kill, (pw.status().hosts[1].pid, signal.SIGKILL))
     kill.start()
-    with pytest.raises(pw.HostLostError, match=r"host 1 \(island1\) is lost"):
+    with pytest.raises(pw.HostLostError, match=r"^DATA_LOSS: .*host 1 \(island1\) is lost"):
         program(WEIGHTS, X, 2**30)
     kill.join()
     check(program)

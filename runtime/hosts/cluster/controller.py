@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from pathways.runtime.control.core import REPORT_SECONDS
-from pathways.runtime.control.errors import HostError, HostLostError, ProgramFailedError
+from pathways.runtime.control.errors import HostError, failed, lost
 from pathways.runtime.control.replies import HostRequest
 from pathways.runtime.control.stalls import described
 from pathways.runtime.control.step import FunctionCall, Step
@@ -186,7 +186,7 @@ class Controller(abc.ABC):
         pieces = [request.answers[host.index] for host in program.hosts]
         error = next((piece.error for said in pieces for piece in said if piece.error is not None), None)
         if error is not None:
-            raise ProgramFailedError(f"program {program.name}: {error}")
+            raise failed(error).error(f"program {program.name}")
         return facts_of(pieces)
 
     def unload(self, program: HostedProgram) -> None:
@@ -425,7 +425,7 @@ class Controller(abc.ABC):
         except ConnectionEnded as error:
             self._lose(host, error)
             host.gang.life.check_open()
-            raise HostLostError(f"{host}: {error}") from None
+            raise lost(f"{host}: {error}").error() from None
 
     def status(self) -> tuple[tuple[HostStatus, ...], tuple[StepStatus, ...]]:
         """How all hosts are, and the steps that are not done."""

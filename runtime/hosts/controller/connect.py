@@ -19,6 +19,7 @@ from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, w
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, recording, stalls
 from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
 from pathways.runtime.xla.tracebacks import boundary
 
 _lock = threading.RLock()
@@ -177,6 +178,7 @@ def _connect(asked: Settings | Attachment) -> Cluster:
             "pathways.release(slice), or connect first"
         )
     _close()
+    raise_as_errors_of_jax()
     started = _started(asked) if isinstance(asked, Settings) else attach_to(asked)
     try:
         recording.register(started.traces)

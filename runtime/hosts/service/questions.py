@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pathways.dialect.errors import PathwaysError
-from pathways.runtime.control.errors import Failure, HostError, failed
+from pathways.runtime.control.errors import HostError, failed
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
@@ -191,7 +191,7 @@ class Questions:
             split = functools.partial(self._splitter.split, client, program)
             loaded = self._controller.load(program, split)
         except HostError as error:
-            loaded = Told.of(Failure(type(error), str(error)))
+            loaded = Told.of(error.record())
         except (PathwaysError, MessageError) as error:
             loaded = Told.of(failed(str(error)))
         except Exception as error:

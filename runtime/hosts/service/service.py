@@ -39,7 +39,7 @@ from pathways.runtime.control.clients.items import (
 )
 from pathways.runtime.control.clients.scheduler import Policy, Scheduler
 from pathways.runtime.control.core import REPORT_SECONDS
-from pathways.runtime.control.errors import Failure, HostError, failed
+from pathways.runtime.control.errors import HostError, failed
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
@@ -593,8 +593,9 @@ class Service:
             try:
                 step.check_spoiled()
             except HostError as error:
-                text = str(error).removeprefix(f"{step.subject}: ")
-                self._say(served.client, Spoiled(served.number, Told.of(Failure(type(error), text))))
+                spoiled = error.record()
+                text = spoiled.text.removeprefix(f"{step.subject}: ")
+                self._say(served.client, Spoiled(served.number, Told(spoiled.kind.__name__, text)))
                 continue
             self._say_done(served)
         self._unsettled = kept
