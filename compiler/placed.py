@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pathways.compiler.frontend.arguments import conventions_of, join_static
+from pathways.compiler.frontend.arguments import conventions_of, join_static, without_handles
 from pathways.compiler.frontend.jax_internals import Tracer, placed_call
 from pathways.compiler.frontend.meshes import NO_MESH, off_mesh, refuse_mesh, results_off_mesh
 from pathways.compiler.frontend.names import documentation_of, symbol_of
@@ -94,7 +94,9 @@ class PlacedFunction[**P, R](OfProcess):
             active_trace.calls += 1
             fun, passed, named = self._bind_static(args, kwargs)
             call = placed_call(fun, metadata)
-            passed, named = off_mesh((passed, named))
+            passed, named = off_mesh(
+                without_handles((passed, named), f"'{self.name}', placed on {self.devices.name},")
+            )
             try:
                 # Outside of the call, where it leaves no result apart from what the backward call
                 # reads.

@@ -14,7 +14,14 @@ from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.backends.local_executable import UNLIKE
 from pathways.compiler.chunks import lowered
 from pathways.compiler.frontend.abstract_call import abstract_call
-from pathways.compiler.frontend.arguments import Conventions, Signature, Static, abstract, join_static
+from pathways.compiler.frontend.arguments import (
+    Conventions,
+    Signature,
+    Static,
+    abstract,
+    join_static,
+    without_handles,
+)
 from pathways.compiler.frontend.jax_internals import (
     Tracer,
     flatten,
@@ -202,6 +209,9 @@ class Program[**P, R](OfProcess):
         """A call that brings something new: arguments to move, or a signature to compile."""
         if active_trace.program is not None:
             # A program called inside a program is part of it.
+            dynamic, named, static = self._conventions.split_static(args, kwargs)
+            dynamic, named = without_handles((dynamic, named), f"program '{self.name}'")
+            args, kwargs = join_static(dynamic, named, static)
             return self._fun(*args, **kwargs)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._abstract_call(leaves, args, kwargs)

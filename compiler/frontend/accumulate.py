@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pathways.compiler.frontend.arguments import without_handles
 from pathways.compiler.frontend.jax_internals import line_of_user, metadata_call
 from pathways.compiler.frontend.names import symbol
 from pathways.compiler.frontend.trace_state import active_trace
@@ -147,6 +148,8 @@ class _MicrobatchLoop:
         self.carries_one = isinstance(carry_argnums, int)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if active_trace.program is not None:
+            args, kwargs = without_handles((args, kwargs), f"pw.accumulate of '{self.name}'")
         carried = self._carried_positions(len(args))
         batch = {n: self._checked(args[n], n) for n in self._cut_positions(len(args), carried)}
         if not jax.tree.leaves(batch):

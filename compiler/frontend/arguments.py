@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.frontend.jax_internals import Tracer, abstractify
+from pathways.compiler.frontend.jax_internals import Tracer, abstractify, is_handle, is_known
 from pathways.compiler.frontend.trees import KeyPath, Sealed, name_of, sealed
 
 Static = tuple[tuple[int | str, type, Any], ...]
@@ -18,6 +18,10 @@ Static = tuple[tuple[int | str, type, Any], ...]
 
 With the type because `1 == 1.0 == True`. As for `jax.jit`, `(1,)` and `(1.0,)` are the same.
 """
+
+
+_TYPES = jax.ShapeDtypeStruct | jax.core.AbstractValue
+"""What `lower` accepts in the place of arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,9 +266,24 @@ def abstract(
     return avals
 
 
+def without_handles(tree: Any, user: str) -> Any:
+    """A tree with the values of arrays on hosts in their places, for a program that closes over these.
+
+    Args:
+      tree: the tree.
+      user: what gets it in the program, for messages.
+
+    Raises:
+      ValueError: one of them is too large for a constant.
+    """
+    if not any(map(is_handle, jax.tree.leaves(tree))):
+        return tree
+    return jax.tree.map(lambda leaf: leaf.as_constant(user) if is_handle(leaf) else leaf, tree)
+
+
 def is_type(leaf: Any) -> bool:
-    """Whether something says only what an array would be like."""
-    return isinstance(leaf, jax.ShapeDtypeStruct | jax.core.AbstractValue)
+    """Whether something has the type of an array, and no value that a program could read."""
+    return isinstance(leaf, _TYPES | jax.Ref) or not is_known(leaf)
 
 
 def _refusal(leaf: Any, error: Exception | None = None) -> str:
@@ -282,6 +301,8 @@ def _refusal(leaf: Any, error: Exception | None = None) -> str:
                 native = leaf.dtype.newbyteorder("=")
                 return f"{kind}, whose byte order is not that of this machine; pass x.astype('{native}')"
             return f"{kind}, which JAX does not support; remove it from the arguments"
-    if is_type(leaf):
+    if hasattr(leaf, "__array__"):
+        return f"is a {type(leaf).__name__}, not an array of JAX or NumPy; pass np.asarray(x)"
+    if isinstance(leaf, _TYPES):
         return f"is a {type(leaf).__name__}, which only `lower` accepts; a call takes an array or a number"
     return f"is a {type(leaf).__name__}, not an array or a number; {elsewhere}"

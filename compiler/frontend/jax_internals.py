@@ -33,6 +33,11 @@ structure_errors = tree_util.equality_errors_pytreedef
 unflatten = tree_util.tree_unflatten
 
 
+def is_handle(leaf: Any) -> bool:
+    """Whether something is an array on hosts."""
+    return getattr(leaf, "is_on_hosts", False)
+
+
 def abstractify(leaf: Any) -> Any:
     """The abstract value of anything that a program takes as an argument; public only for arrays of JAX.
 
@@ -40,13 +45,18 @@ def abstractify(leaf: Any) -> Any:
       TypeError: it is nothing of that kind.
       OverflowError: it is a number that its dtype does not hold.
     """
-    if getattr(leaf, "is_on_hosts", False):
+    if is_handle(leaf):
         return leaf.aval
     aval = core.shaped_abstractify(leaf)
     if isinstance(leaf, np.generic):
         # JAX looks at the dtypes of arrays only.
         dtypes.check_valid_dtype(leaf.dtype)
     return aval
+
+
+def is_known(leaf: Any) -> bool:
+    """Whether JAX knows the class, as those of arrays and numbers; others it asks for a shape and a dtype."""
+    return any(kind in core.pytype_aval_mappings for kind in type(leaf).__mro__)
 
 
 Tracer = jax.core.Tracer

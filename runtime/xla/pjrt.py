@@ -10,18 +10,20 @@ import functools
 import os
 import platform
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jaxlib
 import numpy as np
-from jax._src import api_util, compiler, core, dispatch, op_shardings, traceback_util
+from jax._src import api_util, compiler, core, dispatch, dtypes, op_shardings, traceback_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
+from jax._src.numpy import util as numpy_util
 from jaxlib import _jax, _profiler, lapack, xla_client
 from jaxlib.mlir.passmanager import PassManager
 
@@ -324,6 +326,33 @@ def misplaced(
         if not op_shardings.are_hlo_shardings_equal(chosen, sharding._to_xla_hlo_sharding(rank)):
             return number, str(chosen)
     return None
+
+
+def register_handle(kind: type, refuse: Callable[[Any], NoReturn]) -> None:
+    """Registers a class of arrays whose types JAX may read, as `jax.eval_shape` does, but not their values.
+
+    JAX has no hook for that. Its functions inspect an argument in one of the ways below; `jnp.asarray` only
+    reads `__array__`.
+
+    Args:
+      kind: the class; its objects have an `aval`.
+      refuse: raises an error for what needs a value. JAX would replace a TypeError by one of its own.
+    """
+
+    def aval_of(handle: Any) -> Aval:
+        if sys._getframe(1).f_code is not core.shaped_abstractify.__code__:
+            refuse(handle)
+        return handle.aval
+
+    def as_array(handle: Any) -> NoReturn:
+        # As functions of `jax.numpy` and `jax.random` test their arguments.
+        if sys._getframe(1).f_code is numpy_util._arraylike.__code__:
+            refuse(handle)
+        raise AttributeError(f"{kind.__name__!r} object has no attribute '__jax_array__'")
+
+    core.pytype_aval_mappings[kind] = aval_of
+    dtypes.canonicalize_value_handlers[kind] = refuse
+    kind.__jax_array__ = property(as_array)  # type: ignore[attr-defined]
 
 
 def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:

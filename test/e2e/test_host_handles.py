@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from check import assert_close, assert_equal
 from jax.sharding import PartitionSpec as P
@@ -68,6 +69,11 @@ def test_handles_behave_like_arrays_of_jax(devices):
     assert (h is None, large is None, large is not None, None in [large]) == (False, False, True, False)
     with refused(TypeError, "unhashable"):
         hash(h)
+    split = pw.program(pw.jit(jax.random.split, devices=double.devices))
+    keys = split(jax.random.key(0))
+    for other in (copy.copy(keys), copy.deepcopy(keys), pickle.loads(pickle.dumps(keys))):
+        assert isinstance(other, jax.Array)
+        assert_equal(jax.random.key_data(other), np.asarray(keys))
     for other in (copy.copy(h), copy.deepcopy(h), pickle.loads(pickle.dumps(h))):
         assert isinstance(other, jax.Array)
         assert other.tolist() == [2, 4, 6]
@@ -82,6 +88,93 @@ def test_handles_behave_like_arrays_of_jax(devices):
     assert wide.tolist() == [2e-12]
     keys = pw.program(lambda x, key: (double(x), jax.random.split(key)))(1.0, jax.random.key(0))[1]
     assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(jax.random.key(0))[1]))
+
+
+@pytest.mark.feature("hosts", "error")
+def test_handles_are_refused_by_functions_of_jax(devices):
+    """These would compute in this process: one sentence says where the array is, and what to do."""
+    pw.connect(hosts=1)
+    place = devices.add_slice((1,), ("x",))
+    program = pw.program(pw.jit(lambda key, x: (jax.random.fold_in(key, 1), 2 * x), devices=place))
+    key, h = program(jax.random.key(0), np.float32([1, 2, 3]))
+    device = jax.devices()[0]
+    for use in (
+        lambda: jnp.isfinite(h),
+        lambda: jnp.stack([h, h]),
+        lambda: jnp.where(h, h, 0),
+        lambda: jnp.sum(h),
+        lambda: jnp.ones(3)[h],
+        lambda: jax.lax.sin(h),
+        lambda: jax.jit(lambda x: x + 1)(h),
+        lambda: jax.jit(lambda: jnp.sin(h))(),
+        lambda: jax.jit(lambda: jax.lax.sin(h))(),
+        lambda: jax.jit(lambda: h)(),
+        lambda: jax.grad(lambda x: (x**2).sum())(h),
+        lambda: jax.vmap(jnp.sin)(h),
+        lambda: jax.lax.scan(lambda c, x: (c + x, x), 0.0, h),
+        lambda: jax.lax.cond(True, lambda x: x, lambda x: -x, h),
+        lambda: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((3,), np.float32), h),
+        lambda: jax.debug.print("{}", h),
+        lambda: jax.device_put(h),
+        lambda: jax.device_put({"h": h}, device),
+        lambda: jax.device_put(h, jax.sharding.SingleDeviceSharding(device)),
+    ):
+        with refused(ValueError, "float32[3] on host 0> is not in this process: np.asarray(x) fetches it"):
+            use()
+    for use in (jax.random.split, jax.random.normal, jax.random.bits, jax.random.key_data):
+        with refused(ValueError, "key<fry>[] on host 0> is not", "wrap_key_data(np.asarray(x)) fetches it"):
+            use(key)
+    # Types are no values, and these are ways to say that it is to be fetched.
+    assert jax.eval_shape(lambda k, x: (jax.random.split(k), jnp.sin(x)), key, h)[0].shape == (2,)
+    assert_equal(optax.adam(1e-3).init({"h": h})[0].mu, {"h": np.zeros(3, np.float32)})
+    assert jax.make_jaxpr(jnp.sin)(h).in_avals == [h.aval]
+    expected = np.float32([2, 4, 6])
+    fetched = [jnp.asarray(h), jnp.array(h), jnp.array([h, h])[1], jax.device_get(h), jnp.ones(3) * h]
+    assert_equal(fetched, [expected] * 5)
+    again = jax.random.wrap_key_data(np.asarray(key))
+    assert_equal(jax.random.key_data(again), jax.random.key_data(jax.random.fold_in(jax.random.key(0), 1)))
+    assert not hasattr(h, "__jax_array__")
+    h.delete()
+    with refused(RuntimeError, "Array has been deleted"):
+        jnp.isfinite(h)
+
+
+@pytest.mark.feature("hosts", "values")
+def test_handles_are_constants_of_programs_that_close_over_them(devices):
+    """As arrays of JAX are."""
+    pw.connect(hosts=2)
+    a, b = (pw.jit(jnp.matmul, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+    inner = pw.program(lambda w, x: b(w, a(x, w)))
+    w = np.float32([[1, 2], [3, 4]])
+    h = inner(w, w)
+    assert_equal(h, w @ w @ w)
+    noise = pw.jit(lambda key, x: x + jax.random.normal(key, x.shape), devices=a.devices)
+    key = pw.program(pw.jit(lambda key: jax.random.fold_in(key, 1), devices=a.devices))(jax.random.key(0))
+
+    weakly_typed = jnp.broadcast_to(3.0, (2, 2))
+    weak = pw.program(pw.jit(lambda x: x * 2, devices=a.devices))(weakly_typed)
+
+    def uses(h, key, weak):
+        return {
+            "placed": pw.program(lambda x: a(h, x) + x @ h),
+            "program": pw.program(lambda x: inner(h, x)),
+            "scan": pw.program(lambda x: jax.lax.scan(lambda c, _: (a(h, c), None), x, None, length=2)[0]),
+            "loop": pw.program(lambda x: pw.accumulate(lambda w, x: a(x, w), 2, reduce="concat")(h, x)),
+            "keys": pw.program(lambda x: noise(key, x)),
+            "weak": pw.program(lambda x: a(weak, x.astype(jnp.bfloat16)) * weak[0, 0]),
+        }
+
+    here = uses(jnp.asarray(h), jax.random.wrap_key_data(np.asarray(key)), 2 * weakly_typed)
+    for name, program in uses(h, key, weak).items():
+        assert_equal(program(w), here[name](w))
+    large = pw.program(pw.jit(lambda: jnp.ones((1024, 512)), devices=a.devices))()
+    for name, use in {
+        f"'matmul', placed on {a.devices.name},": lambda x: a(x, large),
+        "program 'lambda'": lambda x: inner(large, x),
+        "pw.accumulate of 'matmul'": lambda x: pw.accumulate(a, 2)(large, x),
+    }.items():
+        with refused(ValueError, f"{name} gets", "of 2097152 bytes", "make it an argument of the program"):
+            pw.program(use)(w)
 
 
 @pytest.mark.feature("hosts", "values")

@@ -514,6 +514,20 @@ def test_program_compiled_refuses_other_signature(chain, args, message):
         compiled(*args)
 
 
+class WithArray:
+    """Something that NumPy can read, such as a table of pandas."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.ones(3, np.float32)
+
+
+class Tensor(WithArray):
+    """An array of another library, such as a tensor of PyTorch."""
+
+    shape = (3,)
+    dtype = np.dtype(np.float32)
+
+
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
@@ -528,14 +542,38 @@ def test_program_compiled_refuses_other_signature(chain, args, message):
         (jax.ShapeDtypeStruct((3,), np.float32), TypeError, "a ShapeDtypeStruct, which only `lower` accepts"),
         (2**40, OverflowError, "Python int 1099511627776 too large to convert to int32"),
         ("text", TypeError, "a str, not an array or a number"),
+        (WithArray(), TypeError, r"a WithArray, not an array of JAX or NumPy; pass np\.asarray\(x\)"),
+        (Tensor(), TypeError, r"a Tensor, not an array of JAX or NumPy; pass np\.asarray\(x\)"),
+        (
+            jax.new_ref(np.ones(3, np.float32)),
+            TypeError,
+            "a Ref, not an array or a number; a program has no st",
+        ),
     ],
 )
 def test_program_refuses_what_is_no_argument(chain, value, error, message):
-    program = pw.program(lambda p: chain(p["w"]))
+    refuses_argument(pw.program(lambda p: chain(p["w"])), value, error, message)
+
+
+@pytest.mark.parametrize("kind", [WithArray, Tensor])
+def test_program_on_hosts_refuses_objects_with_arrays(own_or_attached_workers, devices, kind):
+    """As in one process: what fetches them, and how often, should be seen in the code."""
+    pw.connect(hosts=1)
+    double = pw.jit(lambda x: 2 * x, devices=devices.add_slice((1,), ("x",)))
+    program = pw.program(lambda p: double(p["w"]))
+    refuses_argument(
+        program, kind(), TypeError, r"a \w+, not an array of JAX or NumPy; pass np\.asarray\(x\)"
+    )
+
+
+def refuses_argument(program, value, error, message):
     compiled = program.lower({"w": np.ones(3, np.float32)}).compile()
     for take in (program, program.place, compiled, compiled.place):
         with pytest.raises(error, match=rf"program 'lambda': argument p\['w'\](: | is ){message}"):
             take({"w": value})
+    program({"w": np.ones(3, np.float32)})
+    with pytest.raises(error, match=message):
+        program({"w": value})
 
 
 def test_program_compiled_accepts_other_weak_types(chain):

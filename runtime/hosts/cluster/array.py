@@ -8,7 +8,7 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -372,16 +372,42 @@ class Array:
         return value in self._local("in")
 
     def __reduce__(self) -> Any:
-        return self._here().__reduce__()
+        # With nothing of ours, so that any process reads it; and typed keys have no `__reduce__` that works.
+        return operator.getitem, ((self._here(),), 0)
 
     def _here(self) -> Any:
         """Its value as an array of this process."""
-        # Without x64 JAX would narrow what has 64 bits.
-        with jax.enable_x64(True):
+        # Without x64 JAX would narrow what has 64 bits; while something is traced it would make a tracer.
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             array = jnp.asarray(self.fetch())
         if self.weak_type or _is_key(self.aval):
             return pjrt.rewrap(self.aval, array.sharding)(array)
         return array
+
+    def as_constant(self, user: str) -> Any:
+        """Its value as an array of this process, for a program that closes over it.
+
+        Args:
+          user: what gets it in the program, for messages.
+
+        Raises:
+          ValueError: it is too large for that.
+        """
+        if self.nbytes > SMALL:
+            raise ValueError(
+                f"{user} gets {self!r} of {self.nbytes} bytes, which the program closes over, and would have "
+                "as a constant; make it an argument of the program"
+            )
+        return self._here()
+
+    def refuse(self) -> NoReturn:
+        """Raises the error of a function of JAX that gets it, which needs an array of this process."""
+        self._check_alive()
+        fetch = "jax.random.wrap_key_data(np.asarray(x))" if _is_key(self.aval) else "np.asarray(x)"
+        raise ValueError(
+            f"{self!r} is not in this process: {fetch} fetches it, and a program that has it as an argument "
+            "uses it where it is"
+        )
 
     def _local(self, what: str) -> Any:
         """Its value as an array of this process, for arithmetic.
@@ -462,3 +488,5 @@ for _name in _METHODS:
     setattr(Array, _name, _method(_name))
 for _name in ("T", "mT", "at", "imag", "real"):
     setattr(Array, _name, _property(_name))
+
+pjrt.register_handle(Array, Array.refuse)
