@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from pathways.runtime.timelines.tables import html_table, size
 
@@ -10,6 +11,16 @@ MORE_CPU_DEVICES = (
     "for more CPU devices set PW_CPU_DEVICES={count} in the environment, or call "
     "pathways.connect(cpu_devices={count}) before anything else uses JAX"
 )
+
+MORE_OF_HOSTS = "for more devices connect to more hosts, as with pathways.connect(hosts=...)"
+MORE_OF_SERVICE = "for more devices attach to a service that has more: the file of its cluster says how many"
+AFTER_DISCONNECT = (
+    "these are the devices of this process, since pathways.disconnect() was called; call "
+    "pathways.connect(...) again for those of a cluster"
+)
+"""What to do about missing devices; `count` is how many are needed."""
+
+_MAX_ISLANDS_IN_REPR = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +59,7 @@ class DeviceIsland:
     devices: tuple[Device, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Cluster:
     """All devices that programs may use, grouped into islands."""
 
@@ -78,6 +89,22 @@ class Cluster:
     def platform(self) -> str:
         """The platform that programs are lowered for: cpu, cuda, rocm, tpu."""
         return self.devices[0].platform
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{island.name}: {len(island.devices)} on {_hosts(island.devices)}"
+            for island in self.islands[:_MAX_ISLANDS_IN_REPR]
+        ]
+        if hidden := len(self.islands) - len(shown):
+            shown.append(f"and {hidden} more islands")
+        count = len(self.devices)
+        return f"<pathways.Cluster of {count} {self.platform} device{'s'[: count != 1]} ({', '.join(shown)})>"
+
+
+def _hosts(devices: Sequence[Device]) -> str:
+    """The hosts of devices, such as `host 3` or `hosts 0 to 15`; those of an island follow each other."""
+    first, last = devices[0].host.index, devices[-1].host.index
+    return f"host {first}" if first == last else f"hosts {first} to {last}"
 
 
 def _memory(device: Device) -> str:

@@ -92,10 +92,12 @@ class ResourceManager[S: AskedSlice]:
 
     Args:
       cluster: the devices that there are.
+      remedy: what to do when they are too few, for messages; by default that of devices of this process.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, remedy: str | None = None) -> None:
         self.cluster = cluster
+        self.remedy = remedy
         # Reentrant: the garbage collector may run at any time, and with it anything.
         self._lock = threading.RLock()
         self._bound: weakref.WeakKeyDictionary[S, Binding] = weakref.WeakKeyDictionary()
@@ -321,8 +323,9 @@ class ResourceManager[S: AskedSlice]:
             ]
         if any(slice.overlap and slice.device_set.replicas > 1 for slice in slices):
             lines.append("  slices with overlap=True may share some, but none with those of another replica")
-        if self.cluster.platform == "cpu":
-            lines.append("  " + MORE_CPU_DEVICES.format(count=max(needed, devices + 1)))
+        remedy = self.remedy or (MORE_CPU_DEVICES if self.cluster.platform == "cpu" else None)
+        if remedy is not None:
+            lines.append("  " + remedy.format(count=max(needed, devices + 1)))
         return "\n".join(lines)
 
 

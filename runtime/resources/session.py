@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.cluster import AFTER_DISCONNECT, Cluster
 from pathways.runtime.resources.manager import Binding, ResourceManager
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -13,6 +13,14 @@ Discover = Callable[[], Cluster]
 """Finds the devices of a cluster."""
 
 Manager = ResourceManager[VirtualSlice]
+
+
+def still_bound(slices: Sequence[str]) -> str:
+    """The message of a process that connects to another cluster while slices have devices of this one."""
+    return (
+        f"connect: slices {', '.join(slices)} are bound to devices of another cluster; call "
+        "pathways.disconnect() first, which gives them back, or pathways.release(slice) for each"
+    )
 
 
 class Session:
@@ -28,6 +36,9 @@ class Session:
         self._lock = threading.RLock()
         self._manager: Manager | None = None
         self._leavers: list[Callable[[], None]] = []
+        # Whether a user has connected to the cluster, and what to do when a found one has too few devices.
+        self._is_connected = False
+        self._remedy: str | None = None
 
     def when_left(self, act: Callable[[], None]) -> None:
         """Acts whenever a cluster is left for another one."""
@@ -46,14 +57,13 @@ class Session:
         with self._lock:
             wanted = discover()
             if manage is None and self._manager is not None and self._manager.cluster == wanted:
+                self._is_connected, self._manager.remedy = True, None
                 return self._manager.cluster
             if bound := self.bound_slices():
-                raise RuntimeError(
-                    f"connect: slices {', '.join(bound)} are bound to devices; release them with "
-                    "pathways.release(slice), or connect first"
-                )
+                raise RuntimeError(still_bound(bound))
             self.disconnect()
             self._manager = (manage or ResourceManager)(wanted)
+            self._is_connected, self._remedy = True, None
             return wanted
 
     def disconnect(self) -> None:
@@ -62,13 +72,15 @@ class Session:
             if self._manager is not None:
                 for act in self._leavers:
                     act()
-            self._manager = None
+            if self._is_connected:
+                self._remedy = AFTER_DISCONNECT
+            self._manager, self._is_connected = None, False
 
     def manager(self) -> Manager:
         """The resource manager of the current cluster."""
         with self._lock:
             if self._manager is None:
-                self._manager = ResourceManager(self._discover())
+                self._manager = ResourceManager(self._discover(), self._remedy)
             return self._manager
 
     def cluster(self) -> Cluster:

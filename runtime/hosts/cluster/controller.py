@@ -34,7 +34,7 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.protocol.shards import cut
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
-from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.cluster import MORE_OF_HOSTS, Cluster
 from pathways.runtime.resources.manager import ResourceManager
 from pathways.runtime.resources.status import HostStatus, StepStatus
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -110,7 +110,7 @@ class Controller(abc.ABC):
 
     def resource_manager(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
         """What binds the slices of this process to devices of the cluster."""
-        return ResourceManager(cluster)
+        return ResourceManager(cluster, MORE_OF_HOSTS)
 
     @abc.abstractmethod
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, w
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, recording, stalls
 from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.session import still_bound
 from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -117,7 +119,7 @@ def connect(
             return _connect(attachment_of(attach, client, token))
         if client is not None or token is not None:
             raise ValueError("connect: client= and token= need attach=")
-        options = with_former(options, former)
+        options = with_former(options, former, inspect.signature(connect).parameters)
         is_here = launcher is None and hosts is None and address is None
         if is_here and (islands is None or isinstance(islands, int)):
             found = devices.connect(
@@ -173,10 +175,7 @@ def _connect(asked: Settings | Attachment) -> Cluster:
     if _controller is not None and _controller.is_usable() and _asked == asked:
         return _controller.cluster
     if bound := devices.session.bound_slices():
-        raise RuntimeError(
-            f"connect: slices {', '.join(bound)} are bound to devices; release them with "
-            "pathways.release(slice), or connect first"
-        )
+        raise RuntimeError(still_bound(bound))
     _close()
     raise_as_errors_of_jax()
     started = _started(asked) if isinstance(asked, Settings) else attach_to(asked)

@@ -38,8 +38,9 @@ def settings_of(
       TypeError: something in `islands` is no island.
       ValueError: settings that cannot be, or not together.
     """
-    if launcher not in (None, *LAUNCHERS):
-        raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', 'join', or nothing")
+    if launcher is not None and not (isinstance(launcher, str) and launcher in LAUNCHERS):
+        instead = "" if isinstance(launcher, str | bool) else f"; did you mean hosts={launcher!r}?"
+        raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', 'join', or nothing{instead}")
     if launcher != "ray" and address is not None:
         raise ValueError("connect: address= is for Ray clusters: use connect('ray', address=...)")
     if launcher == "slurm":

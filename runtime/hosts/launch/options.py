@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, TypedDict
 
 AUTO: Final = "auto"
@@ -105,15 +105,27 @@ class FormerKeywords(TypedDict, total=False):
     advertise: str | None
 
 
-def with_former(options: HostOptions | None, former: Mapping[str, Any]) -> HostOptions:
+def with_former(
+    options: HostOptions | None, former: Mapping[str, Any], others: Iterable[str] = ()
+) -> HostOptions:
     """The options of a caller who may still give them as keywords, of which one is warned.
+
+    Args:
+      options: the options.
+      former: the keywords.
+      others: all other keywords that may be given.
 
     Raises:
       TypeError: there is no such keyword, there are options as well, or they are something else.
     """
-    for name in former:
+    for name, value in former.items():
         if name not in FormerKeywords.__annotations__:
-            raise TypeError(f"connect() got an unexpected keyword argument {name!r}")
+            text = f"connect() got an unexpected keyword argument {name!r}"
+            if near := difflib.get_close_matches(name, others, 1):
+                text += f"; did you mean {near[0]}={value!r}?"
+            elif name in HostOptions.__dataclass_fields__:
+                text += f"; pass options=pathways.HostOptions({name}={value!r})"
+            raise TypeError(text)
     if not isinstance(options, HostOptions | None):
         raise TypeError(f"options={options!r}: expected pathways.HostOptions(...)")
     if not former:

@@ -183,7 +183,7 @@ def machines_of(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
       ValueError: there is none, one is not a name, or occurs twice.
     """
-    if isinstance(names, str) or not names:
+    if not isinstance(names, Sequence) or isinstance(names, str) or not names:
         raise ValueError(f"hosts={names!r}: expected a number, or a list of names of machines")
     for name in names:
         # One that begins so is an option for whatever starts workers.

@@ -42,6 +42,37 @@ def test_host_options_refuse_wrong_values(values: dict[str, object], message: st
         pw.HostOptions.from_dict(values)
 
 
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"host": 2}, r"unexpected keyword argument 'host'; did you mean hosts=2\?"),
+        ({"cpu_device": 4}, r"unexpected keyword argument 'cpu_device'; did you mean cpu_devices=4\?"),
+        ({"hosts": 2, "islands_": 1}, r"unexpected keyword argument 'islands_'; did you mean islands=1\?"),
+        ({"restart_seconds": 9}, r"pass options=pathways\.HostOptions\(restart_seconds=9\)"),
+        ({"xyz": 2}, "unexpected keyword argument 'xyz'(\n|$)"),
+    ],
+)
+def test_connect_suggests_keywords(keywords: dict[str, object], message: str):
+    with pytest.raises(TypeError, match=message):
+        pw.connect(**keywords)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [
+        (2, r"connect\(2\): expected 'ray', .*; did you mean hosts=2\?"),
+        (["a", "b"], r"connect\(\['a', 'b'\]\): expected 'ray', .*; did you mean hosts=\['a', 'b'\]\?"),
+        ("mpi", "expected 'ray', 'slurm', 'join', or nothing(\n|$)"),
+        (True, "expected 'ray', 'slurm', 'join', or nothing(\n|$)"),
+    ],
+)
+def test_connect_suggests_hosts(launcher: object, message: str):
+    with pytest.raises(ValueError, match=message):
+        pw.connect(launcher)
+    with pytest.raises(ValueError, match="expected a number, or a list of names of machines"):
+        pw.connect(hosts=2.0)
+
+
 def test_connect_warns_of_deprecated_keywords():
     """Refused here for another reason, before anything is started."""
     with (

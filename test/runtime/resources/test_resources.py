@@ -111,6 +111,48 @@ def test_manager_names_devices_and_the_remedy_in_errors():
     assert list(manager.holders()) == [s0]
 
 
+def test_session_names_the_remedy_after_disconnect():
+    """PW_CPU_DEVICES gives none of the devices of a cluster that was left."""
+    session, slices = Session(lambda: cluster_of(1)), [make_virtual_device_set().add_slice(2, "x")]
+    session.disconnect()
+    with pytest.raises(ResourceError, match="set PW_CPU_DEVICES=2"):
+        session.bind(slices, "f")
+    session.connect(lambda: cluster_of(4))
+    session.bind(slices, "f")
+    for _ in range(2):
+        session.disconnect()
+        with pytest.raises(
+            ResourceError, match=r"since .*disconnect\(\) .* call .*connect\(\.\.\.\)"
+        ) as caught:
+            session.bind(slices, "f")
+        assert "PW_CPU_DEVICES" not in str(caught.value)
+    session.connect(lambda: cluster_of(1, 1))
+    with pytest.raises(ResourceError, match="set PW_CPU_DEVICES=2"):
+        session.bind(slices, "f")
+
+
+@pytest.mark.parametrize(
+    ("devices", "islands", "text"),
+    [
+        (1, 1, "1 cpu device (island0: 1 on host 0)"),
+        (8, 2, "8 cpu devices (island0: 4 on host 0, island1: 4 on host 0)"),
+    ],
+)
+def test_cluster_repr_is_a_line(devices, islands, text):
+    assert repr(cluster_of(devices, islands)) == f"<pathways.Cluster of {text}>"
+
+
+def test_cluster_repr_leaves_out_many_islands():
+    hosts = [[Device(0, 0, "tpu", Host(2 * n + k), f"island{n}") for k in range(2)] for n in range(100)]
+    cluster = Cluster(tuple(DeviceIsland(f"island{n}", tuple(of)) for n, of in enumerate(hosts)))
+    begin, end = (
+        "<pathways.Cluster of 200 tpu devices (island0: 2 on hosts 0 to 1, ",
+        ", and 92 more islands)>",
+    )
+    assert (repr(cluster)[: len(begin)], repr(cluster)[-len(end) :]) == (begin, end)
+    assert "92" not in repr(cluster)[: -len(end)]
+
+
 def test_manager_names_blocking_slices_in_errors():
     """Slices of a program that got devices in others leave no island whole; other slices are no matter."""
     manager, devices = manager_of(4, islands=2), make_virtual_device_set()
