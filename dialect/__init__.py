@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathways.dialect.attributes.origins import Origin
-    from pathways.dialect.operations.bindings import inlined_func_call, make_context
+    from pathways.dialect.operations.bindings import inlined_func_call, make_context, run_mlir_passes
     from pathways.dialect.operations.loops import loop_of, loop_of_op, set_loop
     from pathways.dialect.operations.operation import (
         PwOp,
@@ -67,6 +67,7 @@ _MODULES = {
     "result_attrs": "operations.placement",
     "result_slices": "operations.placement",
     "set_argument_attrs": "operations.placement",
+    "run_mlir_passes": "operations.bindings",
     "set_form": "verification.forms",
     "set_loop": "operations.loops",
     "set_result_attrs": "operations.placement",

@@ -225,7 +225,19 @@ def starters_of_threads() -> Iterator[str]:
             yield f"{name} uses {', '.join(sorted(used))}; start threads by runtime.resources.threads"
 
 
+def runners_of_mlir_passes() -> Iterator[str]:
+    # `passes.manager.text` has MLIR parse what users write, and runs nothing.
+    allowed = {"dialect.operations.bindings", "passes.manager.text"}
+    for name, tree in MODULES.items():
+        used = {
+            alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+        }
+        if "PassManager" in used and name not in allowed:
+            yield f"{name} imports PassManager; run passes of MLIR by dialect.run_mlir_passes"
+
+
 def test_rooms_keep_to_the_rules() -> None:
-    seen = {*violations(), *cycles(), *folders(), *classes_of_one_name(), *starters_of_threads()}
+    rules = (violations, cycles, folders, classes_of_one_name, starters_of_threads, runners_of_mlir_passes)
+    seen = {found for rule in rules for found in rule()}
     assert seen - EXCEPTIONS == set(), "new"
     assert EXCEPTIONS - seen == set(), "no exception any more: remove it from the table"

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.passmanager import PassManager
 
 import pathways
 from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.lower.structures import argument_roots, dtype_of, tree_of
-from pathways.dialect import LaunchOp, form_of, make_context, ops_named, symbol_table
+from pathways.dialect import LaunchOp, form_of, make_context, ops_named, run_mlir_passes, symbol_table
 from pathways.dialect.attributes.names import MAIN
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.verification.forms import PARTS, working_modules
@@ -167,7 +166,7 @@ def _program_text(scheduled: ir.Module) -> bytes:
         module = scheduled.operation.clone()
         for part in working_modules(module):
             _declare(part)
-        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        run_mlir_passes("strip-debuginfo", module)
     return f"{module}\n".encode()
 
 

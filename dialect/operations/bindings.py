@@ -6,9 +6,12 @@
 the dialects that JAX lowers to. None of them has a public name.
 """
 
+import threading
+
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext, _mlir
 from jaxlib.mlir.dialects import chlo, mpmd, sdy, stablehlo
+from jaxlib.mlir.passmanager import PassManager
 
 register_dialect = _mlir.register_dialect
 register_operation = _mlir.register_operation
@@ -17,7 +20,10 @@ inlined_func_call = _jax_mlir_ext.inlined_func_call
 # Where the bindings find the module of our dialect: `pathways.dialect.pw`.
 _mlir.globals.append_dialect_search_prefix("pathways.dialect")
 
-__all__ = ["inlined_func_call", "make_context", "register_dialect", "register_operation"]
+__all__ = ["inlined_func_call", "make_context", "register_dialect", "register_operation", "run_mlir_passes"]
+
+_ONE_RUN = threading.RLock()
+"""Held while passes of MLIR run; reentrant, since a diagnostic handler may run passes."""
 
 
 def make_context() -> ir.Context:
@@ -36,3 +42,25 @@ def make_context() -> ir.Context:
     context.load_all_available_dialects()
     context.allow_unregistered_dialects = True
     return context
+
+
+def run_mlir_passes(pipeline: str, module: ir.Module, *, verify_each: bool = True) -> None:
+    """Runs passes of MLIR over a module, in one thread of the process at a time.
+
+    A pass may hold a lock of the process while it emits a diagnostic: Shardy does, around warnings that it
+    gives once. A handler in Python can lose the GIL there to a thread that waits for that lock and keeps the
+    GIL, as passes do all the time that they run. For the same reason nothing is slower one after the other.
+
+    Args:
+      pipeline: the passes, as the textual form of MLIR's pass pipelines has them.
+      module: the module; it is changed.
+      verify_each: whether MLIR verifies the module after each pass.
+
+    Raises:
+      ValueError: `pipeline` is no such text.
+      MLIRError: a pass failed.
+    """
+    manager = PassManager.parse(f"builtin.module({pipeline})", module.context)
+    manager.enable_verifier(verify_each)
+    with _ONE_RUN:
+        manager.run(module.operation)

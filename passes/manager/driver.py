@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.passmanager import PassManager
 
-from pathways.dialect import FORMS, form_of, problems, set_form, verify
+from pathways.dialect import FORMS, form_of, problems, run_mlir_passes, set_form, verify
 from pathways.dialect.attributes.names import MAIN
 from pathways.dialect.operations.operation import counted, is_public, is_text, symbol_name
 from pathways.dialect.verification.forms import working_modules
@@ -235,9 +234,7 @@ def _run(item: Item, module: ir.Module, seen: Diagnostics) -> None:
     try:
         if isinstance(item, Builtin):
             _check_for_shardy(item, module)
-            manager = PassManager.parse(f"builtin.module({item.text})", module.context)
-            manager.enable_verifier(False)
-            manager.run(module.operation)
+            run_mlir_passes(item.text, module, verify_each=False)
         else:
             item.run(module)
             if item.leaves is not None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
-from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
     AllReduceOp,
@@ -29,6 +28,7 @@ from pathways.dialect import (
     argument_slices,
     nested_ops,
     ops_named,
+    run_mlir_passes,
     set_argument_attrs,
     slices_of,
 )
@@ -293,7 +293,7 @@ def propagate(module: ir.Module) -> None:
     # Shardy warns of every operation that it has no rule for; ours are barriers to it, as they should be.
     handler = module.context.attach_diagnostic_handler(lambda d: "SDY sharding rule registry" in d.message)
     try:
-        PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(module.operation)
+        run_mlir_passes("sdy-propagation-pipeline", module)
     finally:
         handler.detach()
 

@@ -11,7 +11,6 @@ import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy
-from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
     LaunchOp,
@@ -31,6 +30,7 @@ from pathways.dialect import (
     read_slices,
     referenced_symbols,
     result_attrs,
+    run_mlir_passes,
     set_argument_attrs,
     set_result_attrs,
     slices_of,
@@ -578,7 +578,7 @@ def _bytecode(module: ir.Module, located: bool = False) -> bytes:
     Locations hold file paths: without them equal computations have equal bytes everywhere.
     """
     if not located:
-        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        run_mlir_passes("strip-debuginfo", module)
     return bytecode_of(module)
 
 

@@ -25,8 +25,8 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax._src.numpy import util as numpy_util
 from jaxlib import _jax, _profiler, lapack, xla_client
-from jaxlib.mlir.passmanager import PassManager
 
+from pathways.dialect import run_mlir_passes
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.bundle.file import is_artifact
 
@@ -220,7 +220,7 @@ def _import_shardings(module: Any) -> None:
     XLA reads these attributes too, but takes them for those of a stale export, and says so in its log.
     """
     try:
-        PassManager.parse("builtin.module(xla-sdy-round-trip-import-shardy-attrs)").run(module.operation)
+        run_mlir_passes("xla-sdy-round-trip-import-shardy-attrs", module)
     except ir.MLIRError as error:
         said = error.error_diagnostics
         message = said[0].message if said else "invalid shardings"
