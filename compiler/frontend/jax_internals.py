@@ -13,7 +13,7 @@ from jax._src import config, core, dtypes, source_info_util, tree_util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.export._export import call_exported_p
-from jax._src.interpreters import ad
+from jax._src.interpreters import ad, pxla
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
@@ -120,6 +120,19 @@ def placed_call(fun: Callable[..., Any], metadata: CallMetadata) -> Callable[...
 def metadata_call(fun: Callable[..., Any], metadata: dict[str, Any]) -> Callable[..., Any]:
     """Wraps a function so that it lowers to a call with metadata."""
     return xla_metadata_call2(fun, metadata, ad_metadata="same")
+
+
+def lower(traced: Any, platform: str) -> jax.stages.Lowered:
+    """Lowers a traced function for a platform, and frees what JAX keeps of it.
+
+    Where unused arguments stay, a cache of JAX returns its weak key itself, so that the function and what it
+    closes over would live until 2,048 others were lowered.
+    """
+    jaxpr = traced.lojax.jaxpr
+    try:
+        return traced.lower(lowering_platforms=(platform,))
+    finally:
+        pxla._dce_jaxpr.evict_weakref(jaxpr)
 
 
 def without_unused(traced: Any) -> jax.stages.Traced:

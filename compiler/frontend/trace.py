@@ -158,10 +158,10 @@ def _lower(traced: Any, platform: str) -> Any:
     Only there: forward calls of which nothing but the gradient is needed tell where stages are.
     """
     try:
-        return traced.lower(lowering_platforms=(platform,))
+        return jax_internals.lower(traced, platform)
     except Exception:
         needed = jax_internals.without_unused(traced)
-    return needed.lower(lowering_platforms=(platform,))
+    return jax_internals.lower(needed, platform)
 
 
 def _slices_named(jaxpr: Any) -> set[str]:
