@@ -49,6 +49,9 @@ _STATE, _DATA = "state", "data"
 _REMOVED = ".removed"
 """The end of the names of checkpoints that are being removed."""
 
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+"""The dtypes of arrays on devices that JAX has under `jax_enable_x64` alone."""
+
 _AS_ARRAYS = (bool, complex, np.generic)
 """Numbers that are kept as arrays without dimensions: Orbax refuses them, or does not know their types."""
 
@@ -197,7 +200,8 @@ def restore(
 ) -> Any:
     """Reads a checkpoint onto the devices where a program wants it.
 
-    Each device gets its part from the file, whatever lay where when it was saved.
+    Each device gets its shard from the file, whatever the sharding was when it was saved. Arrays of 64 bits
+    on devices of this process are read as a whole first.
 
     Args:
       path: the folder of all checkpoints of a run.
@@ -518,12 +522,18 @@ def _wanted(hosts: Controller | None, leaf: Any) -> Any:
         return np.asarray(leaf)
     if not hasattr(leaf, "shape"):
         return leaf
-    sharding = None if isinstance(leaf, Array | PlacedType) else getattr(leaf, "sharding", None)
-    if sharding is None and not _is_key(leaf.dtype):
+    sharding = _sharding(leaf)
+    # Orbax creates arrays in threads of its own, where x64 may be off although it is on here.
+    if not _is_key(leaf.dtype) and (sharding is None or leaf.dtype in _WIDE):
         # Of this shape, without its memory.
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
     here = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
+
+
+def _sharding(leaf: Any) -> Any:
+    """The sharding on devices of this process that a leaf is to have; None for others."""
+    return None if isinstance(leaf, Array | PlacedType) else getattr(leaf, "sharding", None)
 
 
 def _restored(like: Any, leaf: Any) -> Any:
@@ -532,6 +542,9 @@ def _restored(like: Any, leaf: Any) -> Any:
         return leaf[()]
     if isinstance(like, _AS_ARRAYS):
         return type(like)(leaf)
+    if isinstance(leaf, np.ndarray) and (sharding := _sharding(like)) is not None:
+        with jax.enable_x64(True):
+            leaf = jax.device_put(leaf, sharding)
     if isinstance(leaf, jax.Array) and getattr(like, "weak_type", False):
         # Programs tell it from another, and files do not.
         return _with_type(jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=True), leaf)

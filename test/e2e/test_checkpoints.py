@@ -128,6 +128,27 @@ def test_checkpoint_keeps_leaves_of_all_kinds(tmp_path: Path) -> None:
     assert isinstance(pw.checkpoint.restore(tmp_path, without)["bf16"], np.ndarray)
 
 
+@pytest.mark.parametrize("x64", [True, False], ids=["inside", "outside"])
+def test_checkpoint_keeps_64_bits_of_a_context(tmp_path: Path, x64: bool) -> None:
+    slice_ = pw.make_virtual_device_set().add_slice((2,), ("x",))
+    thirds = pw.program(pw.jit(lambda v: v / 3, devices=slice_, out_shardings=P("x")))
+    with jax.enable_x64(True):
+        compiled = thirds.lower(jnp.arange(4.0)).compile()
+        array = compiled(jnp.arange(4.0))
+        state = {kind: array.astype(kind) for kind in ("float64", "int64", "uint64", "complex128", "float32")}
+        state |= {"weak": jnp.asarray(2.0) / 3, "keys": jax.random.split(jax.random.key(1), 3)}
+        pw.checkpoint.save(tmp_path / "state", state, 0)
+        pw.checkpoint.save(tmp_path / "argument", array, 0)
+    assert array.dtype == "float64"
+    with jax.enable_x64(x64):
+        back = pw.checkpoint.restore(tmp_path / "state", state)
+        assert_equal(back, state)
+        assert {k: a.sharding for k, a in back.items()} == {k: a.sharding for k, a in state.items()}
+        assert_equal(pw.checkpoint.restore(tmp_path / "argument", compiled.out_info), array)
+        wanted = pw.checkpoint.restore(tmp_path / "argument", program=compiled, argument="v")
+    assert_equal(wanted, array)
+
+
 def test_checkpoint_is_exchanged_with_orbax(programs, tmp_path: Path) -> None:
     import orbax.checkpoint as v0
 
