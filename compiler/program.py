@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from pathways.compiler.backends.executable import ProgramExecutable
+from pathways.compiler.backends.homes import homes_of
 from pathways.compiler.backends.local_executable import UNLIKE
 from pathways.compiler.chunks import lowered
 from pathways.compiler.frontend.abstract_call import abstract_call
@@ -257,6 +258,9 @@ class Program[**P, R](OfProcess):
         # The last one first: most programs get a new array from the host in every call.
         for executable in sorted(self._executables, key=lambda known: known is not self._last):
             if tree == executable.tree and static == executable.static and context == executable.context:
+                homes = executable.interface.homes
+                if homes and homes != homes_of(leaves):
+                    continue
                 brought = executable.transfer_in(leaves)
                 if brought is not None:
                     return executable, brought
@@ -274,9 +278,15 @@ class Program[**P, R](OfProcess):
             self._argument_specs(args, kwargs),
             self._out_shardings,
             self._schedule,
+            homes_of(self._leaves(args, kwargs)),
         )
         sealed_args, sealed_kwargs = join_static(*signature.sealed(), signature.static)
         return trace(jitted, self.name, sealed_args, sealed_kwargs, cluster().platform, options)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flat arguments, without static ones."""
+        dynamic, named, _ = self._conventions.split_static(args, kwargs)
+        return flatten((dynamic, named))[0]
 
     def _argument_specs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Spec]:
         """What the user says of the sharding of each flat argument."""

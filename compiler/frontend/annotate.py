@@ -8,46 +8,43 @@ from collections.abc import Iterable, Sequence
 from jax.sharding import PartitionSpec
 from jaxlib.mlir import ir
 
+from pathways.compiler.frontend.interface import ArgumentHome
 from pathways.compiler.frontend.specs import Spec, dims_of
-from pathways.compiler.frontend.trace_state import slice_named
 from pathways.dialect import (
     LoopOp,
     SliceOp,
     argument_attrs,
+    make_slices,
     ops_named,
     result_attrs,
     set_argument_attrs,
     set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.attributes.names import ARGUMENT_INFO, DONOR, KEYS, MAIN, SPEC
+from pathways.dialect.attributes.names import ARGUMENT_INFO, DONOR, KEYS, MAIN, SLICE, SPEC
 from pathways.dialect.attributes.shardings import make_mesh, read_mesh
 from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.util.functions import unique_name
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
-def declare_slices(module: ir.Module, names: Iterable[str]) -> dict[str, VirtualSlice]:
+def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[str, VirtualSlice]:
     """Adds a `pw.slice` for every slice of a program, and a mesh for every shape.
 
     Args:
       module: the program.
-      names: the slices that its placed calls name, in any order. The module need not have all these calls:
+      slices: those that its placed calls name, in any order. The module need not have all these calls:
         without those whose results nothing needs, there may be none left to say where the rest is to run.
 
     Returns:
       The slices by name, in the order in which they were made.
-
-    Raises:
-      ValueError: when one of them is no more.
     """
-    slices = {name: slice_named(name) for name in names}
     ip = ir.InsertionPoint.at_block_begin(module.body)
     # Constraints inside placed functions have brought meshes along. Of equal ones Shardy keeps the first.
     meshes: dict[tuple[tuple[str, int], ...], str] = {}
     for op in ops_named(module, ["sdy.mesh"]):
         meshes.setdefault(read_mesh(op).axes, op.attributes["sym_name"].value)
-    ordered = dict(sorted(slices.items(), key=lambda item: item[1].number))
+    ordered = {virtual.name: virtual for virtual in sorted(slices, key=lambda virtual: virtual.number)}
     for virtual in ordered.values():
         axes = tuple(zip(virtual.axis_names, virtual.shape, strict=True))
         if axes not in meshes:
@@ -97,19 +94,36 @@ def declare_loops(module: ir.Module, schedule: str | None) -> None:
 
 
 def describe_arguments(
-    module: ir.Module, paths: Sequence[str], donated: Sequence[bool], specs: Sequence[Spec]
+    module: ir.Module,
+    paths: Sequence[str],
+    donated: Sequence[bool],
+    specs: Sequence[Spec],
+    homes: Sequence[ArgumentHome | None],
 ) -> None:
-    """Notes on each argument of `@main` what the caller calls it, whether it is donated, and how it lies."""
+    """Notes on each argument of `@main` what the caller calls it, whether it is donated, and how it lies.
+
+    Args:
+      module: the program.
+      paths: what the caller calls each argument.
+      donated: whether each is donated.
+      specs: how each is to lie; empty where the user says nothing.
+      homes: where each lives and is to stay; empty where placed calls say where the program runs.
+    """
     main = symbol_table(module)[MAIN]
     attrs = argument_attrs(main)
     offset = len(attrs) - len(paths)
-    wanted = specs or [None] * len(paths)
-    for argument, path, is_donated, spec in zip(attrs[offset:], paths, donated, wanted, strict=True):
+    places = homes or [None] * len(paths)
+    wanted = specs or [None if home is None else home.spec for home in places]
+    for argument, path, is_donated, spec, home in zip(
+        attrs[offset:], paths, donated, wanted, places, strict=True
+    ):
         argument[ARGUMENT_INFO] = ir.StringAttr.get(path)
         if is_donated:
             argument[DONOR] = ir.BoolAttr.get(True)
         if spec is not None:
             argument[SPEC] = _spec_attribute(spec)
+        if home is not None:
+            argument[SLICE] = make_slices([home.slice.name])
     set_argument_attrs(main, attrs)
 
 

@@ -6,8 +6,23 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from pathways.compiler.frontend.trees import KeyPath
 from pathways.runtime.resources.virtual import VirtualSlice
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentHome:
+    """The slice that an argument lives on.
+
+    Attributes:
+      slice: the slice.
+      spec: how the argument lies over it; None where that is not known.
+    """
+
+    slice: VirtualSlice
+    spec: PartitionSpec | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +37,8 @@ class Interface:
       out_tree: the structure of the results.
       out_keys: where each flat result is in it.
       platform: what JAX calls the platform that it is for, such as `cuda`.
+      homes: where each flat argument lives, of a program that runs there; empty where placed functions say
+        where it runs.
     """
 
     slices: Mapping[str, VirtualSlice]
@@ -31,3 +48,4 @@ class Interface:
     out_tree: Any
     out_keys: tuple[KeyPath, ...]
     platform: str
+    homes: tuple[ArgumentHome | None, ...] = ()

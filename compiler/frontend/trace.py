@@ -17,10 +17,10 @@ from pathways.compiler.frontend.annotate import (
     describe_keys,
     describe_results,
 )
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.interface import ArgumentHome, Interface
 from pathways.compiler.frontend.meshes import NO_MESH, is_of_types
 from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
-from pathways.compiler.frontend.trace_state import tracing
+from pathways.compiler.frontend.trace_state import slice_named, tracing
 from pathways.compiler.frontend.trees import unsealed
 from pathways.dialect import make_context
 from pathways.dialect.operations.metadata import CallMetadata
@@ -54,12 +54,14 @@ class ProgramOptions:
       in_specs: how each flat argument is to lie over its slice; empty where the user says nothing.
       out_shardings: how the results are to lie, as a tree or a prefix of one.
       schedule: the pipeline schedule of its loops over microbatches.
+      homes: where each flat argument lives; a program without placed calls runs there.
     """
 
     donated: Sequence[bool]
     in_specs: Sequence[Spec] = ()
     out_shardings: Any = None
     schedule: str | None = None
+    homes: tuple[ArgumentHome | None, ...] = ()
 
 
 def trace(
@@ -100,10 +102,12 @@ def trace(
     paths = tuple(jax_internals.argument_names(jaxpr, len(jaxpr.in_avals)))
     with module.context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        slices = declare_slices(module, _slices_named(jaxpr))
+        named = _slices_named(jaxpr)
+        homes = () if named else options.homes
+        slices = declare_slices(module, named or {home.slice for home in homes if home is not None})
         declare_loops(module, options.schedule)
         _check_shardings(name, jaxpr, slices.values())
-        describe_arguments(module, paths, options.donated, options.in_specs)
+        describe_arguments(module, paths, options.donated, options.in_specs, homes)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
         out_tree, out_keys = unsealed(lowered.out_tree)
         if options.out_shardings is not None:
@@ -120,6 +124,7 @@ def trace(
         out_tree=out_tree,
         out_keys=out_keys,
         platform=platform,
+        homes=homes,
     )
     return Traced(module, interface, callbacks, keepalive)
 
@@ -164,10 +169,14 @@ def _lower(traced: Any, platform: str) -> Any:
     return jax_internals.lower(needed, platform)
 
 
-def _slices_named(jaxpr: Any) -> set[str]:
-    """The slices that placed calls name, of those too whose results nothing needs."""
+def _slices_named(jaxpr: Any) -> set[VirtualSlice]:
+    """The slices that placed calls name, of those too whose results nothing needs.
+
+    Raises:
+      ValueError: when one of them is no more.
+    """
     calls = map(CallMetadata.of_strings, jax_internals.metadata_of_calls(jaxpr))
-    return {call.slice for call in calls if call.slice is not None}
+    return {slice_named(call.slice) for call in calls if call.slice is not None}
 
 
 def _copied(foreign: ir.Module) -> ir.Module:

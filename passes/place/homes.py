@@ -39,7 +39,7 @@ def _is_mirrored(op: Operation, mirrored: Collection[ir.Value]) -> bool:
 
 
 def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> Homes:
-    """The slice of every value that is not mirrored, by a minimum cut between the placed operations."""
+    """The slice of every value that is not mirrored, by a minimum cut between what has a slice already."""
     made = [[argument] for argument in problem.arguments if argument not in mirrored]
     node_of: dict[int, int] = {}
     for position, op in enumerate(problem.operations):
@@ -54,7 +54,7 @@ def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> H
         made.append(list(op.results))
     node = {value: n for n, values in enumerate(made) for value in values}
     readers: dict[ir.Value, dict[int, None]] = {}
-    fixed: dict[int, int] = {}
+    fixed = {node[argument]: place for argument, place in problem.kept.items()}
     for position, n in node_of.items():
         op = problem.operations[position]
         if op.slice is not None:

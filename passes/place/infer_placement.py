@@ -42,10 +42,11 @@ class InferPlacement(Pass):
 
     1. Work that depends only on small arguments and constants (step counters, learning rates, PRNG
        keys) is mirrored: computed on every slice that reads it.
-    2. All other operations and arguments are split by a minimum cut whose terminals are the launches,
-       with the bytes of each value as its cost; forward and backward code are cut together. Code that
-       touches no launch goes to the first slice. A broadcast of a small value is repeated for each reader, so
-       that the small value crosses, not the broadcast.
+    2. All other operations and arguments are split by a minimum cut with the bytes of each value as its
+       cost; forward and backward code are cut together. Its terminals are the launches, and arguments that
+       have a slice already, as those of a program without placed calls have that live on one. Code that
+       touches no terminal goes to the first slice. A broadcast of a small value is repeated for each reader,
+       so that the small value crosses, not the broadcast.
     3. Associative chains that alternate between slices (a global norm over all layers) become partial
        results on each slice and one combination.
     4. A small operation is also mirrored where all its operands cross anyway; and a small result that
@@ -86,7 +87,11 @@ class InferPlacement(Pass):
         main = main_function(module)
         names = [op.sym_name for op in ops_named(module, ["pw.slice"])]
         if not names:
-            fail(main, "has no slice to run on: the program calls no placed function")
+            fail(
+                main,
+                "has no slice to run on: the program calls no placed function, and no argument lives on a "
+                "slice; place a function with pw.jit(f, devices=slice) and call it",
+            )
         problem = read_problem(main, symbol_table(module), names, self.mirror_bytes)
         may_be_mirrored = mirrorable(problem)
         problem = copy_for_readers(problem, may_be_mirrored)
@@ -207,5 +212,5 @@ def _argument_places(
 ) -> Places:
     """The slices of an argument with a home: the caller brings it to all readers, unless it is donated."""
     read_on = frozenset[int]().union(*(where[n] for n in problem.readers.get(argument, ())))
-    is_sent = argument in problem.donated or not read_on
+    is_sent = not problem.is_brought(argument) or not read_on
     return frozenset([homes[argument]]) if is_sent else read_on

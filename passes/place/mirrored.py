@@ -29,7 +29,8 @@ def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
         if isinstance(op.view, CarryOp) and problem.is_small(op.results)
     }
     while True:
-        mirrored = {a for a in problem.arguments if problem.is_small([a])} | problem.turns
+        free = {a for a in problem.arguments if a not in problem.kept and problem.is_small([a])}
+        mirrored = free | problem.turns
         wrong: set[int] = set()
         for n, op in enumerate(problem.operations):
             can_read = mirrored.issuperset(op.reads)

@@ -64,6 +64,7 @@ class PlacementProblem:
       turns: the numbers of the turns of loops, which are available on every slice.
       arguments: the arguments.
       donated: those that the caller gives up.
+      kept: the slice, by its number, of those that stay where the caller has them.
       returned: what the return reads.
       producer: the position of the operation that makes a value; arguments have none.
       readers: the positions of the operations that read a value.
@@ -78,6 +79,7 @@ class PlacementProblem:
     turns: frozenset[ir.Value]
     arguments: Sequence[ir.Value]
     donated: frozenset[ir.Value]
+    kept: Homes
     returned: Sequence[ir.Value]
     producer: Mapping[ir.Value, int]
     readers: Mapping[ir.Value, Sequence[int]]
@@ -93,7 +95,7 @@ class PlacementProblem:
 
     def is_brought(self, value: ir.Value) -> bool:
         """Whether the caller can bring a value to every slice that reads it."""
-        return isinstance(value, ir.BlockArgument) and value not in self.donated
+        return isinstance(value, ir.BlockArgument) and value not in self.donated and value not in self.kept
 
     def cost(self, value: ir.Value) -> int:
         """The bytes that cross when a value does, for all microbatches of its loop together."""
@@ -123,7 +125,7 @@ def read_problem(
         return Operation(view, captured(view), list(view.results), slice_, repeatable, pairs.get(n))
 
     operations = [operation(n, view) for n, view in enumerate(views)]
-    arguments = list(block.arguments)
+    arguments, attrs = list(block.arguments), argument_attrs(main)
     readers: dict[ir.Value, list[int]] = {}
     for n, op in enumerate(operations):
         for value in op.reads:
@@ -136,7 +138,12 @@ def read_problem(
         operations,
         turns,
         arguments,
-        frozenset(a for a, attrs in zip(arguments, argument_attrs(main), strict=True) if DONATED in attrs),
+        frozenset(a for a, own in zip(arguments, attrs, strict=True) if DONATED in own),
+        {
+            a: number[read_slices(own[SLICE])[0]]
+            for a, own in zip(arguments, attrs, strict=True)
+            if SLICE in own
+        },
         list(terminator.operands),
         {result: n for n, op in enumerate(operations) for result in op.results},
         readers,

@@ -336,3 +336,17 @@ def test_disconnect_moves_programs_to_other_devices(devices, own_workers):
     pw.connect(hosts=3)
     assert isinstance(program(np.float32(0)), pw.Array)
     assert float(program(np.float32(2))) == 4
+
+
+def test_program_without_placed_calls_runs_where_handles_live(devices):
+    pw.connect(hosts=2)
+    double, triple = (pw.jit(lambda x, n=n: x * n, devices=devices.add_slice((1,), ("x",))) for n in (2, 3))
+    a, b = double(X), triple(X)
+    half = pw.program(lambda tree: [x.astype(jnp.bfloat16).T for x in tree])
+    cast = half([a, b])
+    assert_close(cast, [(X * n).astype(jnp.bfloat16).T for n in (2, 3)])
+    assert [x.hosts for x in cast] == [a.hosts, b.hosts]
+    assert [x.hosts for x in half([b, a])] == [b.hosts, a.hosts]
+    assert pw.program(lambda x, y: (x + y).T)(X, b).hosts == b.hosts
+    with pytest.raises(pw.ProgramError, match="no argument lives on a slice"):
+        half([X, X])

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import pytest
 from check import assert_close
+from jax.sharding import PartitionSpec as P
 from models import layer
 
 import pathways as pw
@@ -916,3 +917,39 @@ def test_program_compiled_once_by_many_threads(chain):
         thread.join()
     assert results == {n: 2 * n + 1 for n in range(8)}
     assert len(traces) == 1
+
+
+def test_program_without_placed_calls_runs_where_its_arguments_live():
+    devices = pw.make_virtual_device_set()
+    makers = [
+        pw.jit(lambda x: x + 1, devices=devices.add_slice(2, "x"), out_shardings=P("x")) for _ in range(2)
+    ]
+    first, second = (make(jnp.ones((4, 6))) for make in makers)
+
+    @pw.program
+    def half(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16).T, tree)
+
+    cast = half({"a": first, "b": second})
+    assert_close(cast, {name: np.full((6, 4), 2.0, jnp.bfloat16) for name in "ab"})
+    assert [x.sharding.spec for x in (cast["a"], cast["b"])] == [P(None, "x")] * 2
+    assert [x.devices() for x in (cast["a"], cast["b"])] == [x.devices() for x in (first, second)]
+    assert len(half.lower({"a": first, "b": second}).slices) == 2
+    # Arrays on other slices, and types that say where an array is to be.
+    swapped = half({"a": second, "b": first})
+    assert [swapped["a"].devices(), len(half.executables)] == [second.devices(), 2]
+    assert half.lower({"a": first, "b": first}).compile().out_info["b"].sharding.device_set == first.devices()
+    # Of two slices it is the first; what lives on none comes along.
+    add = pw.program(lambda x, y: x + y)
+    assert add(first, second).devices() == first.devices()
+    assert add(np.ones((4, 6), np.float32), second).devices() == second.devices()
+
+
+def test_program_without_placed_calls_donates_and_splits_keys(slices):
+    keys = pw.jit(jax.random.key, devices=slices[1])(3)
+    split = pw.program(lambda key: jax.random.split(key))(keys)
+    assert split.devices() == keys.devices()
+    assert_close(jax.random.key_data(split), jax.random.key_data(jax.random.split(jax.random.key(3))))
+    x = pw.jit(lambda x: x * 2, devices=slices[1])(jnp.ones(3))
+    y = pw.program(lambda x: x - 1, donate_argnums=0)(x)
+    assert (x.is_deleted(), y.devices(), y.tolist()) == (True, keys.devices(), [1, 1, 1])

@@ -377,3 +377,37 @@ module @chains_with_mirrored_links attributes {pw.form = "imported"} {
     return %0, %0 : !x, !x
   }
 }
+
+// -----
+
+// Without placed calls work is done where arguments live, also on small ones: each value is cast on its slice,
+// and of two that are added the smaller one crosses.
+
+!x = tensor<4xf32>
+!big = tensor<64x64xf32>
+!small = tensor<64xf32>
+// CHECK-LABEL: module @where_arguments_live
+module @where_arguments_live attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(
+  // CHECK-SAME: %arg0: tensor<4xf32> {pw.slice = @s0}, %arg1: tensor<4xf32> {pw.slice = @s1}
+  // CHECK-SAME: %arg2: tensor<64xf32> {pw.slice = @s0}, %arg3: tensor<64x64xf32> {pw.slice = @s1}
+  // CHECK-SAME: %arg4: tensor<f32> {pw.slice = @s1}
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}, %small: !small {pw.slice = @s0}, %big: !big {pw.slice = @s1}, %scale: tensor<f32>) -> (tensor<4xbf16>, tensor<4xbf16>, !big) {
+    // CHECK: stablehlo.convert %arg0 {pw.slice = @s0}
+    %0 = stablehlo.convert %x : (!x) -> tensor<4xbf16>
+    // CHECK: stablehlo.convert %arg1 {pw.slice = @s1}
+    %1 = stablehlo.convert %y : (!x) -> tensor<4xbf16>
+    // CHECK: stablehlo.broadcast_in_dim %arg2, dims = [1] {pw.slice = @s1}
+    %2 = stablehlo.broadcast_in_dim %small, dims = [1] : (!small) -> !big
+    // CHECK: stablehlo.broadcast_in_dim %arg4, dims = [] {pw.mirrored, pw.slice = @s1}
+    %3 = stablehlo.broadcast_in_dim %scale, dims = [] : (tensor<f32>) -> !big
+    // CHECK: stablehlo.add %{{.*}} {pw.slice = @s1}
+    %4 = stablehlo.add %2, %big : !big
+    // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s1}
+    %5 = stablehlo.multiply %4, %3 : !big
+    return %0, %1, %5 : tensor<4xbf16>, tensor<4xbf16>, !big
+  }
+}
