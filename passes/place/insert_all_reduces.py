@@ -20,7 +20,8 @@ class InsertAllReduces(Pass):
     """Inserts a `pw.all_reduce` after every sum over the microbatches of a batch, if slices have replicas.
 
     Each replica works on a part of the microbatches. Until `pw-replicate` makes one copy per replica, the
-    code is that of any of them, and the sum stands for the sums of all.
+    code is that of any of them, and the sum stands for the sums of all. A program that has a `pw.all_reduce`
+    has been through this pass, and is left as it is: a second sum would be another value.
 
     ```mlir
     // before
@@ -33,7 +34,7 @@ class InsertAllReduces(Pass):
     ```
 
     Requires: placement from `pw-infer-placement`; one number of replicas for all slices.
-    Guarantees: what reads a sum over microbatches reads the sum over all replicas.
+    Guarantees: what reads a sum over microbatches reads the sum over all replicas, once.
     """
 
     name: ClassVar[str] = "pw-insert-all-reduces"
@@ -44,6 +45,8 @@ class InsertAllReduces(Pass):
             return
         symbols = symbol_table(module)
         operations = list(body_block(main_function(module)).operations)
+        if any(isinstance(op, AllReduceOp) for op in operations):
+            return
         for op, following in itertools.pairwise(operations):
             if not isinstance(op, ReduceOp) or op.kind != "sum" or symbols[op.loop].sequential:
                 continue

@@ -99,7 +99,7 @@ class Schedule(Pass):
     %3 = pw.launch @f(%1) on @s1 order 0
     ```
 
-    Requires: loops unrolled.
+    Requires: loops unrolled; memory not planned yet: buffers end by the order.
     Guarantees: every launch and transfer has an `order`, every transfer a `channel`; the order can be met.
     """
 
@@ -123,6 +123,9 @@ class Schedule(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
+        for op in ops_named(module, ["pw.slice"]):
+            if op.peak_bytes is not None:
+                fail(op, "has a memory plan, which is for the order that is there; run pw-schedule before it")
         if self.policy:
             try:
                 read_request(self.policy)
