@@ -22,7 +22,8 @@ from jax.experimental.xla_metadata import xla_metadata_call2
 from pathways.dialect.operations.metadata import CallMetadata
 
 # So that locations in the IR, and with them our messages, name lines of the user and not of this package.
-source_info_util.register_exclusion(str(Path(__file__).parents[1]))
+for _folder in ("compiler", "runtime"):
+    source_info_util.register_exclusion(str(Path(__file__).parents[2] / _folder))
 
 flatten = tree_util.default_registry.flatten
 """`jax.tree.flatten` without its Python wrapper, for the path of every call."""

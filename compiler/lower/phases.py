@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jaxlib.mlir import ir
@@ -92,8 +92,10 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
             try:
                 # From the placed form on, each phase ends with a pass that closes its form.
                 run_passes(module, phase.passes, verify_each=False)
-            except PassFailure:
-                shown = "\n".join(map(_shown, seen.errors))
+            except PassFailure as failure:
+                # Who writes IR knows its operations.
+                texts = failure.described if form is None else ()
+                shown = "\n".join(_shown(seen.errors, texts))
                 raise ProgramError(f"program '{name}': {shown}") from None
             keep(phase.name)
             if phase.name == until:
@@ -101,9 +103,13 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
     return Forms(name, module, bytecode, tuple(d for d in seen.all if d.severity == "remark"))
 
 
-def _shown(error: Diagnostic) -> str:
-    where = f" ({error.position})" if error.position else ""
-    return error.message.removeprefix("'func.func' op ") + where
+def _shown(errors: Sequence[Diagnostic], described: Sequence[str]) -> Iterator[str]:
+    """The errors, the last of them as they are described, each with its place."""
+    texts = [error.message.removeprefix("'func.func' op ") for error in errors]
+    if described:
+        texts[-len(described) :] = described
+    for text, error in zip(texts, errors, strict=True):
+        yield f"{text} ({error.position})" if error.position else text
 
 
 def _dump(module: ir.Module, name: str, phase: str, folder: str | None) -> None:

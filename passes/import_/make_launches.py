@@ -66,8 +66,8 @@ def _check_nested(traced: TracedProgram, call: ir.OpView, callee: str, slice_nam
         if other != slice_name:
             fail(
                 inner,
-                f"'{traced.metadata_of(inner).name or '?'}' is placed on @{other} but called inside "
-                f"'{name}', which is placed on @{slice_name}; call it from the program instead",
+                f"is placed on @{other} but called inside '{name}', which is placed on @{slice_name}; call "
+                "it from the program instead",
             )
 
 

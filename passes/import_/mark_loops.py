@@ -13,7 +13,7 @@ from pathways.dialect.attributes.blocks import whole_shape
 from pathways.dialect.operations.metadata import Mark
 from pathways.dialect.operations.traits import Trait
 from pathways.passes.branches.tags import branch_of, conditions
-from pathways.passes.import_.traced import TracedProgram
+from pathways.passes.import_.traced import NESTED_LOOPS, TracedProgram
 from pathways.passes.manager.base import fail
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured, replace
@@ -116,14 +116,16 @@ class LoopMarker:
         where = f"inside the function '{loop}' that was given to pw.accumulate"
         if self.traced.symbols[inner].chunk is not None:
             fail(
-                op,
-                f"is in a loop over several slices whose trip count is not known while tracing, {where}: "
-                "write a loop of Python over the most iterations that it may take, with a mask (jnp.where)",
+                self.traced.symbols[inner],
+                "is over several slices and has a trip count that is not known while tracing, "
+                f"{where}: place the function with the whole loop on one slice, or write the loop in Python "
+                f"over the most iterations that it may take, with a mask (jnp.where); see {NESTED_LOOPS}",
             )
         fail(
-            op,
-            f"is in a loop (jax.lax.scan, fori_loop) over several slices {where}: write that loop in Python, "
-            "or put pw.accumulate inside of it",
+            self.traced.symbols[inner],
+            f"is a jax.lax.scan or fori_loop over several slices {where}: write that loop in Python, place "
+            "the function with the whole loop on one slice, or put pw.accumulate inside of the loop; see "
+            f"{NESTED_LOOPS}",
         )
 
     def fail_outside(self, op: ir.OpView, loop: str) -> NoReturn:
@@ -183,7 +185,7 @@ class LoopMarker:
         if not shapes[1] or list(whole_shape(shapes[1], 0, loop.count)) != shapes[0]:
             fail(
                 call,
-                f"is a pw.accumulate under jax.vmap: apply jax.vmap inside the function '{loop.sym_name}'",
+                f"is under jax.vmap: apply jax.vmap inside the function '{loop.sym_name}'",
             )
 
     def reduce_constant(self, op: ReduceOp, loop: str | None) -> ir.Value:

@@ -14,7 +14,7 @@ from pathways.passes.branches.tags import branch_of, set_branch
 from pathways.passes.import_.chunked_loops import in_chunks
 from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.opened_loops import OpenedLoop, drop_dead_carries
-from pathways.passes.import_.traced import TracedProgram
+from pathways.passes.import_.traced import NESTED_LOOPS, TracedProgram
 from pathways.passes.manager.base import fail
 from pathways.passes.util.functions import body_block, unique_name
 from pathways.passes.util.operations import has_side_effect
@@ -136,18 +136,28 @@ class _RegionOpener:
     def check_chunked(self, op: ir.OpView, around: str | None) -> None:
         """Refuses loops whose number of turns depends on values where they cannot be in chunks."""
         calls = self.traced.calls_inside(op, set())
-        where = ""
-        if around is not None or branch_of(op) is not None:
-            where = "inside a loop over slices or a branch"
+        if around is not None:
+            where = "inside of another one"
+            remedy = (
+                "place the function with the whole inner loop on one slice, write the outer loop in Python, "
+                "or use jax.lax.scan with a mask for the inner one"
+            )
+        elif branch_of(op) is not None:
+            where = "inside of a branch (jax.lax.cond, switch)"
+            remedy = "place the function with the whole loop on one slice, or use jax.lax.scan with a mask"
         elif any(self.traced.metadata_of(inner).loop is not None for inner in calls):
             where = "with a pw.accumulate in it"
-        if where:
-            fail(
-                self.traced.reason_inside(op),
-                "is in a loop over several slices whose trip count is not known while tracing, "
-                f"{where}: use jax.lax.scan with a mask, or jax.lax.fori_loop with bounds that are "
-                "Python numbers",
+            remedy = (
+                "write that loop in Python, around calls of the program, or use jax.lax.scan or fori_loop "
+                "with a known number of iterations"
             )
+        else:
+            return
+        fail(
+            self.traced.reason_inside(op),
+            f"is in a loop over several slices whose trip count is not known while tracing, {where}: {remedy}"
+            f"; see {NESTED_LOOPS}",
+        )
 
 
 def _enter_loop(traced: TracedProgram, op: ir.OpView, loop: LoopOp) -> None:
@@ -162,8 +172,7 @@ def _refuse_loops_inside(traced: TracedProgram, op: ir.OpView) -> None:
         if traced.metadata_of(inner).loop is not None:
             fail(
                 inner,
-                "is part of a pw.accumulate inside a branch (jax.lax.cond, switch); call pw.accumulate "
-                "from the program itself",
+                "is inside of a branch (jax.lax.cond, switch): call pw.accumulate from the program itself",
             )
 
 

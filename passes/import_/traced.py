@@ -15,6 +15,9 @@ from pathways.passes.util.functions import referenced_functions
 
 _ORDINARY = CallMetadata()
 
+NESTED_LOOPS = "'Loops inside loops' of docs/pipelining.md"
+"""Where the manual says what to write instead of loops that cannot be nested."""
+
 
 class TracedProgram:
     """A program that is being imported.

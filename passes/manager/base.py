@@ -12,10 +12,19 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import Form, symbol_table
 from pathways.dialect.attributes.names import MAIN
+from pathways.dialect.operations.metadata import CallMetadata, MetadataError
 
 
 class PassFailure(Exception):
-    """A pass gave up after it emitted an error; the message is that error's."""
+    """A pass gave up after it emitted errors; the message is that of the first.
+
+    Attributes:
+      described: the last errors in terms of JAX, whose users see no operations; none where MLIR emitted them.
+    """
+
+    def __init__(self, message: str, described: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.described = described
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +67,40 @@ def fail(op: ir.OpView | ir.Operation, message: str) -> NoReturn:
 
 def fail_each(errors: Iterable[tuple[ir.OpView | ir.Operation, str]]) -> NoReturn:
     """Emits errors at operations, and gives up."""
-    texts = []
+    texts, described = [], []
     for op, message in errors:
         texts.append(f"'{op.operation.name}' op {message}")
+        described.append(f"{_subject_of(op.operation)} {message}".lstrip())
         op.operation.location.emit_error(texts[-1])
-    raise PassFailure("\n".join(texts))
+    raise PassFailure("\n".join(texts), described)
+
+
+def _subject_of(op: ir.Operation) -> str:
+    """What users of JAX know an operation as; nothing for the program itself."""
+    match op.name:
+        case "builtin.module":
+            return ""
+        case "func.func":
+            name = ir.StringAttr(op.attributes["sym_name"]).value
+            return "" if name == MAIN else f"function '{name}'"
+        case "func.return":
+            return "the return statement"
+        case "func.call":
+            try:
+                call = CallMetadata.read(op)
+            except MetadataError:
+                call = CallMetadata()
+            if call.loop is not None:
+                return f"pw.accumulate of '{call.loop}'"
+            return f"function '{call.name or op.attributes['callee'].value}'"
+        case "pw.loop":
+            is_of_jax = "sequential" in op.attributes
+            return "the loop" if is_of_jax else f"pw.accumulate of '{op.attributes['sym_name'].value}'"
+        case "pw.split" | "pw.carry" | "pw.next" | "pw.reduce":
+            return f"pw.accumulate of '{op.attributes['loop'].value}'"
+        case "pw.launch":
+            return f"function '{op.attributes['callee'].value}'"
+    return f"operation '{op.name}'"
 
 
 Listener = Callable[[ir.Location, str], bool]

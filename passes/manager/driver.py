@@ -242,7 +242,8 @@ def _run(item: Item, module: ir.Module, seen: Diagnostics) -> None:
     except (PassFailure, ir.MLIRError) as failure:
         if not seen.errors:
             module.operation.location.emit_error(str(failure))
-        raise PassFailure(seen.errors[0].message) from None
+        described = failure.described if isinstance(failure, PassFailure) else ()
+        raise PassFailure(seen.errors[0].message, described) from None
     except Exception as bug:
         bug.add_note(f"while running {item_name(item)}")
         raise

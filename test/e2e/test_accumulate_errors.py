@@ -224,7 +224,7 @@ def test_accumulate_refuses_placed_function_outside_program(loss):
 
 
 def test_accumulate_refuses_batch_under_vmap(loss):
-    message = "is a pw.accumulate under jax.vmap: apply jax.vmap inside the function 'loss'"
+    message = "pw.accumulate of 'loss' is under jax.vmap: apply jax.vmap inside the function 'loss'"
 
     def named(w, x):
         return loss(w, x)
@@ -260,8 +260,8 @@ def test_accumulate_refuses_loop_or_branch_around_it(stages, construct):
         return jax.lax.while_loop(lambda w: w.sum() < 9, lambda w: w * mean(w, x), w)
 
     message = {
-        "cond": "is part of a pw.accumulate inside a branch (jax.lax.cond, switch); call pw.accumulate from",
-        "while": "is in a loop over several slices whose trip count is not known while tracing",
+        "cond": "pw.accumulate of 'lambda' is inside of a branch (jax.lax.cond, switch): call",
+        "while": "with a pw.accumulate in it: write that loop in Python, around calls of the program, or use",
     }[construct]
     with refused(pw.ProgramError, message):
         pw.program(step)(W, X)
@@ -273,7 +273,9 @@ def test_accumulate_refuses_loop_over_slices_inside(stages):
     def loss(w, x):
         return jax.lax.fori_loop(0, 3, lambda _, h: back(w, front(w, h)), x).sum()
 
-    message = "is in a loop (jax.lax.scan, fori_loop) over several slices inside the function 'loss' that was"
+    message = (
+        "the loop is a jax.lax.scan or fori_loop over several slices inside the function 'loss' that was"
+    )
     with refused(pw.ProgramError, message):
         pw.program(pw.accumulate(loss, 2))(W, X)
 

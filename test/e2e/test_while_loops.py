@@ -382,6 +382,23 @@ def test_while_loop_in_a_microbatch_is_refused():
         pw.program(lambda x: pw.accumulate(grown, 2, batch_argnums=0)(x)).lower(X)
 
 
+def test_while_loop_may_hold_one_that_is_whole_on_a_slice():
+    """What the manual advises in place of a loop over slices inside of another."""
+
+    def solve(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: jnp.abs(x).max() > 1, lambda x: x / 2, x + 1)
+
+    def sample(layers: Sequence[Fun], x: Any) -> Any:
+        body = lambda s: (s[0] + 1, layers[1](layers[0](s[1])))  # noqa: E731
+        return jax.lax.while_loop(lambda s: (s[0] < 9) & (s[1].sum() < 30), body, (0, x))
+
+    placed = placed_layers([solve, jnp.cos])
+    assert_close(
+        pw.program(functools.partial(sample, placed), chunk=CHUNK)(X),
+        jax.jit(functools.partial(sample, [solve, jnp.cos]))(X),
+    )
+
+
 @pytest.mark.feature("conditionals", "error")
 def test_while_loop_in_a_branch_is_refused():
     first, second = placed_layers([jnp.sin, jnp.cos])
@@ -392,5 +409,7 @@ def test_while_loop_in_a_branch_is_refused():
 
         return jax.lax.cond(x > 0, grown, lambda x: x, x)
 
-    with pytest.raises(pw.ProgramError, match=r"inside a loop over slices or a branch: use jax\.lax\.scan"):
+    with pytest.raises(
+        pw.ProgramError, match=r"inside of a branch .* place the function with the whole loop"
+    ):
         pw.program(step).lower(1.0)

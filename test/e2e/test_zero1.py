@@ -346,8 +346,8 @@ class TestWholeState:
             return
         with pytest.raises(
             ValueError,
-            match=r"'stablehlo.reduce_window' op needs all of what 2 replicas would have blocks of: zero1 "
-            r"cannot split the update of argument state\[0\].trace\[0\]\['w'\]",
+            match=r"operation 'stablehlo.reduce_window' needs all of what 2 replicas would have blocks of: "
+            r"zero1 cannot split the update of argument state\[0\].trace\[0\]\['w'\]",
         ):
             program.lower(params, state, batch)
 
@@ -367,7 +367,7 @@ class TestWholeState:
             (matrices, "stablehlo.reduce_window", "['w']"),
             (rows, "stablehlo.reverse", "['b']"),
         ):
-            assert f"'{op}' op needs all of what 2 replicas would have blocks of" in line
+            assert f"operation '{op}' needs all of what 2 replicas would have blocks of" in line
             named = f"state[0].trace[0]{leaf}, state[0].trace[1]{leaf}"
             assert f"zero1 cannot split the update of arguments {named}; {advice}" in line
             assert Path(__file__).name in line

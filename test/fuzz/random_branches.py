@@ -130,7 +130,7 @@ def difference(number: int) -> str:
 
 
 REFUSED = (
-    "is in a loop (jax.lax.scan, fori_loop) over several slices inside the function",
+    "is a jax.lax.scan or fori_loop over several slices inside the function",
     "cannot be scheduled by",
     "or use 'program'",
 )

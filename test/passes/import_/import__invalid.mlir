@@ -12,7 +12,7 @@ module @nested_on_another_slice {
     return %a : !x
   }
   func.func private @outer(%x: !x) -> !x {
-    // expected-error@+1 {{'inner' is placed on @s1 but called inside 'outer', which is placed on @s0}}
+    // expected-error@+1 {{is placed on @s1 but called inside 'outer', which is placed on @s0}}
     %a = call @inner(%x) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "inner"}} : (!x) -> !x
     return %a : !x
   }
@@ -75,7 +75,7 @@ module @vmap {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%x: !many) -> tensor<3x2x2xf32> {
-    // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside the function 'loss'}}
+    // expected-error@+1 {{is under jax.vmap: apply jax.vmap inside the function 'loss'}}
     %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "split"}} : (!many) -> tensor<3x2x2xf32>
     return %b : tensor<3x2x2xf32>
   }
@@ -95,7 +95,7 @@ module @vmap_of_a_concatenation {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%w: !w) -> tensor<3x8xf32> {
-    // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside the function 'loss'}}
+    // expected-error@+1 {{is under jax.vmap: apply jax.vmap inside the function 'loss'}}
     %r = call @concat(%w) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "concat"}} : (!w) -> tensor<3x8xf32>
     return %r : tensor<3x8xf32>
   }
@@ -152,7 +152,7 @@ module @inside_a_loop {
         %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
         stablehlo.return %c : tensor<i1>
       } do {
-        // expected-error@+1 {{is in a loop over several slices whose trip count is not known while tracing, with a pw.accumulate in it: use jax.lax.scan with a mask, or jax.lax.fori_loop with bounds that are Python numbers}}
+        // expected-error@+1 {{is in a loop over several slices whose trip count is not known while tracing, with a pw.accumulate in it: write that loop in Python, around calls of the program, or use jax.lax.scan or fori_loop with a known number of iterations; see 'Loops inside loops' of docs/pipelining.md}}
         %b = func.call @split(%a) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "1", pw.mark = "split"}} : (!x) -> !x
         stablehlo.return %i, %b : tensor<i32>, !x
       }
