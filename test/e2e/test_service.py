@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from pathways.passes.measured.trace_file import read_trace
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.step import FunctionCall
 from pathways.runtime.hosts.attached.attached_controller import AttachedController
+from pathways.runtime.hosts.cluster.listener import Listener
 from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
@@ -433,6 +435,48 @@ def call_on(one: AttachedController, name: str, **named: Any) -> FunctionCall:
 
 
 @pytest.mark.feature("clients", "hosts")
+def test_service_client_sees_hosts_as_their_owner_does(tmp_path, monkeypatch, devices):
+    """Their round trips, a loop that takes too long, and a kill that the service notices late."""
+    options = pw.HostOptions(heartbeat=4, step_deadline=2)
+    service = ServiceInThreads(Settings((Island(),) * 2, options), tmp_path)
+    monkeypatch.setattr(connect, "_started", lambda settings: service.attach("ann"))
+    pw.disconnect()
+    pw.connect(hosts=2)
+    try:
+        wait_until(lambda: all(host.round_trip is not None for host in pw.status().hosts))
+        assert all(0 < host.round_trip < 4 for host in pw.status().hosts)
+        slices = [devices.add_slice((1,), ("x",), island=f"island{n}") for n in range(2)]
+        a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+        endless = pw.program(lambda x: jax.lax.while_loop(lambda x: x > 0, lambda x: b(a(x)), x))
+        with refused(pw.ProgramFailedError, "has gone on for 2 seconds, and step_deadline is 2"):
+            endless(np.float32(1))
+
+        slow = pw.jit(lambda x: jax.lax.fori_loop(0, 10**9, lambda n, x: jnp.sin(x), x), devices=slices[0])
+        program = pw.program(lambda x: b(slow(x)))
+        program.lower(np.float32(1)).compile()
+        lose = Listener.lose
+
+        def lose_late(self: Listener, *args: Any) -> None:
+            time.sleep(0.3)
+            lose(self, *args)
+
+        monkeypatch.setattr(Listener, "lose", lose_late)
+        result = program(np.float32(1))
+        time.sleep(0.2)
+        os.kill(service.service._controller.hosts[0].process.pid, signal.SIGKILL)
+        with refused(
+            pw.HostLostError, "host 0 (island0) is lost: its process has ended (killed by signal 9)"
+        ):
+            np.asarray(result)
+        with refused(
+            pw.HostLostError, "host 0 (island0) is lost: its process has ended (killed by signal 9)"
+        ):
+            result.block_until_ready()
+    finally:
+        pw.disconnect()
+        service.close()
+
+
 def test_service_runs_calls_of_clients_side_by_side(service, tmp_path):
     """Each client has the same lanes, and its own."""
     ann, bob = service.attach("ann"), service.attach("bob")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -62,6 +64,7 @@ class AttachedController(Controller):
     def __init__(self, service: AttachedService, admitted: Admitted) -> None:
         self._service = service
         self._heartbeat = admitted.heartbeat
+        self._step_deadline = admitted.step_deadline
         # The numbers of arrays that it has sent itself, as long as they are held.
         self._sent: set[int] = set()
         self._slices: SharedSlices | None = None
@@ -82,6 +85,11 @@ class AttachedController(Controller):
         self._listener.start()
         start_thread(self._keep_time, "clock")
         start_thread(self._free, "free")
+
+    @property
+    def step_deadline(self) -> float | None:
+        """See `Controller.step_deadline`; the service ends steps, and this process loops."""
+        return self._step_deadline
 
     def close(self) -> None:
         """Lets go of the service, which frees all that this client has."""
@@ -250,16 +258,18 @@ class AttachedController(Controller):
 
     def _keep_time(self) -> None:
         """Tells the core how time goes by, and the service that this client is there."""
-        asked = now = time.monotonic()
+        now = time.monotonic()
+        numbers, asked = itertools.count(), -math.inf
         heard, silent = self._service.heard, 0.0
         while not self._closed.wait(_TICK_SECONDS):
             self._answers.poll()
             self._core.tell(Tick())
             before, now = now, time.monotonic()
             if now - asked > self._heartbeat / 4:
-                asked = now
+                asked, number = now, next(numbers)
+                self._service.round_trip.asked(number, now)
                 with contextlib.suppress(HostError):
-                    self._tell("watch", Ping(0))
+                    self._tell("watch", Ping(number))
             # This process may have been stopped, and has read nothing all that time.
             silent += min(now - before, self._heartbeat / 4)
             if self._service.heard != heard:

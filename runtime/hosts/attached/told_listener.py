@@ -23,8 +23,9 @@ from pathways.runtime.control.events import Answered, GangKey
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.cluster.listener import Listener
+from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
-from pathways.runtime.hosts.protocol.messages import MessageError, Pong, Unload
+from pathways.runtime.hosts.protocol.messages import MessageError, Unload
 from pathways.runtime.hosts.protocol.serving import (
     Denied,
     DevicesBound,
@@ -36,6 +37,7 @@ from pathways.runtime.hosts.protocol.serving import (
     PartsDone,
     ProgramLoaded,
     Refused,
+    ServicePong,
     Spoiled,
     StepIsCut,
 )
@@ -56,6 +58,7 @@ class AttachedService:
 
     Attributes:
       heard: when it said something last, in seconds.
+      round_trip: how long a question to it and the answer take.
     """
 
     def __init__(self, name: str, connections: dict[str, Connection[Any]]) -> None:
@@ -65,6 +68,7 @@ class AttachedService:
         self.arrays = connections["arrays"]
         self.watch = connections["watch"]
         self.heard = time.monotonic()
+        self.round_trip = HostRoundTrip()
 
     def __str__(self) -> str:
         return f"service {self.name}"
@@ -172,10 +176,17 @@ class ToldListener(Listener):
                 self._core.tell(Answered(SERVICE, message.request, message))
             case Denied():
                 self.end(f"has ended this client: {message.why}")
-            case Pong():
-                pass
+            case ServicePong():
+                self._on_pong(message, now)
             case _:
                 raise MessageError(f"a service does not say {type(message).__name__}")
+
+    def _on_pong(self, message: ServicePong, now: float) -> None:
+        self._service.round_trip.answered(message.number, now)
+        way = self._service.round_trip.seconds
+        if way is not None:
+            for number, seconds in message.round_trips.items():
+                self._islands.host(number).round_trip.add(way + seconds)
 
     def _place_told(self, message: object, size: int) -> memoryview:
         if not isinstance(message, FromHost):

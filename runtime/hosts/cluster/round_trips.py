@@ -31,7 +31,11 @@ class HostRoundTrip:
         """Notes that the answer to a question has come."""
         asked = self._asked.pop(number, None)
         if asked is not None:
-            self._last.append(now - asked)
+            self.add(now - asked)
+
+    def add(self, seconds: float) -> None:
+        """Notes how long a question and its answer took."""
+        self._last.append(seconds)
 
     @property
     def seconds(self) -> float | None:

@@ -14,7 +14,7 @@ import msgspec
 
 from pathways.runtime.control.reports import HostReport
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")

@@ -28,7 +28,6 @@ from pathways.runtime.hosts.protocol.messages import (
     Message,
     MessageError,
     Ping,
-    Pong,
     Put,
     ReadClock,
     Ready,
@@ -223,12 +222,26 @@ class Admitted(Message, frozen=True):
       islands: the islands.
       heartbeat: seconds that the service may say nothing.
       stall_report: seconds without progress after which a step is reported; None for never.
+      step_deadline: seconds after which a step, or a loop without a known end, is ended; None for never.
     """
 
     client: int
     islands: tuple[IslandFacts, ...]
     heartbeat: float
     stall_report: float | None
+    step_deadline: float | None
+
+
+class ServicePong(Message, frozen=True):
+    """The answer of a service to `Ping`.
+
+    Attributes:
+      number: that of the `Ping`.
+      round_trips: how long a message of the service to a host and its answer take, in seconds, where known.
+    """
+
+    number: int
+    round_trips: dict[int, float]
 
 
 class Denied(Message, frozen=True):
@@ -372,7 +385,7 @@ ToClient = (
     | IslandIsLeaving
     | IslandGone
     | IslandIsBack
-    | Pong
+    | ServicePong
 )
 
 _to_service = msgspec.msgpack.Decoder(ToService)

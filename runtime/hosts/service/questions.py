@@ -28,7 +28,6 @@ from pathways.runtime.hosts.protocol.messages import (
     Described,
     MessageError,
     Ping,
-    Pong,
     ReadClock,
     Report,
     Unload,
@@ -40,6 +39,7 @@ from pathways.runtime.hosts.protocol.serving import (
     FromHost,
     LoadProgram,
     ReleaseDevices,
+    ServicePong,
     Told,
 )
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
@@ -115,7 +115,9 @@ class Questions:
         """
         match message:
             case Ping():
-                client.watch.send(Pong(message.number))
+                hosts = self._controller.islands.hosts
+                trips = {host.index: trip for host in hosts if (trip := host.round_trip.seconds) is not None}
+                client.watch.send(ServicePong(message.number, trips))
             case LoadProgram():
                 with self._lock:
                     client.loading += 1

@@ -113,6 +113,12 @@ CONNECT_SECONDS = 10.0
 
 _LOOK_SECONDS = 0.05
 
+_LOSS_SECONDS = 0.1
+"""How long a client may not be told of a failed step: another worker may be lost, which is why."""
+
+_EXIT_SECONDS = 2.0
+"""The same when a worker has closed its connections, and its process exits."""
+
 _TOGETHER_SECONDS = 0.001
 """How long a client may not be told that a host is done with a step while others are not: most are soon."""
 
@@ -152,6 +158,8 @@ class Service:
         self._events: list[SchedulerEvent] = []
         # Steps of which hosts are done that their clients have not been told of, and since when.
         self._unsaid: collections.deque[tuple[float, ServedStep]] = collections.deque()
+        # What failed in steps, and since when it is kept from their clients.
+        self._unexplained: list[tuple[float, ServedStep, list[FromHost]]] = []
         starter = Starter.of(settings) if starter is None else starter
         try:
             self._controller = OwnController(starter, settings, self._listens)
@@ -230,7 +238,9 @@ class Service:
                 return
             options = self._settings.options
             facts = self._known.facts()
-            connection.send(Admitted(client.number, facts, options.heartbeat, options.stall_report))
+            connection.send(
+                Admitted(client.number, facts, options.heartbeat, options.stall_report, options.step_deadline)
+            )
 
         def give_up() -> None:
             client.is_gone.wait(CONNECT_SECONDS)
@@ -331,6 +341,8 @@ class Service:
                 break
             self._unsaid.popleft()
             self._say_done(served)
+        if self._unexplained:
+            self._say_failures(now)
         while self._events:
             events, self._events = self._events, []
             self._tell(*events)
@@ -510,7 +522,10 @@ class Service:
         self._events.append(CallEnded(served.queued))
 
     def _begin_fetch(self, client: ServedClient, fetch: RelayedFetch, *, is_there: bool) -> None:
-        if not is_there or fetch.host.gang.is_lost():
+        if fetch.host.gang.is_lost():
+            # The client is told that it is, which ends what it waits for.
+            return
+        if not is_there:
             self._fail(client, fetch, "the array is not there")
             return
         request = self._core.ask([fetch.host.index], ClientFetch(client, fetch))
@@ -573,11 +588,25 @@ class Service:
     def _say_done(self, served: ServedStep) -> None:
         """Tells a client which hosts are done with a step, if it does not know."""
         if served.failed:
-            self._say(served.client, *served.failed)
+            self._unexplained.append((time.monotonic(), served, [*served.failed]))
             served.failed.clear()
         if served.unsaid:
             self._say(served.client, PartsDone(served.number, tuple(served.unsaid)))
             served.unsaid.clear()
+
+    def _say_failures(self, now: float) -> None:
+        """Tells clients what failed in steps, after the loss of a worker that may be why."""
+        self._follow()
+        unexplained = []
+        for since, served, messages in self._unexplained:
+            hosted = served.program.hosted
+            is_exiting = any(host.watch.has_ended() for host in hosted.hosts)
+            until = since + (_EXIT_SECONDS if is_exiting else _LOSS_SECONDS)
+            if len(hosted.hosts) > 1 and hosted.is_there() and now < until:
+                unexplained.append((since, served, messages))
+            else:
+                self._say(served.client, *messages)
+        self._unexplained = unexplained
 
     def _settle(self) -> None:
         """Tells of steps that nothing can spoil any more, or that are spoiled."""
