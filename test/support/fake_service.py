@@ -1,10 +1,12 @@
 """The process of a service that starts no workers, for tests of all that is around it.
 
-`FAKE_SERVICE` says how it is: `fails`, `stuck` while it starts, or nothing for one that is well.
+`FAKE_SERVICE` says how it is: `fails`, `stuck` while it starts, `lingers` once it has ended, or nothing for a
+healthy one.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -75,4 +77,7 @@ class FakeService:
 
 
 if __name__ == "__main__":
+    if os.environ.get("FAKE_SERVICE") == "lingers":
+        # As JAX does, whose threads have to end.
+        atexit.register(time.sleep, 1)
     sys.exit(daemon.main(sys.argv[1:], FakeService))

@@ -240,6 +240,20 @@ def test_pw_cluster_down_ends_a_starting_cluster(folder):
     assert errors.splitlines()[-1] == "pw-cluster: error: the service was ended before it was ready"
 
 
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_pw_cluster_down_returns_when_the_service_has_exited(folder, monkeypatch, is_ready):
+    """What runs next may want its devices, its ports or its memory."""
+    monkeypatch.setenv("FAKE_SERVICE", "lingers")
+    late = ClusterFolder("late")
+    assert pw_cluster.main(["up", f"{folder}/lab.toml", "--name", "late"]) == 0
+    pid = late.pid()
+    if not is_ready:
+        # As while it starts: then it gets a signal.
+        (late.path / "address").unlink()
+    assert pw_cluster.main(["down", "late"]) == 0
+    assert os.waitpid(pid, os.WNOHANG) == (pid, 0)
+
+
 @pytest.mark.quick
 def test_pw_cluster_runs_in_the_foreground_at_an_address(folder, capfd):
     (folder / "front.toml").write_text("hosts = 2\nlisten = '127.0.0.1:0'\ntoken = 'copy'")

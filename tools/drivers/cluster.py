@@ -167,13 +167,12 @@ def _down(options: argparse.Namespace) -> None:
     if address_of(options.target) is None and "/" not in options.target:
         cluster = ClusterFolder(options.target)
         if cluster.is_held() and cluster.address() is None and (pid := cluster.pid()) is not None:
-            os.kill(pid, signal.SIGTERM)
-            _wait_for_end(cluster)
+            with _waiting_for_exit(cluster):
+                os.kill(pid, signal.SIGTERM)
             return
-        with _called(options) as service:
+        with _called(options) as service, _waiting_for_exit(cluster):
             _asked(service, Down())
-            _wait_for_end(cluster)
-            return
+        return
     with _called(options) as service:
         _asked(service, Down())
         service.limit(_END_SECONDS)
@@ -181,16 +180,30 @@ def _down(options: argparse.Namespace) -> None:
             service.receive()
 
 
-def _wait_for_end(cluster: ClusterFolder) -> None:
+@contextlib.contextmanager
+def _waiting_for_exit(cluster: ClusterFolder) -> Iterator[None]:
+    """Waits, once what is done here has ended a service, until its process has exited.
+
+    Raises:
+      UserError: it takes too long.
+    """
     pid = cluster.pid()
-    deadline = time.monotonic() + _END_SECONDS
-    while cluster.is_held():
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"{cluster} has not ended in {_END_SECONDS:.0f} seconds; "
-                f"kill -9 {pid} ends it, and its workers with it"
-            )
-        time.sleep(0.05)
+    with contextlib.ExitStack() as stack:
+        exits: list[int] = []
+        # Where there are no such descriptors, and in another namespace, the lock alone says that it is over.
+        if pid is not None and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                exits.append(os.pidfd_open(pid))
+                stack.callback(os.close, exits[0])
+        yield
+        deadline = time.monotonic() + _END_SECONDS
+        while cluster.is_held() or (exits and not select.select(exits, [], [], 0)[0]):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{cluster} has not ended in {_END_SECONDS:.0f} seconds; "
+                    f"kill -9 {pid} ends it, and its workers with it"
+                )
+            time.sleep(0.02)
 
 
 def _logs(options: argparse.Namespace) -> None:
