@@ -30,7 +30,8 @@ class Import(Pass):
     """Turns placed calls into launches and inlines everything else that `@main` calls.
 
     1. Unplaced calls in `@main` (jax.numpy helpers, the user's own jits that contain
-       placed calls) are inlined; each copy of a `pw.accumulate` is a loop of its own. Sharding constraints on
+       placed calls) are inlined, and so is a composite (`jax.lax.composite`) with placed calls of several
+       slices; each copy of a `pw.accumulate` is a loop of its own. Sharding constraints on
        a mesh without axes, which JAX puts on typed PRNG keys, have no effect and are dropped.
        Equal operations that only read constants and scalar arguments are merged.
     2. A call with the metadata `pw.slice` becomes a `pw.launch` named by stage and phase; the function
@@ -38,7 +39,8 @@ class Import(Pass):
     3. The calls with which `pw.accumulate` marks where a microbatch begins and ends become `pw.split` and
        `pw.reduce`; launches between them name their loop. A reduction of something that is the same for
        every microbatch is ordinary code.
-    4. A loop or branch whose body holds placed calls of one slice is placed there as a whole. A loop that
+    4. An operation whose body holds placed calls of one slice is placed there as a whole. Loops, branches and
+       composites may have calls of several slices; a reduction, for example, may not. A loop that
        touches several, or contains a `pw.accumulate`, becomes a sequential `pw.loop` if its trip count
        is known. Carried values become `pw.carry` and
        `pw.next`, the arrays that `jax.lax.scan` consumes and produces row by row `pw.split` and

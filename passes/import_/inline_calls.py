@@ -13,7 +13,7 @@ from pathways.passes.util.functions import body_block, inline_call, unique_name
 
 
 class Inliner:
-    """Inlines calls of a program; each function is flattened once.
+    """Inlines calls of a program, and composites over several slices; each function is flattened once.
 
     Args:
       traced: the program; loops that are copied are added to its symbols.
@@ -33,15 +33,26 @@ class Inliner:
     def inline_block(self, block: ir.Block, function: ir.OpView) -> None:
         """Inlines the unplaced calls of a block that is in a function."""
         for op in list(block.operations):
-            if op.operation.name != "func.call" or not self.traced.metadata_of(op).is_ordinary:
+            callee = self.inlined_callee(op)
+            if callee is None:
                 continue
-            callee = self.traced.symbols[op.attributes["callee"].value]
             name = callee.attributes["sym_name"].value
             if name not in self.flattened:
                 self.flattened.add(name)
                 self.inline_calls(callee)
             self.move_loops(callee, function)
             inline_call(op, callee)
+
+    def inlined_callee(self, op: ir.OpView) -> ir.OpView | None:
+        """The function that takes the place of an operation, if one does.
+
+        That of a composite with placed calls of several slices does: none of them can run it as a whole.
+        """
+        if op.operation.name == "func.call" and self.traced.metadata_of(op).is_ordinary:
+            return self.traced.symbols[op.attributes["callee"].value]
+        if op.operation.name == "stablehlo.composite" and self.traced.spans_slices(op):
+            return self.traced.symbols[op.attributes["decomposition"].value]
+        return None
 
     def move_loops(self, function: ir.OpView, target: ir.OpView) -> None:
         """Makes the loops of a function those of the one that it is copied to.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, NoReturn
 
 from jaxlib.mlir import ir
 
@@ -38,11 +38,14 @@ def open_regions(traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
 
 
 def place_regions(traced: TracedProgram) -> None:
-    """Gives loops and branches that hold placed calls the slice of these."""
+    """Gives loops, branches and other operations that hold placed calls the slice of these."""
     for op in body_block(traced.main).operations:
         if only_computes(type(op)) or op.operation.name == "func.call" or isinstance(op, PwOp):
             continue
-        for name in traced.placements_inside(op, set()):
+        placed = traced.placements_inside(op, set())
+        if len(placed) > 1:
+            _refuse_slices_inside(traced, op, list(placed.values()))
+        for name in placed:
             op.attributes[SLICE] = make_slices((traced.slice_symbol(op, name),))
 
 
@@ -165,6 +168,17 @@ def _enter_loop(traced: TracedProgram, op: ir.OpView, loop: LoopOp) -> None:
     metadata = traced.metadata_of(op)
     if metadata.loop is not None:
         traced.loop_symbol(op, metadata).parent = loop.sym_name
+
+
+def _refuse_slices_inside(traced: TracedProgram, op: ir.OpView, calls: Sequence[ir.OpView]) -> NoReturn:
+    """Refuses calls of several slices in what is neither loop nor branch, such as a reduction."""
+    first, second = (traced.metadata_of(call) for call in calls[:2])
+    fail(
+        calls[1],
+        f"'{second.name or '?'}' is placed on @{second.slice}, and '{first.name or '?'}' on @{first.slice}, "
+        f"but both are called inside one {op.operation.name}, which runs on one slice; call them from the "
+        "program instead",
+    )
 
 
 def _refuse_loops_inside(traced: TracedProgram, op: ir.OpView) -> None:

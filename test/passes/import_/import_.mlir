@@ -526,3 +526,37 @@ module @composite {
     return %y : !x
   }
 }
+
+// -----
+
+// A composite with placed calls of several slices, which none of them can run as one operation, is replaced by its
+// decomposition: here one that is inside of another.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @composite_over_slices attributes {pw.form = "imported"}
+module @composite_over_slices {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main
+  // CHECK-NOT: stablehlo.composite
+  func.func public @main(%x: !x) -> !x {
+    // CHECK: [[A:%.*]] = "pw.launch"(%{{.*}}) {callee = @square, {{.*}}slice = @s0
+    // CHECK: "pw.launch"([[A]]) {callee = @square, {{.*}}slice = @s1
+    %y = stablehlo.composite "my.outer" %x {decomposition = @my.outer} : (!x) -> !x
+    return %y : !x
+  }
+  func.func private @my.outer(%x: !x) -> !x {
+    %y = stablehlo.composite "my.inner" %x {decomposition = @my.inner} : (!x) -> !x
+    return %y : !x
+  }
+  func.func private @my.inner(%x: !x) -> !x {
+    %y = call @placed(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "square"}} : (!x) -> !x
+    %z = call @placed(%y) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "square"}} : (!x) -> !x
+    return %z : !x
+  }
+  func.func private @placed(%x: !x) -> !x {
+    %y = stablehlo.multiply %x, %x : !x
+    return %y : !x
+  }
+}

@@ -23,6 +23,32 @@ module @nested_on_another_slice {
 
 // -----
 
+// What calls functions for each element, such as a reduction, runs on one slice.
+
+!x = tensor<4xf32>
+!e = tensor<f32>
+module @slices_inside_reduction {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func public @main(%x: !x, %zero: !e) -> !e {
+    %sum = "stablehlo.reduce"(%x, %zero) <{dimensions = array<i64: 0>}> ({
+    ^bb0(%a: !e, %b: !e):
+      %half = call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "half"}} : (!e) -> !e
+      // expected-error@+1 {{'double' is placed on @s1, and 'half' on @s0, but both are called inside one stablehlo.reduce, which runs on one slice}}
+      %double = call @f(%b) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "double"}} : (!e) -> !e
+      %c = stablehlo.add %half, %double : !e
+      stablehlo.return %c : !e
+    }) : (!x, !e) -> !e
+    return %sum : !e
+  }
+  func.func private @f(%x: !e) -> !e {
+    return %x : !e
+  }
+}
+
+// -----
+
 // Metadata that names no slice of the module.
 
 !x = tensor<4xf32>
