@@ -140,8 +140,10 @@ class PlacedFunction[**P, R](OfProcess):
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
         constrained = []
         for leaf, path, spec in zip(leaves, paths, flat_specs(specs, tree, what), strict=True):
-            checked(spec, jnp.shape(leaf), self.devices, f"{what} at {path or 'the result'}")
-            constrained.append(leaf if spec is None else jax.lax.with_sharding_constraint(leaf, spec))
+            if spec is not None:
+                checked(spec, jnp.shape(leaf), self.devices, f"{what} at {path or 'the result'}")
+                leaf = jax.lax.with_sharding_constraint(leaf, spec)
+            constrained.append(leaf)
         return jax.tree.unflatten(structure, constrained)
 
     def _bind_static(

@@ -21,11 +21,32 @@ from pathways.dialect import (
     set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.attributes.names import ARGUMENT_INFO, DONOR, KEYS, MAIN, SLICE, SPEC
+from pathways.dialect.attributes.names import (
+    ARGUMENT_INFO,
+    DONOR,
+    FRONTEND_ATTRIBUTES,
+    KEYS,
+    MAIN,
+    SLICE,
+    SPEC,
+)
 from pathways.dialect.attributes.shardings import make_mesh, read_mesh
 from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.util.functions import unique_name
 from pathways.runtime.resources.virtual import VirtualSlice
+
+
+def calls_with_metadata(module: ir.Module) -> list[tuple[ir.Operation, CallMetadata]]:
+    """The operations of a module that have metadata, with what it says."""
+    calls: list[tuple[ir.Operation, CallMetadata]] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if FRONTEND_ATTRIBUTES in op.attributes:
+            calls.append((op, CallMetadata.read(op)))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return calls
 
 
 def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[str, VirtualSlice]:
@@ -67,8 +88,10 @@ def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[st
     return ordered
 
 
-def declare_loops(module: ir.Module, schedule: str | None) -> None:
-    """Adds a `pw.loop` for every loop that a metadata call names, and calls it after its function.
+def declare_loops(
+    module: ir.Module, calls: Iterable[tuple[ir.Operation, CallMetadata]], schedule: str | None
+) -> None:
+    """Adds a `pw.loop` for every loop that one of the calls with metadata names, called after its function.
 
     A loop has the schedule that it asks for, else that of the program.
 
@@ -77,20 +100,15 @@ def declare_loops(module: ir.Module, schedule: str | None) -> None:
     names: dict[str, str] = {}
     taken = set(symbol_table(module))
     ip = ir.InsertionPoint.at_block_begin(module.body)
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        metadata = CallMetadata.read(op)
+    for op, metadata in calls:
         if metadata.loop is None:
-            return ir.WalkResult.ADVANCE
+            continue
         if metadata.loop not in names:
             name = names[metadata.loop] = unique_name(metadata.name, taken)
             taken.add(name)
             own = metadata.schedule or schedule
             LoopOp.build(sym_name=name, count=metadata.count, schedule=own, loc=op.location, ip=ip)
         dataclasses.replace(metadata, loop=names[metadata.loop], schedule=None).write(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
 
 
 def describe_arguments(

@@ -42,9 +42,13 @@ def refuse_mesh(what: str, leaves: Iterable[Any]) -> None:
             )
 
 
+def is_array(leaf: Any) -> bool:
+    """Whether a value is an array, and not one of a type of the user's own (`jax.experimental.hijax`)."""
+    return isinstance(jax.typeof(leaf), jax.core.ShapedArray)
+
+
 def _mesh_of(leaf: Any) -> Any:
-    aval = jax.typeof(leaf)
-    return aval.sharding.mesh if isinstance(aval, jax.core.ShapedArray) else NO_MESH
+    return jax.typeof(leaf).sharding.mesh if is_array(leaf) else NO_MESH
 
 
 def off_mesh(tree: Any) -> Any:
@@ -57,7 +61,7 @@ def results_off_mesh(tree: Any) -> Any:
 
     They are taken off it where the type of a result names no mesh either, as that of `jax.lax.cond` may.
     """
-    return jax.tree.map(_off_mesh, tree)
+    return jax.tree.map(lambda leaf: _off_mesh(leaf) if is_array(leaf) else leaf, tree)
 
 
 def _off_mesh(leaf: Any) -> Any:

@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.annotate import (
+    calls_with_metadata,
     declare_loops,
     declare_slices,
     describe_arguments,
@@ -21,7 +22,7 @@ from pathways.compiler.frontend.interface import ArgumentHome, Interface
 from pathways.compiler.frontend.meshes import NO_MESH, is_of_types
 from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
 from pathways.compiler.frontend.trace_state import slice_named, tracing
-from pathways.compiler.frontend.trees import unsealed
+from pathways.compiler.frontend.trees import name_of, unsealed
 from pathways.dialect import make_context
 from pathways.dialect.operations.metadata import CallMetadata
 from pathways.dialect.syntax.bytecode import bytecode_of
@@ -84,6 +85,7 @@ def trace(
 
     Raises:
       UnexpectedTracerError: when the function closes over a tracer of another trace.
+      TypeError: when the function returns something that is no array.
       ValueError: when the function mentions a sharding over a mesh that is not a slice's.
       Whatever the function raises while it is traced.
     """
@@ -92,21 +94,23 @@ def trace(
         jaxpr = traced.jaxpr
         _check_closed(name, jaxpr, len(options.donated))
         _check_exported(name, jaxpr)
+        _check_results(name, traced)
         try:
             lowered = _lower(traced, platform)
         except ValueError:
-            _explain_types(name, jaxpr)
+            _explain_types(name, traced.lojax.jaxpr)
             raise
     foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
     module = _copied(foreign)
     paths = tuple(jax_internals.argument_names(jaxpr, len(jaxpr.in_avals)))
     with module.context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        named = _slices_named(jaxpr)
+        calls = calls_with_metadata(module)
+        named = _slices_named(jaxpr, (call for _, call in calls))
         homes = () if named else options.homes
         slices = declare_slices(module, named or {home.slice for home in homes if home is not None})
-        declare_loops(module, options.schedule)
-        _check_shardings(name, jaxpr, slices.values())
+        declare_loops(module, calls, options.schedule)
+        _check_shardings(name, traced.lojax.jaxpr, slices.values())
         describe_arguments(module, paths, options.donated, options.in_specs, homes)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
         out_tree, out_keys = unsealed(lowered.out_tree)
@@ -157,6 +161,17 @@ def _check_exported(program: str, jaxpr: Any) -> None:
             )
 
 
+def _check_results(program: str, traced: Any) -> None:
+    """Checks that a program returns arrays, and nothing of a type of the user's own."""
+    _, paths = unsealed(traced.out_tree)
+    for path, aval in zip(paths, traced.jaxpr.out_avals, strict=True):
+        if not isinstance(aval, jax.core.ShapedArray):
+            raise TypeError(
+                f"program '{program}': result{name_of(path)} is of type {aval}, but programs return arrays: "
+                "return those that it consists of"
+            )
+
+
 def _lower(traced: Any, platform: str) -> Any:
     """Lowers a traced function, without what no result needs where JAX cannot lower that.
 
@@ -169,13 +184,18 @@ def _lower(traced: Any, platform: str) -> Any:
     return jax_internals.lower(needed, platform)
 
 
-def _slices_named(jaxpr: Any) -> set[VirtualSlice]:
+def _slices_named(jaxpr: Any, lowered: Iterable[CallMetadata]) -> set[VirtualSlice]:
     """The slices that placed calls name, of those too whose results nothing needs.
+
+    Args:
+      jaxpr: the traced function, which also has the calls whose results nothing needs.
+      lowered: the metadata of its module, which also has the calls that only lowering traces, such as those
+        in the expansion of a primitive of `jax.experimental.hijax`.
 
     Raises:
       ValueError: when one of them is no more.
     """
-    calls = map(CallMetadata.of_strings, jax_internals.metadata_of_calls(jaxpr))
+    calls = (*map(CallMetadata.of_strings, jax_internals.metadata_of_calls(jaxpr)), *lowered)
     return {slice_named(call.slice) for call in calls if call.slice is not None}
 
 
