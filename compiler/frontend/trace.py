@@ -18,6 +18,7 @@ from pathways.compiler.frontend.annotate import (
     describe_keys,
     describe_results,
 )
+from pathways.compiler.frontend.exported import refine_exported
 from pathways.compiler.frontend.interface import ArgumentHome, Interface
 from pathways.compiler.frontend.meshes import NO_MESH, is_of_types
 from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
@@ -104,6 +105,7 @@ def trace(
     module = _copied(foreign)
     paths = tuple(jax_internals.argument_names(jaxpr, len(jaxpr.in_avals)))
     with module.context, ir.Location.unknown():
+        refine_exported(module)
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         calls = calls_with_metadata(module)
         named = _slices_named(jaxpr, (call for _, call in calls))
