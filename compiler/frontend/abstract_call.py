@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from pathways.compiler.frontend.jax_internals import Tracer
+from pathways.compiler.frontend.jax_internals import JET, SPARSIFY, Tracer, register_rule, register_rules
 
 
 def abstract_call(
@@ -25,6 +25,7 @@ def abstract_call(
     Raises:
       TypeError: something else than the types of the results is wanted, perhaps only later.
     """
+    register_rules()
     traced = next(n for n, leaf in enumerate(leaves) if isinstance(leaf, Tracer))
     return program_p.bind(*leaves, name=name, argument=paths()[traced], avals=tuple(avals))
 
@@ -46,3 +47,6 @@ program_p.def_impl(_refuse)
 ad.primitive_jvps[program_p] = _refuse
 batching.primitive_batchers[program_p] = _refuse
 mlir.register_lowering(program_p, _refuse)
+register_rule(JET, lambda jet: jet.jet_rules.update({program_p: _refuse}))
+register_rule(SPARSIFY, lambda sparse: sparse.sparse_rules_bcoo.update({program_p: _refuse}))
+register_rule(SPARSIFY, lambda sparse: sparse.sparse_rules_bcsr.update({program_p: _refuse}))

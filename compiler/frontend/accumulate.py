@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways.compiler.frontend.arguments import without_handles
-from pathways.compiler.frontend.jax_internals import line_of_user, metadata_call
+from pathways.compiler.frontend.jax_internals import Tracer, line_of_user, metadata_call
+from pathways.compiler.frontend.meshes import is_array
 from pathways.compiler.frontend.names import symbol
 from pathways.compiler.frontend.trace_state import active_trace
 from pathways.compiler.frontend.trees import flat_prefix, name_of
@@ -295,7 +296,9 @@ class _MicrobatchLoop:
 
         carry = jax.tree.map(marked("carry", lambda v: v), init)
         following, results = of_block(carry, jax.tree.map(marked("split", split), batch))
-        results = jax.tree.map(_as_array, results)
+        # An ordinary call: it says where a microbatch ends before anything of it is reduced.
+        end = metadata_call(lambda *values: values, loop.strings())
+        following, results = end(following, jax.tree.map(_as_array, results))
         last = jax.tree.map(marked("next", lambda _, v: v), carry, following)
         structure: Any
         leaves, structure = jax.tree.flatten(results)
@@ -350,6 +353,10 @@ def _shown(tree: Any) -> str:
 
 
 def _as_array(leaf: Any) -> jax.Array:
+    if isinstance(leaf, Tracer) and not is_array(leaf):
+        raise TypeError(
+            f"pw.accumulate: microbatches carry and return arrays, got a value of type {jax.typeof(leaf)}"
+        )
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 

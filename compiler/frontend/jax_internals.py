@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax._src import config, core, dtypes, source_info_util, tree_util
+from jax._src import checkify, config, core, dtypes, source_info_util, tree_util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.export._export import call_exported_p
@@ -19,6 +22,7 @@ from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
 from jax.experimental.xla_metadata import xla_metadata_call2
 
+from pathways.compiler.frontend.meshes import retype_p
 from pathways.dialect.operations.metadata import CallMetadata
 
 # So that locations in the IR, and with them our messages, name lines of the user and not of this package.
@@ -114,12 +118,14 @@ def placed_call(fun: Callable[..., Any], metadata: CallMetadata) -> Callable[...
       fun: the function; the same object gives the same computation again.
       metadata: that of the call itself.
     """
+    register_rules()
     _, backward = metadata.halves()
     return xla_metadata_call2(fun, metadata.strings(), ad_metadata=backward.strings())
 
 
 def metadata_call(fun: Callable[..., Any], metadata: dict[str, Any]) -> Callable[..., Any]:
     """Wraps a function so that it lowers to a call with metadata."""
+    register_rules()
     return xla_metadata_call2(fun, metadata, ad_metadata="same")
 
 
@@ -420,3 +426,136 @@ def _drop_unused_of_call(used_results: list[bool], *live_and_call: Any) -> tuple
 
 
 pe.dce_rules[_metadata.xla_metadata_call_p] = _drop_unused_of_call
+
+
+def _check_call(
+    ctx: Any,
+    error: checkify.Error,
+    enabled: frozenset[Any],
+    *operands: Any,
+    jaxpr: Any,
+    xla_metadata: _Strings,
+    ad_metadata: Any,
+) -> tuple[checkify.Error, list[Any]]:
+    """Checks what a placed call computes, under `checkify.checkify`; JAX's default takes the call as it is.
+
+    The call returns the errors that it finds and reads none: calls that need nothing of each other still run
+    at the same time, and equal ones are one computation. The first error in the order of the program remains.
+    """
+    call, metadata = _metadata.xla_metadata_call_p, CallMetadata.of_strings(dict(xla_metadata))
+    params = {"xla_metadata": xla_metadata, "ad_metadata": ad_metadata}
+    if metadata.mark is None and metadata.loop is None:
+        none = jax.tree.structure(checkify.init_error)
+        avals = map(core.typeof, operands)
+        own_ctx = checkify.CheckifyContext()
+        checked, tree, _ = checkify.jaxpr_to_checkify_jaxpr(own_ctx, jaxpr, enabled, none, *avals)
+        found, results = jax.tree.unflatten(tree, call.bind(*operands, jaxpr=checked, **params))
+        leaves, tree = jax.tree.flatten(found)
+        # As if the errors had been found outside: with numbers that no other check has.
+        error, _ = checkify.check_discharge_rule(ctx, error, enabled, *leaves, err_tree=tree, debug=False)
+        return error, results
+    if metadata.mark is None:
+        error = _first_of_microbatches(error, metadata)
+    return error, call.bind(*operands, jaxpr=jaxpr, **params)
+
+
+checkify.error_checks[_metadata.xla_metadata_call_p] = _check_call
+
+
+def _first_of_microbatches(error: checkify.Error, loop: CallMetadata) -> checkify.Error:
+    """The error of the first microbatch that has one, where a loop over microbatches ends."""
+    mark = dataclasses.replace(loop, mark="concat").strings()
+    stack = metadata_call(lambda v: jnp.concatenate([v] * (loop.count or 1)), mark)
+    stacked = jax.tree.map(lambda leaf: stack(jnp.asarray(leaf)[None]), error)
+    for effect, wrong in stacked._pred.items():
+        of_effect = wrong, stacked._code[effect], stacked._payload[effect]
+        first = jnp.argmax(wrong)
+        pred, code, payload = jax.tree.map(lambda leaf, first=first: leaf[first], of_effect)
+        error = error._update(effect, pred, code, {}, payload)
+    return error
+
+
+def comparable_errors(tree: Any) -> Any:
+    """A tree of results whose errors of `checkify.checkify` have the codes of all their kinds on one slice.
+
+    `Error.get` compares the codes with each other, which JAX refuses to do for arrays of several devices.
+    """
+
+    def of_error(error: Any) -> Any:
+        if not is_error(error) or len(error._code) < 2:
+            return error
+        codes = jnp.stack(list(error._code.values()), axis=-1)
+        together = {effect: codes[..., n] for n, effect in enumerate(error._code)}
+        return error._replace(_code=together)
+
+    def is_error(node: Any) -> bool:
+        return isinstance(node, checkify.Error)
+
+    return jax.tree.map(of_error, tree, is_leaf=is_error)
+
+
+def _refuse_mark(transformation: str, xla_metadata: _Strings) -> None:
+    """Refuses a transformation of the calls with which `pw.accumulate` marks microbatches."""
+    metadata = CallMetadata.of_strings(dict(xla_metadata))
+    if metadata.loop is not None:
+        raise TypeError(
+            f"pw.accumulate of '{metadata.name}' cannot be under {transformation}: apply {transformation} "
+            f"inside the function '{metadata.name}' that it is given"
+        )
+
+
+def _register_jet(jet: Any) -> None:
+    """Taylor series through placed calls, as through calls of `jax.jit`."""
+
+    def of_call(primals: Any, series: Any, *, jaxpr: Any, **params: Any) -> Any:
+        _refuse_mark("jax.experimental.jet", params["xla_metadata"])
+        leaves, tree = jax.tree.flatten((primals, series))
+        avals = tuple(map(core.shaped_abstractify, leaves))
+        jaxpr, out_tree = jet._jet_jaxpr(jaxpr, len(series[0]), avals, tree)
+        results = _metadata.xla_metadata_call_p.bind(*leaves, jaxpr=jaxpr, **params)
+        return out_tree().unflatten(results)
+
+    jet.jet_rules[_metadata.xla_metadata_call_p] = of_call
+    jet.deflinear(retype_p)
+
+
+def _register_sparsify(sparse: Any) -> None:
+    """Sparse arrays in placed calls, as in calls of `jax.jit`: the call reads and returns their buffers."""
+
+    def of_call(environment: Any, *values: Any, jaxpr: Any, **params: Any) -> Any:
+        _refuse_mark("jax.experimental.sparse.sparsify", params["xla_metadata"])
+        jaxpr, out_tree = sparse._sparsify_jaxpr(environment, jaxpr, *values)
+        buffers = jax.tree.leaves(sparse.spvalues_to_arrays(environment, values))
+        results = _metadata.xla_metadata_call_p.bind(*buffers, jaxpr=jaxpr, **params)
+        return sparse.arrays_to_spvalues(environment, out_tree.unflatten(results))
+
+    for rules in (sparse.sparse_rules_bcoo, sparse.sparse_rules_bcsr):
+        rules[_metadata.xla_metadata_call_p] = of_call
+        # Sparse arrays name no mesh.
+        rules[retype_p] = lambda environment, value, *, sharding: [value]
+
+
+JET, SPARSIFY = "jax.experimental.jet", "jax.experimental.sparse.transform"
+"""Modules of transformations that JAX does not import by itself; the second takes half a second."""
+
+_unregistered: list[tuple[str, Callable[[Any], None]]] = [
+    (JET, _register_jet),
+    (SPARSIFY, _register_sparsify),
+    # Which knows calls, and costs what is not computed nothing.
+    ("jax.experimental.roofline.roofline", lambda roofline: roofline.register_standard_roofline(retype_p)),
+]
+
+
+def register_rule(module: str, register: Callable[[Any], None]) -> None:
+    """Calls `register` with a module of a transformation when `register_rules` first finds it imported."""
+    _unregistered.append((module, register))
+
+
+def register_rules() -> None:
+    """Gives the transformations that have been imported their rules for our calls, before one is traced.
+
+    Whoever makes such a call under a transformation has imported that before.
+    """
+    for module, register in [entry for entry in _unregistered if entry[0] in sys.modules]:
+        _unregistered.remove((module, register))
+        register(sys.modules[module])

@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 
+from pathways.compiler.frontend.jax_internals import comparable_errors
+
 KeyPath = tuple[Any, ...]
 """Where a leaf is in its tree, as `jax.tree_util.tree_leaves_with_path` says."""
 
@@ -101,6 +103,7 @@ def of_sealed(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     def traced(*args: Any, **kwargs: Any) -> Sealed:
         result = fun(*map(_opened, args), **{name: _opened(arg) for name, arg in kwargs.items()})
+        result = comparable_errors(result)
         pairs, structure = jax.tree_util.tree_flatten_with_path(result)
         return sealed(structure, [path for path, _ in pairs], [leaf for _, leaf in pairs])
 
