@@ -307,10 +307,17 @@ def linear_solve(f: Fun, g: Fun) -> Fun:
     return lambda x: f(lax.custom_linear_solve(double, g(x), solve, solve))
 
 
-def with_state(setting: Any) -> Callable[[Fun, Fun], Fun]:
+def linear_call(f: Fun, g: Fun) -> Fun:
+    def scaled(scale: Any, x: Any) -> Any:
+        return x * f(scale)
+
+    return jax.value_and_grad(lambda x: g(jax.custom_derivatives.linear_call(scaled, scaled, 2.0, x)).sum())
+
+
+def with_setting(make: Callable[[], Any]) -> Callable[[Fun, Fun], Fun]:
     def apply(f: Fun, g: Fun) -> Fun:
         def step(x: Any) -> Any:
-            with setting(True):
+            with make():
                 return jax.grad(lambda x: jax.checkpoint(lambda x: g(f(x)))(x).sum())(x)
 
         return step
@@ -323,11 +330,7 @@ TRANSFORMATIONS: dict[str, Callable[[Fun, Fun], Fun]] = {
     "custom_gradient": custom_gradient,
     "custom_vmap": custom_vmap,
     "sequential_vmap": lambda f, g: jax.vmap(jax.custom_batching.sequential_vmap(lambda x: g(f(x)))),
-    "linear_call": lambda f, g: jax.grad(
-        lambda x: jax.custom_derivatives.linear_call(
-            lambda r, x: r * f(x), lambda r, x: r * g(x), 2.0, x
-        ).sum()
-    ),
+    "linear_call": linear_call,
     "closure_convert": closure_converted,
     "linear_solve": linear_solve,
     "platform_dependent": lambda f, g: lambda x: lax.platform_dependent(x, cpu=f, default=g),
@@ -340,9 +343,9 @@ TRANSFORMATIONS: dict[str, Callable[[Fun, Fun], Fun]] = {
     "compute_on": lambda f, g: compute_on(
         lambda x: g(f(x)), compute_type="device_host", out_memory_spaces=jax.memory.Space.Device
     ),
-    "key_reuse": with_state(jax.debug_key_reuse),
-    "leaks": with_state(jax.checking_leaks),
-    "disable_jit": with_state(jax.disable_jit),
+    "key_reuse": with_setting(lambda: jax.debug_key_reuse(True)),
+    "leaks": with_setting(jax.checking_leaks),
+    "disable_jit": with_setting(jax.disable_jit),
 }
 
 
