@@ -97,9 +97,9 @@ def trace(
         _check_exported(name, jaxpr)
         _check_results(name, traced)
         try:
-            lowered = _lower(traced, platform)
+            needed, lowered = _lower(traced, platform)
         except ValueError:
-            _explain_types(name, traced.lojax.jaxpr)
+            _explain_types(name, jaxpr)
             raise
     foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
     module = _copied(foreign)
@@ -112,7 +112,8 @@ def trace(
         homes = () if named else options.homes
         slices = declare_slices(module, named or {home.slice for home in homes if home is not None})
         declare_loops(module, calls, options.schedule)
-        _check_shardings(name, traced.lojax.jaxpr, slices.values())
+        # Without types of the user's own, what their primitives expand to is there to be looked at.
+        _check_shardings(name, needed.lojax.jaxpr, slices.values())
         describe_arguments(module, paths, options.donated, options.in_specs, homes)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
         out_tree, out_keys = unsealed(lowered.out_tree)
@@ -174,16 +175,19 @@ def _check_results(program: str, traced: Any) -> None:
             )
 
 
-def _lower(traced: Any, platform: str) -> Any:
+def _lower(traced: Any, platform: str) -> tuple[Any, Any]:
     """Lowers a traced function, without what no result needs where JAX cannot lower that.
 
     Only there: forward calls of which nothing but the gradient is needed tell where stages are.
+
+    Returns:
+      What was lowered, and its lowering.
     """
     try:
-        return jax_internals.lower(traced, platform)
+        return traced, jax_internals.lower(traced, platform)
     except Exception:
         needed = jax_internals.without_unused(traced)
-    return jax_internals.lower(needed, platform)
+    return needed, jax_internals.lower(needed, platform)
 
 
 def _slices_named(jaxpr: Any, lowered: Iterable[CallMetadata]) -> set[VirtualSlice]:
