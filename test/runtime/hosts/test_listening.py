@@ -1,4 +1,4 @@
-"""What controllers leave behind that were killed while workers started."""
+"""Where controllers listen, and what those leave behind that were killed while workers started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ import socket
 import tempfile
 from pathlib import Path
 
-from pathways.runtime.hosts.launch.listening import remove_left
+import pytest
+
+from pathways.runtime.hosts.launch.listening import controller_socket, remove_left
+from pathways.runtime.hosts.launch.settings import Endpoints
+
+
+@pytest.mark.parametrize("advertise", [None, "controller.example"])
+def test_controller_socket_is_found_where_it_is_said_to_be(advertise):
+    """The address may be that of a machine in front of this one; the port is where it listens."""
+    with controller_socket(Endpoints(bind="127.0.0.1", advertise=advertise)) as (server, address):
+        assert address == (advertise or "127.0.0.1", server.getsockname()[1])
 
 
 def test_remove_left_removes_folders_without_listeners():
