@@ -583,19 +583,19 @@ def _check_alike(there: Any, like: Any, folder: str, partial: bool) -> None:
 
 
 def _as_in_file(wanted: Any, there: Any) -> Any:
-    """The tree that is in a file, with what is wanted of it; for other leaves Orbax's mark to skip them."""
+    """Returns the tree of a file with the wanted leaves, and with Orbax's mark for leaves to skip."""
     known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)}
     return jax.tree_util.tree_map_with_path(lambda path, _: known.get(_keys(path), ...), there)
 
 
 def _as_in_tree(like: Any, restored: Any) -> Any:
-    """The tree `like` with the leaves that were restored in the tree that is in a file."""
+    """Returns a tree of the structure of `like`, with leaves of the restored tree of a file."""
     known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(restored)}
     return jax.tree_util.tree_map_with_path(lambda path, _: known[_keys(path)], like)
 
 
 def _keys(path: Any) -> tuple[str, ...]:
-    """The keys on the way to a leaf. Orbax has tuples as lists, and what has names as dictionaries."""
+    """Returns the keys of a path. Orbax saves tuples as lists, and named tuples as dictionaries."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 

@@ -267,11 +267,11 @@ def abstract(
 
 
 def without_handles(tree: Any, user: str) -> Any:
-    """A tree with the values of arrays on hosts in their places, for a program that closes over these.
+    """Replaces arrays on hosts by their values, for a program that closes over them.
 
     Args:
       tree: the tree.
-      user: what gets it in the program, for messages.
+      user: the function that gets it in the program, for messages.
 
     Raises:
       ValueError: one of them is too large for a constant.

@@ -13,7 +13,7 @@ class HostError(PathwaysError, RuntimeError):
     __module__ = "pathways"
 
     def record(self) -> Failure:
-        """The record of it, with its text as cores have it."""
+        """Returns the failure that cores keep of it, without what is added where it is raised."""
         return Failure(type(self), str(self))
 
 

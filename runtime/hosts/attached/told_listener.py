@@ -182,6 +182,7 @@ class ToldListener(Listener):
                 raise MessageError(f"a service does not say {type(message).__name__}")
 
     def _on_pong(self, message: ServicePong, now: float) -> None:
+        """Notes the round trips to hosts: to the service, and on from there."""
         self._service.round_trip.answered(message.number, now)
         way = self._service.round_trip.seconds
         if way is not None:

@@ -385,10 +385,10 @@ class Array:
         return array
 
     def as_constant(self, user: str) -> Any:
-        """Its value as an array of this process, for a program that closes over it.
+        """Returns its value as an array of this process, for a program that closes over it.
 
         Args:
-          user: what gets it in the program, for messages.
+          user: the function that gets it in the program, for messages.
 
         Raises:
           ValueError: it is too large for that.
@@ -401,7 +401,7 @@ class Array:
         return self._here()
 
     def refuse(self) -> NoReturn:
-        """Raises the error of a function of JAX that gets it, which needs an array of this process."""
+        """Raises an error for a function of JAX, which needs an array of this process."""
         self._check_alive()
         fetch = "jax.random.wrap_key_data(np.asarray(x))" if _is_key(self.aval) else "np.asarray(x)"
         raise ValueError(

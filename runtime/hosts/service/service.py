@@ -114,10 +114,10 @@ CONNECT_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
 
 _LOSS_SECONDS = 0.1
-"""How long a client may not be told of a failed step: another worker may be lost, which is why."""
+"""Time for which the failure of a step is kept from its client: the loss of a worker may be its cause."""
 
 _EXIT_SECONDS = 2.0
-"""The same when a worker has closed its connections, and its process exits."""
+"""The same once a worker has closed its connections: the service waits for the exit of its process."""
 
 _TOGETHER_SECONDS = 0.001
 """How long a client may not be told that a host is done with a step while others are not: most are soon."""
@@ -158,7 +158,7 @@ class Service:
         self._events: list[SchedulerEvent] = []
         # Steps of which hosts are done that their clients have not been told of, and since when.
         self._unsaid: collections.deque[tuple[float, ServedStep]] = collections.deque()
-        # What failed in steps, and since when it is kept from their clients.
+        # Failures of steps whose cause may be a loss that is not known yet, and since when they are kept.
         self._unexplained: list[tuple[float, ServedStep, list[FromHost]]] = []
         starter = Starter.of(settings) if starter is None else starter
         try:
@@ -342,7 +342,7 @@ class Service:
             self._unsaid.popleft()
             self._say_done(served)
         if self._unexplained:
-            self._say_failures(now)
+            self._send_failures(now)
         while self._events:
             events, self._events = self._events, []
             self._tell(*events)
@@ -523,7 +523,7 @@ class Service:
 
     def _begin_fetch(self, client: ServedClient, fetch: RelayedFetch, *, is_there: bool) -> None:
         if fetch.host.gang.is_lost():
-            # The client is told that it is, which ends what it waits for.
+            # The loss itself, which is sent to all clients, fails the request.
             return
         if not is_there:
             self._fail(client, fetch, "the array is not there")
@@ -594,8 +594,8 @@ class Service:
             self._say(served.client, PartsDone(served.number, tuple(served.unsaid)))
             served.unsaid.clear()
 
-    def _say_failures(self, now: float) -> None:
-        """Tells clients what failed in steps, after the loss of a worker that may be why."""
+    def _send_failures(self, now: float) -> None:
+        """Sends clients the failures of steps, after the loss of a worker that may have caused them."""
         self._follow()
         unexplained = []
         for since, served, messages in self._unexplained:

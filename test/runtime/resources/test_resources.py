@@ -4,7 +4,14 @@ import threading
 
 import pytest
 
-from pathways.runtime.resources.cluster import Cluster, Device, DeviceIsland, Host
+from pathways.runtime.resources.cluster import (
+    MORE_OF_HOSTS,
+    MORE_OF_SERVICE,
+    Cluster,
+    Device,
+    DeviceIsland,
+    Host,
+)
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
 from pathways.runtime.resources.session import Session
 from pathways.runtime.resources.virtual import make_virtual_device_set
@@ -109,6 +116,14 @@ def test_manager_names_devices_and_the_remedy_in_errors():
         "pathways.connect(cpu_devices=5) before anything else uses JAX",
     ]
     assert list(manager.holders()) == [s0]
+
+
+@pytest.mark.parametrize("remedy", [MORE_OF_HOSTS, MORE_OF_SERVICE])
+def test_manager_names_the_remedy_of_hosts(remedy):
+    manager = ResourceManager(cluster_of(1), remedy)
+    with pytest.raises(ResourceError) as caught:
+        manager.bind([make_virtual_device_set().add_slice(2, "x")], "f")
+    assert str(caught.value).splitlines()[1:] == [f"  {remedy}"]
 
 
 def test_session_names_the_remedy_after_disconnect():
