@@ -30,6 +30,7 @@ from pathways.compiler.data.host_checkpoints import (
     RestoredLeaf,
     is_written_there,
     orbax_context,
+    quiet_orbax,
     restored_by_hosts,
     saved_by_hosts,
     wanted_on_hosts,
@@ -389,6 +390,7 @@ def _orbax() -> Any:
         raise ImportError(
             "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]"
         ) from error
+    quiet_orbax()
     return orbax
 
 

@@ -456,7 +456,6 @@ def orbax_context(*, compress: bool | None) -> Any:
             checkpointable_name=name,
             secondary_typestrs=known.get_secondary_typestrs(handler),
         )
-    _quiet_orbax()
     made = orbax.Context()
     made.checkpointables.registry = registry
     if compress is not None:
@@ -464,10 +463,16 @@ def orbax_context(*, compress: bool | None) -> Any:
     return made
 
 
-class _WithoutOurErrors(logging.Filter):
-    """Orbax logs what it also raises, with all of its frames."""
+class _OrbaxLogFilter(logging.Filter):
+    """Drops what Orbax logs and a user of `pw.checkpoint` has no use for.
+
+    It logs what it also raises, with all of its frames, and that it removes what an interrupted save has
+    left, which `save` promises.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith("Attempted to create temporary directory"):
+            return False
         error = record.exc_info[1] if record.exc_info else None
         while error is not None:
             if isinstance(error, CheckpointFailedError):
@@ -476,11 +481,11 @@ class _WithoutOurErrors(logging.Filter):
         return True
 
 
-def _quiet_orbax() -> None:
-    """Keeps Orbax from logging errors of hosts, which whoever waits for the save gets."""
+def quiet_orbax() -> None:
+    """Keeps Orbax from logging what the filter drops."""
     log = logging.getLogger("absl")
-    if not any(isinstance(one, _WithoutOurErrors) for one in log.filters):
-        log.addFilter(_WithoutOurErrors())
+    if not any(isinstance(one, _OrbaxLogFilter) for one in log.filters):
+        log.addFilter(_OrbaxLogFilter())
 
 
 def restored_by_hosts(orbax: Any, folder: Any, wanted: Any) -> Any:

@@ -400,3 +400,10 @@ def test_checkpoint_is_saved_before_the_process_exits(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1\n2\n", "")
     assert saved(tmp_path, 2) == 2
+
+
+def test_save_says_nothing_of_what_an_interrupted_one_has_left(tmp_path, caplog):
+    (tmp_path / "3.orbax-checkpoint-tmp").mkdir()
+    pw.checkpoint.save(tmp_path, {"w": np.ones(3)}, 3).wait()
+    assert [file.name for file in tmp_path.iterdir()] == ["3"]
+    assert caplog.messages == []
