@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
+from pathways.compiler.lower.progress import LoweringProgress
 from pathways.dialect.errors import PathwaysError
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.verification.forms import MPMD, is_mpmd, stage_of
@@ -87,15 +89,16 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
     # Not every form ends a phase.
     if (form or PHASES[0]) in (*PHASES, MPMD.name):
         keep(form or PHASES[0])
-    with Diagnostics(module.context) as seen:
+    with Diagnostics(module.context) as seen, contextlib.closing(LoweringProgress(name)) as progress:
         for phase in phases_after(options, form):
             try:
                 # From the placed form on, each phase ends with a pass that closes its form.
-                run_passes(module, phase.passes, verify_each=False)
+                run_passes(module, phase.passes, verify_each=False, before_each=progress.before_pass)
             except PassFailure as failure:
                 # Who writes IR knows its operations.
                 texts = failure.described if form is None else ()
-                shown = "\n".join(_shown(seen.errors, texts))
+                shown = "
+".join(_shown(seen.errors, texts))
                 raise ProgramError(f"program '{name}': {shown}") from None
             keep(phase.name)
             if phase.name == until:

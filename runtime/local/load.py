@@ -150,7 +150,7 @@ def load(
     # Also before XLA gets to work, which may take minutes.
     memory.check_fits(plan, bindings, None)
     requests = _requests(plan, bindings, callbacks, code or {})
-    loaded = load_all(list(itertools.chain(*requests.values())), progress)
+    loaded = load_all(list(itertools.chain(*requests.values())), progress, plan.name)
     remaining = iter([computation.executable for computation in loaded])
     executables = {pair: tuple(itertools.islice(remaining, len(asked))) for pair, asked in requests.items()}
     first = {pair: on_devices[0] for pair, on_devices in executables.items()}

@@ -201,12 +201,19 @@ _load_lock = threading.Lock()
 _loaded: weakref.WeakValueDictionary[Key, Loaded] = weakref.WeakValueDictionary()
 
 
-def load_all(requests: Sequence[Request], progress: Progress | None = None) -> list[Loaded]:
+def load_all(
+    requests: Sequence[Request], progress: Progress | None = None, program: str = ""
+) -> list[Loaded]:
     """Compiles or finds all computations, in parallel, and returns them in the same order.
 
     Equal modules with equal options on equally many devices are compiled once; other slices load a copy
     of the code, and so do later processes (`runtime/xla/code_store.py`). An executable lives as long as a
     program that uses it.
+
+    Args:
+      requests: the computations.
+      progress: is called as they get ready; by default a line on standard error says so.
+      program: the name of the program, for that line.
 
     Raises:
       CompileError: XLA refused one of them; the rest is given up.
@@ -219,7 +226,7 @@ def load_all(requests: Sequence[Request], progress: Progress | None = None) -> l
     by_key = {job.key: job for job in jobs}
     with _load_lock:
         ways = decide(by_key)
-        ready = _carry_out(by_key, ways, progress)
+        ready = _carry_out(by_key, ways, progress, program)
         # Not with callbacks: their keys are good for this call only.
         _loaded.update((key, ready[key]) for key, job in by_key.items() if not job.request.callbacks)
     if store is not None and Compile() in ways.values():
@@ -250,7 +257,7 @@ def decide(jobs: Mapping[Key, Job]) -> dict[Key, Way]:
 
 
 def _carry_out(
-    jobs: Mapping[Key, Job], ways: Mapping[Key, Way], progress: Progress | None
+    jobs: Mapping[Key, Job], ways: Mapping[Key, Way], progress: Progress | None, program: str
 ) -> dict[Key, Loaded]:
     """Brings each computation to its devices on its way; copies of what is compiled come last."""
     ready: dict[Key, Loaded] = {}
@@ -275,7 +282,7 @@ def _carry_out(
                 at_once[key] = copy(jobs[key], origin)
             case CopyCompiled(first):
                 copies.append((key, first))
-    line = ProgressLine(len(at_once) + len(copies), progress)
+    line = ProgressLine(len(at_once) + len(copies), progress, program)
     ready |= in_threads(at_once.items(), line)
     ready |= in_threads([(key, copy(jobs[key], ready[first].origin)) for key, first in copies], line)
     line.close()

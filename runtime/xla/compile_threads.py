@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import ClassVar, cast
 
+from pathways.runtime.resources.status_line import StatusLine
 from pathways.runtime.resources.threads import start_thread
 
 Progress = Callable[[int, int], None]
@@ -30,21 +31,30 @@ _workers: set[threading.Lock] = set()
 class ProgressLine:
     """How far a load is: told to `progress`, or on standard error when it takes longer than a second.
 
+    A program of many shapes is compiled many times. Its line counts them, and where no terminal rewrites it,
+    the first is written, the second, the fourth, and so on.
+
     Args:
       total: the number of computations to load.
       progress: is called as they get ready; None for a line on standard error.
+      program: the name of the program.
     """
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    _times: ClassVar[collections.Counter[str]] = collections.Counter()
+    """How often each program was compiled long enough for a line, by its name."""
+
+    def __init__(self, total: int, progress: Progress | None, program: str = "") -> None:
         self.total = total
         self.done = 0
         self.progress = progress
+        self.program = program
         self.began = time.monotonic()
-        self.written = False
+        self.is_due = False
+        self.line = StatusLine()
 
     def patience(self) -> float | None:
         """How many seconds to wait before a line is due when nothing gets ready; None for any time."""
-        if self.progress is not None or self.written:
+        if self.progress is not None or self.is_due:
             return None
         return max(0.0, self.began + 1.0 - time.monotonic())
 
@@ -54,21 +64,17 @@ class ProgressLine:
         if self.progress is not None:
             self.progress(self.done, self.total)
         elif time.monotonic() - self.began >= 1.0:
-            terminal = sys.stderr.isatty()
-            if terminal or not self.written:
-                text = f"pathways: compiling {self.done}/{self.total} computations ..."
-                print(
-                    f"\r{text}" if terminal else text,
-                    end="" if terminal else "\n",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            self.written = True
+            if not self.is_due:
+                self.is_due = True
+                self._times[self.program] += 1
+            times = self._times[self.program]
+            if times.bit_count() == 1 or sys.stderr.isatty():
+                which = f" of program '{self.program}', {times} times so far" if times > 1 else ""
+                self.line.write(f"pathways: compiling {self.done}/{self.total} computations{which} ...")
 
     def close(self) -> None:
         """Removes the line from a terminal."""
-        if self.written and sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        self.line.close()
 
 
 def in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], line: ProgressLine) -> dict[K, T]:

@@ -391,6 +391,20 @@ def test_progress_line_is_shown_once(capsys):
     assert capsys.readouterr().err == "pathways: compiling 12/40 computations ...\n"
 
 
+def test_progress_line_counts_how_often_a_program_is_compiled(capsys):
+    for _ in range(38):
+        line = compile_threads.ProgressLine(2, None, "of_many_shapes")
+        line.began -= 2
+        line.add(1)
+        line.close()
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "pathways: compiling 1/2 computations ..."
+    assert others == [
+        f"pathways: compiling 1/2 computations of program 'of_many_shapes', {times} times so far ..."
+        for times in (2, 4, 8, 16, 32)
+    ]
+
+
 # A load of slow computations; the first Ctrl-C comes from the process itself.
 INTERRUPTED_LOAD = """if True:
     import os, signal, sys, threading, time

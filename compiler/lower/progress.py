@@ -1,0 +1,46 @@
+"""What is said of passes while they take long."""
+
+from __future__ import annotations
+
+import time
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import ops_named
+from pathways.passes.loops.unroll_microbatches import UnrollMicrobatches
+from pathways.passes.manager.text import Item, item_name
+from pathways.runtime.resources.status_line import StatusLine
+
+PATIENCE_S = 3.0
+"""After how many seconds a line says which pass runs."""
+
+MANY_ITERATIONS = 2000
+"""How many iterations of a loop take seconds to unroll, and more in the passes after that."""
+
+
+class LoweringProgress:
+    """A line on standard error about the pass that runs: once they take long, or are about to.
+
+    Args:
+      program: the name of the program.
+    """
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._line = StatusLine()
+        self._began = time.monotonic()
+
+    def before_pass(self, item: Item, module: ir.Module) -> None:
+        """Says which pass runs next, if it is time for that."""
+        what = item_name(item)
+        is_due = time.monotonic() - self._began >= PATIENCE_S
+        if isinstance(item, UnrollMicrobatches):
+            iterations = max((loop.turns for loop in ops_named(module, ["pw.loop"])), default=0)
+            if iterations >= MANY_ITERATIONS:
+                what, is_due = f"unrolling a loop of {iterations:,} iterations", True
+        if is_due:
+            self._line.write(f"pathways: lowering program '{self._program}': {what} ...")
+
+    def close(self) -> None:
+        """Removes the line from a terminal."""
+        self._line.close()
