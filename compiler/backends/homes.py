@@ -9,9 +9,12 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from pathways.compiler.backends.placed_type import PlacedType
+from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.interface import ArgumentHome
+from pathways.compiler.frontend.specs import dims_of
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.local.devices import session
+from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -24,10 +27,13 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
     manager = session.manager()
     islands = {device.id: device.island for device in manager.cluster.devices}
     slices: dict[Hashable, VirtualSlice] = {}
-    for slice_, binding in manager.holders().items():
-        ids = tuple(device.id for device in binding.devices)
+    holders = manager.holders()
+    for slice_, binding in holders.items():
         # Different programs may take turns on devices: then arrays do not tell whose they are.
-        slices.setdefault((binding.island, ids, binding.shape, binding.axis_names), slice_)
+        slices.setdefault(_mesh_key([binding]), slice_)
+        replicas = [holders[replica] for replica in slice_.replicas if replica in holders]
+        if 1 < len(replicas) == len(slice_.replicas):
+            slices.setdefault(_mesh_key(replicas), slice_)
     named: dict[str, VirtualSlice] = {}
 
     def home(leaf: Any) -> ArgumentHome | None:
@@ -50,7 +56,18 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
         # A module has slices by their names.
         if slice_ is None or named.setdefault(slice_.name, slice_) is not slice_:
             return None
+        if sharding is not None and any(AXIS in axes for axes in dims_of(sharding.spec).dims):
+            return None
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
         return ArgumentHome(slice_, None if is_key or sharding is None else sharding.spec)
 
     return tuple(map(home, leaves))
+
+
+def _mesh_key(replicas: Sequence[Binding]) -> Hashable:
+    """The island, the ids of devices, the shape and the axes of the mesh that callers see of a slice."""
+    first = replicas[0]
+    ids = tuple(device.id for binding in replicas for device in binding.devices)
+    if len(replicas) == 1:
+        return first.island, ids, first.shape, first.axis_names
+    return first.island, ids, (len(replicas), *first.shape), (AXIS, *first.axis_names)

@@ -953,3 +953,12 @@ def test_program_without_placed_calls_donates_and_splits_keys(slices):
     x = pw.jit(lambda x: x * 2, devices=slices[1])(jnp.ones(3))
     y = pw.program(lambda x: x - 1, donate_argnums=0)(x)
     assert (x.is_deleted(), y.devices(), y.tolist()) == (True, keys.devices(), [1, 1, 1])
+
+
+def test_program_without_placed_calls_runs_on_all_replicas_of_its_arguments():
+    devices = pw.make_virtual_device_set(replicas=2)
+    double = pw.jit(lambda x: x * 2, devices=devices.add_slice(2, "x"), out_shardings=P("x"))
+    x = double(jnp.ones((4, 6)))
+    turned = pw.program(lambda x: x.T)(x)
+    assert_close(turned, np.full((6, 4), 2.0, np.float32))
+    assert (turned.devices(), turned.sharding.spec) == (x.devices(), P(None, "x"))
