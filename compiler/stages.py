@@ -249,7 +249,7 @@ class Bound(OfProcess):
         Returns:
           As many, with arrays where there were arrays or numbers. What is in place already is not copied,
           unless the slice may share its devices (`overlap=True`). Copies live on when the arrays that they
-          were made of are donated.
+          were made of are donated. What is made of a NumPy array above 64 KiB may share its memory.
 
         Raises:
           TypeError: when one does not have the shape, dtype or structure of an argument.

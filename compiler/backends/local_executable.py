@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
 from pathways.compiler.backends.executable import ProgramExecutable
@@ -30,6 +31,9 @@ from pathways.runtime.xla import pjrt
 
 _LARGE = 1 << 20
 """Bytes of an argument from which on moving it in every call is worth a warning."""
+
+_SMALL = 64 << 10
+"""Bytes up to which an argument of NumPy is copied: JAX may read its memory after the call, or alias it."""
 
 _OFTEN = 3
 """The calls that move the same array before they warn."""
@@ -248,7 +252,7 @@ class LocalExecutable(ProgramExecutable):
         if not moves:
             return {}
         placed = pjrt.device_put(
-            [leaves[n] for n in moves],
+            [_apart_if_small(leaves[n]) for n in moves],
             [self._arguments[n].home for n in moves],
             # An alias of what the caller keeps must not be donated.
             may_alias=[may_alias and n not in self._donated for n in moves],
@@ -344,6 +348,11 @@ class LocalExecutable(ProgramExecutable):
                 joined[n] = result.join([results[part] for part in result.parts])
             _mirrors.add(joined[n], copies)
         return joined
+
+
+def _apart_if_small(leaf: Any) -> Any:
+    """A copy of a small array of NumPy, which the caller may change right after the call."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) and leaf.nbytes <= _SMALL else leaf
 
 
 def _arguments(loaded: Executable, signature: Signature) -> list[_ArgumentPlacement]:

@@ -97,8 +97,7 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
             except PassFailure as failure:
                 # Who writes IR knows its operations.
                 texts = failure.described if form is None else ()
-                shown = "
-".join(_shown(seen.errors, texts))
+                shown = "\n".join(_shown(seen.errors, texts))
                 raise ProgramError(f"program '{name}': {shown}") from None
             keep(phase.name)
             if phase.name == until:

@@ -438,6 +438,28 @@ def test_program_debug_nans_can_be_switched(slices):
 # Where arguments come from.
 
 
+def aligned(elements: int) -> np.ndarray:
+    """Returns an array whose memory CPU devices use as it is."""
+    memory = np.empty(4 * elements + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + 4 * elements].view(np.float32)
+
+
+@pytest.mark.parametrize("elements", [1, 300, 16 << 10])
+def test_program_reads_small_numpy_arguments_as_they_were_passed(slices, elements):
+    slow = pw.jit(lambda x, w: (x, jax.lax.fori_loop(0, 3, lambda _, w: w @ w / 400, w)), devices=slices[0])
+    later = pw.jit(jnp.cos, devices=slices[0])
+    program = pw.program(lambda x, w: later(x + 0 * slow(x, w)[1][0, 0]))
+    weights = np.ones((400, 400), np.float32)
+    for _ in range(3):
+        x = aligned(elements)
+        x[:] = 0
+        (placed, _), result = program.place(x, weights), program(x, weights)
+        x[:] = 1
+        assert not np.any(placed)
+        assert np.all(np.asarray(result) == 1)
+
+
 def test_program_moves_arguments_with_one_remark(slices, caplog):
     f = pw.program(pw.jit(lambda batch: batch * 2, devices=slices[0]))
     home = device_of(f(jnp.ones(3)))
