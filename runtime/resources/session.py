@@ -35,6 +35,8 @@ class Session:
         # Reentrant: while devices are discovered the garbage collector may run, and with it anything.
         self._lock = threading.RLock()
         self._manager: Manager | None = None
+        # Whether its devices are managed by this process alone.
+        self._is_own = True
         self._leavers: list[Callable[[], None]] = []
         # Whether a user has connected to the cluster, and what to do when a found one has too few devices.
         self._is_connected = False
@@ -56,14 +58,16 @@ class Session:
         """
         with self._lock:
             wanted = discover()
-            if manage is None and self._manager is not None and self._manager.cluster == wanted:
+            # The devices of hosts may look like those of this process.
+            is_own = manage is None and self._is_own
+            if is_own and self._manager is not None and self._manager.cluster == wanted:
                 self._is_connected, self._manager.remedy = True, None
                 return self._manager.cluster
             if bound := self.bound_slices():
                 raise RuntimeError(still_bound(bound))
             self.disconnect()
             self._manager = (manage or ResourceManager)(wanted)
-            self._is_connected, self._remedy = True, None
+            self._is_own, self._is_connected, self._remedy = manage is None, True, None
             return wanted
 
     def disconnect(self) -> None:
@@ -74,7 +78,7 @@ class Session:
                     act()
             if self._is_connected:
                 self._remedy = AFTER_DISCONNECT
-            self._manager, self._is_connected = None, False
+            self._manager, self._is_connected, self._is_own = None, False, True
 
     def manager(self) -> Manager:
         """The resource manager of the current cluster."""

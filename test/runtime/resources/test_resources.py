@@ -349,3 +349,17 @@ def test_manager_keeps_the_island_of_a_bound_replica():
     bound = manager.bind([*first, *second], "g")
     assert bound[first[1]].island == bound[second[1]].island == "island0"
     assert bound[first[0]].island == bound[second[0]].island == "island1"
+
+
+def test_session_leaves_devices_of_others_that_look_like_its_own():
+    session = Session(lambda: cluster_of(2))
+    left = []
+    session.when_left(lambda: left.append(session.manager()))
+    session.connect(lambda: cluster_of(2), ResourceManager)
+    shared = session.manager()
+    session.connect(lambda: cluster_of(2))
+    assert left == [shared]
+    assert session.manager() is not shared
+    own = session.manager()
+    session.connect(lambda: cluster_of(2))
+    assert session.manager() is own
