@@ -10,6 +10,7 @@ import numpy as np
 from pathways.compiler.backends.backend import Backend, Scheduled
 from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.relocation import relocate
+from pathways.compiler.frontend.notices import warn
 from pathways.compiler.lower.phases import ProgramError
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.hosts.cluster.array import Array
@@ -20,6 +21,7 @@ from pathways.runtime.hosts.protocol.messages import DeclaredComputation, Declar
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
 from pathways.runtime.hosts.splitting.splitting import SplitError, split
 from pathways.runtime.resources.manager import Binding
+from pathways.runtime.xla import pjrt
 
 
 class HostsBackend(Backend):
@@ -39,6 +41,8 @@ class HostsBackend(Backend):
         code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
     ) -> HostsExecutable:
         """See `Backend.load`; hosts compile everything, whatever code there is."""
+        if pjrt.checks_values():
+            _warn_of_unchecked_values()
         loaded = self._load(program, bindings)
         relocate_there = functools.partial(relocate, self._controller, self._load)
         return HostsExecutable(
@@ -65,6 +69,15 @@ class HostsBackend(Backend):
         owners = {name: place.owners for name, place in places.items()}
         self._controller.traces.add(loaded, loaded.number, plan, owners)
         return loaded
+
+
+@functools.cache
+def _warn_of_unchecked_values() -> None:
+    """Warns once that hosts do not look for NaNs and infinities."""
+    warn(
+        "jax_debug_nans and jax_debug_infs check no value on hosts; to find the operation, run the program "
+        "in one process, on devices of pw.connect(cpu_devices=...)"
+    )
 
 
 def bring(controller: Controller, array: Array, where: Location) -> None:

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import X, refused
 
 import pathways as pw
+from pathways.compiler.backends import hosts
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.hosts.controller.connect import controller
 
@@ -350,3 +351,17 @@ def test_program_without_placed_calls_runs_where_handles_live(devices):
     assert pw.program(lambda x, y: (x + y).T)(X, b).hosts == b.hosts
     with pytest.raises(pw.ProgramError, match="no argument lives on a slice"):
         half([X, X])
+
+
+def test_handles_of_programs_under_debug_nans_warn_once_that_nothing_is_checked(devices):
+    pw.connect(hosts=1)
+    hosts._warn_of_unchecked_values.cache_clear()
+    log = pw.program(pw.jit(jnp.log, devices=devices.add_slice((1,), ("x",))))
+    assert np.isnan(log(-1.0))
+    with jax.debug_nans(True):
+        with pytest.warns(
+            pw.PathwaysWarning, match="jax_debug_nans and jax_debug_infs check no value on hosts"
+        ):
+            assert np.isnan(np.asarray(log(-1.0)))
+        # A warning would be an error here.
+        log(np.float32([-1]))
