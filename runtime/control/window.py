@@ -17,14 +17,15 @@ class Window:
       most: how many may be under way; a step may count for several, see `Step.share`.
     """
 
-    __slots__ = ("_beside", "_most", "_steps", "_used")
+    __slots__ = ("_beside", "_most", "_steps")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._steps: collections.deque[Step] = collections.deque()
+        # Each with the shares of all steps up to it: Ctrl-C may come between any two lines, and would leave a
+        # total beside them wrong.
+        self._steps: collections.deque[tuple[Step, int]] = collections.deque()
         # Those that take no room, see `Step.is_beside`.
         self._beside: list[Step] = []
-        self._used = 0
 
     def add(self, step: Step) -> None:
         """Notes that a step is under way; twice changes nothing."""
@@ -32,15 +33,14 @@ class Window:
             self._beside = [o for o in self._beside if o is not step and not o.is_done()] + [step]
             return
         steps = self._steps
-        if not steps or steps[-1] is not step:
-            while steps and steps[0].is_done():
-                self._used -= steps.popleft().share
-            steps.append(step)
-            self._used += step.share
+        if not steps or steps[-1][0] is not step:
+            self._drop_done()
+            before = steps[-1][1] if steps else 0
+            steps.append((step, before + step.share))
 
     def unfinished(self) -> list[Step]:
         """The steps that are not done, in their order; behind them those that take no room."""
-        return [step for step in [*self._steps, *self._beside] if not step.is_done()]
+        return [step for step in [*(step for step, _ in self._steps), *self._beside] if not step.is_done()]
 
     def blocker(self, share: int = 1) -> Step | None:
         """The step that has to be done before there is room for another one; None when there is room.
@@ -48,9 +48,14 @@ class Window:
         Args:
           share: for how many the other one counts.
         """
-        steps = self._steps
-        while steps and self._used + share > self._most:
-            if not steps[0].is_done():
-                return steps[0]
-            self._used -= steps.popleft().share
+        self._drop_done()
+        if self._steps:
+            (oldest, first), (_, last) = self._steps[0], self._steps[-1]
+            if last - first + oldest.share + share > self._most:
+                return oldest
         return None
+
+    def _drop_done(self) -> None:
+        steps = self._steps
+        while steps and steps[0][0].is_done():
+            steps.popleft()

@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import signal
+import sys
 from pathlib import Path
 
 import jax
@@ -365,3 +366,19 @@ def test_handles_of_programs_under_debug_nans_warn_once_that_nothing_is_checked(
             assert np.isnan(np.asarray(log(-1.0)))
         # A warning would be an error here.
         log(np.float32([-1]))
+
+
+def test_handles_are_freed_when_an_interrupt_comes_as_they_are_collected(devices):
+    pw.connect(hosts=1)
+    double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+    h = double(np.float32([1, 2, 3]))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    sys.settrace(interrupt)
+    try:
+        del h
+    finally:
+        sys.settrace(None)
+    # The fixture that lends workers fails when arrays of a test are left on them.

@@ -90,11 +90,9 @@ class Array:
         # What of it is on its way, or is here.
         self._fetches: list[_PendingFetch] | None = None
         self._lock = threading.Lock()
-
-    def __del__(self) -> None:
         # The number of logical buffers is that of handles: the last one frees all shards.
-        for location, number in list(self._copies.items()):
-            self._controller.forget(location, number)
+        for location, number in copies.items():
+            location.gang.life.unused.add_after(self, number)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -179,7 +177,8 @@ class Array:
             self._deleted = True
             self._value = None
             self._fetches = None
-            self.__del__()
+            for location, number in list(self._copies.items()):
+                self._controller.forget(location, number)
             self._copies = {}
 
     def is_deleted(self) -> bool:
@@ -217,6 +216,8 @@ class Array:
         if self._copies.setdefault(location, number) != number:
             # Another thread was faster.
             self._controller.forget(location, number)
+        else:
+            location.gang.life.unused.add_after(self, number)
 
     def _check_alive(self) -> None:
         if self._deleted:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+# Those of `signal` look handlers up among enums, which takes three times as long.
+import _signal  # type: ignore[import-not-found]
 import threading
 from types import FrameType, TracebackType
 
@@ -19,7 +20,7 @@ class uninterrupted:
         # Python calls handlers in its main thread alone.
         self._is_set = threading.current_thread() is threading.main_thread()
         if self._is_set:
-            self._before = signal.signal(signal.SIGINT, self._note)
+            self._before = _signal.signal(_signal.SIGINT, self._note)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -27,7 +28,7 @@ class uninterrupted:
         if not self._is_set:
             return
         # None is a handler of another language, which Python cannot set again.
-        signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL if self._before is None else self._before)
         if self._pending is not None and callable(self._before):
             self._before(*self._pending)
 

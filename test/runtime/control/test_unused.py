@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 
 from pathways.runtime.control.unused import Unused
 
@@ -27,3 +28,36 @@ def test_unused_numbers_may_be_taken_by_two_threads():
     unused._queue = Contended([5, 6, 7])
     assert unused.take() == (5, 6, 7)
     assert unused.take() == ()
+
+
+class Holder:
+    pass
+
+
+def test_unused_numbers_of_holders_are_taken_once():
+    unused: Unused[int] = Unused()
+    kept, collected, released = Holder(), Holder(), Holder()
+    for number, holder in enumerate((kept, collected, released)):
+        unused.add_after(holder, number)
+    unused.add(2)
+    del holder, collected, released
+    assert sorted(unused.take()) == [1, 2]
+    assert unused.take() == ()
+    del kept
+    assert unused.take() == (0,)
+
+
+def test_unused_numbers_of_holders_are_noted_without_a_line_that_can_be_interrupted():
+    unused: Unused[int] = Unused()
+    holder = Holder()
+    unused.add_after(holder, 1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    sys.settrace(interrupt)
+    try:
+        del holder
+    finally:
+        sys.settrace(None)
+    assert unused.take() == (1,)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+from types import FrameType
+from typing import Any
+
 from pathways.runtime.control.step import Step
 from pathways.runtime.control.window import Window
 
@@ -55,3 +60,44 @@ def test_window_may_count_a_step_for_several():
     large.done(0, None)
     assert window.blocker(4) is None
     assert window.blocker(5) is small[0]
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt in front of a line of the module of windows, counted as they are reached."""
+
+    def __init__(self, line: int) -> None:
+        self._lines = line
+        self.is_raised = False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_globals["__name__"] != Window.__module__:
+            return None
+        if event == "line" and not self.is_raised:
+            self._lines -= 1
+            if self._lines < 0:
+                self.is_raised = True
+                raise KeyboardInterrupt
+        return self
+
+
+def test_window_has_as_much_room_after_an_interrupt():
+    for line in itertools.count():
+        window, trace, number = Window(4), InterruptAt(line), itertools.count()
+        for _ in range(4):
+            window.add(step(next(number)))
+        window.unfinished()[0].done(0, None)
+        window.unfinished()[0].done(0, None)
+        sys.settrace(trace)
+        try:
+            assert window.blocker(2) is None
+            window.add(Step("g", next(number), (0,), share=2))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        if not trace.is_raised:
+            break
+        while window.blocker() is None:
+            window.add(step(next(number)))
+        assert sum(one.share for one in window.unfinished()) == 4
+    assert line > 5
