@@ -16,7 +16,7 @@ from jax._src import checkify, config, core, dtypes, source_info_util, tree_util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.export._export import call_exported_p
-from jax._src.interpreters import ad, pxla
+from jax._src.interpreters import ad, pxla, remat
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
@@ -426,6 +426,28 @@ def _drop_unused_of_call(used_results: list[bool], *live_and_call: Any) -> tuple
 
 
 pe.dce_rules[_metadata.xla_metadata_call_p] = _drop_unused_of_call
+
+
+def _remat_call(trace: Any, *operands: Any, jaxpr: Any, **params: Any) -> tuple[list[Any], list[Any], Any]:
+    """Splits a placed call into what runs and what repeats it, under `jax_remat3`, by the policy of the user.
+
+    Without such a rule JAX repeats the whole call, whatever the policy of `jax.checkpoint` would keep.
+    """
+    call = _metadata.xla_metadata_call_p
+    first, again, forwarded = remat.remat_jaxpr(jaxpr, trace.policy, trace.custom_vjp_rules, allow_fwds=True)
+    results = call.bind(*operands, jaxpr=first, **params)
+    results, own = split_list(results, [len(jaxpr.out_avals)])
+    residuals = subs_list(forwarded, results, own)
+
+    def repeat(residuals: Sequence[Any], *operands: Any) -> list[Any]:
+        return call.bind(*residuals, *operands, jaxpr=again, **params)
+
+    return results, residuals, repeat
+
+
+if jax.__version_info__ >= (0, 12):
+    # JAX 0.11 has other rules, and repeats whole calls.
+    remat.rules[_metadata.xla_metadata_call_p] = _remat_call
 
 
 def _check_call(

@@ -260,6 +260,26 @@ def test_sparsify_returns_sparse_arrays_of_placed_calls():
     assert_close((got.data, got.indices), (want.data, want.indices))
 
 
+@pytest.mark.parametrize(("policy", "products"), [(None, 6), (jax.checkpoint_policies.dots_saveable, 5)])
+@pytest.mark.parametrize("setting", [False, True])
+def test_policies_of_both_kinds_of_checkpoint_reach_into_placed_calls(
+    slices, policy: Any, products: int, setting
+):
+    """One that keeps products keeps them from being computed again."""
+
+    def build(on_s0, on_s1):
+        first, second = on_s0(lambda w, x: jnp.tanh(x @ w) @ w), on_s1(jnp.sum)
+        return jax.value_and_grad(jax.checkpoint(lambda w, x: second(first(w, x)), policy=policy))
+
+    jax.config.update("jax_remat3", setting)
+    try:
+        check(build, W, ROWS, tolerance=1e-5)
+        program = pw.program(build(*(pw.jit(devices=place) for place in slices)))
+        assert program.lower(W, ROWS).as_text("placed").count("stablehlo.dot_general") == products
+    finally:
+        jax.config.update("jax_remat3", False)
+
+
 def test_roofline_of_placed_calls(caplog):
     def build(on_s0, on_s1):
         f = SINES(on_s0, on_s1)
