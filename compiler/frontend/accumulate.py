@@ -296,7 +296,7 @@ class _MicrobatchLoop:
 
         carry = jax.tree.map(marked("carry", lambda v: v), init)
         following, results = of_block(carry, jax.tree.map(marked("split", split), batch))
-        # An ordinary call: it says where a microbatch ends before anything of it is reduced.
+        # An ordinary call, which marks the end of a microbatch for `checkify` before anything is reduced.
         end = metadata_call(lambda *values: values, loop.strings())
         following, results = end(following, jax.tree.map(_as_array, results))
         last = jax.tree.map(marked("next", lambda _, v: v), carry, following)

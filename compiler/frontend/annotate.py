@@ -37,7 +37,7 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 
 def calls_with_metadata(module: ir.Module) -> list[tuple[ir.Operation, CallMetadata]]:
-    """The operations of a module that have metadata, with what it says."""
+    """The operations of a module that have metadata, each with its metadata."""
     calls: list[tuple[ir.Operation, CallMetadata]] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:

@@ -22,7 +22,7 @@ from pathways.passes.util.functions import (
 
 
 def refine_exported(module: ir.Module) -> None:
-    """Replaces what calls of exported functions with symbolic shapes call by functions of static shapes.
+    """Replaces calls of exported functions with symbolic shapes by calls of functions with static shapes.
 
     Raises:
       ValueError: a function does not compute for the shapes of a call.
@@ -68,7 +68,7 @@ def _add_refined(
     results: Sequence[ir.Type],
     symbols: dict[str, ir.OpView],
 ) -> str:
-    """Adds what a call calls, for static types, to the module; returns its name."""
+    """Adds the callee of a call, refined to static types, to the module; returns its name."""
     callee = call.attributes["callee"].value
     alone = ir.Module.create(call.operation.location)
     with ir.InsertionPoint(alone.body), call.operation.location:
@@ -115,7 +115,7 @@ def _reachable(function: ir.OpView, symbols: dict[str, ir.OpView]) -> Iterable[i
 
 
 def _converted_from(value: ir.Value) -> ir.Value:
-    """What a value of a symbolic shape was converted from; others, and those that were not, as they are."""
+    """The operand of the conversion that produces a value of a symbolic shape; any other value itself."""
     if isinstance(value, ir.BlockArgument) or _is_static([value.type]):
         return value
     owner = value.owner.opview
@@ -123,7 +123,7 @@ def _converted_from(value: ir.Value) -> ir.Value:
 
 
 def _converted_to(value: ir.Value) -> ir.Value:
-    """What a value of a symbolic shape is converted to; others, and those that are not, as they are."""
+    """The result of the only conversion of a value of a symbolic shape; any other value itself."""
     if _is_static([value.type]):
         return value
     converted = [use.owner.operation.opview for use in value.uses]

@@ -563,7 +563,7 @@ JET, SPARSIFY = "jax.experimental.jet", "jax.experimental.sparse.transform"
 _unregistered: list[tuple[str, Callable[[Any], None]]] = [
     (JET, _register_jet),
     (SPARSIFY, _register_sparsify),
-    # Which knows calls, and costs what is not computed nothing.
+    # Its own rule for calls suffices.
     ("jax.experimental.roofline.roofline", lambda roofline: roofline.register_standard_roofline(retype_p)),
 ]
 
@@ -576,7 +576,7 @@ def register_rule(module: str, register: Callable[[Any], None]) -> None:
 def register_rules() -> None:
     """Gives the transformations that have been imported their rules for our calls, before one is traced.
 
-    Whoever makes such a call under a transformation has imported that before.
+    A caller that uses such a transformation has imported its module before.
     """
     for module, register in [entry for entry in _unregistered if entry[0] in sys.modules]:
         _unregistered.remove((module, register))

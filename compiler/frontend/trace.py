@@ -112,7 +112,7 @@ def trace(
         homes = () if named else options.homes
         slices = declare_slices(module, named or {home.slice for home in homes if home is not None})
         declare_loops(module, calls, options.schedule)
-        # Without types of the user's own, what their primitives expand to is there to be looked at.
+        # Only what was lowered has the expansions of the user's own primitives.
         _check_shardings(name, needed.lojax.jaxpr, slices.values())
         describe_arguments(module, paths, options.donated, options.in_specs, homes)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
