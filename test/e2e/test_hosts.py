@@ -336,6 +336,24 @@ def test_hosts_run_a_bundle(devices, tmp_path):
     assert {host for array in jax.tree.leaves(loaded(W, X)) for host in array.hosts} == {1}
 
 
+def test_hosts_run_a_bundle_of_sub_programs_with_closed_over_arrays(devices, tmp_path):
+    """Some sub-programs, and some hosts, compute nothing of an array that they return."""
+    path = tmp_path / "loop.pwb"
+    table = np.linspace(0, 1, 1024, dtype=np.float32)
+
+    def loop(sine, cosine, x, end, unread):
+        body = lambda state: (state[0] + 1, cosine(sine(state[1])) + table.sum())  # noqa: E731
+        return jax.lax.while_loop(lambda state: state[0] < end, body, (0, x)), jnp.asarray(table), unread
+
+    pw.connect(cpu_devices=2)
+    placed = [pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (jnp.sin, jnp.cos)]
+    pw.program(functools.partial(loop, *placed)).lower(X, 3, W).save(path)
+    pw.disconnect()
+
+    pw.connect(hosts=2)
+    assert_close(pw.load(path)(X, 3, W), jax.jit(functools.partial(loop, jnp.sin, jnp.cos))(X, 3, W), 1e-5)
+
+
 @pytest.mark.feature("hosts", "hosts")
 def test_hosts_use_tcp_on_a_range_of_ports(devices):
     """As between machines: all listen on the address that the user names, and on ports of the range."""

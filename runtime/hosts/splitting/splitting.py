@@ -67,7 +67,7 @@ def split(
 
 def stored_of(program: BoundProgram) -> Stored | None:
     """What the module only declares; None when it has all."""
-    if not program.computations:
+    if not (program.computations or program.constants):
         return None
     return Stored(
         {name: StoredComputation(c.module, c.local, c.effects) for name, c in program.computations.items()},
@@ -89,7 +89,7 @@ def _part(plan: Plan, module: bytes, program: BoundProgram) -> IslandPart:
         for number, argument in zip(plan.argument_numbers, plan.arguments, strict=True)
         if argument.constant is None
     ]
-    is_stored = bool(program.computations)
+    is_stored = bool(program.computations or program.constants)
     return IslandPart(
         module,
         _ports(plan, passed, program.slices),

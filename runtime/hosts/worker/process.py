@@ -522,7 +522,7 @@ def _wait_for(tokens: list[Any]) -> str | None:
 
 def _stored(message: Load) -> Stored | None:
     """What the module of a program only declares; None when it has all."""
-    if not message.computations:
+    if not (message.computations or message.constants):
         return None
     return Stored(
         {name: StoredComputation(c.module, c.local, c.effects) for name, c in message.computations.items()},
