@@ -38,7 +38,7 @@ def test_timeouts_fail_a_test_that_hangs_on_hosts(tmp_path):
         cwd=tmp_path,
     )
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert "HostLostError: host_functions:wait_for: host 0 (island0) is lost" in done.stdout
+    assert "HostLostError: DATA_LOSS: host_functions:wait_for: host 0 (island0) is lost" in done.stdout
     (path,) = (tmp_path / "build/test/timeouts").iterdir()
     text = path.read_text()
     assert path.name == "test_one.test_hangs.txt"
