@@ -195,9 +195,12 @@ def compile_and_load(
 
 def compile_anew(module: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
     """Compiles MLIR bytecode for `devices`, past JAX's persistent compilation cache."""
-    return compiler.backend_compile_and_load(
-        devices[0].client, parse(module), device_list(devices), options, []
-    )
+    return compile_parsed(parse(module), devices, options)
+
+
+def compile_parsed(module: Any, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
+    """Compiles what `parse` returned for `devices`, past JAX's persistent compilation cache."""
+    return compiler.backend_compile_and_load(devices[0].client, module, device_list(devices), options, [])
 
 
 def parse(module: bytes) -> Any:
@@ -225,6 +228,14 @@ def _import_shardings(module: Any) -> None:
         said = error.error_diagnostics
         message = said[0].message if said else "invalid shardings"
         raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {message}") from None
+
+
+def shared_library() -> Path:
+    """The shared library of jaxlib, which also holds the descriptors of the protocols that it speaks."""
+    folder = Path(jaxlib.__file__).parent
+    return next(
+        (path for path in folder.glob("libjax_common.*") if path.is_file()), folder / "libjax_common.so"
+    )
 
 
 def initialize_lapack() -> None:

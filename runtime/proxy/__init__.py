@@ -1,0 +1,1 @@
+"""Server for the IFRT proxy client of every jaxlib: unmodified JAX programs on devices of this process."""
