@@ -1,0 +1,256 @@
+"""Arrays of a client: values on devices, or the error that took the place of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.xla import ifrt, pjrt
+
+
+@dataclasses.dataclass(frozen=True)
+class ProxyArray:
+    """What a handle of a client stands for.
+
+    Attributes:
+      spec: its type and placement; None for an array that failed before these were known.
+      value: the array, or the status that is raised when a client reads it.
+    """
+
+    spec: ArraySpec | None
+    value: jax.Array | StatusError
+
+    def read(self) -> tuple[ArraySpec, jax.Array]:
+        """Returns spec and value.
+
+        Raises:
+          StatusError: there is no value.
+        """
+        if isinstance(self.value, StatusError):
+            raise self.value
+        assert self.spec is not None
+        return self.spec, self.value
+
+    @property
+    def shards(self) -> list[jax.Array]:
+        """The shards, which share the buffers of the array."""
+        spec, value = self.read()
+        return [value] if len(spec.placement.devices) == 1 else ifrt.shards(value)
+
+    def wait(self) -> None:
+        """Waits until the value is computed.
+
+        Raises:
+          StatusError, JaxRuntimeError: it is not, and why.
+        """
+        self.read()[1].block_until_ready()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `wait` would not wait. A deleted array is ready: reading it raises."""
+        if isinstance(self.value, StatusError):
+            return True
+        return self.value.is_deleted() or ifrt.is_ready(self.value)
+
+
+def view_host_buffer(
+    data: bytes | bytearray, spec: ArraySpec, byte_strides: Sequence[int] | None
+) -> np.ndarray:
+    """Returns a host buffer as an array of NumPy, without a copy.
+
+    Raises:
+      StatusError: the buffer has another size, or the strides are not positive.
+    """
+    size = host_size(spec.shape, spec.dtype, byte_strides)
+    if len(data) != size:
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT,
+            f"a host buffer has {len(data)} bytes; {spec.dtype.name}{list(spec.shape)} needs {size}",
+        )
+    if size == 0 or byte_strides is None:
+        return np.frombuffer(data, spec.dtype).reshape(spec.shape)
+    return np.ndarray(spec.shape, spec.dtype, buffer=data, strides=tuple(byte_strides))
+
+
+def host_size(shape: Sequence[int], dtype: np.dtype[Any], byte_strides: Sequence[int] | None) -> int:
+    """Returns how many bytes of the host an array spans.
+
+    Raises:
+      StatusError: the strides are none that the protocol allows.
+    """
+    if byte_strides is None or not shape:
+        return math.prod(shape) * dtype.itemsize
+    if len(byte_strides) != len(shape):
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT, f"{len(byte_strides)} strides of {len(shape)} dimensions"
+        )
+    if 0 in shape:
+        return 0
+    used = [(size, stride) for size, stride in zip(shape, byte_strides, strict=True) if size > 1]
+    if any(stride <= 0 or stride % dtype.itemsize for _, stride in used):
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT, f"invalid strides {list(byte_strides)} of {dtype.name}"
+        )
+    return sum((size - 1) * stride for size, stride in used) + dtype.itemsize
+
+
+def make(spec: ArraySpec, shards: Sequence[np.ndarray]) -> ProxyArray:
+    """Makes an array of values in the memory of the host, one for each device."""
+    placement = spec.placement
+    if len(shards) != len(placement.devices):
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT, f"{len(shards)} shards for {len(placement.devices)} devices"
+        )
+    shape = placement.shard_shape or spec.shape
+    return ProxyArray(spec, ifrt.put(shards, shape, placement.sharding, placement.devices))
+
+
+def assemble(spec: ArraySpec, arrays: Sequence[ProxyArray]) -> ProxyArray:
+    """Makes one array of single shards, or of arrays with some of the shards each."""
+    shards = [shard for array in arrays for shard in array.shards]
+    if len(shards) != len(spec.placement.devices):
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT, f"{len(shards)} shards for {len(spec.placement.devices)} devices"
+        )
+    return ProxyArray(spec, spec.make(shards))
+
+
+def disassemble(array: ProxyArray) -> list[ProxyArray]:
+    """Returns an array of one device for each shard."""
+    spec, _ = array.read()
+    memory = spec.placement.memory_kind
+    return [
+        ProxyArray(ArraySpec(spec.dtype, tuple(shard.shape), ArrayPlacement((device,), memory, None)), shard)
+        for device, shard in zip(spec.placement.devices, array.shards, strict=True)
+    ]
+
+
+def copy(
+    arrays: Sequence[ProxyArray], devices: Sequence[jax.Device], memory_kind: str | None
+) -> list[ProxyArray]:
+    """Copies arrays, which all have the same devices, to other devices or another memory.
+
+    Args:
+      arrays: the arrays.
+      devices: as many devices as each array has; empty for its own.
+      memory_kind: a kind of memory; None for the one that it is in, the empty string for the default.
+    """
+    specs, values = [], []
+    for array in arrays:
+        spec, value = array.read()
+        old = spec.placement
+        if devices and len(devices) != len(old.devices):
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT,
+                f"cannot copy an array on {len(old.devices)} devices to {len(devices)}",
+            )
+        memory = old.memory_kind if memory_kind is None else memory_kind or None
+        placement = ArrayPlacement(tuple(devices) or old.devices, memory, old.hlo, old.shard_shape)
+        specs.append(ArraySpec(spec.dtype, spec.shape, placement))
+        values.append(value)
+    copied = pjrt.copy_arrays(
+        values,
+        [pjrt.device_list(spec.placement.devices) for spec in specs],
+        [spec.placement.sharding for spec in specs],
+        [pjrt.ALWAYS_COPY] * len(values),
+    )
+    return [ProxyArray(spec, value) for spec, value in zip(specs, copied, strict=True)]
+
+
+def fully_replicated_shard(array: ProxyArray) -> ProxyArray:
+    """Returns the copy on the first device of an array of which each device has one."""
+    return disassemble(array)[0]
+
+
+def remap(
+    specs: Sequence[ArraySpec], mappings: Sequence[Any], arrays: Sequence[ProxyArray]
+) -> list[ProxyArray]:
+    """Makes arrays of shards of others, by the intervals of `RemapPlanProto.mappings`."""
+    sources = [array.shards for array in arrays]
+    results: list[list[jax.Array | None]] = [[None] * len(spec.placement.devices) for spec in specs]
+    for mapping in mappings:
+        source, result = sources[mapping.in_array], results[mapping.out_array]
+        for start, end, step, to_start, to_end, to_step in zip(
+            mapping.from_start,
+            mapping.from_end,
+            mapping.from_step,
+            mapping.to_start,
+            mapping.to_end,
+            mapping.to_step,
+            strict=True,
+        ):
+            if min(start, to_start, step - 1, to_step - 1) < 0 or end > len(source) or to_end > len(result):
+                raise StatusError(StatusCode.INVALID_ARGUMENT, "a remap plan names shards that do not exist")
+            result[to_start:to_end:to_step] = source[start:end:step]
+    made = []
+    for spec, shards in zip(specs, results, strict=True):
+        complete = [shard for shard in shards if shard is not None]
+        if len(complete) != len(spec.placement.devices):
+            raise StatusError(StatusCode.INVALID_ARGUMENT, "a remap plan leaves a shard of a result out")
+        made.append(ProxyArray(spec, spec.make(complete)))
+    return made
+
+
+def bitcast(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
+    """Gives an array another shape and sharding that its shards already have.
+
+    Raises:
+      StatusError: its elements would be of another type, or its shards of another shape.
+    """
+    old, _ = array.read()
+    same = old.dtype == spec.dtype and len(old.placement.devices) == len(spec.placement.devices)
+    if same and spec.placement.hlo is not None:
+        same = spec.placement.sharding.shard_shape(spec.shape) == tuple(array.shards[0].shape)
+    elif same:
+        same = (spec.placement.shard_shape or spec.shape) == tuple(array.shards[0].shape)
+    if not same:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED,
+            f"bitcasts of {old.dtype.name}{list(old.shape)} to {spec.dtype.name}{list(spec.shape)} are not "
+            "supported by the server: the type of elements and the shapes of shards have to stay",
+        )
+    return ProxyArray(spec, spec.make(array.shards))
+
+
+def reshard(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
+    """Copies an array into another sharding, on the same or on other devices."""
+    old, value = array.read()
+    if old.shape != spec.shape or old.dtype != spec.dtype:
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT,
+            f"cannot reshard {old.dtype.name}{list(old.shape)} into {spec.dtype.name}{list(spec.shape)}",
+        )
+    return ProxyArray(spec, pjrt.device_put(value, spec.placement.sharding))
+
+
+def fetch(array: ProxyArray) -> np.ndarray:
+    """Returns the value of an array; waits until it is computed.
+
+    Raises:
+      StatusError: the array is sharded, or has no value.
+      JaxRuntimeError: the computation failed.
+    """
+    spec, _ = array.read()
+    if not spec.placement.is_replicated:
+        count = len(spec.placement.devices)
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT, f"cannot fetch an array that is sharded over {count} devices"
+        )
+    return ifrt.host_value(array.shards[0])
+
+
+def to_host_buffer(value: np.ndarray, byte_strides: Sequence[int] | None) -> bytes | bytearray:
+    """Copies a value into a host buffer of the size that the strides need."""
+    if byte_strides is None or not value.shape:
+        return value.tobytes()
+    data = bytearray(host_size(value.shape, value.dtype, byte_strides))
+    if data:
+        np.ndarray(value.shape, value.dtype, buffer=data, strides=tuple(byte_strides))[...] = value
+    return data

@@ -1,0 +1,297 @@
+"""Devices that the server offers, and the placements of arrays on them that clients describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from pathways.runtime.proxy.descriptors import Messages
+from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.xla import ifrt, pjrt
+
+RUNTIME_TYPE = "pathways"
+"""Orbax has handlers for this name only."""
+
+STRING = np.dtype(np.dtypes.StringDType())
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "PRED": np.dtype(bool),
+    **{f"S{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "C64": np.dtype(np.complex64),
+    "C128": np.dtype(np.complex128),
+    **{
+        f"{letter}{bits}": np.dtype(getattr(ml_dtypes, f"{name}{bits}"))
+        for letter, name in (("S", "int"), ("U", "uint"))
+        for bits in (1, 2, 4)
+        if hasattr(ml_dtypes, f"{name}{bits}")
+    },
+    **{
+        f"F{name}": np.dtype(getattr(ml_dtypes, f"float{name[0]}_{name[1:].lower()}"))
+        for name in (
+            "8E3M4",
+            "8E4M3",
+            "8E4M3FN",
+            "8E4M3B11FNUZ",
+            "8E4M3FNUZ",
+            "8E5M2",
+            "8E5M2FNUZ",
+            "8E8M0FNU",
+            "4E2M1FN",
+            "6E2M3FN",
+            "6E3M2FN",
+        )
+    },
+    "STRING": STRING,
+}
+"""Types of elements by the names that the protocol has for them."""
+
+_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayPlacement:
+    """Devices of an array, and how it is cut into a shard for each of them.
+
+    Attributes:
+      devices: the devices, in the order of the shards.
+      memory_kind: a kind of memory of these devices; None for their default.
+      hlo: the sharding; None where a client only names the shapes of shards.
+      shard_shape: the shape of each shard where it does.
+    """
+
+    devices: tuple[jax.Device, ...]
+    memory_kind: str | None
+    hlo: ifrt.HloSharding | None
+    shard_shape: tuple[int, ...] | None = None
+
+    @functools.cached_property
+    def sharding(self) -> jax.sharding.Sharding:
+        """The sharding for JAX. It is a mere name where only the shapes of shards are known."""
+        return ifrt.sharding_on(self.devices, self.hlo or ifrt.replicated(), self.memory_kind)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each shard is the whole array."""
+        return len(self.devices) == 1 or (self.hlo is not None and ifrt.is_replicated(self.hlo))
+
+    @functools.cached_property
+    def _makers(self) -> dict[Any, Callable[[Sequence[jax.Array]], jax.Array]]:
+        return {}
+
+    def maker(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Callable[[Sequence[jax.Array]], jax.Array]:
+        """Returns a function that makes an array of its shards."""
+        key = shape, dtype
+        if key not in self._makers:
+            self._makers[key] = ifrt.array_maker(self.shard_shape or shape, dtype, self.sharding)
+        return self._makers[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Type and placement of an array."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    placement: ArrayPlacement
+
+    def make(self, shards: Sequence[jax.Array]) -> jax.Array:
+        """Makes an array of its shards, without a copy."""
+        return self.placement.maker(self.shape, self.dtype)(shards)
+
+
+class ServedDevices:
+    """The devices of the server, and the messages of the protocol that describe them.
+
+    Args:
+      devices: what clients may use.
+      messages: the classes of messages.
+      slices: how many equal slices the devices form; devices say which, unless it is one.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device], messages: Messages, slices: int = 1) -> None:
+        if slices < 1 or len(devices) % slices:
+            raise ValueError(f"{len(devices)} devices cannot form {slices} equal slices")
+        self.devices = tuple(devices)
+        self.messages = messages
+        self.slices = slices
+        self._by_id = {device.id: device for device in devices}
+        self._memory_kinds = {memory.kind for device in devices for memory in device.addressable_memories()}
+        self._placements: dict[bytes, ArrayPlacement] = {}
+        self._kinds = messages["xla.ifrt.DTypeProto"].DESCRIPTOR.enum_types_by_name["Kind"]
+
+    @property
+    def client(self) -> Any:
+        """The client of XLA that has the devices."""
+        return self.devices[0].client
+
+    def slice_of(self, device: jax.Device) -> int:
+        """Returns the index of the slice that a device is in."""
+        return self.devices.index(device) * self.slices // len(self.devices)
+
+    def device(self, number: int) -> jax.Device:
+        """Returns a device by its id.
+
+        Raises:
+          StatusError: there is none.
+        """
+        if number not in self._by_id:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"no device has the id {number}")
+        return self._by_id[number]
+
+    def describe(self, response: Any, session: int) -> None:
+        """Fills an `InitResponse` for a session."""
+        client = self.client
+        response.session_id = session
+        response.platform_name = pjrt.platform_of(self.devices[0])
+        response.platform_version = client.platform_version
+        response.runtime_type = RUNTIME_TYPE
+        response.process_index = 0
+        for device in self.devices:
+            self._describe_device(response, device)
+        attributes = response.client_attributes.attributes
+        attributes["serialize_with_sdy"].bool_value = True
+        attributes["supports_executable_serialization"].bool_value = False
+
+    def _describe_device(self, response: Any, device: jax.Device) -> None:
+        described = response.all_devices.add(
+            id=device.id,
+            local_device_id=device.id,
+            local_hardware_id=device.id,
+            platform_name=pjrt.platform_of(device),
+            device_kind=device.device_kind,
+            debug_string=repr(device),
+            to_string=repr(device),
+        )
+        response.primary_device_ids.append(device.id)
+        response.addressable_device_ids.append(device.id)
+        if self.slices > 1:
+            described.attributes.attributes["slice_index"].int64_value = self.slice_of(device)
+        default = device.default_memory().kind
+        for memory in device.addressable_memories():
+            number = len(response.memories)
+            response.memories.add(
+                id=number,
+                memory_space_kind=memory.kind,
+                device_ids=[device.id],
+                debug_string=repr(memory),
+                to_string=str(memory),
+            )
+            described.memory_ids.append(number)
+            if memory.kind == default:
+                described.default_memory_id = number
+
+    def dtype(self, proto: Any) -> np.dtype[Any]:
+        """Returns the type of elements that a `DTypeProto` names.
+
+        Raises:
+          StatusError: the server has no such type.
+        """
+        value = self._kinds.values_by_number.get(proto.kind)
+        name = "unknown" if value is None else value.name.removeprefix("KIND_")
+        if name not in DTYPES:
+            raise StatusError(
+                StatusCode.UNIMPLEMENTED, f"arrays of type {name} are not supported by the server"
+            )
+        return DTYPES[name]
+
+    def describe_dtype(self, proto: Any, dtype: np.dtype[Any]) -> None:
+        """Fills a `DTypeProto`."""
+        proto.kind = self._kinds.values_by_name[f"KIND_{_KINDS[dtype]}"].number
+
+    def spec(self, proto: Any) -> ArraySpec:
+        """Returns what an `ArraySpecProto` says."""
+        return ArraySpec(self.dtype(proto.dtype), shape_of(proto.shape), self.placement(proto.sharding))
+
+    def placement(self, proto: Any) -> ArrayPlacement:
+        """Returns the placement that a `ShardingProto` describes; the same object for equal ones.
+
+        Raises:
+          StatusError: it names devices or a memory that do not exist, or is of an unknown kind.
+        """
+        key = proto.SerializeToString()
+        found = self._placements.get(key)
+        if found is None:
+            found = self._parse_placement(proto.serialized_sharding)
+            if len(self._placements) >= _MAX_PLACEMENTS:
+                self._placements.clear()
+            self._placements[key] = found
+        return found
+
+    def _parse_placement(self, serialized: Any) -> ArrayPlacement:
+        kind = serialized.type_name.rpartition("::")[2]
+        name = _SHARDINGS.get(kind)
+        if name is None:
+            raise StatusError(
+                StatusCode.UNIMPLEMENTED,
+                f"shardings of the kind {kind[:100]!r} are not supported by the server",
+            )
+        proto = self.messages.parse(name, serialized.data)
+        memory = proto.memory_kind if proto.HasField("memory_kind") else None
+        if memory is not None and memory not in self._memory_kinds:
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT, f"no device has a memory of the kind {memory[:100]!r}"
+            )
+        if kind == "SingleDeviceSharding":
+            return ArrayPlacement((self.device(proto.device_id),), memory, None)
+        devices = tuple(self.device(number) for number in proto.devices.device_ids)
+        if not devices:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, "a sharding has no devices")
+        if kind == "HloSharding":
+            return ArrayPlacement(
+                devices, memory, ifrt.hlo_sharding(proto.xla_op_sharding.SerializeToString())
+            )
+        if kind == "ConcreteEvenSharding" and not proto.is_fully_replicated:
+            return ArrayPlacement(devices, memory, None, shape_of(proto.shard_shape))
+        return ArrayPlacement(devices, memory, ifrt.replicated() if kind == "ConcreteEvenSharding" else None)
+
+    def describe_placement(self, proto: Any, placement: ArrayPlacement) -> None:
+        """Fills a `ShardingProto` with the placement of a result."""
+        single = placement.hlo is None
+        inner = self.messages[_SHARDINGS["SingleDeviceSharding" if single else "HloSharding"]]()
+        if single:
+            inner.device_id = placement.devices[0].id
+        else:
+            inner.devices.device_ids.extend(device.id for device in placement.devices)
+            inner.xla_op_sharding.ParseFromString(ifrt.serialize_sharding(placement.hlo))
+        if placement.memory_kind is not None:
+            inner.memory_kind = placement.memory_kind
+        proto.serialized_sharding.type_name = (
+            f"xla::ifrt::{'SingleDeviceSharding' if single else 'HloSharding'}"
+        )
+        proto.serialized_sharding.data = inner.SerializeToString()
+
+
+_SHARDINGS = {
+    "SingleDeviceSharding": "xla.ifrt.SingleDeviceShardingProto",
+    "HloSharding": "xla.ifrt.HloShardingProto",
+    "ConcreteEvenSharding": "xla.ifrt.ConcreteEvenShardingProto",
+    "ConcreteSharding": "xla.ifrt.ConcreteShardingProto",
+    "OpaqueSharding": "xla.ifrt.OpaqueShardingProto",
+}
+"""Messages of the kinds of shardings."""
+
+_MAX_PLACEMENTS = 4096
+_MAX_RANK = 64
+
+
+def shape_of(proto: Any) -> tuple[int, ...]:
+    """Returns the dimensions that a `ShapeProto` has.
+
+    Raises:
+      StatusError: they are too many, or one is negative.
+    """
+    shape = tuple(proto.dims)
+    if len(shape) > _MAX_RANK or any(size < 0 for size in shape):
+        raise StatusError(StatusCode.INVALID_ARGUMENT, f"invalid shape: {shape[:_MAX_RANK]}")
+    return shape

@@ -1,0 +1,429 @@
+"""Server of sessions: sockets and threads around the state machines of connections and sessions.
+
+One thread accepts connections, one reads each of them, one dispatches each session in the order of its
+stream, and a few wait for arrays and compile, so that the dispatching thread never waits for a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pathways.dialect.errors import PathwaysError
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.grpc_connection import (
+    CallCancelled,
+    CallStarted,
+    ConnectionLost,
+    Event,
+    GrpcConnection,
+    MessageReceived,
+    RequestsEnded,
+    StreamId,
+)
+from pathways.runtime.proxy.session import ProxySession
+from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.proxy.versions import PROTOCOL, SERIALIZATION
+from pathways.runtime.proxy.waiting import WaitingThreads
+from pathways.runtime.resources.threads import start_thread
+
+_LOG = logging.getLogger("pathways.proxy")
+
+_SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
+_SESSION_METADATA = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
+_STORE_METADATA = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
+_READ_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+"""How much of a host buffer one message holds; the client allocates each of them."""
+
+_MAX_PENDING_BYTES = 8 << 20
+"""Replies that may wait for a client that does not read, before its session waits for it."""
+
+_WAITING_THREADS = 16
+
+
+class ServerError(PathwaysError):
+    """The server cannot listen where it should."""
+
+
+class ProxyServer:
+    """Serves the devices of this process at a UNIX socket.
+
+    Args:
+      path: the socket. A stale one is replaced; its folder is made, for this user alone, if there is none.
+      served: the devices.
+
+    Raises:
+      ServerError: another server has the socket, or it cannot be made.
+    """
+
+    def __init__(self, path: Path, served: ServedDevices) -> None:
+        self.path = path
+        self.served = served
+        self._listener = _listen(path)
+        self._inode = path.stat().st_ino
+        self._waiting = WaitingThreads(_WAITING_THREADS)
+        self._lock = threading.Lock()
+        self._sessions: dict[int, ProxySession] = {}
+        self._connections: set[_ClientConnection] = set()
+        self._numbers = itertools.count(1)
+        self._is_closed = False
+        start_thread(self._accept, "proxy accepts")
+
+    @property
+    def address(self) -> str:
+        """What `JAX_BACKEND_TARGET` has to be for a client."""
+        return f"grpc://unix:{self.path}"
+
+    @property
+    def sessions(self) -> tuple[ProxySession, ...]:
+        """The sessions that have not ended."""
+        with self._lock:
+            return tuple(self._sessions.values())
+
+    def close(self) -> None:
+        """Ends all sessions, and stops listening."""
+        with self._lock:
+            self._is_closed = True
+            connections = tuple(self._connections)
+        # Closing alone does not wake the thread that accepts.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in connections:
+            connection.close()
+        self._waiting.close()
+        with contextlib.suppress(OSError):
+            if self.path.stat().st_ino == self._inode:
+                self.path.unlink()
+
+    def start_session(self, send: Callable[[bytes], None]) -> ProxySession:
+        """Registers a new session."""
+        with self._lock:
+            session = ProxySession(next(self._numbers), self.served, send, self._waiting.run)
+            self._sessions[session.number] = session
+        _LOG.info("session %d started", session.number)
+        return session
+
+    def end_session(self, session: ProxySession) -> None:
+        """Ends a session and frees all that it owns."""
+        with self._lock:
+            self._sessions.pop(session.number, None)
+        counts = session.counts
+        session.close()
+        _LOG.info("session %d ended: freed %d arrays, %d programs", session.number, *counts[:2])
+
+    def session(self, number: int) -> ProxySession:
+        """Returns a session by its id.
+
+        Raises:
+          StatusError: there is none.
+        """
+        with self._lock:
+            if number not in self._sessions:
+                raise StatusError(StatusCode.NOT_FOUND, f"no session has the id {number}")
+            return self._sessions[number]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            connection = _ClientConnection(self, client)
+            with self._lock:
+                if self._is_closed:
+                    client.close()
+                    return
+                self._connections.add(connection)
+            start_thread(functools.partial(self._read, connection), "proxy reads")
+
+    def _read(self, connection: _ClientConnection) -> None:
+        try:
+            connection.read()
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+
+def _listen(path: Path) -> socket.socket:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.parent.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise ServerError(
+            f"socket {path}: others may write to its folder, and whoever connects runs code; use a folder "
+            "of your own"
+        )
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(os.fspath(path))
+        path.chmod(0o600)
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise ServerError(f"socket {path}: {error.strerror or error}") from None
+    except ServerError:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise ServerError(f"socket {path}: a file of that name exists")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise ServerError(f"socket {path}: another server has it")
+
+
+@dataclasses.dataclass
+class _IncomingBuffer:
+    """A host buffer that a client is sending."""
+
+    session: ProxySession
+    handle: int
+    size: int
+    data: bytearray
+
+
+class _ClientConnection:
+    """One connection of a client: its calls, each of one method."""
+
+    def __init__(self, server: ProxyServer, client: socket.socket) -> None:
+        self._server = server
+        self._socket = client
+        self._grpc = GrpcConnection()
+        self._lock = threading.Lock()
+        self._drained = threading.Condition(self._lock)
+        self._sessions: dict[StreamId, tuple[ProxySession, queue.Queue[bytes | None]]] = {}
+        self._stores: dict[StreamId, _IncomingBuffer] = {}
+        self._unary: dict[StreamId, str] = {}
+
+    def read(self) -> None:
+        """Reads until the connection ends."""
+        try:
+            with self._lock:
+                self._flush()
+            while not self._grpc.is_lost:
+                data = self._receive()
+                with self._lock:
+                    events = self._grpc.receive(data)
+                    self._flush()
+                    self._drained.notify_all()
+                for event in events:
+                    self._handle(event)
+        finally:
+            for stream in tuple(self._sessions):
+                self._end_session(stream)
+            with self._lock:
+                self._grpc.is_lost = True
+                self._drained.notify_all()
+            self._socket.close()
+
+    def close(self) -> None:
+        """Ends the connection; the reading thread frees what it had."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(_READ_BYTES)
+        except OSError:
+            return b""
+
+    def _flush(self) -> None:
+        """Writes what the state machine has to send; the lock is held."""
+        data = self._grpc.bytes_to_send()
+        if data:
+            with contextlib.suppress(OSError):  # The reading thread notices the end.
+                self._socket.sendall(data)
+
+    def _send(self, stream: StreamId, message: bytes) -> None:
+        with self._lock:
+            if not self._grpc.is_lost:
+                self._grpc.send(stream, message)
+                self._flush()
+
+    def _finish(self, stream: StreamId, code: StatusCode = StatusCode.OK, message: str = "") -> None:
+        with self._lock:
+            if not self._grpc.is_lost:
+                self._grpc.finish(stream, code, message)
+                self._flush()
+
+    def _wait_for_reader(self, stream: StreamId) -> None:
+        """Waits until the client has read most of the replies of a call, or is gone."""
+        with self._lock:
+            self._drained.wait_for(
+                lambda: self._grpc.is_lost or self._grpc.pending_bytes(stream) <= _MAX_PENDING_BYTES
+            )
+
+    def _handled(self, stream: StreamId, size: int) -> None:
+        with self._lock:
+            if not self._grpc.is_lost:
+                self._grpc.handled(stream, size)
+                self._flush()
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case CallStarted():
+                self._try(event.stream, lambda: self._start(event))
+            case MessageReceived(stream, data) if stream in self._sessions:
+                self._sessions[stream][1].put(data)
+            case MessageReceived(stream, data) if stream in self._stores:
+                self._try(stream, lambda: self._add_to_store(stream, data))
+                self._handled(stream, len(data))
+            case MessageReceived(stream, data):
+                method = self._unary.pop(stream, "")
+                self._handled(stream, len(data))
+                self._try(stream, lambda: self._call(stream, method, data))
+            case RequestsEnded(stream) if stream in self._sessions:
+                self._end_session(stream)
+            case RequestsEnded(stream) if stream in self._stores:
+                self._try(stream, lambda: self._end_store(stream))
+            case CallCancelled(stream):
+                self._stores.pop(stream, None)
+                self._unary.pop(stream, None)
+                if stream in self._sessions:
+                    self._end_session(stream)
+            case ConnectionLost(reason):
+                _LOG.debug("connection ended: %s", reason)
+            case RequestsEnded():
+                pass
+
+    def _try(self, stream: StreamId, work: Callable[[], None]) -> None:
+        """Does something for a call; an error ends the call."""
+        try:
+            work()
+        except Exception as error:
+            status = status_of(error)
+            self._stores.pop(stream, None)
+            self._finish(stream, status.code, status.message)
+
+    def _start(self, event: CallStarted) -> None:
+        method = event.method.removeprefix(_SERVICE)
+        messages = self._server.served.messages
+        match method:
+            case "IfrtSession":
+                metadata = messages.parse(
+                    "xla.ifrt.proxy.GrpcIfrtSessionMetadata", _header(event, _SESSION_METADATA)
+                )
+                version = metadata.version
+                PROTOCOL.choose(version.protocol_version, version.protocol_version)
+                self._start_session(event.stream)
+            case "HostBufferStore":
+                metadata = messages.parse(
+                    "xla.ifrt.proxy.GrpcHostBufferStoreMetadata", _header(event, _STORE_METADATA)
+                )
+                session = self._server.session(metadata.session_id)
+                self._stores[event.stream] = _IncomingBuffer(
+                    session, metadata.handle, metadata.buffer_size, bytearray()
+                )
+            case "GetVersion" | "HostBufferLookup" | "HostBufferDelete":
+                self._unary[event.stream] = method
+            case _:
+                raise StatusError(
+                    StatusCode.UNIMPLEMENTED,
+                    f"calls of {event.method[:100]!r} are not supported by the server",
+                )
+
+    def _start_session(self, stream: StreamId) -> None:
+        session = self._server.start_session(lambda message: self._send(stream, message))
+        requests: queue.Queue[bytes | None] = queue.Queue()
+        self._sessions[stream] = session, requests
+        start_thread(functools.partial(self._dispatch, stream, session, requests), "proxy dispatches")
+
+    def _end_session(self, stream: StreamId) -> None:
+        session, requests = self._sessions.pop(stream)
+        requests.put(None)
+        # It may wait for a host buffer that will not come.
+        session.host_buffers.close()
+
+    def _dispatch(self, stream: StreamId, session: ProxySession, requests: queue.Queue[bytes | None]) -> None:
+        try:
+            while (data := requests.get()) is not None:
+                session.dispatch(data)
+                self._handled(stream, len(data))
+                self._wait_for_reader(stream)
+            self._finish(stream)
+        except ValueError as error:
+            _LOG.warning("session %d: %s", session.number, error)
+            self._finish(stream, StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._server.end_session(session)
+
+    def _add_to_store(self, stream: StreamId, data: bytes) -> None:
+        store = self._stores[stream]
+        message = self._server.served.messages.parse("xla.ifrt.proxy.GrpcHostBufferStoreRequest", data)
+        if len(store.data) + len(message.data) > store.size:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"a host buffer of {store.size} bytes has more")
+        store.data += message.data
+
+    def _end_store(self, stream: StreamId) -> None:
+        store = self._stores.pop(stream)
+        if len(store.data) != store.size:
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT,
+                f"a host buffer of {store.size} bytes ended after {len(store.data)}",
+            )
+        store.session.host_buffers.store(store.handle, store.data)
+        self._send(
+            stream,
+            self._server.served.messages["xla.ifrt.proxy.GrpcHostBufferStoreResponse"]().SerializeToString(),
+        )
+        self._finish(stream)
+
+    def _call(self, stream: StreamId, method: str, data: bytes) -> None:
+        """Replies to a call of one message."""
+        messages = self._server.served.messages
+        match method:
+            case "GetVersion":
+                request = messages.parse("xla.ifrt.proxy.GrpcGetVersionRequest", data)
+                first, last = request.min_version, request.max_version
+                reply = messages["xla.ifrt.proxy.GrpcGetVersionResponse"]()
+                reply.version.protocol_version = PROTOCOL.choose(
+                    first.protocol_version, last.protocol_version
+                )
+                reply.version.ifrt_serdes_version_number = SERIALIZATION.choose(
+                    first.ifrt_serdes_version_number, last.ifrt_serdes_version_number
+                )
+                self._send(stream, reply.SerializeToString())
+                self._finish(stream)
+            case "HostBufferDelete":
+                request = messages.parse("xla.ifrt.proxy.GrpcHostBufferDeleteRequest", data)
+                self._server.session(request.session_id).host_buffers.delete(request.handle)
+                self._send(
+                    stream, messages["xla.ifrt.proxy.GrpcHostBufferDeleteResponse"]().SerializeToString()
+                )
+                self._finish(stream)
+            case "HostBufferLookup":
+                request = messages.parse("xla.ifrt.proxy.GrpcHostBufferLookupRequest", data)
+                found = self._server.session(request.session_id).host_buffers.find(request.handle)
+                kind = messages["xla.ifrt.proxy.GrpcHostBufferLookupResponse"]
+                # All is queued at once: the buffer is in memory anyway.
+                for start in range(0, len(found) or 1, _CHUNK_BYTES):
+                    self._send(stream, kind(data=found[start : start + _CHUNK_BYTES]).SerializeToString())
+                self._finish(stream)
+            case _:
+                raise StatusError(StatusCode.INVALID_ARGUMENT, "unexpected message")
+
+
+def _header(event: CallStarted, name: str) -> bytes:
+    if name not in event.metadata:
+        raise StatusError(StatusCode.INVALID_ARGUMENT, f"the call has no header {name}")
+    return event.metadata[name]

@@ -1,0 +1,464 @@
+"""Session of a client: its handles, and the reply to each request of its stream.
+
+Requests are dispatched one after the other, in the order of the stream. None of them waits for a device: what
+does is replied to from other threads. A session owns what its handles stand for, and frees it when it ends.
+
+The client chooses the handles of most results and sends the next request without waiting for a reply. An
+error of such a request is therefore stored under its handles, and raised when one of them is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways.runtime.proxy import arrays, programs
+from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.devices import STRING, ArraySpec, ServedDevices, shape_of
+from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
+from pathways.runtime.proxy.programs import ProxyProgram
+from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+
+FIRST_SERVER_HANDLE = 1 << 62
+"""Handles from here on are chosen by the server; clients count from 1."""
+
+_STRINGS = "xla.ifrt.proto.StringArrayContents"
+"""What the host buffer of an array of strings holds."""
+
+Send = Callable[[bytes], None]
+"""Sends a serialised `IfrtResponse` to the client, from any thread."""
+
+Run = Callable[[Callable[[], None]], None]
+"""Runs a function in another thread."""
+
+_MAX_FETCH_INLINE_BYTES = 64 << 10
+"""Largest array that the dispatching thread fetches when it is ready: that beats a switch of threads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Later:
+    """A reply that another thread computes; `fill` fills the body of the response, or raises."""
+
+    fill: Callable[[], None]
+
+
+class ProxySession:
+    """The server's side of one connection of a client.
+
+    Args:
+      number: its id, by which calls that carry host buffers name it.
+      served: the devices.
+      send: sends replies.
+      wait: runs what waits for arrays or compiles.
+    """
+
+    def __init__(self, number: int, served: ServedDevices, send: Send, wait: Run) -> None:
+        self.number = number
+        self.host_buffers = HostBuffers()
+        self._served = served
+        self._send = send
+        self._wait = wait
+        self._response = served.messages["xla.ifrt.proxy.IfrtResponse"]
+        self._request = served.messages["xla.ifrt.proxy.IfrtRequest"]
+        self._arrays: dict[int, ProxyArray] = {}
+        self._programs: dict[int, ProxyProgram] = {}
+        self._futures: dict[int, Sequence[ProxyArray]] = {}
+        self._handles = itertools.count(FIRST_SERVER_HANDLE)
+        self._replying = threading.Lock()
+        self._replies = 0
+        self._is_closed = False
+        self._handlers: dict[str, Callable[[Any, Any], Later | None]] = {
+            name.removeprefix("_handle_") + "_request": getattr(self, name)
+            for name in dir(self)
+            if name.startswith("_handle_")
+        }
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """How many arrays, programs, futures and host buffers the session owns."""
+        return len(self._arrays), len(self._programs), len(self._futures), len(self.host_buffers)
+
+    def dispatch(self, data: bytes) -> None:
+        """Handles the next request of the stream, and sends its reply now or later.
+
+        Raises:
+          ValueError: the data is no request; the session cannot go on.
+        """
+        request = self._served.messages.parse("xla.ifrt.proxy.IfrtRequest", data)
+        op_id = request.request_metadata.op_id
+        kind = request.WhichOneof("request")
+        response = self._response()
+        try:
+            handler = self._handlers.get(kind or "")
+            if handler is None:
+                raise StatusError(
+                    StatusCode.UNIMPLEMENTED, f"requests of the kind {kind!r} are not supported by the server"
+                )
+            body = getattr(request, kind)
+            answer = getattr(response, kind.removesuffix("request") + "response")
+            answer.SetInParent()
+            later = handler(body, answer)
+        except Exception as error:
+            self._reply_error(op_id, status_of(error))
+            return
+        if later is None:
+            self._reply(op_id, response)
+        else:
+            fill = later.fill
+            self._wait(lambda: self._reply_later(op_id, response, fill))
+
+    def close(self) -> None:
+        """Frees all that the session owns; later replies are dropped."""
+        self._is_closed = True
+        self.host_buffers.close()
+        self._arrays.clear()
+        self._programs.clear()
+        self._futures.clear()
+
+    def _reply_later(self, op_id: int, response: Any, fill: Callable[[], None]) -> None:
+        try:
+            fill()
+        except Exception as error:
+            self._reply_error(op_id, status_of(error))
+            return
+        self._reply(op_id, response)
+
+    def _reply(self, op_id: int, response: Any) -> None:
+        metadata = response.response_metadata
+        metadata.op_id = op_id
+        metadata.status.SetInParent()
+        with self._replying:
+            # The client counts replies that have a body, in the order in which they arrive.
+            metadata.seq_num = self._replies
+            self._replies += 1
+            if not self._is_closed:
+                self._send(response.SerializeToString())
+
+    def _reply_error(self, op_id: int, error: StatusError) -> None:
+        response = self._response()
+        response.response_metadata.op_id = op_id
+        response.response_metadata.status.code = int(error.code)
+        response.response_metadata.status.message = error.message
+        with self._replying:
+            if not self._is_closed:
+                self._send(response.SerializeToString())
+
+    def _array(self, handle: int) -> ProxyArray:
+        array = self._arrays.get(handle)
+        if array is None:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"no array has the handle {handle}")
+        return array
+
+    def _found(self, handles: Iterable[int]) -> list[ProxyArray]:
+        return [self._array(handle) for handle in handles]
+
+    def _program(self, handle: int) -> ProxyProgram:
+        program = self._programs.get(handle)
+        if program is None:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"no program has the handle {handle}")
+        return program
+
+    def _put(self, handles: Sequence[int], make: Callable[[], Sequence[ProxyArray]]) -> None:
+        """Stores what `make` returns under the handles, or its error under each of them."""
+        try:
+            made = make()
+            if len(made) != len(handles):
+                raise StatusError(
+                    StatusCode.INVALID_ARGUMENT, f"{len(handles)} handles for {len(made)} results"
+                )
+        except Exception as error:
+            made = [ProxyArray(None, status_of(error))] * len(handles)
+        self._arrays.update(zip(handles, made, strict=True))
+
+    def _future(self, waited: Sequence[ProxyArray] = ()) -> int:
+        handle = next(self._handles)
+        self._futures[handle] = waited
+        return handle
+
+    def _view_host_buffer(self, data: Buffer, spec: ArraySpec, strides: Sequence[int] | None) -> np.ndarray:
+        if spec.dtype != STRING:
+            return arrays.view_host_buffer(data, spec, strides)
+        contents = self._served.messages.parse(_STRINGS, data)
+        return np.array([text.decode() for text in contents.strings], STRING).reshape(spec.shape)
+
+    def _to_host_buffer(self, value: np.ndarray, strides: Sequence[int] | None) -> Buffer:
+        if value.dtype != STRING:
+            return arrays.to_host_buffer(value, strides)
+        texts = [str(text).encode() for text in value.flat]
+        return self._served.messages[_STRINGS](strings=texts).SerializeToString()
+
+    # The session itself.
+
+    def _handle_init(self, body: Any, answer: Any) -> None:
+        self._served.describe(answer, self.number)
+
+    def _handle_check_future(self, body: Any, answer: Any) -> Later | None:
+        waited = self._futures.pop(body.future_handle, None)
+        if waited is None:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"no future has the handle {body.future_handle}")
+        return _wait_for(waited)
+
+    def _handle_check_value_ready(self, body: Any, answer: Any) -> Later | None:
+        return _wait_for(self._found(body.value_handles))
+
+    def _handle_get_default_device_assignment(self, body: Any, answer: Any) -> None:
+        replicas, partitions = body.num_replicas, body.num_partitions
+        devices = self._served.devices
+        if not 1 <= replicas * partitions <= len(devices):
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT,
+                f"{replicas} x {partitions} devices of a server that has {len(devices)}",
+            )
+        assignment = answer.device_assignment
+        assignment.replica_count, assignment.computation_count = replicas, partitions
+        for partition in range(partitions):
+            chosen = devices[partition * replicas : (partition + 1) * replicas]
+            assignment.computation_devices.add(replica_device_ids=[device.id for device in chosen])
+
+    def _handle_get_default_layout(self, body: Any, answer: Any) -> None:
+        dtype = self._served.dtype(body.dtype)
+        device = self._served.device(body.device_id)
+        # As text, although the field holds bytes.
+        answer.serialized_pjrt_layout = str(
+            device.client.get_default_layout(dtype, tuple(body.dims), device)
+        ).encode()
+
+    # Arrays.
+
+    def _handle_make_array_from_host_buffer(self, body: Any, answer: Any) -> None:
+        def make() -> list[ProxyArray]:
+            # Taken even when the rest is invalid: nobody else will free it.
+            data = self.host_buffers.take(body.host_buffer_handle)
+            spec = ArraySpec(
+                self._served.dtype(body.dtype), shape_of(body.shape), self._served.placement(body.sharding)
+            )
+            value = self._view_host_buffer(data, spec, _strides(body))
+            return [arrays.make(spec, [value] * len(spec.placement.devices))]
+
+        self._put([body.array_handle], make)
+        answer.array_handle = body.array_handle
+
+    def _handle_make_arrays_from_host_buffer_shards(self, body: Any, answer: Any) -> None:
+        for spec, handle in zip(body.specs, body.array_handles, strict=True):
+            self._put([handle], functools.partial(self._make_of_shards, spec))
+        answer.array_handles.extend(body.array_handles)
+
+    def _make_of_shards(self, proto: Any) -> list[ProxyArray]:
+        buffers = [self.host_buffers.take(buffer.host_buffer_handle) for buffer in proto.host_buffers]
+        spec = self._served.spec(proto.array_spec)
+        shards: list[Any] = [None] * len(spec.placement.devices)
+        for indices, buffer, data in zip(
+            proto.addressable_shard_indices, proto.host_buffers, buffers, strict=True
+        ):
+            shard_spec = ArraySpec(self._served.dtype(buffer.dtype), shape_of(buffer.shape), spec.placement)
+            value = self._view_host_buffer(data, shard_spec, _strides(buffer))
+            for index in indices.indices:
+                if not 0 <= index < len(shards):
+                    raise StatusError(
+                        StatusCode.INVALID_ARGUMENT, f"shard {index} of an array of {len(shards)}"
+                    )
+                shards[index] = value
+        if any(shard is None for shard in shards):
+            raise StatusError(StatusCode.INVALID_ARGUMENT, "a shard has no host buffer")
+        return [arrays.make(spec, shards)]
+
+    def _handle_make_error_arrays(self, body: Any, answer: Any) -> None:
+        code = body.error.code
+        known = StatusCode(code) if code in StatusCode.__members__.values() and code else StatusCode.UNKNOWN
+        error = StatusError(known, body.error.message)
+        self._put(
+            body.array_handles,
+            lambda: [ProxyArray(self._served.spec(spec), error) for spec in body.array_specs],
+        )
+        answer.array_handles.extend(body.array_handles)
+
+    def _handle_assemble_array_from_single_device_arrays(self, body: Any, answer: Any) -> None:
+        def make() -> list[ProxyArray]:
+            shards = self._found(body.single_device_array_handles)
+            has_dtype = body.HasField("dtype")
+            dtype = self._served.dtype(body.dtype) if has_dtype else shards[0].read()[0].dtype
+            spec = ArraySpec(dtype, shape_of(body.shape), self._served.placement(body.sharding))
+            return [arrays.assemble(spec, shards)]
+
+        self._put([body.result_handle], make)
+        answer.array_handle = body.result_handle
+
+    def _handle_disassemble_into_single_device_arrays(self, body: Any, answer: Any) -> None:
+        self._put(body.result_handles, lambda: arrays.disassemble(self._array(body.array_handle)))
+        answer.array_handles.extend(body.result_handles)
+
+    def _handle_copy_arrays(self, body: Any, answer: Any) -> None:
+        def make() -> list[ProxyArray]:
+            devices = [self._served.device(number) for number in body.device_ids]
+            memory = body.memory_kind if body.HasField("memory_kind") else None
+            return arrays.copy(self._found(body.array_handles), devices, memory)
+
+        self._put(body.result_handles, make)
+        answer.array_handles.extend(body.result_handles)
+
+    def _handle_fully_replicated_shard(self, body: Any, answer: Any) -> None:
+        self._put(
+            [body.result_handle], lambda: [arrays.fully_replicated_shard(self._array(body.array_handle))]
+        )
+        answer.array_handle = body.result_handle
+
+    def _handle_remap_arrays(self, body: Any, answer: Any) -> None:
+        def make() -> list[ProxyArray]:
+            specs = [self._served.spec(spec) for spec in body.plan.output_specs]
+            return arrays.remap(specs, body.plan.mappings, self._found(body.array_handles))
+
+        self._put(body.result_handles, make)
+        answer.array_handles.extend(body.result_handles)
+
+    def _handle_bitcast_arrays(self, body: Any, answer: Any) -> None:
+        self._put_each(body, arrays.bitcast)
+        answer.array_handles.extend(body.result_handles)
+
+    def _handle_reshard_arrays(self, body: Any, answer: Any) -> None:
+        self._put_each(body, arrays.reshard)
+        answer.array_handles.extend(body.result_handles)
+
+    def _put_each(self, body: Any, make: Callable[[ArraySpec, ProxyArray], ProxyArray]) -> None:
+        """Makes one array of each, as its specification says."""
+        for result, handle, spec in zip(
+            body.result_handles, body.array_handles, body.array_specs, strict=True
+        ):
+            self._put([result], functools.partial(self._make_one, make, spec, handle))
+
+    def _make_one(
+        self, make: Callable[[ArraySpec, ProxyArray], ProxyArray], spec: Any, handle: int
+    ) -> list[ProxyArray]:
+        return [make(self._served.spec(spec), self._array(handle))]
+
+    def _handle_copy_to_host_buffer(self, body: Any, answer: Any) -> Later | None:
+        array = self._array(body.array_handle)
+        strides = _strides(body)
+
+        def fetch() -> None:
+            value = arrays.fetch(array)
+            self.host_buffers.store(body.host_buffer_handle, self._to_host_buffer(value, strides))
+
+        if not isinstance(array.value, StatusError) and not (
+            array.is_ready and array.value.nbytes <= _MAX_FETCH_INLINE_BYTES
+        ):
+            return Later(fetch)
+        fetch()
+        return None
+
+    def _handle_delete_array(self, body: Any, answer: Any) -> None:
+        for handle in body.array_handle:
+            array = self._arrays.get(handle)
+            if (
+                array is not None
+                and not isinstance(array.value, StatusError)
+                and not array.value.is_deleted()
+            ):
+                array.value.delete()
+        answer.deletion_future_handle = self._future()
+
+    def _handle_is_array_deleted(self, body: Any, answer: Any) -> None:
+        value = self._array(body.array_handle).value
+        answer.deleted = not isinstance(value, StatusError) and value.is_deleted()
+
+    def _handle_destruct_array(self, body: Any, answer: Any) -> None:
+        for handle in body.array_handle:
+            self._arrays.pop(handle, None)
+
+    # Programs.
+
+    def _handle_compile(self, body: Any, answer: Any) -> Later:
+        if body.host_callbacks:
+            raise StatusError(StatusCode.UNIMPLEMENTED, "the server does not call back into the client")
+
+        def compile_() -> None:
+            program = programs.compile_program(self._served, body.program, body.compile_options)
+            handle = next(self._handles)
+            if not self._is_closed:
+                self._programs[handle] = program
+            ids = [device.id for device in program.devices]
+            answer.loaded_executable_handle = handle
+            answer.name = program.name
+            answer.num_devices = len(ids)
+            answer.device_ids.extend(ids)
+            answer.addressable_device_ids.extend(ids)
+            answer.ready_future_handle = self._future()
+
+        return Later(compile_)
+
+    def _handle_loaded_executable_metadata(self, body: Any, answer: Any) -> None:
+        self._program(body.loaded_executable_handle).describe(answer)
+
+    def _handle_loaded_executable_execute(self, body: Any, answer: Any) -> None:
+        program = self._programs.get(body.loaded_executable_handle)
+        if program is None:
+            # Without its results there is nothing that could hold the error.
+            self._put(body.result_array_handle, lambda: [self._program(body.loaded_executable_handle)])  # type: ignore[list-item]
+            return
+        handles = body.result_array_handle or [next(self._handles) for _ in program.results]
+        try:
+            arguments = self._found(body.args_handles)
+            results = program.execute(arguments, body.execute_options.non_donatable_input_indices)
+        except Exception as error:
+            results = program.fail(status_of(error))
+        self._put(handles, lambda: results)
+        if body.execute_options.fill_status:
+            if body.result_status_handle:
+                self._futures[body.result_status_handle] = results
+                answer.status_handle = body.result_status_handle
+            else:
+                answer.status_handle = self._future(results)
+        if not body.result_array_handle:
+            for number, handle in enumerate(handles):
+                output = answer.outputs.add(array_handle=handle)
+                program.describe_result(output, number, self._served)
+
+    def _handle_loaded_executable_fetch_execute_result(self, body: Any, answer: Any) -> Later | None:
+        waited = self._futures.pop(body.result_status_handle, None)
+        if waited is None:
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT, f"no execution has the handle {body.result_status_handle}"
+            )
+        return _wait_for(waited)
+
+    def _handle_loaded_executable_cost_analysis(self, body: Any, answer: Any) -> None:
+        program = self._program(body.loaded_executable_handle)
+        answer.attributes.SetInParent()
+        for name, value in program.executable.cost_analysis().items():
+            answer.attributes.attributes[name].float_value = value
+
+    def _handle_loaded_executable_human_readable_program_text(self, body: Any, answer: Any) -> None:
+        program = self._program(body.loaded_executable_handle)
+        answer.human_readable_program_text = program.executable.get_hlo_text()
+
+    def _handle_loaded_executable_delete(self, body: Any, answer: Any) -> None:
+        self._programs.pop(body.loaded_executable_handle, None)
+        answer.future_handle = self._future()
+
+    def _handle_loaded_executable_is_deleted(self, body: Any, answer: Any) -> None:
+        answer.is_deleted = body.loaded_executable_handle not in self._programs
+
+    def _handle_loaded_executable_destruct(self, body: Any, answer: Any) -> None:
+        self._programs.pop(body.loaded_executable_handle, None)
+
+
+def _strides(body: Any) -> Sequence[int] | None:
+    return tuple(body.byte_strides.strides) if body.HasField("byte_strides") else None
+
+
+def _wait_for(waited: Sequence[ProxyArray]) -> Later | None:
+    """A reply when arrays are ready; now if they are, which an error of any of them is, too."""
+    if all(array.is_ready for array in waited):
+        _wait_all(waited)
+        return None
+    return Later(lambda: _wait_all(waited))
+
+
+def _wait_all(waited: Sequence[ProxyArray]) -> None:
+    for array in waited:
+        array.wait()

@@ -1,0 +1,243 @@
+"""Sessions without sockets: requests in, replies out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pathways.runtime.proxy import descriptors
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.session import ProxySession
+
+MESSAGES = descriptors.messages()
+
+
+class Client:
+    """Sends requests to a session, and reads its replies in their order."""
+
+    def __init__(self, served: ServedDevices) -> None:
+        self.replies: list[Any] = []
+        self.session = ProxySession(7, served, self._read, lambda work: work())
+        self._op_id = 0
+
+    def _read(self, data: bytes) -> None:
+        self.replies.append(MESSAGES.parse("xla.ifrt.proxy.IfrtResponse", data))
+
+    def request(self, kind: str, **fields: Any) -> Any:
+        """Sends a request; returns the reply, which is there at once."""
+        self._op_id += 1
+        request = MESSAGES["xla.ifrt.proxy.IfrtRequest"]()
+        request.request_metadata.op_id = self._op_id
+        body = getattr(request, f"{kind}_request")
+        body.SetInParent()
+        body.MergeFrom(type(body)(**fields))
+        self.session.dispatch(request.SerializeToString())
+        reply = self.replies[-1]
+        assert reply.response_metadata.op_id == self._op_id
+        return reply
+
+    def put(self, handle: int, value: np.ndarray, device: int = 0) -> Any:
+        """Makes an array of one device."""
+        self.session.host_buffers.store(handle, value.tobytes())
+        return self.request(
+            "make_array_from_host_buffer",
+            dtype={"kind": "KIND_F32"},
+            shape={"dims": value.shape},
+            sharding=on_device(device),
+            host_buffer_handle=handle,
+            array_handle=handle,
+        )
+
+    def fetch(self, handle: int) -> np.ndarray | tuple[int, str]:
+        """Returns the value of an array of floats, flat, or the status of the reply."""
+        reply = self.request("copy_to_host_buffer", array_handle=handle, host_buffer_handle=1000)
+        if reply.response_metadata.status.code:
+            return reply.response_metadata.status.code, reply.response_metadata.status.message
+        return np.frombuffer(self.session.host_buffers.take(1000), np.float32)
+
+
+def on_device(device: int) -> dict[str, Any]:
+    """The sharding of an array of one device."""
+    data = MESSAGES["xla.ifrt.SingleDeviceShardingProto"](device_id=device).SerializeToString()
+    return {"serialized_sharding": {"type_name": "xla::ifrt::SingleDeviceSharding", "data": data}}
+
+
+def over_devices(shard_shape: list[int], count: int) -> dict[str, Any]:
+    """A sharding that names the shape of shards only."""
+    proto = MESSAGES["xla.ifrt.ConcreteEvenShardingProto"](
+        devices={"device_ids": range(count)}, shard_shape={"dims": shard_shape}
+    )
+    return {
+        "serialized_sharding": {
+            "type_name": "xla::ifrt::ConcreteEvenSharding",
+            "data": proto.SerializeToString(),
+        }
+    }
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+    yield client
+    client.session.close()
+    assert client.session.counts == (0, 0, 0, 0)
+
+
+def test_devices_and_memories(client: Client) -> None:
+    reply = client.request("init").init_response
+    assert reply.session_id == 7
+    assert (reply.platform_name, reply.runtime_type) == ("cpu", "pathways")
+    assert [device.id for device in reply.all_devices] == list(range(8))
+    assert {memory.memory_space_kind for memory in reply.memories} >= {"device", "pinned_host"}
+    assert not reply.all_devices[0].attributes.attributes
+
+
+def test_slices_are_attributes_of_devices() -> None:
+    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES, slices=2))
+    devices = client.request("init").init_response.all_devices
+    assert [device.attributes.attributes["slice_index"].int64_value for device in devices] == [0] * 4 + [
+        1
+    ] * 4
+
+
+def test_unequal_slices() -> None:
+    with pytest.raises(ValueError, match="8 devices cannot form 3 equal slices"):
+        ServedDevices(jax.devices("cpu"), MESSAGES, slices=3)
+
+
+def test_an_array_goes_there_and_back(client: Client) -> None:
+    client.put(3, np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert client.session.counts == (1, 0, 0, 0)
+    np.testing.assert_array_equal(client.fetch(3), np.arange(6))
+    client.request("destruct_array", array_handle=[3])
+    assert client.session.counts == (0, 0, 0, 0)
+
+
+def test_shards_are_assembled_taken_apart_and_remapped(client: Client) -> None:
+    for i in range(4):
+        client.put(i + 1, np.full(2, i, np.float32), device=i)
+    client.request(
+        "assemble_array_from_single_device_arrays",
+        shape={"dims": [8]},
+        sharding=over_devices([2], 4),
+        single_device_array_handles=[1, 2, 3, 4],
+        result_handle=10,
+    )
+    client.request("disassemble_into_single_device_arrays", array_handle=10, result_handles=[11, 12, 13, 14])
+    np.testing.assert_array_equal(client.fetch(13), [2, 2])
+    spec = {"dtype": {"kind": "KIND_F32"}, "shape": {"dims": [2]}, "sharding": on_device(3)}
+    interval = {
+        "from_start": [3],
+        "from_end": [4],
+        "from_step": [1],
+        "to_start": [0],
+        "to_end": [1],
+        "to_step": [1],
+    }
+    client.request(
+        "remap_arrays",
+        plan={"output_specs": [spec], "mappings": [interval]},
+        array_handles=[10],
+        result_handles=[20],
+    )
+    np.testing.assert_array_equal(client.fetch(20), [3, 3])
+
+
+def test_copies_outlive_what_they_are_copies_of(client: Client) -> None:
+    client.put(1, np.ones(2, np.float32))
+    client.request("copy_arrays", array_handles=[1], device_ids=[5], result_handles=[2])
+    future = client.request("delete_array", array_handle=[1]).delete_array_response.deletion_future_handle
+    assert client.request("check_future", future_handle=future).response_metadata.status.code == 0
+    assert client.request("is_array_deleted", array_handle=1).is_array_deleted_response.deleted
+    assert not client.request("is_array_deleted", array_handle=2).is_array_deleted_response.deleted
+    np.testing.assert_array_equal(client.fetch(2), [1, 1])
+    code, message = client.fetch(1)
+    assert code == 3
+    assert "deleted" in message
+
+
+def test_an_error_waits_in_the_array_until_it_is_read(client: Client) -> None:
+    reply = client.request("copy_arrays", array_handles=[99], device_ids=[5], result_handles=[2])
+    assert reply.response_metadata.status.code == 0
+    assert client.fetch(2) == (3, "no array has the handle 99")
+    # And in what is made of it.
+    client.request("fully_replicated_shard", array_handle=2, result_handle=3)
+    ready = client.request("check_value_ready", value_handles=[3])
+    assert ready.response_metadata.status.message == "no array has the handle 99"
+
+
+def test_errors_that_a_client_makes(client: Client) -> None:
+    client.request(
+        "make_error_arrays",
+        error={"code": "DATA_LOSS", "message": "the slice is lost"},
+        array_specs=[{"dtype": {"kind": "KIND_F32"}, "sharding": on_device(0)}],
+        array_handles=[4],
+    )
+    assert client.fetch(4) == (15, "the slice is lost")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shape": {"dims": [7]}}, "a host buffer has 24 bytes; float32[7] needs 28"),
+        ({"shape": {"dims": [-1]}}, "invalid shape: (-1,)"),
+        ({"sharding": on_device(77)}, "no device has the id 77"),
+        ({"dtype": {"kind": "KIND_OPAQUE"}}, "arrays of type OPAQUE are not supported by the server"),
+        ({"byte_strides": {"strides": [-4]}}, "invalid strides [-4] of float32"),
+        (
+            {"sharding": {"serialized_sharding": {"type_name": "xla::ifrt::Odd"}}},
+            "shardings of the kind 'Odd' are not supported by the server",
+        ),
+    ],
+)
+def test_arrays_that_cannot_be_made(client: Client, fields: dict[str, Any], message: str) -> None:
+    client.session.host_buffers.store(1, bytes(24))
+    right = {"dtype": {"kind": "KIND_F32"}, "shape": {"dims": [6]}, "sharding": on_device(0)}
+    client.request("make_array_from_host_buffer", **right | fields, host_buffer_handle=1, array_handle=1)
+    fetched = client.fetch(1)
+    assert fetched[1] == message
+    # The host buffer is freed nevertheless.
+    assert client.session.counts == (1, 0, 0, 0)
+
+
+def test_requests_that_are_not_supported_are_named(client: Client) -> None:
+    reply = client.request("loaded_host_callback_poll")
+    assert reply.response_metadata.status.code == 12
+    assert "'loaded_host_callback_poll_request'" in reply.response_metadata.status.message
+    assert reply.WhichOneof("response") is None
+
+
+def test_programs_that_are_not_supported_are_named(client: Client) -> None:
+    reply = client.request("compile", program={"type_name": "xla::ifrt::CustomCallProgram"})
+    assert reply.response_metadata.status.code == 12
+    assert "'CustomCallProgram'" in reply.response_metadata.status.message
+
+
+def test_replies_with_a_body_are_counted(client: Client) -> None:
+    numbers = []
+    for kind in ("init", "check_future", "init", "destruct_array", "delete_array"):
+        reply = client.request(kind)
+        if reply.WhichOneof("response"):
+            numbers.append(reply.response_metadata.seq_num)
+    assert numbers == [0, 1, 2, 3]
+
+
+def test_what_is_no_request_ends_the_session(client: Client) -> None:
+    with pytest.raises(ValueError, match="invalid message"):
+        client.session.dispatch(b"\xff")
+
+
+def test_the_end_frees_everything(client: Client) -> None:
+    client.put(1, np.ones(2, np.float32))
+    client.session.host_buffers.store(9, b"abc")
+    value = client.session._arrays[1].value
+    client.session.close()
+    assert client.session.counts == (0, 0, 0, 0)
+    sent = len(client.replies)
+    client.session._reply_later(1, MESSAGES["xla.ifrt.proxy.IfrtResponse"](), lambda: None)
+    assert len(client.replies) == sent
+    assert not value.is_deleted()  # another array may share its buffers
