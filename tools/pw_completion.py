@@ -38,9 +38,19 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parsers() -> list[FlagParser]:
     """The flags of all tools."""
-    from pathways.tools import pw_bundle, pw_cluster, pw_compile, pw_lsp, pw_opt, pw_run, pw_sim, pw_viz
+    from pathways.tools import (
+        pw_bundle,
+        pw_cluster,
+        pw_compile,
+        pw_lsp,
+        pw_opt,
+        pw_proxy,
+        pw_run,
+        pw_sim,
+        pw_viz,
+    )
 
-    tools = (pw_bundle, pw_cluster, pw_compile, pw_lsp, pw_opt, pw_run, pw_sim, pw_viz)
+    tools = (pw_bundle, pw_cluster, pw_compile, pw_lsp, pw_opt, pw_proxy, pw_run, pw_sim, pw_viz)
     return [*(tool.make_parser() for tool in tools), make_parser()]
 
 

@@ -13,7 +13,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TOOLS = ("pw-opt", "pw-compile", "pw-bundle", "pw-cluster", "pw-run", "pw-sim", "pw-viz", "pw-lsp")
+TOOLS = (
+    "pw-opt",
+    "pw-compile",
+    "pw-bundle",
+    "pw-cluster",
+    "pw-proxy",
+    "pw-run",
+    "pw-sim",
+    "pw-viz",
+    "pw-lsp",
+)
 COMMAND = re.compile(rf"(?:\w+=\S+ )*(?:\.venv/bin/)?(?:python|pip|make|{'|'.join(TOOLS)}) ")
 ELSEWHERE = "10.0.0.5"
 """A machine that is not there: blocks that name it are compiled, and not run."""

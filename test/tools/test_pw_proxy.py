@@ -1,0 +1,130 @@
+"""`pw-proxy` around programs that use JAX."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pathways.tools import pw_proxy
+
+pytestmark = pytest.mark.process
+
+COMMAND = [sys.executable, "-m", "pathways.tools.pw_proxy"]
+
+PROGRAM = """
+import sys, jax
+print([device.id for device in jax.devices()], [getattr(d, "slice_index", None) for d in jax.devices()])
+print(jax.jit(lambda x: x + 1)(1.0))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the tool until it exits."""
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=120, env=os.environ | environment
+    )
+
+
+def test_runs_a_program_and_exits_with_its_code() -> None:
+    done = run("--cpu-devices", "4", "--slices", "2", "--", sys.executable, "-c", PROGRAM, "3")
+    assert done.stdout == "[0, 1, 2, 3] [0, 0, 1, 1]\n2.0\n"
+    assert done.returncode == 3
+
+
+def test_a_program_of_one_slice_beside_its_own_cpu() -> None:
+    program = "import jax; print(jax.devices()[0].slice_index if 0 else jax.local_devices(backend='cpu'))"
+    done = run("--with-cpu", "--", sys.executable, "-c", program, XLA_FLAGS="")
+    assert "CpuDevice(id=0)" in done.stdout, done.stderr
+
+
+def test_a_program_that_a_signal_ends() -> None:
+    done = run("--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    assert done.returncode == 128 + 9
+
+
+def test_serves_until_sigterm(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    command = [*COMMAND, "--listen", f"unix:{folder}/jax", "--cpu-devices", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        lines = [server.stdout.readline() for _ in range(3)]
+        assert lines == [
+            "export JAX_PLATFORMS=proxy\n",
+            f"export JAX_BACKEND_TARGET=grpc://unix:{folder}/jax\n",
+            "export IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true\n",
+        ]
+        assert folder.stat().st_mode & 0o777 == 0o700
+        client = subprocess.run(
+            ["bash", "-c", f"{''.join(lines)} {sys.executable} -c 'import jax; print(len(jax.devices()))'"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert client.stdout == "2\n"
+        second = run("--listen", f"unix:{folder}/jax")
+        assert second.returncode == 1
+        assert second.stderr == f"pw-proxy: error: socket {folder}/jax: another server has it\n"
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == 0
+    assert not (folder / "jax").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "expected -- and a program, or --listen; see pw-proxy --help"),
+        (["--listen", "unix:/tmp/x", "--", "ls"], "--listen serves other programs; it takes none itself"),
+        (["--with-cpu", "--listen", "unix:/tmp/x"], "--with-cpu is for pw-proxy -- PROGRAM"),
+        (["--platform", "cuda", "--cpu-devices", "2", "--", "ls"], "--cpu-devices is for --platform cpu"),
+        (
+            ["--listen", "localhost:8080"],
+            "--listen must be unix:PATH, got 'localhost:8080': whoever connects runs code, and the client in "
+            "JAX cannot prove who it is",
+        ),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    arguments: list[str], error: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert pw_proxy.main(arguments) == 1
+    assert capfd.readouterr().err == f"pw-proxy: error: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--", "/no/such/program"], "program not found: '/no/such/program'"),
+        (["--slices", "3", "--cpu-devices", "4", "--", "ls"], "4 devices cannot form 3 equal slices"),
+    ],
+)
+def test_what_cannot_be_served(arguments: list[str], error: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stderr == f"pw-proxy: error: {error}\n"
+
+
+def test_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    done = run("--listen", f"unix:{tmp_path}/jax")
+    assert done.returncode == 1
+    assert "others may write to its folder" in done.stderr
+
+
+def test_a_stale_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "jax"))
+    with subprocess.Popen([*COMMAND, "--listen", f"unix:{tmp_path}/jax"], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith(b"export")
+        server.terminate()
+    (tmp_path / "jax").write_text("mine")
+    assert "a file of that name exists" in run("--listen", f"unix:{tmp_path}/jax").stderr
+    assert (tmp_path / "jax").read_text() == "mine"

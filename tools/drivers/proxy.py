@@ -1,0 +1,135 @@
+"""Serves JAX programs for `pw-proxy`, and runs one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathways.dialect.errors import PathwaysError
+from pathways.tools.common.errors import UserError
+
+if TYPE_CHECKING:
+    from pathways.runtime.proxy.serving import ProxyServer
+
+
+def run(options: argparse.Namespace, program: Sequence[str]) -> int:
+    """Serves until a signal, or runs a program; returns the exit code."""
+    logging.basicConfig(
+        format="pw-proxy: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
+    )
+    if options.listen is not None:
+        path = _path(options.listen)
+        with _serve(path, options) as server:
+            return _wait(server)
+    environment = dict(os.environ)
+    with (
+        tempfile.TemporaryDirectory(prefix="pw-proxy-") as folder,
+        _serve(Path(folder) / "jax", options) as server,
+    ):
+        return _run_program(program, environment | client_environment(server.address, options.with_cpu))
+
+
+def client_environment(address: str, with_cpu: bool = False) -> dict[str, str]:
+    """Returns the variables that a program needs to use a server."""
+    return {
+        "JAX_PLATFORMS": "proxy,cpu" if with_cpu else "proxy",
+        "JAX_BACKEND_TARGET": address,
+        "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
+    }
+
+
+def _path(address: str) -> Path:
+    kind, _, path = address.partition(":")
+    if kind != "unix" or not path:
+        raise UserError(
+            f"--listen must be unix:PATH, got '{address}': whoever connects runs code, and the client in JAX "
+            "cannot prove who it is"
+        )
+    return Path(path).absolute()
+
+
+@contextlib.contextmanager
+def _serve(path: Path, options: argparse.Namespace) -> Iterator[ProxyServer]:
+    served = _devices(options)
+    from pathways.runtime.proxy.serving import ProxyServer
+
+    try:
+        server = ProxyServer(path, served)
+    except (PathwaysError, OSError) as error:
+        raise UserError(str(error)) from None
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _devices(options: argparse.Namespace) -> Any:
+    """Returns the devices to serve. JAX starts here, for the server alone."""
+    # The variable may be that of a program, which is `proxy`.
+    os.environ["JAX_PLATFORMS"] = options.platform
+    try:
+        import jax
+
+        from pathways.runtime.proxy import descriptors
+        from pathways.runtime.proxy.devices import ServedDevices
+    except ImportError as error:
+        if error.name is not None and error.name.partition(".")[0] in ("google", "h2"):
+            raise UserError("pw-proxy needs more packages: pip install 'pathways-mlir[proxy]'") from None
+        raise
+    jax.config.update("jax_platforms", options.platform)
+    if options.cpu_devices is not None:
+        jax.config.update("jax_num_cpu_devices", options.cpu_devices)
+    try:
+        return ServedDevices(jax.devices(), descriptors.messages(), options.slices)
+    except (PathwaysError, ValueError, RuntimeError) as error:
+        raise UserError(str(error).partition("\n")[0]) from None
+
+
+def _wait(server: ProxyServer) -> int:
+    """Serves until SIGTERM or Ctrl-C."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    for name, value in client_environment(server.address).items():
+        print(f"export {name}={value}")
+    sys.stdout.flush()
+    ended.wait()
+    return 0
+
+
+def _run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs a program; returns its exit code, or 128 and the number of the signal that ended it."""
+    # Where checks of equinox are callbacks, which JAX's client refuses.
+    environment = {"EQX_ON_ERROR": "nan", **environment}
+    found = shutil.which(program[0])
+    if found is None:
+        raise UserError(f"program not found: '{program[0]}'")
+    child: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _: object) -> None:
+        if child is not None:
+            child.send_signal(number)
+
+    # A terminal sends Ctrl-C to the program, too, which decides what it means.
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
+    previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, forward)
+    try:
+        child = subprocess.Popen([found, *program[1:]], env=environment)
+        code = child.wait()
+    except OSError as error:
+        raise UserError(f"program '{program[0]}': {error.strerror}") from None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,87 @@
+"""`pw-proxy` runs unmodified JAX programs on devices of a server, or serves such programs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pathways.tools.common import command
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.flags import FlagParser, count, cpu_devices, one_of
+
+_DESCRIPTION = """\
+  pw-proxy -- python train.py --steps 10     start a server, run a program on it, exit with its exit code
+  pw-proxy --listen unix:/run/me/jax         serve until SIGTERM; prints the environment of programs
+
+The program is any that uses JAX, and is not changed: JAX itself has the client (JAX_PLATFORMS=proxy).
+Devices, arrays and compiled code are in the server.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the tool; see `command.run`."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    end = given.index("--") if "--" in given else len(given)
+    program = given[end + 1 :]
+
+    def work(options: argparse.Namespace) -> int:
+        return _run(options, program)
+
+    # Not in a child process: it gets the signals, and the program is its own child.
+    serves = program or any(argument.startswith("--listen") for argument in given)
+    return command.run(make_parser(), work, given[:end] if serves or arguments is not None else None)
+
+
+def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
+    if not program and options.listen is None:
+        raise UserError("expected -- and a program, or --listen; see pw-proxy --help")
+    if program and options.listen is not None:
+        raise UserError("--listen serves other programs; it takes none itself")
+    if options.with_cpu and options.listen is not None:
+        raise UserError("--with-cpu is for pw-proxy -- PROGRAM")
+    if options.cpu_devices is not None and options.platform != "cpu":
+        raise UserError("--cpu-devices is for --platform cpu")
+
+    from pathways.tools.drivers import proxy as driver
+
+    return driver.run(options, program)
+
+
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
+    parser = FlagParser(
+        "pw-proxy",
+        "pw-proxy [flags] -- PROGRAM [ARGUMENT ...] | pw-proxy --listen unix:PATH [flags]",
+        _DESCRIPTION,
+    )
+    add = parser.add_argument
+    add("--listen", metavar="unix:PATH", help="serve at a UNIX socket, in a folder of your own")
+    add(
+        "--platform",
+        type=one_of(("cpu", "cuda")),
+        choices=("cpu", "cuda"),
+        default="cpu",
+        metavar="NAME",
+        help="whose devices to serve: cpu or cuda; default: cpu",
+    )
+    add(
+        "--cpu-devices",
+        type=cpu_devices,
+        metavar="N",
+        help="how many devices the CPU is; default: 1",
+    )
+    add(
+        "--slices",
+        type=count,
+        default=1,
+        metavar="N",
+        help="into how many equal slices to divide the devices (slice_index of a device); default: 1",
+    )
+    add("--with-cpu", action="store_true", help="the program also gets the CPU of its own process")
+    add("--verbose", action="store_true", help="log when sessions start and end")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
