@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import graphlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -40,7 +40,12 @@ _LAPACK = ("potrf", "geqrf", "geev", "gees", "gehrd", "geqp3", "gesdd", "gesvd",
 _LAPACK_REAL = ("orgqr", "ormqr", "syevd", "sytrd")
 _LAPACK_COMPLEX = ("ungqr", "unmqr", "heevd", "hetrd")
 
-_IDENTITIES = ("Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier")
+_IDENTITIES = (
+    "Sharding",
+    "annotate_device_placement",
+    "xla.sdy.FuncResultSharding",
+    "xla.sdy.PropagationBarrier",
+)
 """Marks of a value: one operand, one result, one type. XLA relies on that without asking."""
 
 CUSTOM_CALLS = frozenset(
@@ -272,8 +277,27 @@ def _calls_itself(module: ir.Module) -> bool:
 
 
 def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
+    problem = problem_of(module)
+    if problem is not None:
+        raise _error(bundle, f"{what} {problem}")
+
+
+def problem_of(
+    module: ir.Module,
+    holder: str = "a bundle",
+    dialects: Collection[str] = _DIALECTS,
+    advice: str = "; if you trust where the bundle comes from, load it with trust=True (--trust)",
+) -> str | None:
+    """What an untrusted computation has that would make XLA crash, hang or run other code; None if nothing.
+
+    Args:
+      module: StableHLO.
+      holder: what the computation came in.
+      dialects: the dialects that it may use.
+      advice: what to do about a call that is not allowed.
+    """
     if not is_text(printed(module)):
-        raise _error(bundle, f"{what} holds a name or a string that is not UTF-8 text")
+        return "holds a name or a string that is not UTF-8 text"
     names = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -282,23 +306,19 @@ def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
 
     module.operation.walk(visit)
     for name in sorted(names):
-        if name.partition(".")[0] not in _DIALECTS or name in _FORBIDDEN:
-            raise _error(bundle, f"{what} has an operation that a bundle may not have: {name}")
+        if name.partition(".")[0] not in dialects or name in _FORBIDDEN:
+            return f"has an operation that {holder} may not have: {name}"
     for function in ops_named(module, ["func.func"]):
         if not function.regions[0].blocks:
-            raise _error(bundle, f"{what} has a function without a body: @{symbol_name(function)}")
+            return f"has a function without a body: @{symbol_name(function)}"
     if _calls_itself(module):
-        raise _error(bundle, f"{what} has a function that calls itself")
+        return "has a function that calls itself"
     for target in sorted(custom_calls(module) - CUSTOM_CALLS):
-        raise _error(
-            bundle,
-            f"{what} calls {target[:100]!r}, which is not among the calls that JAX makes by itself; if you "
-            "trust where the bundle comes from, load it with trust=True (--trust)",
-        )
-    _check_marks(bundle, what, module)
+        return f"calls {target[:100]!r}, which is not among the calls that JAX makes by itself{advice}"
+    return _problem_of_marks(module)
 
 
-def _check_marks(bundle: Bundle, what: str, module: ir.Module) -> None:
+def _problem_of_marks(module: ir.Module) -> str | None:
     """Checks the marks and attributes of shardings, which XLA reads with less care than MLIR its own."""
     operations: list[ir.Operation] = []
 
@@ -311,12 +331,13 @@ def _check_marks(bundle: Bundle, what: str, module: ir.Module) -> None:
         target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
         types = [[value.type for value in values] for values in (op.operands, op.results)]
         if target in _IDENTITIES and (len(types[0]) != 1 or types[0] != types[1]):
-            raise _error(bundle, f"{what} calls {target!r} on anything but one value")
+            return f"calls {target!r} on anything but one value"
         for text in _shardings(op):
             try:
                 ir.Attribute.parse(text, module.context)
             except ir.MLIRError:
-                raise _error(bundle, f"{what} has an invalid sharding: {text[:100]!r}") from None
+                return f"has an invalid sharding: {text[:100]!r}"
+    return None
 
 
 def _shardings(op: ir.Operation) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jaxlib.mlir import ir
 
-from pathways.runtime.bundle.program import CUSTOM_CALLS, custom_calls
+from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import DTYPES, ArrayPlacement, ArraySpec, ServedDevices
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
@@ -135,17 +136,18 @@ def compile_program(served: ServedDevices, program: Any, options: Any) -> ProxyP
             StatusCode.UNIMPLEMENTED,
             "portable programs, which name no devices, are not supported by the server",
         )
-    # The client has no other settings of the compiler than those of its own process, which may name files.
-    build.ClearField("debug_options")
-    proto.ClearField("env_option_overrides")
+    own = served.messages.parse(
+        "xla.CompileOptionsProto", pjrt.compile_options(devices, 0, 0).SerializeAsString()
+    )
+    _confine_options(proto, own)
     try:
         module = pjrt.parse(program.data)
     except (ir.MLIRError, ValueError, RuntimeError) as error:
         raise StatusError(
             StatusCode.INVALID_ARGUMENT, f"the program is not StableHLO: {str(error)[:300]}"
         ) from None
-    calls = _check(module)
-    if any(call.startswith("lapack_") for call in calls):
+    _check(module)
+    if any(call.startswith("lapack_") for call in custom_calls(module)):
         pjrt.initialize_lapack()
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
     executable = pjrt.compile_parsed(module, devices, ifrt.compile_options(proto.SerializeToString()))
@@ -155,37 +157,44 @@ def compile_program(served: ServedDevices, program: Any, options: Any) -> ProxyP
 
 
 _DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy")
-_FORBIDDEN = ("stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv")
+_FILES = re.compile(r"dump|path|file|dir$|_dir_|_to$")
+"""Options of the compiler that name files, or have it write some."""
 
 
-def _check(module: ir.Module) -> set[str]:
-    """Returns the custom calls of a module, all of which are allowed.
+def _check(module: ir.Module) -> None:
+    """Checks that the server may compile a module.
 
     Raises:
-      StatusError: it holds what the server must not run.
+      StatusError: it must not.
     """
-    names = set()
+    problem = problem_of(module, "a program", _DIALECTS, advice=", which are all that the server runs")
+    if problem is not None:
+        raise StatusError(StatusCode.UNIMPLEMENTED, f"the program {problem}")
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        names.add(op.name)
-        return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
-    refused = sorted(name for name in names if name.partition(".")[0] not in _DIALECTS or name in _FORBIDDEN)
-    if refused:
-        raise StatusError(
-            StatusCode.INVALID_ARGUMENT,
-            f"the program has operations that the server does not run: {', '.join(refused)}",
-        )
-    calls = custom_calls(module)
-    unknown = sorted(calls - CUSTOM_CALLS)
-    if unknown:
-        raise StatusError(
-            StatusCode.UNIMPLEMENTED,
-            f"the program makes custom calls that the server does not run: {', '.join(unknown)[:500]}; "
-            "it runs those that JAX itself makes, and no callbacks",
-        )
-    return calls
+def _confine_options(proto: Any, own: Any) -> None:
+    """Replaces options of the compiler that name files by those of the server.
+
+    The others are those of the client, which its program was written for.
+
+    Raises:
+      StatusError: the program itself asks for one, as `compiler_options` of `jax.jit`.
+    """
+    debug, default = (options.executable_build_options.debug_options for options in (proto, own))
+    if not proto.executable_build_options.HasField("debug_options"):
+        debug.CopyFrom(default)
+    for field in debug.DESCRIPTOR.fields:
+        if _FILES.search(field.name):
+            debug.ClearField(field.name)
+            if field.is_repeated:
+                getattr(debug, field.name).extend(getattr(default, field.name))
+            elif default.HasField(field.name):
+                setattr(debug, field.name, getattr(default, field.name))
+    for name in proto.env_option_overrides:
+        if _FILES.search(name):
+            raise StatusError(
+                StatusCode.PERMISSION_DENIED, f"the compiler option {name!r} would have the server use files"
+            )
 
 
 def _results(block: ir.Block, executable: Any, devices: tuple[jax.Device, ...]) -> tuple[ArraySpec, ...]:

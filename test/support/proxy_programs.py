@@ -195,6 +195,13 @@ def memories_of_the_host() -> Any:
 
 
 @program
+def results_in_the_memory_of_the_host() -> Any:
+    pinned = NamedSharding(mesh(x=4), P("x"), memory_kind="pinned_host")
+    result = jax.jit(lambda x: x * 2, out_shardings=pinned)(values(8))
+    return result, result.sharding.memory_kind
+
+
+@program
 def arrays_of_single_shards() -> Any:
     across = NamedSharding(mesh(x=4), P("x"))
     shards = [jax.device_put(np.full((1, 2), i, np.float32), jax.devices()[i]) for i in range(4)]
@@ -293,6 +300,12 @@ def layouts() -> Any:
     x = jnp.asarray(values(4, 6))
     turned = jax.jit(lambda x: x * 2, out_shardings=Format(Layout((1, 0)), x.sharding))(x)
     return turned, turned.format.layout.major_to_minor, jax.jit(lambda x: x + 1)(turned)
+
+
+@program
+def options_of_the_compiler() -> Any:
+    fast = jax.jit(lambda x: x / 3, compiler_options={"xla_cpu_enable_fast_math": True})
+    return fast(values(4)).shape
 
 
 @program

@@ -241,3 +241,97 @@ def test_the_end_frees_everything(client: Client) -> None:
     client.session._reply_later(1, MESSAGES["xla.ifrt.proxy.IfrtResponse"](), lambda: None)
     assert len(client.replies) == sent
     assert not value.is_deleted()  # another array may share its buffers
+
+
+def compile_text(client: Client, text: str, **options: Any) -> Any:
+    """Has a session compile the text of a module for device 0; returns the status."""
+    build = {"num_replicas": 1, "num_partitions": 1}
+    devices = [{"replica_device_ids": [0]}]
+    assignment = {"replica_count": 1, "computation_count": 1, "computation_devices": devices}
+    proto = MESSAGES["xla.ifrt.XlaCompileOptionsProto"]()
+    proto.compile_options.MergeFrom(
+        MESSAGES["xla.CompileOptionsProto"](
+            executable_build_options=build | {"device_assignment": assignment}, **options
+        )
+    )
+    return client.request(
+        "compile",
+        program={"type_name": "xla::ifrt::XlaProgram", "data": text.encode()},
+        compile_options={"data": proto.SerializeToString()},
+    ).response_metadata.status
+
+
+def module(body: str) -> str:
+    """A module with a function of one number."""
+    return f"module @test {{ func.func public @main(%x: tensor<f32>) -> tensor<f32> {{ {body} }} }}"
+
+
+def test_a_program_is_compiled_and_executed(client: Client) -> None:
+    double = "%0 = stablehlo.add %x, %x : tensor<f32> return %0 : tensor<f32>"
+    assert compile_text(client, module(double)).code == 0
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    assert client.replies[-1].compile_response.name == "test"
+    client.put(1, np.array(3, np.float32))
+    request = {"loaded_executable_handle": program, "args_handles": [1]}
+    # The first execution tells what results are; from then on, the client names them.
+    first = client.request("loaded_executable_execute", **request).loaded_executable_execute_response
+    assert [list(output.shape.dims) for output in first.outputs] == [[]]
+    np.testing.assert_array_equal(client.fetch(first.outputs[0].array_handle), [6])
+    client.request("loaded_executable_execute", **request, result_array_handle=[2])
+    np.testing.assert_array_equal(client.fetch(2), [6])
+
+
+def test_a_failed_execution_is_an_error_in_each_result(client: Client) -> None:
+    compile_text(client, module("return %x : tensor<f32>"))
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    reply = client.request(
+        "loaded_executable_execute",
+        loaded_executable_handle=program,
+        args_handles=[99],
+        result_array_handle=[2],
+    )
+    assert reply.response_metadata.status.code == 0
+    assert client.fetch(2) == (3, "no array has the handle 99")
+    # Also without a program.
+    client.request("loaded_executable_execute", loaded_executable_handle=5, result_array_handle=[3])
+    assert client.fetch(3) == (3, "no program has the handle 5")
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (
+            "%0 = stablehlo.custom_call @InspectSharding(%x) : (tensor<f32>) -> tensor<f32> "
+            "return %x : tensor<f32>",
+            "calls 'InspectSharding', which is not among the calls that JAX makes by itself",
+        ),
+        (
+            "%0 = func.call @main(%x) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>",
+            "a function that calls itself",
+        ),
+        (
+            "%t = stablehlo.create_token : !stablehlo.token "
+            '%0:2 = "stablehlo.infeed"(%t) {infeed_config = ""} : (!stablehlo.token) -> '
+            "(tensor<f32>, !stablehlo.token) "
+            "return %0#0 : tensor<f32>",
+            "has an operation that a program may not have: stablehlo.infeed",
+        ),
+    ],
+)
+def test_programs_that_must_not_run(client: Client, body: str, problem: str) -> None:
+    status = compile_text(client, module(body))
+    assert status.code == 12
+    assert problem in status.message
+
+
+def test_what_is_no_program(client: Client) -> None:
+    status = compile_text(client, "module {")
+    assert status.code == 3
+    assert status.message.startswith("the program is not StableHLO: ")
+
+
+def test_options_of_the_compiler_that_name_files(client: Client) -> None:
+    overrides = {"xla_dump_to": {"string_field": "/tmp/x"}}
+    status = compile_text(client, module("return %x : tensor<f32>"), env_option_overrides=overrides)
+    assert status.code == 7
+    assert "'xla_dump_to' would have the server use files" in status.message
