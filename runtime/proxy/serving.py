@@ -116,10 +116,10 @@ class ProxyServer:
 
     def end_session(self, session: ProxySession) -> None:
         """Ends a session and frees all that it owns."""
-        with self._lock:
-            self._sessions.pop(session.number, None)
         counts = session.counts
         session.close()
+        with self._lock:
+            self._sessions.pop(session.number, None)
         _LOG.info("session %d ended: freed %d arrays, %d programs", session.number, *counts[:2])
 
     def session(self, number: int) -> ProxySession:

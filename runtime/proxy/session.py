@@ -115,7 +115,8 @@ class ProxySession:
 
     def close(self) -> None:
         """Frees all that the session owns; later replies are dropped."""
-        self._is_closed = True
+        with self._replying:
+            self._is_closed = True
         self.host_buffers.close()
         self._arrays.clear()
         self._programs.clear()
@@ -379,15 +380,17 @@ class ProxySession:
         def compile_() -> None:
             program = programs.compile_program(self._served, body.program, body.compile_options)
             handle = next(self._handles)
-            if not self._is_closed:
+            with self._replying:
+                if self._is_closed:
+                    return
                 self._programs[handle] = program
+                answer.ready_future_handle = self._future()
             ids = [device.id for device in program.devices]
             answer.loaded_executable_handle = handle
             answer.name = program.name
             answer.num_devices = len(ids)
             answer.device_ids.extend(ids)
             answer.addressable_device_ids.extend(ids)
-            answer.ready_future_handle = self._future()
 
         return Later(compile_)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -70,3 +73,101 @@ def test_equals_local_jax(name: str, proxied: dict[str, Any]) -> None:
 def test_nothing_is_left_of_a_session(server: ProxyServer, proxied: dict[str, Any]) -> None:
     assert "one_operation" in proxied
     assert server.sessions == ()
+
+
+def start_client(server: ProxyServer, program: str) -> subprocess.Popen[str]:
+    """Starts a program that uses the server."""
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(
+        command,
+        env=client_environment(server),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_end_of_sessions(server: ProxyServer) -> None:
+    """Waits until no session is left."""
+    deadline = time.monotonic() + 30
+    while server.sessions:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_failed_execution_is_raised_when_it_is_read_and_the_session_goes_on(server: ProxyServer) -> None:
+    program = """if True:
+        import jax, jax.numpy as jnp
+        large = jax.jit(lambda x: jnp.zeros((1 << 21, 1 << 21)).at[0].set(x))
+        failed = large(1.0)
+        further = failed[0] + 1
+        print("called")
+        for array in (failed, further):
+            try:
+                array.block_until_ready()
+            except jax.errors.JaxRuntimeError as error:
+                print(str(error).partition(":")[0])
+        print(jnp.ones(2) + 1)
+        """
+    with start_client(server, program) as client:
+        out, err = client.communicate(timeout=120)
+    assert out == "called\nRESOURCE_EXHAUSTED\nRESOURCE_EXHAUSTED\n[2. 2.]\n", err[-2000:]
+
+
+def test_a_killed_client_leaves_nothing(server: ProxyServer) -> None:
+    program = """if True:
+        import jax, jax.numpy as jnp, time
+        x = jnp.ones((100, 100))
+        step = jax.jit(lambda x: x * 1.5)
+        print(step(x)[0, 0], flush=True)
+        while True:
+            x = step(x)
+        """
+    with start_client(server, program) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "1.5\n"
+        (session,) = server.sessions
+        assert session.counts[0] > 0
+        client.kill()
+    wait_for_end_of_sessions(server)
+    assert session.counts == (0, 0, 0, 0)
+
+
+def test_a_stopped_client_keeps_nobody_else_waiting(server: ProxyServer) -> None:
+    program = """if True:
+        import jax, jax.numpy as jnp
+        x = jnp.ones(100)
+        print("ready", flush=True)
+        while True:
+            x = x + 1
+        """
+    with start_client(server, program) as stopped:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == "ready\n"
+        stopped.send_signal(signal.SIGSTOP)
+        with start_client(server, "import jax; print(jax.jit(lambda x: x + 1)(1.0))") as other:
+            assert other.communicate(timeout=120)[0] == "2.0\n"
+        stopped.kill()
+    wait_for_end_of_sessions(server)
+
+
+def test_the_end_of_the_server_is_an_error_of_its_clients(tmp_path: Path) -> None:
+    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), descriptors.messages()))
+    program = """if True:
+        import jax, jax.numpy as jnp, time
+        x = jnp.ones(100)
+        print("ready", flush=True)
+        input()
+        began = time.monotonic()
+        try:
+            (x + 1).block_until_ready()
+        except Exception as error:
+            print(str(error).partition(":")[0], time.monotonic() - began < 10)
+        """
+    with start_client(server, program) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        server.close()
+        out, err = client.communicate("\n", timeout=120)
+    assert out == "UNAVAILABLE True\n", err[-2000:]

@@ -1,0 +1,227 @@
+"""Connections and sessions at a socket, with a client in this process that does what it wants."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from proxy_client import SocketClient
+
+from pathways.runtime.proxy import descriptors
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.serving import ProxyServer, ServerError
+
+MESSAGES = descriptors.messages()
+SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
+VERSION = {"protocol_version": 25, "ifrt_serdes_version_number": 6}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ProxyServer]:
+    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), MESSAGES))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: ProxyServer) -> Iterator[SocketClient]:
+    client = SocketClient(server.path)
+    yield client
+    client.close()
+
+
+def encode(name: str, **fields: Any) -> bytes:
+    return MESSAGES[f"xla.ifrt.proxy.{name}"](**fields).SerializeToString()
+
+
+def start_session(client: SocketClient) -> tuple[int, int]:
+    """Starts a session; returns its stream and its id."""
+    metadata = encode("GrpcIfrtSessionMetadata", version=VERSION)
+    stream = client.call(f"{SERVICE}IfrtSession", {"ifrt-proxy-grpc-ifrt-session-metadata-bin": metadata})
+    client.send(stream, encode("IfrtRequest", init_request={}))
+    reply = MESSAGES.parse("xla.ifrt.proxy.IfrtResponse", client.wait_for_message(stream))
+    return stream, reply.init_response.session_id
+
+
+def start_store(client: SocketClient, session: int, handle: int, size: int) -> int:
+    """Starts to store a host buffer; returns the stream."""
+    metadata = encode("GrpcHostBufferStoreMetadata", session_id=session, handle=handle, buffer_size=size)
+    return client.call(
+        f"{SERVICE}HostBufferStore", {"ifrt-proxy-grpc-host-buffer-store-metadata-bin": metadata}
+    )
+
+
+def make_array(handle: int, size: int) -> bytes:
+    """A request that makes an array of bytes of a host buffer."""
+    sharding = MESSAGES["xla.ifrt.SingleDeviceShardingProto"](device_id=0).SerializeToString()
+    serialized = {"type_name": "xla::ifrt::SingleDeviceSharding", "data": sharding}
+    return encode(
+        "IfrtRequest",
+        make_array_from_host_buffer_request={
+            "dtype": {"kind": "KIND_U8"},
+            "shape": {"dims": [size]},
+            "sharding": {"serialized_sharding": serialized},
+            "host_buffer_handle": handle,
+            "array_handle": handle,
+        },
+    )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_newest_version_is_chosen(client: SocketClient) -> None:
+    stream = client.call(f"{SERVICE}GetVersion")
+    newer = {"protocol_version": 99, "ifrt_serdes_version_number": 99}
+    client.send(stream, encode("GrpcGetVersionRequest", min_version={}, max_version=newer), end=True)
+    reply = MESSAGES.parse("xla.ifrt.proxy.GrpcGetVersionResponse", client.wait_for_message(stream))
+    assert (reply.version.protocol_version, reply.version.ifrt_serdes_version_number) == (25, 6)
+    assert client.wait_for_status(stream) == (0, "")
+
+
+def test_a_client_that_is_too_old(client: SocketClient) -> None:
+    stream = client.call(f"{SERVICE}GetVersion")
+    old = {"protocol_version": 3}
+    client.send(stream, encode("GrpcGetVersionRequest", min_version=old, max_version=old), end=True)
+    code, message = client.wait_for_status(stream)
+    assert code == 9
+    assert "too old for the server: it speaks versions 3 to 3 of the IFRT proxy protocol" in message
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "message"),
+    [
+        ("/some.Other/Call", 12, "calls of '/some.Other/Call' are not supported by the server"),
+        (
+            f"{SERVICE}IfrtSession",
+            3,
+            "the call has no header ifrt-proxy-grpc-ifrt-session-metadata-bin",
+        ),
+        (
+            f"{SERVICE}HostBufferStore",
+            3,
+            "the call has no header ifrt-proxy-grpc-host-buffer-store-metadata-bin",
+        ),
+    ],
+)
+def test_calls_that_are_refused(client: SocketClient, method: str, code: int, message: str) -> None:
+    assert client.wait_for_status(client.call(method)) == (code, message)
+
+
+def test_a_host_buffer_may_come_after_the_request_that_needs_it(
+    server: ProxyServer, client: SocketClient
+) -> None:
+    stream, session = start_session(client)
+    client.send(stream, make_array(1, 5))
+    other = SocketClient(server.path)
+    store = start_store(other, session, 1, 5)
+    other.send(store, encode("GrpcHostBufferStoreRequest", data=b"abc"))
+    other.send(store, encode("GrpcHostBufferStoreRequest", data=b"de"), end=True)
+    assert other.wait_for_status(store) == (0, "")
+    reply = MESSAGES.parse("xla.ifrt.proxy.IfrtResponse", client.wait_for_message(stream))
+    assert reply.make_array_from_host_buffer_response.array_handle == 1
+    # And back.
+    client.send(
+        stream,
+        encode("IfrtRequest", copy_to_host_buffer_request={"array_handle": 1, "host_buffer_handle": 2}),
+    )
+    client.wait_for_message(stream)
+    lookup = other.call(f"{SERVICE}HostBufferLookup")
+    other.send(lookup, encode("GrpcHostBufferLookupRequest", session_id=session, handle=2), end=True)
+    found = MESSAGES.parse("xla.ifrt.proxy.GrpcHostBufferLookupResponse", other.wait_for_message(lookup))
+    assert found.data == b"abcde"
+    delete = other.call(f"{SERVICE}HostBufferDelete")
+    other.send(delete, encode("GrpcHostBufferDeleteRequest", session_id=session, handle=2), end=True)
+    assert other.wait_for_status(delete) == (0, "")
+    assert server.session(session).counts == (1, 0, 0, 0)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"abc", "a host buffer of 5 bytes ended after 3"), (b"abcdef", "a host buffer of 5 bytes has more")],
+)
+def test_a_host_buffer_of_another_size(client: SocketClient, data: bytes, message: str) -> None:
+    _, session = start_session(client)
+    store = start_store(client, session, 1, 5)
+    client.send(store, encode("GrpcHostBufferStoreRequest", data=data), end=True)
+    assert client.wait_for_status(store) == (3, message)
+
+
+def test_a_session_that_does_not_exist(client: SocketClient) -> None:
+    assert client.wait_for_status(start_store(client, 12345, 1, 5)) == (5, "no session has the id 12345")
+
+
+def test_the_end_of_the_stream_ends_the_session(server: ProxyServer, client: SocketClient) -> None:
+    stream, _ = start_session(client)
+    client.h2.end_stream(stream)
+    assert client.wait_for_status(stream) == (0, "")
+    wait_until(lambda: server.sessions == ())
+
+
+def test_a_client_that_vanishes_leaves_nothing(server: ProxyServer, client: SocketClient) -> None:
+    stream, session = start_session(client)
+    store = start_store(client, session, 7, 3)
+    client.send(store, encode("GrpcHostBufferStoreRequest", data=b"abc"), end=True)
+    client.wait_for_status(store)
+    client.send(stream, make_array(7, 3))
+    client.wait_for_message(stream)
+    # The session then waits for a host buffer that never comes.
+    client.send(stream, make_array(8, 3))
+    client.flush()
+    (running,) = server.sessions
+    assert running.counts == (1, 0, 0, 0)
+    client.close()
+    wait_until(lambda: server.sessions == ())
+    assert running.counts == (0, 0, 0, 0)
+
+
+def test_what_is_no_request_ends_the_session_only(server: ProxyServer, client: SocketClient) -> None:
+    stream, _ = start_session(client)
+    other, _ = start_session(client)
+    client.send(stream, b"\xff\xff")
+    code, message = client.wait_for_status(stream)
+    assert (code, message[:30]) == (3, "invalid message of 2 bytes; ex")
+    client.send(other, encode("IfrtRequest", init_request={}))
+    client.wait_for_message(other)
+    assert len(server.sessions) == 1
+
+
+def test_what_is_no_http(server: ProxyServer) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.settimeout(30)
+        plain.connect(str(server.path))
+        plain.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        while plain.recv(4096):
+            pass
+    # The server goes on.
+    client = SocketClient(server.path)
+    start_session(client)
+    client.close()
+
+
+def test_closing_the_server_ends_everything(tmp_path: Path) -> None:
+    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), MESSAGES))
+    client = SocketClient(server.path)
+    stream, _ = start_session(client)
+    server.close()
+    with pytest.raises(ConnectionError):
+        client.wait_for_message(stream)
+    wait_until(lambda: server.sessions == ())
+    assert not server.path.exists()
+    client.close()
+
+
+def test_a_socket_that_is_served(server: ProxyServer) -> None:
+    with pytest.raises(ServerError, match="another server has it"):
+        ProxyServer(server.path, server.served)
