@@ -15,7 +15,7 @@ from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import DTYPES, ArrayPlacement, ArraySpec, ServedDevices
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
-from pathways.runtime.xla import ifrt, pjrt
+from pathways.runtime.xla import compile_cache, ifrt, pjrt
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,7 +150,8 @@ def compile_program(served: ServedDevices, program: Any, options: Any) -> ProxyP
     if any(call.startswith("lapack_") for call in custom_calls(module)):
         pjrt.initialize_lapack()
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
-    executable = pjrt.compile_parsed(module, devices, ifrt.compile_options(proto.SerializeToString()))
+    options_of_xla = ifrt.compile_options(proto.SerializeToString())
+    executable = compile_cache.load_one(program.data, devices, options_of_xla)
     types = module.operation.regions[0].blocks[0]
     results = _results(types, executable, devices)
     return ProxyProgram(name, executable, devices, results, ifrt.donated_operands(executable))

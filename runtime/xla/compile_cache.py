@@ -289,6 +289,36 @@ def _carry_out(
     return ready
 
 
+def load_one(module: bytes, devices: Sequence[jax.Device], options: Any) -> pjrt.LoadedExecutable:
+    """Compiles a module with options of its own, or loads what an earlier process stored.
+
+    Args:
+      module: StableHLO, as `pjrt.parse` reads it.
+      devices: the devices that the options assign.
+      options: `CompileOptions`.
+
+    Raises:
+      JaxRuntimeError: XLA refused it.
+    """
+    store = code_store.from_environment()
+    if store is None:
+        return pjrt.compile_anew(module, devices, options)
+    parts = [_FORMAT, pjrt.environment(devices), options.SerializeAsString(), module]
+    key = hashlib.sha256(b"\0".join(parts)).hexdigest()
+    code = store.read(key)
+    if code is not None:
+        try:
+            return pjrt.deserialize(code, devices, options)
+        except jax.errors.JaxRuntimeError:
+            store.discard(key)
+    executable = pjrt.compile_anew(module, devices, options)
+    code = pjrt.serialize(executable)
+    if code is not None:
+        store.write(key, code)
+        store.trim()
+    return executable
+
+
 def serialize_all(requests: Sequence[Request]) -> list[bytes]:
     """The code of each computation in the same order, for `Request.code` of any process on such devices.
 

@@ -195,12 +195,9 @@ def compile_and_load(
 
 def compile_anew(module: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
     """Compiles MLIR bytecode for `devices`, past JAX's persistent compilation cache."""
-    return compile_parsed(parse(module), devices, options)
-
-
-def compile_parsed(module: Any, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
-    """Compiles what `parse` returned for `devices`, past JAX's persistent compilation cache."""
-    return compiler.backend_compile_and_load(devices[0].client, module, device_list(devices), options, [])
+    return compiler.backend_compile_and_load(
+        devices[0].client, parse(module), device_list(devices), options, []
+    )
 
 
 def parse(module: bytes) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.session import ProxySession
+from pathways.runtime.xla import pjrt
 
 MESSAGES = descriptors.messages()
 
@@ -335,3 +337,20 @@ def test_options_of_the_compiler_that_name_files(client: Client) -> None:
     status = compile_text(client, module("return %x : tensor<f32>"), env_option_overrides=overrides)
     assert status.code == 7
     assert "'xla_dump_to' would have the server use files" in status.message
+
+
+def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PW_CACHE_DIR", str(tmp_path))
+    donating = "func.func public @main(%x: tensor<f32> {tf.aliasing_output = 0 : i32}) -> tensor<f32>"
+    text = f"module @test {{ {donating} {{ %0 = stablehlo.sine %x : tensor<f32> return %0 : tensor<f32> }} }}"
+    replies = []
+    for _ in range(2):
+        client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+        assert compile_text(client, text).code == 0
+        program = client.replies[-1].compile_response.loaded_executable_handle
+        reply = client.request("loaded_executable_metadata", loaded_executable_handle=program)
+        metadata = reply.loaded_executable_metadata_response
+        assert list(metadata.donated_input_indices.donated_input_indices) == [0]
+        replies.append(metadata.output_layouts_list)
+        monkeypatch.setattr(pjrt, "compile_anew", None)
+    assert replies[0] == replies[1]
