@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,7 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     # Not in a child process: it gets the signals, and the program is its own child.
     serves = program or any(argument.startswith("--listen") for argument in given)
-    return command.run(make_parser(), work, given[:end] if serves or arguments is not None else None)
+    code = command.run(make_parser(), work, given[:end] if serves or arguments is not None else None)
+    if arguments is None:
+        # Threads of XLA may still run, which it does not expect of a process that ends in other ways.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _run(options: argparse.Namespace, program: Sequence[str]) -> int:

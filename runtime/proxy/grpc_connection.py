@@ -21,6 +21,7 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
+import hyperframe.frame
 
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 
@@ -36,6 +37,10 @@ STREAM_WINDOW = 8 << 20
 CONNECTION_WINDOW = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
 _PREFIX_BYTES = 5
+
+# h2 makes a text of every frame for its log, also where it keeps none: of a large frame, all of its bytes in
+# hexadecimal, which takes longer than all else together.
+hyperframe.frame.DataFrame.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 StreamId = int
 
@@ -167,13 +172,15 @@ class GrpcConnection:
             state.unhandled_bytes -= size
             self._return_credit(stream, state)
 
-    def send(self, stream: StreamId, message: bytes) -> None:
-        """Sends a message; no-op for a call that has ended."""
+    def send(self, stream: StreamId, *messages: bytes) -> None:
+        """Sends messages, in as few frames as possible; no-op for a call that has ended."""
         state = self._streams.get(stream)
-        if state is None or state.status is not None:
+        if state is None or state.status is not None or not messages:
             return
         self._send_headers(stream, state)
-        framed = len(message).to_bytes(_PREFIX_BYTES, "big") + message
+        framed = b"".join(
+            part for message in messages for part in (len(message).to_bytes(_PREFIX_BYTES, "big"), message)
+        )
         state.outgoing.append(memoryview(framed))
         state.pending_bytes += len(framed)
         self._flush(stream, state)

@@ -15,7 +15,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pathways.dialect.errors import PathwaysError
@@ -49,6 +49,11 @@ _MAX_PENDING_BYTES = 8 << 20
 """Replies that may wait for a client that does not read, before its session waits for it."""
 
 _WAITING_THREADS = 16
+_MAX_REPLIES_AT_ONCE = 16
+
+
+Requests = queue.SimpleQueue[bytes | None]
+"""Requests of a session that are not dispatched; None is the end of its stream."""
 
 
 class ServerError(PathwaysError):
@@ -211,7 +216,7 @@ class _ClientConnection:
         self._grpc = GrpcConnection()
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
-        self._sessions: dict[StreamId, tuple[ProxySession, queue.Queue[bytes | None]]] = {}
+        self._sessions: dict[StreamId, tuple[ProxySession, Requests]] = {}
         self._stores: dict[StreamId, _IncomingBuffer] = {}
         self._unary: dict[StreamId, str] = {}
 
@@ -266,12 +271,17 @@ class _ClientConnection:
                 self._grpc.finish(stream, code, message)
                 self._flush()
 
-    def _wait_for_reader(self, stream: StreamId) -> None:
-        """Waits until the client has read most of the replies of a call, or is gone."""
+    def _reply(self, stream: StreamId, replies: Sequence[bytes], handled: int) -> None:
+        """Sends replies to requests; waits while too many are unread and the client is there."""
         with self._lock:
-            self._drained.wait_for(
-                lambda: self._grpc.is_lost or self._grpc.pending_bytes(stream) <= _MAX_PENDING_BYTES
-            )
+            if not self._grpc.is_lost:
+                self._grpc.send(stream, *replies)
+                self._grpc.handled(stream, handled)
+                self._flush()
+            if self._grpc.pending_bytes(stream) > _MAX_PENDING_BYTES:
+                self._drained.wait_for(
+                    lambda: self._grpc.is_lost or self._grpc.pending_bytes(stream) <= _MAX_PENDING_BYTES
+                )
 
     def _handled(self, stream: StreamId, size: int) -> None:
         with self._lock:
@@ -344,7 +354,7 @@ class _ClientConnection:
 
     def _start_session(self, stream: StreamId) -> None:
         session = self._server.start_session(lambda message: self._send(stream, message))
-        requests: queue.Queue[bytes | None] = queue.Queue()
+        requests: Requests = queue.SimpleQueue()
         self._sessions[stream] = session, requests
         start_thread(functools.partial(self._dispatch, stream, session, requests), "proxy dispatches")
 
@@ -354,12 +364,18 @@ class _ClientConnection:
         # It may wait for a host buffer that will not come.
         session.host_buffers.close()
 
-    def _dispatch(self, stream: StreamId, session: ProxySession, requests: queue.Queue[bytes | None]) -> None:
+    def _dispatch(self, stream: StreamId, session: ProxySession, requests: Requests) -> None:
         try:
             while (data := requests.get()) is not None:
-                session.dispatch(data)
-                self._handled(stream, len(data))
-                self._wait_for_reader(stream)
+                replies, size = [], 0
+                # What has arrived meanwhile is handled at once: a message costs less than a write.
+                while data is not None:
+                    size += len(data)
+                    reply = session.dispatch(data)
+                    if reply is not None:
+                        replies.append(reply)
+                    data = _next(requests) if len(replies) < _MAX_REPLIES_AT_ONCE else None
+                self._reply(stream, replies, size)
             self._finish(stream)
         except ValueError as error:
             _LOG.warning("session %d: %s", session.number, error)
@@ -421,6 +437,17 @@ class _ClientConnection:
                 self._finish(stream)
             case _:
                 raise StatusError(StatusCode.INVALID_ARGUMENT, "unexpected message")
+
+
+def _next(requests: Requests) -> bytes | None:
+    """The next request if there is one; the end of the stream is left in the queue."""
+    try:
+        data = requests.get_nowait()
+    except queue.Empty:
+        return None
+    if data is None:
+        requests.put(None)
+    return data
 
 
 def _header(event: CallStarted, name: str) -> bytes:

@@ -70,8 +70,8 @@ class ProxySession:
         self._programs: dict[int, ProxyProgram] = {}
         self._futures: dict[int, Sequence[ProxyArray]] = {}
         self._handles = itertools.count(FIRST_SERVER_HANDLE)
-        self._replying = threading.Lock()
-        self._replies = 0
+        self._closing = threading.Lock()
+        self._replies = itertools.count()
         self._is_closed = False
         self._handlers: dict[str, Callable[[Any, Any], Later | None]] = {
             name.removeprefix("_handle_") + "_request": getattr(self, name)
@@ -84,8 +84,8 @@ class ProxySession:
         """How many arrays, programs, futures and host buffers the session owns."""
         return len(self._arrays), len(self._programs), len(self._futures), len(self.host_buffers)
 
-    def dispatch(self, data: bytes) -> None:
-        """Handles the next request of the stream, and sends its reply now or later.
+    def dispatch(self, data: bytes) -> bytes | None:
+        """Handles the next request of the stream; returns its reply, or None when that is sent later.
 
         Raises:
           ValueError: the data is no request; the session cannot go on.
@@ -105,17 +105,16 @@ class ProxySession:
             answer.SetInParent()
             later = handler(body, answer)
         except Exception as error:
-            self._reply_error(op_id, status_of(error))
-            return
+            return self._encode_error(op_id, status_of(error))
         if later is None:
-            self._reply(op_id, response)
-        else:
-            fill = later.fill
-            self._wait(lambda: self._reply_later(op_id, response, fill))
+            return self._encode(op_id, response)
+        fill = later.fill
+        self._wait(lambda: self._reply_later(op_id, response, fill))
+        return None
 
     def close(self) -> None:
         """Frees all that the session owns; later replies are dropped."""
-        with self._replying:
+        with self._closing:
             self._is_closed = True
         self.host_buffers.close()
         self._arrays.clear()
@@ -125,30 +124,26 @@ class ProxySession:
     def _reply_later(self, op_id: int, response: Any, fill: Callable[[], None]) -> None:
         try:
             fill()
+            reply = self._encode(op_id, response)
         except Exception as error:
-            self._reply_error(op_id, status_of(error))
-            return
-        self._reply(op_id, response)
+            reply = self._encode_error(op_id, status_of(error))
+        if not self._is_closed:
+            self._send(reply)
 
-    def _reply(self, op_id: int, response: Any) -> None:
+    def _encode(self, op_id: int, response: Any) -> bytes:
         metadata = response.response_metadata
         metadata.op_id = op_id
         metadata.status.SetInParent()
-        with self._replying:
-            # The client counts replies that have a body, in the order in which they arrive.
-            metadata.seq_num = self._replies
-            self._replies += 1
-            if not self._is_closed:
-                self._send(response.SerializeToString())
+        # The client counts replies that have a body, and only these.
+        metadata.seq_num = next(self._replies)
+        return response.SerializeToString()
 
-    def _reply_error(self, op_id: int, error: StatusError) -> None:
+    def _encode_error(self, op_id: int, error: StatusError) -> bytes:
         response = self._response()
         response.response_metadata.op_id = op_id
         response.response_metadata.status.code = int(error.code)
         response.response_metadata.status.message = error.message
-        with self._replying:
-            if not self._is_closed:
-                self._send(response.SerializeToString())
+        return response.SerializeToString()
 
     def _array(self, handle: int) -> ProxyArray:
         array = self._arrays.get(handle)
@@ -380,7 +375,7 @@ class ProxySession:
         def compile_() -> None:
             program = programs.compile_program(self._served, body.program, body.compile_options)
             handle = next(self._handles)
-            with self._replying:
+            with self._closing:
                 if self._is_closed:
                     return
                 self._programs[handle] = program

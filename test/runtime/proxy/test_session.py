@@ -37,7 +37,9 @@ class Client:
         body = getattr(request, f"{kind}_request")
         body.SetInParent()
         body.MergeFrom(type(body)(**fields))
-        self.session.dispatch(request.SerializeToString())
+        answer = self.session.dispatch(request.SerializeToString())
+        if answer is not None:
+            self._read(answer)
         reply = self.replies[-1]
         assert reply.response_metadata.op_id == self._op_id
         return reply

@@ -1,0 +1,133 @@
+"""Work of an unmodified JAX program, timed by itself, for `proxy.py`: the same locally and behind a server.
+
+Before and after each piece it writes a line, and waits for one: the parent then reads what the server used.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+MIB = 64
+CALLS = 128
+LAYERS = 4
+WIDTH = 128
+
+Array = jax.Array
+
+
+def seconds_of(work: Callable[[], Any], times: int) -> float:
+    """The median of some runs, after one that is not counted."""
+    work()
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def chain() -> dict[str, float]:
+    """Microseconds for each of some dependent calls of a tiny function."""
+    step = jax.jit(lambda x: x + 1)
+    start = jnp.float32(0)
+
+    def work() -> None:
+        x = start
+        for _ in range(CALLS):
+            x = step(x)
+        x.block_until_ready()
+
+    return {"us": seconds_of(work, 40) / CALLS * 1e6}
+
+
+def puts_and_fetches() -> dict[str, float]:
+    """MiB/s of an array of floats to a device and back."""
+    value = np.ones(MIB << 18, np.float32)
+    arrays = [jax.device_put(value) + i for i in range(8)]
+    jax.block_until_ready(arrays)
+    put = seconds_of(lambda: jax.device_put(value).block_until_ready(), 5)
+    # Each is fetched once: JAX keeps what it has fetched.
+    fetch = seconds_of(lambda: np.asarray(arrays.pop()), 5)
+    return {"put": MIB / put, "fetch": MIB / fetch}
+
+
+def training_step() -> dict[str, float]:
+    """Milliseconds of a step of a small transformer on a mesh of 2 x 4, all of whose state is donated."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
+    rng = np.random.default_rng(0)
+    across, along = P(None, "model"), P("model", None)
+    specs = {"q": across, "k": across, "v": across, "o": along, "up": across, "down": along}
+    shapes = {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+    layer = {
+        name: jax.device_put(
+            rng.normal(size=shapes.get(name, (WIDTH, WIDTH)), scale=0.02).astype(np.float32),
+            NamedSharding(mesh, spec),
+        )
+        for name, spec in specs.items()
+    }
+    weights = {"layers": [jax.tree.map(jnp.copy, layer) for _ in range(LAYERS)], "head": jnp.copy(layer["q"])}
+    weights["embedding"] = jnp.copy(layer["k"])
+
+    def loss(weights: Any, x: Array) -> Array:
+        h = x @ weights["embedding"]
+        for w in weights["layers"]:
+            q, k, v = h @ w["q"], h @ w["k"], h @ w["v"]
+            h = h + jax.nn.softmax(q @ k.swapaxes(-1, -2) / WIDTH**0.5) @ v @ w["o"]
+            h = h + jax.nn.gelu(h @ w["up"]) @ w["down"]
+        return jnp.mean((h @ weights["head"] - x) ** 2)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(weights: Any, momentum: Any, x: Array) -> Any:
+        value, slopes = jax.value_and_grad(loss)(weights, x)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, slopes)
+        return jax.tree.map(lambda w, m: w - 0.01 * m, weights, momentum), momentum, value
+
+    x = jax.device_put(rng.normal(size=(8, 64, WIDTH)).astype(np.float32), NamedSharding(mesh, P("data")))
+    state = [weights, jax.tree.map(jnp.zeros_like, weights)]
+    assert len(jax.tree.leaves(state)) == 52
+
+    def work() -> None:
+        state[0], state[1], value = step(*state, x)
+        value.block_until_ready()
+
+    return {"ms": seconds_of(work, 15) * 1e3}
+
+
+def many_calls() -> dict[str, float]:
+    """Calls of a tiny function, whose number is reported."""
+    step = jax.jit(lambda x: x + 1)
+    x = jnp.float32(0)
+    for _ in range(5000):
+        x = step(x)
+    x.block_until_ready()
+    return {"calls": 5000}
+
+
+def idle() -> dict[str, float]:
+    """Nothing for two seconds."""
+    time.sleep(2)
+    return {"seconds": 2}
+
+
+WORK = {work.__name__: work for work in (chain, training_step, puts_and_fetches, many_calls, idle)}
+
+
+if __name__ == "__main__":
+    jax.devices()
+    for name in sys.argv[1:]:
+        print(f"begin {name}", flush=True)
+        input()
+        print(json.dumps(WORK[name]()), flush=True)
+        input()

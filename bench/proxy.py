@@ -1,0 +1,158 @@
+"""Unmodified JAX behind `pw-proxy`, beside local JAX on as many devices.
+
+Both sides are one process each, which runs the same work (`_proxy_work.py`); the CPU and the memory of the
+server are read while it has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from _parts import Row, parser_of, run_parts
+
+WORK = Path(__file__).with_name("_proxy_work.py")
+SERVER = (sys.executable, "-m", "pathways.tools.pw_proxy", "--cpu-devices", "8", "--listen")
+MIB = 1 << 20
+FLOOR_MIB = 256
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], environment: dict[str, str]) -> None:
+        self.process = process
+        self.environment = environment
+
+    def usage(self) -> tuple[float, int]:
+        """Seconds of CPU, and bytes of memory."""
+        words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks, pages = int(words[11]) + int(words[12]), int(words[21])
+        return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def served() -> Iterator[Server]:
+    """A server, and what its clients need in their environment."""
+    with tempfile.TemporaryDirectory(prefix="pw-bench-") as folder:
+        environment = os.environ | {"PW_CACHE_DIR": folder}
+        command = [*SERVER, f"unix:{folder}/jax"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline().removeprefix("export ").strip() for _ in range(3)]
+            yield Server(process, dict(line.split("=", 1) for line in lines))
+            process.terminate()
+
+
+def run(environment: dict[str, str], work: str, server: Server | None = None) -> dict[str, float]:
+    """What a piece of work measured, and what it cost the server."""
+    command = [sys.executable, str(WORK), work]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | environment,
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdout.readline()
+        before = server.usage() if server is not None else (0.0, 0)
+        client.stdin.write("\n")
+        client.stdin.flush()
+        figures: dict[str, float] = json.loads(client.stdout.readline())
+        after = server.usage() if server is not None else (0.0, 0)
+        client.stdin.write("\n")
+        client.stdin.flush()
+    return figures | {"server_s": after[0] - before[0], "server_bytes": after[1] - before[1]}
+
+
+def both(work: str) -> tuple[dict[str, float], dict[str, float]]:
+    """What a piece of work measured behind a server, and locally."""
+    with served() as server:
+        ours = run(server.environment, work, server)
+    return ours, run({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}, work)
+
+
+def chain() -> Iterator[Row]:
+    ours, local = both("chain")
+    case = "128 dependent calls, per call"
+    yield {"case": case, "us": ours["us"], "local us": local["us"], "to reach": "<= 200"}
+
+
+def execute() -> Iterator[Row]:
+    with served() as server:
+        figures = run(server.environment, "many_calls", server)
+    yield {
+        "case": "server, an execute of a tiny module",
+        "us of CPU": figures["server_s"] / figures["calls"] * 1e6,
+        "to reach": "<= 90",
+        "bytes kept a call": figures["server_bytes"] / figures["calls"],
+    }
+
+
+def training() -> Iterator[Row]:
+    ours, local = both("training_step")
+    yield {
+        "case": "training step, mesh 2x4, 52 arrays",
+        "ms": ours["ms"],
+        "local ms": local["ms"],
+        "ratio": ours["ms"] / local["ms"],
+        "to reach": "<= 1.15",
+    }
+
+
+def transfers() -> Iterator[Row]:
+    ours, local = both("puts_and_fetches")
+    floor = socket_floor()
+    for name in ("put", "fetch"):
+        yield {
+            "case": f"{name} of 64 MiB",
+            "MiB/s": ours[name],
+            "local MiB/s": local[name],
+            "to reach": ">= 500",
+            "bare socket MiB/s": floor,
+        }
+
+
+def idle() -> Iterator[Row]:
+    with served() as server:
+        figures = run(server.environment, "idle", server)
+    yield {"case": "idle server", "% of a core": figures["server_s"] / figures["seconds"] * 100}
+
+
+def socket_floor() -> float:
+    """MiB/s of a bare socket between two threads."""
+    one, other = socket.socketpair()
+    block = bytes(MIB)
+
+    def send() -> None:
+        for _ in range(FLOOR_MIB):
+            one.sendall(block)
+        one.close()
+
+    began = time.perf_counter()
+    thread = threading.Thread(target=send)
+    thread.start()
+    while other.recv(MIB):
+        pass
+    thread.join()
+    other.close()
+    return FLOOR_MIB / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    run_parts(
+        parser_of(__doc__).parse_args(),
+        {"chain": chain, "execute": execute, "training": training, "transfers": transfers, "idle": idle},
+    )
