@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -169,26 +169,19 @@ def fully_replicated_shard(array: ProxyArray) -> ProxyArray:
     return disassemble(array)[0]
 
 
-def remap(
-    specs: Sequence[ArraySpec], mappings: Sequence[Any], arrays: Sequence[ProxyArray]
-) -> list[ProxyArray]:
-    """Makes arrays of shards of others, by the intervals of `RemapPlanProto.mappings`."""
+def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -> list[ProxyArray]:
+    """Makes arrays of shards of others, as a `RemapPlanProto` says: by intervals of shards, or by devices."""
     sources = [array.shards for array in arrays]
     results: list[list[jax.Array | None]] = [[None] * len(spec.placement.devices) for spec in specs]
-    for mapping in mappings:
-        source, result = sources[mapping.in_array], results[mapping.out_array]
-        for start, end, step, to_start, to_end, to_step in zip(
-            mapping.from_start,
-            mapping.from_end,
-            mapping.from_step,
-            mapping.to_start,
-            mapping.to_end,
-            mapping.to_step,
-            strict=True,
-        ):
-            if min(start, to_start, step - 1, to_step - 1) < 0 or end > len(source) or to_end > len(result):
-                raise StatusError(StatusCode.INVALID_ARGUMENT, "a remap plan names shards that do not exist")
-            result[to_start:to_end:to_step] = source[start:end:step]
+    try:
+        for to_array, to_shard, from_array, from_shard in _moves(specs, plan, arrays):
+            if min(to_array, to_shard, from_array, from_shard) < 0:
+                raise IndexError
+            results[to_array][to_shard] = sources[from_array][from_shard]
+    except (IndexError, ValueError):
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT, "a remap plan names shards that do not exist"
+        ) from None
     made = []
     for spec, shards in zip(specs, results, strict=True):
         complete = [shard for shard in shards if shard is not None]
@@ -196,6 +189,26 @@ def remap(
             raise StatusError(StatusCode.INVALID_ARGUMENT, "a remap plan leaves a shard of a result out")
         made.append(ProxyArray(spec, spec.make(complete)))
     return made
+
+
+def _moves(
+    specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yields array and shard of a result, and array and shard of where it comes from."""
+    for mapping in plan.mappings:
+        sides = [
+            zip(*(getattr(mapping, f"{side}_{part}") for part in ("start", "end", "step")), strict=True)
+            for side in ("from", "to")
+        ]
+        for source, result in zip(*sides, strict=True):
+            for from_shard, to_shard in zip(range(*source), range(*result), strict=True):
+                yield mapping.out_array, to_shard, mapping.in_array, from_shard
+    for output in plan.input_devices_for_output:
+        devices = [device.id for device in specs[output.out_array].placement.devices]
+        for entry in output.input_devices:
+            placed = [device.id for device in arrays[entry.in_array].read()[0].placement.devices]
+            for number in entry.device_list.device_ids:
+                yield output.out_array, devices.index(number), entry.in_array, placed.index(number)
 
 
 def bitcast(spec: ArraySpec, array: ProxyArray) -> ProxyArray:

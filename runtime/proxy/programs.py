@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import DTYPES, ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_plugin_program
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
 
@@ -65,13 +66,6 @@ class ProxyProgram:
         """Returns results that all raise an error."""
         return [ProxyArray(spec, error) for spec in self.results]
 
-    def describe_result(self, proto: Any, number: int, served: ServedDevices) -> None:
-        """Fills an `Output` of `LoadedExecutableExecuteResponse`."""
-        spec = self.results[number]
-        served.describe_dtype(proto.dtype, spec.dtype)
-        proto.shape.dims.extend(spec.shape)
-        served.describe_placement(proto.sharding, spec.placement)
-
     def describe(self, response: Any) -> None:
         """Fills a `LoadedExecutableMetadataResponse`."""
         executable = self.executable
@@ -110,13 +104,15 @@ class ProxyProgram:
         response.size_of_generated_code_in_bytes = executable.size_of_generated_code_in_bytes()
 
 
-def compile_program(served: ServedDevices, program: Any, options: Any) -> ProxyProgram:
+def compile_program(served: ServedDevices, program: Any, options: Any) -> ProxyProgram | ReshardProgram:
     """Compiles a serialised program for the devices that its options name.
 
     Raises:
       StatusError: the server refuses it, or XLA did.
     """
     kind = program.type_name.rpartition("::")[2]
+    if kind == "PluginProgram":
+        return parse_plugin_program(served, program.data)
     if kind != "XlaProgram":
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"programs of the kind {kind[:100]!r} are not supported by the server"

@@ -22,11 +22,15 @@ from pathways.runtime.proxy import arrays, programs
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import STRING, ArraySpec, ServedDevices, shape_of
 from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
+from pathways.runtime.proxy.plugin_programs import ReshardProgram
 from pathways.runtime.proxy.programs import ProxyProgram
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 
 FIRST_SERVER_HANDLE = 1 << 62
 """Handles from here on are chosen by the server; clients count from 1."""
+
+DONATED = StatusError(StatusCode.INVALID_ARGUMENT, "the array was deleted: it was donated")
+"""What takes the place of an array whose buffers another one has taken over."""
 
 _STRINGS = "xla.ifrt.proto.StringArrayContents"
 """What the host buffer of an array of strings holds."""
@@ -66,8 +70,12 @@ class ProxySession:
         self._wait = wait
         self._response = served.messages["xla.ifrt.proxy.IfrtResponse"]
         self._request = served.messages["xla.ifrt.proxy.IfrtRequest"]
+        fields = served.messages["xla.ifrt.proxy.CopyArraysRequest"].DESCRIPTOR.fields_by_name
+        self._donates = (
+            fields["copy_semantics"].enum_type.values_by_name["ARRAY_COPY_SEMANTICS_DONATE_INPUT"].number
+        )
         self._arrays: dict[int, ProxyArray] = {}
-        self._programs: dict[int, ProxyProgram] = {}
+        self._programs: dict[int, ProxyProgram | ReshardProgram] = {}
         self._futures: dict[int, Sequence[ProxyArray]] = {}
         self._handles = itertools.count(FIRST_SERVER_HANDLE)
         self._closing = threading.Lock()
@@ -154,10 +162,16 @@ class ProxySession:
     def _found(self, handles: Iterable[int]) -> list[ProxyArray]:
         return [self._array(handle) for handle in handles]
 
-    def _program(self, handle: int) -> ProxyProgram:
+    def _program(self, handle: int) -> ProxyProgram | ReshardProgram:
         program = self._programs.get(handle)
         if program is None:
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"no program has the handle {handle}")
+        return program
+
+    def _xla_program(self, handle: int) -> ProxyProgram:
+        program = self._program(handle)
+        if isinstance(program, ReshardProgram):
+            raise StatusError(StatusCode.UNIMPLEMENTED, "the program is no XLA program")
         return program
 
     def _put(self, handles: Sequence[int], make: Callable[[], Sequence[ProxyArray]]) -> None:
@@ -171,6 +185,13 @@ class ProxySession:
         except Exception as error:
             made = [ProxyArray(None, status_of(error))] * len(handles)
         self._arrays.update(zip(handles, made, strict=True))
+
+    def _donate(self, handles: Iterable[int], copy_semantics: int) -> None:
+        """Takes arrays from handles whose buffers were given to the result of a request."""
+        if copy_semantics == self._donates:
+            for handle in handles:
+                if handle in self._arrays:
+                    self._arrays[handle] = ProxyArray(self._arrays[handle].spec, DONATED)
 
     def _future(self, waited: Sequence[ProxyArray] = ()) -> int:
         handle = next(self._handles)
@@ -283,10 +304,12 @@ class ProxySession:
             return [arrays.assemble(spec, shards)]
 
         self._put([body.result_handle], make)
+        self._donate(body.single_device_array_handles, body.copy_semantics)
         answer.array_handle = body.result_handle
 
     def _handle_disassemble_into_single_device_arrays(self, body: Any, answer: Any) -> None:
         self._put(body.result_handles, lambda: arrays.disassemble(self._array(body.array_handle)))
+        self._donate([body.array_handle], body.copy_semantics)
         answer.array_handles.extend(body.result_handles)
 
     def _handle_copy_arrays(self, body: Any, answer: Any) -> None:
@@ -296,28 +319,33 @@ class ProxySession:
             return arrays.copy(self._found(body.array_handles), devices, memory)
 
         self._put(body.result_handles, make)
+        self._donate(body.array_handles, body.copy_semantics)
         answer.array_handles.extend(body.result_handles)
 
     def _handle_fully_replicated_shard(self, body: Any, answer: Any) -> None:
         self._put(
             [body.result_handle], lambda: [arrays.fully_replicated_shard(self._array(body.array_handle))]
         )
+        self._donate([body.array_handle], body.copy_semantics)
         answer.array_handle = body.result_handle
 
     def _handle_remap_arrays(self, body: Any, answer: Any) -> None:
         def make() -> list[ProxyArray]:
             specs = [self._served.spec(spec) for spec in body.plan.output_specs]
-            return arrays.remap(specs, body.plan.mappings, self._found(body.array_handles))
+            return arrays.remap(specs, body.plan, self._found(body.array_handles))
 
         self._put(body.result_handles, make)
+        self._donate(body.array_handles, body.copy_semantics)
         answer.array_handles.extend(body.result_handles)
 
     def _handle_bitcast_arrays(self, body: Any, answer: Any) -> None:
         self._put_each(body, arrays.bitcast)
+        self._donate(body.array_handles, body.copy_semantics)
         answer.array_handles.extend(body.result_handles)
 
     def _handle_reshard_arrays(self, body: Any, answer: Any) -> None:
         self._put_each(body, arrays.reshard)
+        self._donate(body.array_handles, body.copy_semantics)
         answer.array_handles.extend(body.result_handles)
 
     def _put_each(self, body: Any, make: Callable[[ArraySpec, ProxyArray], ProxyArray]) -> None:
@@ -360,7 +388,7 @@ class ProxySession:
 
     def _handle_is_array_deleted(self, body: Any, answer: Any) -> None:
         value = self._array(body.array_handle).value
-        answer.deleted = not isinstance(value, StatusError) and value.is_deleted()
+        answer.deleted = value is DONATED or (not isinstance(value, StatusError) and value.is_deleted())
 
     def _handle_destruct_array(self, body: Any, answer: Any) -> None:
         for handle in body.array_handle:
@@ -398,12 +426,15 @@ class ProxySession:
             # Without its results there is nothing that could hold the error.
             self._put(body.result_array_handle, lambda: [self._program(body.loaded_executable_handle)])  # type: ignore[list-item]
             return
-        handles = body.result_array_handle or [next(self._handles) for _ in program.results]
         try:
             arguments = self._found(body.args_handles)
             results = program.execute(arguments, body.execute_options.non_donatable_input_indices)
         except Exception as error:
-            results = program.fail(status_of(error))
+            if isinstance(program, ReshardProgram):
+                results = [ProxyArray(None, status_of(error))] * len(program.placements)
+            else:
+                results = program.fail(status_of(error))
+        handles = body.result_array_handle or [next(self._handles) for _ in results]
         self._put(handles, lambda: results)
         if body.execute_options.fill_status:
             if body.result_status_handle:
@@ -412,9 +443,16 @@ class ProxySession:
             else:
                 answer.status_handle = self._future(results)
         if not body.result_array_handle:
-            for number, handle in enumerate(handles):
-                output = answer.outputs.add(array_handle=handle)
-                program.describe_result(output, number, self._served)
+            for handle, result in zip(handles, results, strict=True):
+                self._describe_output(answer.outputs.add(array_handle=handle), result)
+
+    def _describe_output(self, output: Any, result: ProxyArray) -> None:
+        if result.spec is None:
+            result.read()
+            return
+        self._served.describe_dtype(output.dtype, result.spec.dtype)
+        output.shape.dims.extend(result.spec.shape)
+        self._served.describe_placement(output.sharding, result.spec.placement)
 
     def _handle_loaded_executable_fetch_execute_result(self, body: Any, answer: Any) -> Later | None:
         waited = self._futures.pop(body.result_status_handle, None)
@@ -425,13 +463,13 @@ class ProxySession:
         return _wait_for(waited)
 
     def _handle_loaded_executable_cost_analysis(self, body: Any, answer: Any) -> None:
-        program = self._program(body.loaded_executable_handle)
+        program = self._xla_program(body.loaded_executable_handle)
         answer.attributes.SetInParent()
         for name, value in program.executable.cost_analysis().items():
             answer.attributes.attributes[name].float_value = value
 
     def _handle_loaded_executable_human_readable_program_text(self, body: Any, answer: Any) -> None:
-        program = self._program(body.loaded_executable_handle)
+        program = self._xla_program(body.loaded_executable_handle)
         answer.human_readable_program_text = program.executable.get_hlo_text()
 
     def _handle_loaded_executable_delete(self, body: Any, answer: Any) -> None:

@@ -171,3 +171,49 @@ def test_the_end_of_the_server_is_an_error_of_its_clients(tmp_path: Path) -> Non
         server.close()
         out, err = client.communicate("\n", timeout=120)
     assert out == "UNAVAILABLE True\n", err[-2000:]
+
+
+def test_reshards_as_pathwaysutils_asks_for_them(server: ProxyServer) -> None:
+    program = """if True:
+        import base64, json
+        import jax, numpy as np
+        from jax.extend.ifrt_programs import ifrt_programs
+        from jax.interpreters import pxla
+        from jax.sharding import NamedSharding, PartitionSpec as P
+
+        before = NamedSharding(jax.make_mesh((4,), ("x",), devices=jax.devices()[:4]), P("x"))
+        after = NamedSharding(jax.make_mesh((2,), ("y",), devices=jax.devices()[6:]), P(None, "y"))
+        x = jax.device_put(np.arange(16.0, dtype=np.float32).reshape(4, 4), before)
+
+        def described(sharding):
+            hlo = sharding._to_xla_hlo_sharding(2).to_proto().SerializeToString()
+            ids = [device.id for device in sharding._addressable_device_assignment]
+            return {"devices": {"device_ids": ids}, "xla_hlo_sharding": base64.b64encode(hlo).decode()}
+
+        request = {
+            "donateInput": False, "inSharding": [described(before)], "outSharding": [described(after)]
+        }
+        client = jax.devices()[0].client
+        compiled = client.compile_ifrt_program(
+            ifrt_programs.make_plugin_program(json.dumps({"reshardRequest": request})),
+            ifrt_programs.make_plugin_compile_options(),
+        )
+        for _ in range(2):
+            results = compiled.execute_sharded([x], with_tokens=True)
+            handlers = pxla.global_avals_to_results_handler([x.aval], [after], True).handlers
+            (y,) = results.consume_with_handlers(handlers)
+            results.consume_token().block_until_ready()
+            shapes = [shard.data.shape for shard in y.addressable_shards]
+            print(np.asarray(y).sum(), y.sharding == after, shapes)
+        try:
+            client.compile_ifrt_program(
+                ifrt_programs.make_plugin_program(json.dumps({"other": {}})),
+                ifrt_programs.make_plugin_compile_options(),
+            )
+        except jax.errors.JaxRuntimeError as error:
+            print(error)
+        """
+    with start_client(server, program) as client:
+        out, err = client.communicate(timeout=120)
+    line = "120.0 True [(4, 2), (4, 2)]\n"
+    assert out == f"{line}{line}UNIMPLEMENTED: plugin programs 'other' are not supported by the server\n", err

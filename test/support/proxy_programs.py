@@ -21,6 +21,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from jaxlib import _pathways
 
 Program = Callable[[], Any]
 
@@ -183,6 +184,30 @@ def arrays_move_between_devices() -> Any:
         jax.device_put(jax.device_put(values(3), jax.devices()[1]), jax.devices()[2]),
     ]
     return moved, [sorted(device.id for device in array.devices()) for array in moved]
+
+
+@program
+def arrays_are_split_and_joined_along_axes_of_a_mesh() -> Any:
+    """What `pathwaysutils` does by functions of jaxlib that need the client of a server."""
+    if jax.devices()[0].client.runtime_type != "proxy/pathways":
+        return [values(8, 4)[:4], values(8, 4)[4:]], values(8, 4), values(8, 4)
+    across = NamedSharding(mesh(slice=2, x=4), P(("slice", "x")))
+    of_slices = [
+        NamedSharding(jax.sharding.Mesh(across.mesh.devices[i : i + 1], ("slice", "x")), across.spec)
+        for i in range(2)
+    ]
+    x = jax.device_put(values(8, 4), across)
+    of_axis = {"sharded_dim_idxs": [0], "mesh_axis_idx": 0, "mesh_axis_sections": [1, 2]}
+    halves = _pathways._split_by_mesh_axis(
+        arrays=[x], mesh_axis_sizes=(2, 4), submesh_shardings=[of_slices], donate=False, **of_axis
+    )
+    on_host = to_host(jax.tree.leaves(halves))
+    # The shards of the result are those of what is donated.
+    joined = _pathways._concatenate_by_mesh_axis(
+        arrays=halves, mesh_axis_sizes=(2, 4), out_shardings=[across], donate=True, **of_axis
+    )
+    moved = _pathways._transfer_to_shardings([x], [NamedSharding(mesh(x=2), P("x"))], False)
+    return on_host, joined[0], moved[0]
 
 
 @program

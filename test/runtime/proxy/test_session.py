@@ -164,6 +164,20 @@ def test_copies_outlive_what_they_are_copies_of(client: Client) -> None:
     assert "deleted" in message
 
 
+def test_the_buffers_of_a_donated_array_are_those_of_the_result(client: Client) -> None:
+    client.put(1, np.ones(2, np.float32))
+    spec = {"dtype": {"kind": "KIND_F32"}, "shape": {"dims": [2]}, "sharding": on_device(0)}
+    donate = "ARRAY_COPY_SEMANTICS_DONATE_INPUT"
+    client.request(
+        "bitcast_arrays", array_handles=[1], array_specs=[spec], result_handles=[2], copy_semantics=donate
+    )
+    # As the client does.
+    client.request("delete_array", array_handle=[1])
+    assert client.request("is_array_deleted", array_handle=1).is_array_deleted_response.deleted
+    np.testing.assert_array_equal(client.fetch(2), [1, 1])
+    assert client.fetch(1) == (3, "the array was deleted: it was donated")
+
+
 def test_an_error_waits_in_the_array_until_it_is_read(client: Client) -> None:
     reply = client.request("copy_arrays", array_handles=[99], device_ids=[5], result_handles=[2])
     assert reply.response_metadata.status.code == 0
