@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from pathways.runtime.proxy.descriptors import Messages
+from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 from pathways.runtime.xla import ifrt, pjrt
 
@@ -209,6 +211,18 @@ class ServedDevices:
         """Fills a `DTypeProto`."""
         proto.kind = self._kinds.values_by_name[f"KIND_{_KINDS[dtype]}"].number
 
+    def memory_kind(self, name: str | None) -> str | None:
+        """Returns a kind of memory, None for the default.
+
+        Raises:
+          StatusError: no device has one of that kind.
+        """
+        if name is not None and name not in self._memory_kinds:
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT, f"no device has a memory of the kind {name[:100]!r}"
+            )
+        return name
+
     def spec(self, proto: Any) -> ArraySpec:
         """Returns what an `ArraySpecProto` says."""
         return ArraySpec(self.dtype(proto.dtype), shape_of(proto.shape), self.placement(proto.sharding))
@@ -237,17 +251,14 @@ class ServedDevices:
                 f"shardings of the kind {kind[:100]!r} are not supported by the server",
             )
         proto = self.messages.parse(name, serialized.data)
-        memory = proto.memory_kind if proto.HasField("memory_kind") else None
-        if memory is not None and memory not in self._memory_kinds:
-            raise StatusError(
-                StatusCode.INVALID_ARGUMENT, f"no device has a memory of the kind {memory[:100]!r}"
-            )
+        memory = self.memory_kind(proto.memory_kind if proto.HasField("memory_kind") else None)
         if kind == "SingleDeviceSharding":
             return ArrayPlacement((self.device(proto.device_id),), memory, None)
         devices = tuple(self.device(number) for number in proto.devices.device_ids)
         if not devices:
             raise StatusError(StatusCode.INVALID_ARGUMENT, "a sharding has no devices")
         if kind == "HloSharding":
+            check_op_sharding(proto.xla_op_sharding, len(devices))
             return ArrayPlacement(
                 devices, memory, ifrt.hlo_sharding(proto.xla_op_sharding.SerializeToString())
             )
@@ -283,15 +294,26 @@ _SHARDINGS = {
 
 _MAX_PLACEMENTS = 4096
 _MAX_RANK = 64
+_MAX_SIZE = 1 << 56
+"""Elements of an array: XLA counts bytes with 63 bits."""
 
 
 def shape_of(proto: Any) -> tuple[int, ...]:
     """Returns the dimensions that a `ShapeProto` has.
 
     Raises:
-      StatusError: they are too many, or one is negative.
+      StatusError: they are none.
     """
-    shape = tuple(proto.dims)
-    if len(shape) > _MAX_RANK or any(size < 0 for size in shape):
+    return checked_shape(proto.dims)
+
+
+def checked_shape(dims: Iterable[int]) -> tuple[int, ...]:
+    """Returns the dimensions of an array.
+
+    Raises:
+      StatusError: they are too many or too large, or one is negative.
+    """
+    shape = tuple(dims)
+    if len(shape) > _MAX_RANK or min(shape, default=0) < 0 or math.prod(max(n, 1) for n in shape) > _MAX_SIZE:
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"invalid shape: {shape[:_MAX_RANK]}")
     return shape

@@ -14,6 +14,7 @@ import jax
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import ifrt
 
@@ -92,8 +93,10 @@ def parse_plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram:
 def _placement(served: ServedDevices, item: Mapping[str, Any]) -> ArrayPlacement:
     devices = tuple(served.device(number) for number in item["devices"]["device_ids"])
     # No text means replicated.
-    hlo = ifrt.hlo_sharding(base64.b64decode(item.get("xla_hlo_sharding", "")))
-    return ArrayPlacement(devices, item.get("memory_kind"), hlo)
+    proto = served.messages.parse("xla.OpSharding", base64.b64decode(item.get("xla_hlo_sharding", "")))
+    check_op_sharding(proto, len(devices))
+    hlo = ifrt.hlo_sharding(proto.SerializeToString())
+    return ArrayPlacement(devices, served.memory_kind(item.get("memory_kind")), hlo)
 
 
 def _reshard(placement: ArrayPlacement, array: ProxyArray) -> ProxyArray:

@@ -20,7 +20,7 @@ import numpy as np
 
 from pathways.runtime.proxy import arrays, programs
 from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.devices import STRING, ArraySpec, ServedDevices, shape_of
+from pathways.runtime.proxy.devices import STRING, ArraySpec, ServedDevices, checked_shape, shape_of
 from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
 from pathways.runtime.proxy.plugin_programs import ReshardProgram
 from pathways.runtime.proxy.programs import ProxyProgram
@@ -241,10 +241,9 @@ class ProxySession:
     def _handle_get_default_layout(self, body: Any, answer: Any) -> None:
         dtype = self._served.dtype(body.dtype)
         device = self._served.device(body.device_id)
+        layout = device.client.get_default_layout(dtype, checked_shape(body.dims), device)
         # As text, although the field holds bytes.
-        answer.serialized_pjrt_layout = str(
-            device.client.get_default_layout(dtype, tuple(body.dims), device)
-        ).encode()
+        answer.serialized_pjrt_layout = str(layout).encode()
 
     # Arrays.
 

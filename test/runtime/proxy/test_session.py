@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import ServedDevices
@@ -203,6 +206,7 @@ def test_errors_that_a_client_makes(client: Client) -> None:
     [
         ({"shape": {"dims": [7]}}, "a host buffer has 24 bytes; float32[7] needs 28"),
         ({"shape": {"dims": [-1]}}, "invalid shape: (-1,)"),
+        ({"shape": {"dims": [2**40, 2**40]}}, f"invalid shape: {(2**40, 2**40)}"),
         ({"sharding": on_device(77)}, "no device has the id 77"),
         ({"dtype": {"kind": "KIND_OPAQUE"}}, "arrays of type OPAQUE are not supported by the server"),
         ({"byte_strides": {"strides": [-4]}}, "invalid strides [-4] of float32"),
@@ -370,3 +374,55 @@ def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         replies.append(metadata.output_layouts_list)
         monkeypatch.setattr(pjrt, "compile_anew", None)
     assert replies[0] == replies[1]
+
+
+def requests_of_a_program() -> list[bytes]:
+    """The requests of a client that makes arrays, takes them apart and copies them."""
+    sent: list[bytes] = []
+    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+    dispatch = client.session.dispatch
+
+    def record(data: bytes) -> bytes | None:
+        sent.append(data)
+        return dispatch(data)
+
+    client.session.dispatch = record  # type: ignore[method-assign]
+    whole = {"shape": {"dims": [4]}, "sharding": over_devices([2], 2)}
+    client.request("init")
+    client.put(1, np.ones(2, np.float32))
+    client.put(2, np.ones(2, np.float32), device=1)
+    client.request(
+        "assemble_array_from_single_device_arrays",
+        **whole,
+        single_device_array_handles=[1, 2],
+        result_handle=3,
+    )
+    client.request("disassemble_into_single_device_arrays", array_handle=3, result_handles=[4, 5])
+    client.request("copy_arrays", array_handles=[1], device_ids=[5], result_handles=[6])
+    client.request("check_value_ready", value_handles=[3, 6])
+    client.request("get_default_layout", dtype={"kind": "KIND_F32"}, dims=[2, 3])
+    client.request("delete_array", array_handle=[1])
+    client.fetch(5)
+    client.request("destruct_array", array_handle=[1, 2, 3])
+    return sent
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(seed=strategies.integers(0, 2**32))
+def test_mutated_requests_get_a_status_or_end_the_session(seed: int) -> None:
+    chance = random.Random(seed)
+    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+    # A request may wait for a host buffer that nobody sends.
+    client.session.host_buffers.take = lambda handle: bytes(8)  # type: ignore[method-assign]
+    for data in requests_of_a_program():
+        mutated = bytearray(data)
+        if chance.random() < 0.3:
+            mutated[chance.randrange(len(mutated))] = chance.randrange(256)
+        try:
+            reply = client.session.dispatch(bytes(mutated))
+        except ValueError:
+            break
+        if reply is not None:
+            client._read(reply)
+    client.session.close()
+    assert client.session.counts == (0, 0, 0, 0)
