@@ -47,6 +47,7 @@ from pathways.runtime.xla.tracebacks import boundary
 _STATE, _DATA = "state", "data"
 """Under which names Orbax has the tree and the position of the input."""
 
+_WRITERS_SECONDS = 60.0
 _REMOVED = ".removed"
 """The end of the names of checkpoints that are being removed."""
 
@@ -93,6 +94,7 @@ class Saving:
         try:
             self._response.result()
         except Exception as error:
+            _wait_for_writers()
             if self._of_hosts is not None:
                 self._of_hosts.drop()
             text = f"the checkpoint of step {self.step} in {self.path} was not saved: {error}"
@@ -105,6 +107,17 @@ class Saving:
             keep, self._keep = self._keep, None
             if keep is not None:
                 _remove_old(_folder(self.path).parent, keep)
+
+
+def _wait_for_writers() -> None:
+    """Waits for the threads in which Orbax goes on with a save that has failed, for a minute at most.
+
+    It raises the first error at once, and the next save of the same step writes to files of the same names.
+    """
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax.") and thread is not threading.current_thread():
+            # Theirs raises what is wrong with it.
+            threading.Thread.join(thread, _WRITERS_SECONDS)
 
 
 @boundary

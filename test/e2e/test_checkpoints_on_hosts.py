@@ -192,6 +192,8 @@ def test_checkpoint_on_hosts_refuses_another_folder(devices, tmp_path, monkeypat
         saving = pw.checkpoint.save(tmp_path, state, 1)
         with pytest.raises(OSError, match=r"host 0 \(island0\) does not see the folder .*state"):
             saving.wait()
+    # What still wrote would write to files of the next save.
+    assert not [thread for thread in threading.enumerate() if type(thread).__module__.startswith("orbax.")]
     assert pw.checkpoint.latest(tmp_path) is None
     pw.checkpoint.save(tmp_path, state, 1).wait()
     with monkeypatch.context() as patch:
