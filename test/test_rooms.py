@@ -72,7 +72,7 @@ ROOMS = (
 JAX = (*ROOMS[ROOMS.index("runtime.xla") :],)
 """The rooms that may import jax. The parents of tools do not: `test/tools/test_start.py`."""
 
-FACES = ("pathways", "pathways.mpmd", "runtime", "runtime.hosts")
+FACES = ("pathways", "pathways.mpmd", "pathways.proxy", "runtime", "runtime.hosts")
 """Packages that belong to no room: they offer names of any, and import them when they are asked for."""
 
 MOST_MODULES = 16
@@ -111,6 +111,7 @@ def modules() -> dict[str, ast.Module]:
     names = {name: name.removesuffix(".__init__") for name in files} | {
         "compiler._root.__init__": "pathways",
         "compiler._root.mpmd": "pathways.mpmd",
+        "compiler._root.proxy": "pathways.proxy",
     }
     return {names[name]: ast.parse(path.read_text()) for name, path in files.items()}
 

@@ -14,11 +14,16 @@ import logging
 import os
 import queue
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
+
+import jax
 
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.grpc_connection import (
     CallCancelled,
@@ -64,14 +69,19 @@ class ProxyServer:
     """Serves the devices of this process at a UNIX socket.
 
     Args:
-      path: the socket. A stale one is replaced; its folder is made, for this user alone, if there is none.
+      path: the socket; one in a new folder for None. A stale one is replaced; its folder is made, for this
+        user alone, if there is none.
       served: the devices.
 
     Raises:
       ServerError: another server has the socket, or it cannot be made.
     """
 
-    def __init__(self, path: Path, served: ServedDevices) -> None:
+    def __init__(self, path: Path | None, served: ServedDevices) -> None:
+        self._folder = None
+        if path is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="pw-proxy-")
+            path = Path(self._folder.name) / "jax"
         self.path = path
         self.served = served
         self._listener = _listen(path)
@@ -88,6 +98,21 @@ class ProxyServer:
     def address(self) -> str:
         """What `JAX_BACKEND_TARGET` has to be for a client."""
         return f"grpc://unix:{self.path}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that a program needs in its environment to use the server."""
+        return {
+            "JAX_PLATFORMS": "proxy",
+            "JAX_BACKEND_TARGET": self.address,
+            "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def sessions(self) -> tuple[ProxySession, ...]:
@@ -110,6 +135,8 @@ class ProxyServer:
         with contextlib.suppress(OSError):
             if self.path.stat().st_ino == self._inode:
                 self.path.unlink()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def start_session(self, send: Callable[[bytes], None]) -> ProxySession:
         """Registers a new session."""
@@ -158,6 +185,29 @@ class ProxyServer:
         finally:
             with self._lock:
                 self._connections.discard(connection)
+
+
+def serve(
+    path: str | os.PathLike[str] | None = None, devices: Sequence[jax.Device] | None = None, slices: int = 1
+) -> ProxyServer:
+    """Serves devices of this process to unmodified JAX programs, until the server is closed.
+
+    Args:
+      path: a UNIX socket, in a folder that only this user may write to; by default one in a new folder.
+      devices: what to serve; by default all devices of JAX.
+      slices: how many equal slices the devices form; if several, devices have a `slice_index`.
+
+    Returns:
+      the server, a context manager that closes it; its `environment` is that of the programs.
+
+    Raises:
+      ServerError: it cannot listen there.
+      DescriptorError: this release of jaxlib is not supported.
+      ValueError: so many slices are not possible.
+    """
+    chosen = jax.devices() if devices is None else devices
+    served = ServedDevices(chosen, descriptors.messages(), slices)
+    return ProxyServer(None if path is None else Path(path).absolute(), served)
 
 
 def _listen(path: Path) -> socket.socket:

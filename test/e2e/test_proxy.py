@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,9 +16,8 @@ import numpy as np
 import proxy_programs
 import pytest
 
-from pathways.runtime.proxy import descriptors
-from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.serving import ProxyServer
+import pathways.proxy
+from pathways.proxy import ProxyServer
 
 pytestmark = pytest.mark.process
 
@@ -27,19 +25,8 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
     """A server of the devices of this process."""
-    served = ServedDevices(jax.devices("cpu"), descriptors.messages())
-    server = ProxyServer(tmp_path_factory.mktemp("proxy") / "socket", served)
-    yield server
-    server.close()
-
-
-def client_environment(server: ProxyServer) -> dict[str, str]:
-    """The environment of a program that uses the server."""
-    return os.environ | {
-        "JAX_PLATFORMS": "proxy",
-        "JAX_BACKEND_TARGET": server.address,
-        "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
-    }
+    with pathways.proxy.serve(tmp_path_factory.mktemp("proxy") / "socket", jax.devices("cpu")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +35,7 @@ def proxied(server: ProxyServer, tmp_path_factory: pytest.TempPathFactory) -> di
     results = tmp_path_factory.mktemp("proxied") / "results"
     command = [sys.executable, proxy_programs.__file__, str(results)]
     done = subprocess.run(
-        command, env=client_environment(server), capture_output=True, text=True, timeout=240, check=False
+        command, env=os.environ | server.environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return pickle.loads(results.read_bytes())
@@ -80,7 +67,7 @@ def start_client(server: ProxyServer, program: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", program]
     return subprocess.Popen(
         command,
-        env=client_environment(server),
+        env=os.environ | server.environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -152,8 +139,8 @@ def test_a_stopped_client_keeps_nobody_else_waiting(server: ProxyServer) -> None
     wait_for_end_of_sessions(server)
 
 
-def test_the_end_of_the_server_is_an_error_of_its_clients(tmp_path: Path) -> None:
-    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), descriptors.messages()))
+def test_the_end_of_the_server_is_an_error_of_its_clients() -> None:
+    server = pathways.proxy.serve(devices=jax.devices("cpu"))
     program = """if True:
         import jax, jax.numpy as jnp, time
         x = jnp.ones(100)
@@ -171,6 +158,7 @@ def test_the_end_of_the_server_is_an_error_of_its_clients(tmp_path: Path) -> Non
         server.close()
         out, err = client.communicate("\n", timeout=120)
     assert out == "UNAVAILABLE True\n", err[-2000:]
+    assert not server.path.parent.exists()
 
 
 def test_reshards_as_pathwaysutils_asks_for_them(server: ProxyServer) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pathways.dialect.errors import PathwaysError
 from pathways.tools.common.errors import UserError
@@ -28,25 +26,14 @@ def run(options: argparse.Namespace, program: Sequence[str]) -> int:
     logging.basicConfig(
         format="pw-proxy: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
     )
-    if options.listen is not None:
-        path = _path(options.listen)
-        with _serve(path, options) as server:
-            return _wait(server)
     environment = dict(os.environ)
-    with (
-        tempfile.TemporaryDirectory(prefix="pw-proxy-") as folder,
-        _serve(Path(folder) / "jax", options) as server,
-    ):
-        return _run_program(program, environment | client_environment(server.address, options.with_cpu))
-
-
-def client_environment(address: str, with_cpu: bool = False) -> dict[str, str]:
-    """Returns the variables that a program needs to use a server."""
-    return {
-        "JAX_PLATFORMS": "proxy,cpu" if with_cpu else "proxy",
-        "JAX_BACKEND_TARGET": address,
-        "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
-    }
+    with _serve(options) as server:
+        if options.listen is not None:
+            return _wait(server)
+        of_client = server.environment
+        if options.with_cpu:
+            of_client["JAX_PLATFORMS"] += ",cpu"
+        return _run_program(program, environment | of_client)
 
 
 def _path(address: str) -> Path:
@@ -59,30 +46,15 @@ def _path(address: str) -> Path:
     return Path(path).absolute()
 
 
-@contextlib.contextmanager
-def _serve(path: Path, options: argparse.Namespace) -> Iterator[ProxyServer]:
-    served = _devices(options)
-    from pathways.runtime.proxy.serving import ProxyServer
-
-    try:
-        server = ProxyServer(path, served)
-    except (PathwaysError, OSError) as error:
-        raise UserError(str(error)) from None
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def _devices(options: argparse.Namespace) -> Any:
-    """Returns the devices to serve. JAX starts here, for the server alone."""
+def _serve(options: argparse.Namespace) -> ProxyServer:
+    """Starts the server. JAX starts here, for the server alone."""
+    path = None if options.listen is None else _path(options.listen)
     # The variable may be that of a program, which is `proxy`.
     os.environ["JAX_PLATFORMS"] = options.platform
     try:
         import jax
 
-        from pathways.runtime.proxy import descriptors
-        from pathways.runtime.proxy.devices import ServedDevices
+        from pathways.runtime.proxy.serving import serve
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] in ("google", "h2"):
             raise UserError("pw-proxy needs more packages: pip install 'pathways-mlir[proxy]'") from None
@@ -91,8 +63,8 @@ def _devices(options: argparse.Namespace) -> Any:
     if options.cpu_devices is not None:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
     try:
-        return ServedDevices(jax.devices(), descriptors.messages(), options.slices)
-    except (PathwaysError, ValueError, RuntimeError) as error:
+        return serve(path, slices=options.slices)
+    except (PathwaysError, ValueError, RuntimeError, OSError) as error:
         raise UserError(str(error).partition("\n")[0]) from None
 
 
@@ -101,7 +73,7 @@ def _wait(server: ProxyServer) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    for name, value in client_environment(server.address).items():
+    for name, value in server.environment.items():
         print(f"export {name}={value}")
     sys.stdout.flush()
     ended.wait()
