@@ -407,7 +407,7 @@ def requests_of_a_program() -> list[bytes]:
     return sent
 
 
-@hypothesis.settings(max_examples=200)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(seed=strategies.integers(0, 2**32))
 def test_mutated_requests_get_a_status_or_end_the_session(seed: int) -> None:
     chance = random.Random(seed)
