@@ -54,7 +54,7 @@ def served() -> Iterator[Server]:
 
 
 def run(environment: dict[str, str], work: str, server: Server | None = None) -> dict[str, float]:
-    """What a piece of work measured, and what it cost the server."""
+    """Measurement of a piece of work, with what it cost the server."""
     command = [sys.executable, str(WORK), work]
     with subprocess.Popen(
         command,
@@ -78,7 +78,7 @@ def run(environment: dict[str, str], work: str, server: Server | None = None) ->
 
 
 def both(work: str) -> tuple[dict[str, float], dict[str, float]]:
-    """What a piece of work measured behind a server, and locally."""
+    """Measurements of a piece of work behind a server, and locally."""
     with served() as server:
         ours = run(server.environment, work, server)
     return ours, run({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}, work)

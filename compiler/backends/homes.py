@@ -1,4 +1,4 @@
-"""Where arguments live: the slices of arrays of this process and of hosts."""
+"""Homes of arguments: the slices of arrays of this process and of hosts."""
 
 from __future__ import annotations
 

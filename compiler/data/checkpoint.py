@@ -647,7 +647,7 @@ class _LeafType:
         return holds(np.dtype(asked.kind), np.dtype(self.kind))
 
     def is_convertible(self, asked: _LeafType) -> bool:
-        """Whether an array of floats, or of complex numbers, is wanted with another precision."""
+        """Returns whether an array of floats, or complex numbers, is wanted in another precision."""
         if self.shape is None or self.shape != asked.shape:
             return False
         kinds = (jax.numpy.floating, jax.numpy.complexfloating)

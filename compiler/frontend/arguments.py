@@ -282,7 +282,7 @@ def without_handles(tree: Any, user: str) -> Any:
 
 
 def is_type(leaf: Any) -> bool:
-    """Whether something has the type of an array, and no value that a program could read."""
+    """Returns whether something has the type of an array, and no value that a program could read."""
     return isinstance(leaf, _TYPES | jax.Ref) or not is_known(leaf)
 
 

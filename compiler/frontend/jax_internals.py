@@ -39,7 +39,7 @@ unflatten = tree_util.tree_unflatten
 
 
 def is_handle(leaf: Any) -> bool:
-    """Whether something is an array on hosts."""
+    """Returns whether something is an array on hosts."""
     return getattr(leaf, "is_on_hosts", False)
 
 
@@ -60,7 +60,7 @@ def abstractify(leaf: Any) -> Any:
 
 
 def is_known(leaf: Any) -> bool:
-    """Whether JAX knows the class, as those of arrays and numbers; others it asks for a shape and a dtype."""
+    """Returns whether JAX knows the class, as of arrays and numbers; others it asks for shape and dtype."""
     return any(kind in core.pytype_aval_mappings for kind in type(leaf).__mro__)
 
 

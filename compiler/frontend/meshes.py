@@ -43,7 +43,7 @@ def refuse_mesh(what: str, leaves: Iterable[Any]) -> None:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a value is an array, and not one of a type of the user's own (`jax.experimental.hijax`)."""
+    """Returns whether a value is an array, and not of a type of the user's own (`jax.experimental.hijax`)."""
     return isinstance(jax.typeof(leaf), jax.core.ShapedArray)
 
 

@@ -1,4 +1,4 @@
-"""What is said of passes while they take long."""
+"""Progress of passes that take long."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def fail_each(errors: Iterable[tuple[ir.OpView | ir.Operation, str]]) -> NoRetur
 
 
 def _subject_of(op: ir.Operation) -> str:
-    """What users of JAX know an operation as; nothing for the program itself."""
+    """Name by which users of JAX know an operation; empty for the program itself."""
     match op.name:
         case "builtin.module":
             return ""

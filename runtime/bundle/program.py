@@ -288,7 +288,7 @@ def problem_of(
     dialects: Collection[str] = _DIALECTS,
     advice: str = "; if you trust where the bundle comes from, load it with trust=True (--trust)",
 ) -> str | None:
-    """What an untrusted computation has that would make XLA crash, hang or run other code; None if nothing.
+    """Finds in an untrusted computation what makes XLA crash, hang or run other code; None if nothing.
 
     Args:
       module: StableHLO.

@@ -17,7 +17,7 @@ from pathways.runtime.xla import ifrt, pjrt
 
 @dataclasses.dataclass(frozen=True)
 class ProxyArray:
-    """What a handle of a client stands for.
+    """Array of a client, or the error in its place: the value of a handle.
 
     Attributes:
       spec: its type and placement; None for an array that failed before these were known.
@@ -54,7 +54,7 @@ class ProxyArray:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `wait` would not wait. A deleted array is ready: reading it raises."""
+        """Returns whether `wait` would not wait. A deleted array is ready: reading it raises."""
         if isinstance(self.value, StatusError):
             return True
         return self.value.is_deleted() or ifrt.is_ready(self.value)

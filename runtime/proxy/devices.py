@@ -82,7 +82,7 @@ class ArrayPlacement:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether each shard is the whole array."""
+        """Returns whether each shard is the whole array."""
         return len(self.devices) == 1 or (self.hlo is not None and ifrt.is_replicated(self.hlo))
 
     @functools.cached_property

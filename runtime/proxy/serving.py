@@ -96,7 +96,7 @@ class ProxyServer:
 
     @property
     def address(self) -> str:
-        """What `JAX_BACKEND_TARGET` has to be for a client."""
+        """Value of `JAX_BACKEND_TARGET` for clients."""
         return f"grpc://unix:{self.path}"
 
     @property

@@ -89,7 +89,7 @@ class ProxySession:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """How many arrays, programs, futures and host buffers the session owns."""
+        """Numbers of arrays, programs, futures and host buffers that the session owns."""
         return len(self._arrays), len(self._programs), len(self._futures), len(self.host_buffers)
 
     def dispatch(self, data: bytes) -> bytes | None:

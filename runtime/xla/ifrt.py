@@ -40,7 +40,7 @@ def replicated() -> HloSharding:
 
 
 def is_replicated(sharding: HloSharding) -> bool:
-    """Whether each device has a copy of the array."""
+    """Returns whether each device has a copy of the array."""
     return sharding.is_replicated()
 
 
@@ -84,7 +84,7 @@ def put(
 
 
 def is_ready(array: jax.Array) -> bool:
-    """Whether an array is computed; the classes of JAX do not declare this method."""
+    """Returns whether an array is computed; the classes of JAX do not declare this method."""
     return array.is_ready()  # type: ignore[attr-defined]
 
 

@@ -66,7 +66,7 @@ def test_exported_function_is_placed_on_hosts(shared_workers, embed) -> None:
 
 
 def test_exported_function_is_sharded_where_it_is_placed() -> None:
-    """It was exported for one device: which block a device has of each value is up to the slice."""
+    """An export for one device leaves to the slice which block of each value a device has."""
     w, x = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
     exported = jax.export.export(jax.jit(layer))(w, x)
     square = pw.make_virtual_device_set().add_slice((2, 2), ("x", "y"))
@@ -112,7 +112,7 @@ SYMBOLIC = {
 @pytest.mark.parametrize("name", SYMBOLIC)
 @pytest.mark.parametrize("size", [1, 2])
 def test_exported_function_of_symbolic_shapes_is_placed(name: str, size: int):
-    """It is refined to the shapes of each call: alone, and twice in one program."""
+    """Refines the function to the shapes of each call: alone, and twice in one program."""
     exported = SYMBOLIC[name]
     inputs = 2 if name == "results" else 1
     devices = pw.make_virtual_device_set()

@@ -94,7 +94,7 @@ def test_handles_behave_like_arrays_of_jax(devices):
 
 @pytest.mark.feature("hosts", "error")
 def test_handles_are_refused_by_functions_of_jax(devices):
-    """These would compute in this process: one sentence says where the array is, and what to do."""
+    """Functions that would compute in this process say where the array is, and what to do."""
     pw.connect(hosts=1)
     place = devices.add_slice((1,), ("x",))
     program = pw.program(pw.jit(lambda key, x: (jax.random.fold_in(key, 1), 2 * x), devices=place))

@@ -607,7 +607,7 @@ TABLE = array(1024, seed=4)
 )
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_transforms_around_a_program_that_is_called_with_values(caller, replicas):
-    """It runs while its caller is traced, which reads the result as a constant, wherever the values are."""
+    """Runs while its caller is traced, which reads the result as a constant, wherever the values are."""
     devices = pw.make_virtual_device_set(replicas=replicas)
     on_s0, on_s1 = (pw.jit(devices=devices.add_slice(1, "x")) for _ in range(2))
 

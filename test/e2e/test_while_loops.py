@@ -383,7 +383,7 @@ def test_while_loop_in_a_microbatch_is_refused():
 
 
 def test_while_loop_may_hold_one_that_is_whole_on_a_slice():
-    """What the manual advises in place of a loop over slices inside of another."""
+    """Runs the manual's advice for a loop over slices inside of another."""
 
     def solve(x: Any) -> Any:
         return jax.lax.while_loop(lambda x: jnp.abs(x).max() > 1, lambda x: x / 2, x + 1)

@@ -137,7 +137,7 @@ def staged(run: Run, slices: Sequence[Any]) -> Any:
 
 
 def losses_of(run: Run, ws: Any, x: Any) -> np.ndarray:
-    """What `jax.jit` of the step without slices gives."""
+    """Losses by `jax.jit` of the step without slices."""
     plain = [lambda w, x: jnp.tanh(x @ w)] * len(run.bodies)
     step = jax.jit(training(plain, run, lambda f, count: f))
     losses = []

@@ -188,7 +188,7 @@ def arrays_move_between_devices() -> Any:
 
 @program
 def arrays_are_split_and_joined_along_axes_of_a_mesh() -> Any:
-    """What `pathwaysutils` does by functions of jaxlib that need the client of a server."""
+    """Calls the functions of jaxlib that `pathwaysutils` needs the client of a server for."""
     if jax.devices()[0].client.runtime_type != "proxy/pathways":
         return [values(8, 4)[:4], values(8, 4)[4:]], values(8, 4), values(8, 4)
     across = NamedSharding(mesh(slice=2, x=4), P(("slice", "x")))

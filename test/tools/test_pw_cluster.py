@@ -242,7 +242,7 @@ def test_pw_cluster_down_ends_a_starting_cluster(folder):
 
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_pw_cluster_down_returns_when_the_service_has_exited(folder, monkeypatch, is_ready):
-    """What runs next may want its devices, its ports or its memory."""
+    """Frees devices, ports and memory for what runs next."""
     monkeypatch.setenv("FAKE_SERVICE", "lingers")
     late = ClusterFolder("late")
     assert pw_cluster.main(["up", f"{folder}/lab.toml", "--name", "late"]) == 0

@@ -98,12 +98,12 @@ def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
 
 
 def holds_bits_of(dtype: np.dtype, own: np.dtype) -> bool:
-    """Whether an array in a file has the bits of another type: numpy forgets the names of small ones."""
+    """Returns whether an array in a file has the bits of another type: numpy forgets names of small ones."""
     return dtype.kind == "V" and _is_small(own) and dtype.itemsize == own.itemsize and not dtype.fields
 
 
 def _is_small(dtype: np.dtype) -> bool:
-    """Whether a dtype is one of those that `ml_dtypes` adds to numpy's own."""
+    """Returns whether a dtype is one of those that `ml_dtypes` adds to numpy's own."""
     return dtype.isbuiltin == 2
 
 

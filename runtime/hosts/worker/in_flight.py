@@ -1,4 +1,4 @@
-"""How many launches the devices of a worker have at once."""
+"""Limit on the launches that devices of a worker have at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LaunchesInFlight:
         self._tokens: dict[jax.Device, collections.deque[Any]] = collections.defaultdict(collections.deque)
 
     def keeper(self, devices: Sequence[jax.Device]) -> Callable[[Any], None]:
-        """What takes the token of each launch on some devices, and waits while they have too many."""
+        """Makes a function that takes the token of each launch on some devices, and waits above the limit."""
         of_devices = [self._tokens[device] for device in devices]
 
         def keep(token: Any) -> None:

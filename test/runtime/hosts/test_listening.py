@@ -1,4 +1,4 @@
-"""Where controllers listen, and what those leave behind that were killed while workers started."""
+"""Sockets of controllers, also of those that were killed while workers started."""
 
 from __future__ import annotations
 

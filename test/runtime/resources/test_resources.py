@@ -195,7 +195,7 @@ def test_manager_refuses_an_unknown_island():
 
 @pytest.mark.parametrize("is_one_set", [True, False])
 def test_manager_refuses_slices_bound_to_the_same_devices(is_one_set):
-    """Where they are from different device sets, the error says that one set would have kept them apart."""
+    """Slices of different device sets: the error says that one set would have kept them apart."""
     manager, devices = manager_of(3), make_virtual_device_set()
     s0 = devices.add_slice(2, "x", name="east")
     s1 = (devices if is_one_set else make_virtual_device_set()).add_slice(1, "x", name="west")
