@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def test_core_shares_of_a_machine_are_disjoint():
     assert [shares.take("a", 0, 2), shares.take("a", 1, 3), shares.take("a", 4, 2)] == [0, 5, 2]
 
 
+def _affinities(process: int) -> set[frozenset[int]]:
+    """Sets of cores that the threads of a process may use."""
+    affinities = set()
+    for task in Path(f"/proc/{process}/task").iterdir():
+        # A thread may end between the two calls.
+        with contextlib.suppress(ProcessLookupError):
+            affinities.add(frozenset(os.sched_getaffinity(int(task.name))))
+    return affinities
+
+
 @pytest.mark.needs("two cores")
 def test_cores_of_a_worker_have_all_its_threads(devices, shared_workers):
     pw.connect(islands=[pw.Island(cores=1), pw.Island(cores=1)])
@@ -31,8 +42,7 @@ def test_cores_of_a_worker_have_all_its_threads(devices, shared_workers):
     assert np.asarray(pw.program(lambda x: b(a(x)))(np.eye(256, dtype=np.float32))).trace() == 256
     usable = sorted(os.sched_getaffinity(0))
     for core, host in zip(usable, controller().hosts, strict=False):
-        threads = [int(task.name) for task in Path(f"/proc/{host.process.pid}/task").iterdir()]
-        assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset([core])}
+        assert _affinities(host.process.pid) == {frozenset([core])}
     for slice in slices:
         pw.release(slice)
     most = len(usable)
