@@ -56,7 +56,7 @@ class HostBuffers:
         """
         with self._changed:
             if handle not in self._buffers:
-                raise StatusError(StatusCode.NOT_FOUND, f"no host buffer {handle}")
+                raise StatusError(StatusCode.INVALID_ARGUMENT, f"no host buffer has the handle {handle}")
             return self._buffers[handle]
 
     def delete(self, handle: int) -> None:
@@ -67,7 +67,7 @@ class HostBuffers:
         """
         with self._changed:
             if self._buffers.pop(handle, None) is None:
-                raise StatusError(StatusCode.NOT_FOUND, f"no host buffer {handle}")
+                raise StatusError(StatusCode.INVALID_ARGUMENT, f"no host buffer has the handle {handle}")
 
     def close(self) -> None:
         """Frees all buffers, and lets those go that wait for one."""

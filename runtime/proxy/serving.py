@@ -162,7 +162,7 @@ class ProxyServer:
         """
         with self._lock:
             if number not in self._sessions:
-                raise StatusError(StatusCode.NOT_FOUND, f"no session has the id {number}")
+                raise StatusError(StatusCode.INVALID_ARGUMENT, f"no session has the id {number}")
             return self._sessions[number]
 
     def _accept(self) -> None:

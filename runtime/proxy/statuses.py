@@ -32,6 +32,21 @@ class StatusCode(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+OF_LOST_SLICES = frozenset(
+    {
+        StatusCode.DATA_LOSS,
+        StatusCode.DEADLINE_EXCEEDED,
+        StatusCode.INTERNAL,
+        StatusCode.NOT_FOUND,
+        StatusCode.UNAVAILABLE,
+    }
+)
+"""Codes that libraries for elastic training take for a lost slice, or a lost server, and try again.
+
+The server's own faults have none of them, and a lost slice has DATA_LOSS.
+"""
+
+
 class StatusError(PathwaysError):
     """A status other than OK: the reply to a request, or the state of an array that has no value."""
 
@@ -59,7 +74,7 @@ def status_of(error: BaseException) -> StatusError:
             return StatusError(StatusCode.INVALID_ARGUMENT, str(error))
         case RuntimeError() if "deleted" in str(error):
             return StatusError(StatusCode.INVALID_ARGUMENT, str(error))
-    # Not INTERNAL, which libraries for elastic training take for a lost slice.
+    # Not INTERNAL, which is one of OF_LOST_SLICES.
     return StatusError(StatusCode.UNKNOWN, f"{type(error).__name__} in the server: {error}")
 
 

@@ -157,7 +157,7 @@ def test_a_host_buffer_of_another_size(client: SocketClient, data: bytes, messag
 
 
 def test_a_session_that_does_not_exist(client: SocketClient) -> None:
-    assert client.wait_for_status(start_store(client, 12345, 1, 5)) == (5, "no session has the id 12345")
+    assert client.wait_for_status(start_store(client, 12345, 1, 5)) == (3, "no session has the id 12345")
 
 
 def test_the_end_of_the_stream_ends_the_session(server: ProxyServer, client: SocketClient) -> None:

@@ -1,0 +1,58 @@
+"""Statuses of errors: which code stands for what."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from pathways.runtime import proxy
+from pathways.runtime.proxy.statuses import OF_LOST_SLICES, StatusCode, StatusError, status_of
+
+ROOM = Path(proxy.__file__).parent
+
+
+def codes_of_errors(path: Path) -> Iterator[tuple[str, int]]:
+    """Yields each code that a module names, and its line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(ast.Name("StatusCode"), code) if code in StatusCode.__members__:
+                yield code, node.lineno
+
+
+@pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
+def test_own_faults_are_never_taken_for_a_lost_slice(path: Path) -> None:
+    if path.name == "statuses.py":
+        return
+    # The module of lost slices is about nothing else.
+    allowed = {StatusCode.DATA_LOSS} if path.name == "slices.py" else set()
+    uses = [
+        (code, line) for code, line in codes_of_errors(path) if StatusCode[code] in OF_LOST_SLICES - allowed
+    ]
+    assert uses == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StatusError(StatusCode.ABORTED, "no"), StatusCode.ABORTED),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), StatusCode.RESOURCE_EXHAUSTED),
+        (jax.errors.JaxRuntimeError("no code"), StatusCode.UNKNOWN),
+        (MemoryError(), StatusCode.RESOURCE_EXHAUSTED),
+        (NotImplementedError("no"), StatusCode.UNIMPLEMENTED),
+        (ValueError("no"), StatusCode.INVALID_ARGUMENT),
+        (TypeError("no"), StatusCode.INVALID_ARGUMENT),
+        (OverflowError("no"), StatusCode.INVALID_ARGUMENT),
+        (RuntimeError("Array has been deleted."), StatusCode.INVALID_ARGUMENT),
+        (RuntimeError("other"), StatusCode.UNKNOWN),
+        (KeyError("a fault of the server"), StatusCode.UNKNOWN),
+        (TimeoutError(), StatusCode.UNKNOWN),
+        (ConnectionError(), StatusCode.UNKNOWN),
+    ],
+    ids=repr,
+)
+def test_errors_have_the_code_of_what_they_are(error: Exception, code: StatusCode) -> None:
+    assert status_of(error).code is code
