@@ -14,6 +14,7 @@ import numpy as np
 
 from pathways.runtime.proxy.descriptors import Messages
 from pathways.runtime.proxy.shardings import check_op_sharding
+from pathways.runtime.proxy.slices import SliceStates
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 from pathways.runtime.xla import ifrt, pjrt
 
@@ -127,7 +128,11 @@ class ServedDevices:
         self.devices = tuple(devices)
         self.messages = messages
         self.slices = slices
+        self.slice_states = SliceStates.of(slices)
         self._by_id = {device.id: device for device in devices}
+        self._slices = {
+            device: number * slices // len(self.devices) for number, device in enumerate(self.devices)
+        }
         self._memory_kinds = {memory.kind for device in devices for memory in device.addressable_memories()}
         self._placements: dict[bytes, ArrayPlacement] = {}
         self._kinds = messages["xla.ifrt.DTypeProto"].DESCRIPTOR.enum_types_by_name["Kind"]
@@ -139,7 +144,11 @@ class ServedDevices:
 
     def slice_of(self, device: jax.Device) -> int:
         """Returns the index of the slice that a device is in."""
-        return self.devices.index(device) * self.slices // len(self.devices)
+        return self._slices[device]
+
+    def slices_of(self, devices: Iterable[jax.Device]) -> frozenset[int]:
+        """Returns the indices of the slices that devices are in."""
+        return frozenset(self._slices[device] for device in devices)
 
     def device(self, number: int) -> jax.Device:
         """Returns a device by its id.

@@ -138,6 +138,28 @@ class ProxyServer:
         if self._folder is not None:
             self._folder.cleanup()
 
+    def lose_slice(self, index: int) -> None:
+        """Treats a slice as lost: its arrays have no value any more, nor has anything that is made on it.
+
+        Raises:
+          ValueError: there is no such slice, or it is lost already.
+        """
+        with self._lock:
+            self.served.slice_states = self.served.slice_states.lose(index)
+            sessions = tuple(self._sessions.values())
+        for session in sessions:
+            # In threads, because a client that does not read keeps whoever sends waiting.
+            start_thread(session.fail_pending, "proxy loses a slice")
+
+    def return_slice(self, index: int) -> None:
+        """Returns a slice that was lost, for new arrays; those that it had stay lost.
+
+        Raises:
+          ValueError: there is no such slice, or it is not lost.
+        """
+        with self._lock:
+            self.served.slice_states = self.served.slice_states.restore(index)
+
     def start_session(self, send: Callable[[bytes], None]) -> ProxySession:
         """Registers a new session."""
         with self._lock:

@@ -24,6 +24,7 @@ from pathways.runtime.proxy.devices import STRING, ArraySpec, ServedDevices, che
 from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
 from pathways.runtime.proxy.plugin_programs import ReshardProgram
 from pathways.runtime.proxy.programs import ProxyProgram
+from pathways.runtime.proxy.slices import slice_lost
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 
 FIRST_SERVER_HANDLE = 1 << 62
@@ -45,11 +46,17 @@ _MAX_FETCH_INLINE_BYTES = 64 << 10
 """Largest array that the dispatching thread fetches when it is ready: that beats a switch of threads."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Later:
-    """A reply that another thread computes; `fill` fills the body of the response, or raises."""
+    """A reply that another thread computes.
 
-    fill: Callable[[], None]
+    Attributes:
+      waited: the arrays that it waits for first; the reply is the error of one that has none.
+      fill: fills the body of the response, or raises.
+    """
+
+    waited: Sequence[ProxyArray] = ()
+    fill: Callable[[], None] = lambda: None
 
 
 class ProxySession:
@@ -77,6 +84,8 @@ class ProxySession:
         self._arrays: dict[int, ProxyArray] = {}
         self._programs: dict[int, ProxyProgram | ReshardProgram] = {}
         self._futures: dict[int, Sequence[ProxyArray]] = {}
+        self._slices = served.slice_states
+        self._pending: dict[Later, int] = {}
         self._handles = itertools.count(FIRST_SERVER_HANDLE)
         self._closing = threading.Lock()
         self._replies = itertools.count()
@@ -99,6 +108,8 @@ class ProxySession:
           ValueError: the data is no request; the session cannot go on.
         """
         request = self._served.messages.parse("xla.ifrt.proxy.IfrtRequest", data)
+        if self._slices is not self._served.slice_states:
+            self._lose_arrays()
         op_id = request.request_metadata.op_id
         kind = request.WhichOneof("request")
         response = self._response()
@@ -116,9 +127,20 @@ class ProxySession:
             return self._encode_error(op_id, status_of(error))
         if later is None:
             return self._encode(op_id, response)
-        fill = later.fill
-        self._wait(lambda: self._reply_later(op_id, response, fill))
+        self._pending[later] = op_id
+        self._wait(lambda: self._reply_later(later, response))
+        if self._slices is not self._served.slice_states:
+            self.fail_pending()  # The slice was lost too early for its own call.
         return None
+
+    def fail_pending(self) -> None:
+        """Replies to requests that wait for arrays of slices that are lost; called from any thread."""
+        lost = self._served.slice_states.lost
+        for later in tuple(self._pending):
+            error = next(filter(None, (self._loss_of(array, lost) for array in later.waited)), None)
+            op_id = None if error is None else self._pending.pop(later, None)
+            if error is not None and op_id is not None and not self._is_closed:
+                self._send(self._encode_error(op_id, error))
 
     def close(self) -> None:
         """Frees all that the session owns; later replies are dropped."""
@@ -129,14 +151,45 @@ class ProxySession:
         self._programs.clear()
         self._futures.clear()
 
-    def _reply_later(self, op_id: int, response: Any, fill: Callable[[], None]) -> None:
+    def _reply_later(self, later: Later, response: Any) -> None:
+        failed: Exception | None = None
         try:
-            fill()
+            _wait_all(later.waited)
+        except Exception as error:
+            failed = error
+        op_id = self._pending.pop(later, None)
+        if op_id is None:  # A slice was lost meanwhile, which was the reply.
+            return
+        try:
+            if failed is not None:
+                raise failed
+            later.fill()
             reply = self._encode(op_id, response)
         except Exception as error:
             reply = self._encode_error(op_id, status_of(error))
         if not self._is_closed:
             self._send(reply)
+
+    def _lose_arrays(self) -> None:
+        """Puts errors in place of arrays on slices that were lost since the last request."""
+        states = self._served.slice_states
+        lost = states.lost_since(self._slices.epoch)
+        self._slices = states
+        for handle, array in self._arrays.items():
+            self._arrays[handle] = self._unless_lost(array, lost)
+        for handle, waited in tuple(self._futures.items()):
+            self._futures[handle] = [self._unless_lost(array, lost) for array in waited]
+
+    def _unless_lost(self, array: ProxyArray, lost: frozenset[int]) -> ProxyArray:
+        error = self._loss_of(array, lost)
+        return array if error is None else ProxyArray(array.spec, error)
+
+    def _loss_of(self, array: ProxyArray, lost: frozenset[int]) -> StatusError | None:
+        """Returns the error in place of an array that has a shard on slices that are lost."""
+        if array.spec is None or isinstance(array.value, StatusError):
+            return None
+        on_lost = lost & self._served.slices_of(array.spec.placement.devices)
+        return slice_lost(on_lost) if on_lost else None
 
     def _encode(self, op_id: int, response: Any) -> bytes:
         metadata = response.response_metadata
@@ -182,6 +235,8 @@ class ProxySession:
                 raise StatusError(
                     StatusCode.INVALID_ARGUMENT, f"{len(handles)} handles for {len(made)} results"
                 )
+            if self._slices.lost:
+                made = [self._unless_lost(array, self._slices.lost) for array in made]
         except Exception as error:
             made = [ProxyArray(None, status_of(error))] * len(handles)
         self._arrays.update(zip(handles, made, strict=True))
@@ -370,7 +425,7 @@ class ProxySession:
         if not isinstance(array.value, StatusError) and not (
             array.is_ready and array.value.nbytes <= _MAX_FETCH_INLINE_BYTES
         ):
-            return Later(fetch)
+            return Later([array], fetch)
         fetch()
         return None
 
@@ -414,7 +469,7 @@ class ProxySession:
             answer.device_ids.extend(ids)
             answer.addressable_device_ids.extend(ids)
 
-        return Later(compile_)
+        return Later(fill=compile_)
 
     def _handle_loaded_executable_metadata(self, body: Any, answer: Any) -> None:
         self._program(body.loaded_executable_handle).describe(answer)
@@ -427,7 +482,11 @@ class ProxySession:
             return
         try:
             arguments = self._found(body.args_handles)
+            if self._slices.lost and (lost := self._slices.lost & self._served.slices_of(program.devices)):
+                raise slice_lost(lost)
             results = program.execute(arguments, body.execute_options.non_donatable_input_indices)
+            if self._slices.lost:
+                results = [self._unless_lost(array, self._slices.lost) for array in results]
         except Exception as error:
             if isinstance(program, ReshardProgram):
                 results = [ProxyArray(None, status_of(error))] * len(program.placements)
@@ -491,7 +550,7 @@ def _wait_for(waited: Sequence[ProxyArray]) -> Later | None:
     if all(array.is_ready for array in waited):
         _wait_all(waited)
         return None
-    return Later(lambda: _wait_all(waited))
+    return Later(waited)
 
 
 def _wait_all(waited: Sequence[ProxyArray]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies
 
 from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.session import ProxySession
+from pathways.runtime.proxy.session import Later, ProxySession
 from pathways.runtime.xla import pjrt
 
 MESSAGES = descriptors.messages()
@@ -260,15 +260,17 @@ def test_the_end_frees_everything(client: Client) -> None:
     client.session.close()
     assert client.session.counts == (0, 0, 0, 0)
     sent = len(client.replies)
-    client.session._reply_later(1, MESSAGES["xla.ifrt.proxy.IfrtResponse"](), lambda: None)
+    later = Later()
+    client.session._pending[later] = 1
+    client.session._reply_later(later, MESSAGES["xla.ifrt.proxy.IfrtResponse"]())
     assert len(client.replies) == sent
     assert not value.is_deleted()  # another array may share its buffers
 
 
-def compile_text(client: Client, text: str, **options: Any) -> Any:
-    """Has a session compile the text of a module for device 0; returns the status."""
+def compile_text(client: Client, text: str, device: int = 0, **options: Any) -> Any:
+    """Has a session compile the text of a module for a device; returns the status."""
     build = {"num_replicas": 1, "num_partitions": 1}
-    devices = [{"replica_device_ids": [0]}]
+    devices = [{"replica_device_ids": [device]}]
     assignment = {"replica_count": 1, "computation_count": 1, "computation_devices": devices}
     proto = MESSAGES["xla.ifrt.XlaCompileOptionsProto"]()
     proto.compile_options.MergeFrom(

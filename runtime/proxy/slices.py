@@ -1,0 +1,72 @@
+"""States of the slices that the served devices form: which are lost, and since when."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+from pathways.runtime.proxy.statuses import StatusCode, StatusError
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceStates:
+    """Which slices are lost, and when each of them was lost last.
+
+    A record that is never changed: `lose` and `restore` return the next one. Sessions compare the one that
+    they have seen with the current one, and drop the arrays on slices that were lost in between, also on
+    those that have returned meanwhile.
+
+    Attributes:
+      lost_at: the epoch in which each slice was lost last; 0 for never.
+      lost: the slices that are lost now.
+      epoch: how many times a slice was lost or returned.
+    """
+
+    lost_at: tuple[int, ...]
+    lost: frozenset[int] = frozenset()
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, slices: int) -> Self:
+        """Returns the state of a number of slices, all of which are connected."""
+        return cls((0,) * slices)
+
+    def lose(self, index: int) -> SliceStates:
+        """Returns the state after the loss of a slice.
+
+        Raises:
+          ValueError: there is no such slice, or it is lost already.
+        """
+        self._check(index)
+        if index in self.lost:
+            raise ValueError(f"slice {index} is lost already")
+        epoch = self.epoch + 1
+        lost_at = (*self.lost_at[:index], epoch, *self.lost_at[index + 1 :])
+        return SliceStates(lost_at, self.lost | {index}, epoch)
+
+    def restore(self, index: int) -> SliceStates:
+        """Returns the state after the return of a slice, without the arrays that it had.
+
+        Raises:
+          ValueError: there is no such slice, or it is not lost.
+        """
+        self._check(index)
+        if index not in self.lost:
+            raise ValueError(f"slice {index} is not lost")
+        return SliceStates(self.lost_at, self.lost - {index}, self.epoch + 1)
+
+    def lost_since(self, epoch: int) -> frozenset[int]:
+        """Returns the slices that were lost after an epoch."""
+        return frozenset(index for index, lost_at in enumerate(self.lost_at) if lost_at > epoch)
+
+    def _check(self, index: int) -> None:
+        if not 0 <= index < len(self.lost_at):
+            raise ValueError(f"slice {index} does not exist: the slices are 0 to {len(self.lost_at) - 1}")
+
+
+def slice_lost(slices: frozenset[int]) -> StatusError:
+    """Returns the error in place of arrays that were on lost slices, or would have been made there."""
+    names = ", ".join(str(index) for index in sorted(slices))
+    return StatusError(
+        StatusCode.DATA_LOSS, f"slice {names} was lost" if len(slices) == 1 else f"slices {names} were lost"
+    )
