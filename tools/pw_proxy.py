@@ -17,6 +17,9 @@ _DESCRIPTION = """\
 
 The program is any that uses JAX, and is not changed: JAX itself has the client (JAX_PLATFORMS=proxy).
 Devices, arrays and compiled code are in the server.
+
+For tests of elastic training, SIGUSR1 loses the last slice that is connected, SIGUSR2 returns the one
+that was lost last. Arrays on a slice are DATA_LOSS once it is lost, and new ones until it has returned.
 """
 
 

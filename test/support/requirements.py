@@ -88,6 +88,7 @@ MISSING: dict[str, Callable[[], str | None]] = {
     "namespaces": _without_namespaces,
     "neovim": _without_neovim,
     "no shardy": lambda: None if _without_packages("shardy")() else "Shardy's front end is installed",
+    "pathwaysutils": _without_packages("pathwaysutils", "fastapi", "uvicorn"),
     "ray": _without_packages("ray"),
     "root": _without_root,
     "shardy": _without_packages("shardy"),

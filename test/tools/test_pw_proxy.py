@@ -75,6 +75,35 @@ def test_serves_until_sigterm(tmp_path: Path) -> None:
     assert not (folder / "jax").exists()
 
 
+def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
+    program = """if True:
+        import os, signal, time
+        import jax
+
+        def is_connected(device):
+            try:
+                return float(jax.device_put(1.0, device)) == 1
+            except jax.errors.JaxRuntimeError as error:
+                assert "DATA_LOSS: slice" in str(error), error
+                return False
+
+        for number in (signal.SIGUSR1,) * 2 + (signal.SIGUSR2,) * 2:
+            before = now = [is_connected(device) for device in jax.devices()]
+            os.kill(os.getppid(), number)
+            while now == before:
+                now = [is_connected(device) for device in jax.devices()]
+            print(now)
+        """
+    done = run("--cpu-devices", "2", "--slices", "2", "--", sys.executable, "-c", program)
+    assert done.stdout == "[True, False]\n[False, False]\n[True, False]\n[True, True]\n", done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("pw-proxy")] == [
+        "pw-proxy: slice 1 lost",
+        "pw-proxy: slice 0 lost",
+        "pw-proxy: slice 0 returned",
+        "pw-proxy: slice 1 returned",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +23,16 @@ if TYPE_CHECKING:
     from pathways.runtime.proxy.serving import ProxyServer
 
 
+_LOG = logging.getLogger("pathways.proxy")
+
+
 def run(options: argparse.Namespace, program: Sequence[str]) -> int:
     """Serves until a signal, or runs a program; returns the exit code."""
     logging.basicConfig(
         format="pw-proxy: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
     )
     environment = dict(os.environ)
-    with _serve(options) as server:
+    with _serve(options) as server, _slices_by_signal(server):
         if options.listen is not None:
             return _wait(server)
         of_client = server.environment
@@ -66,6 +71,41 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
         return serve(path, slices=options.slices)
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:
         raise UserError(str(error).partition("\n")[0]) from None
+
+
+@contextlib.contextmanager
+def _slices_by_signal(server: ProxyServer) -> Iterator[None]:
+    """Loses the last slice on each SIGUSR1, and returns the one that was lost last on each SIGUSR2."""
+    from pathways.runtime.resources.threads import start_thread
+
+    # The handler of a signal may interrupt another, so that neither may wait for a lock.
+    signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def change_slices() -> None:
+        while (number := signals.get()) is not None:
+            states = server.served.slice_states
+            connected = set(range(server.served.slices)) - states.lost
+            if number == signal.SIGUSR1 and connected:
+                server.lose_slice(max(connected))
+                _LOG.warning("slice %d lost", max(connected))
+            elif number == signal.SIGUSR2 and states.lost:
+                index = max(states.lost, key=states.lost_at.__getitem__)
+                server.return_slice(index)
+                _LOG.warning("slice %d returned", index)
+            else:
+                _LOG.warning("no slice is %s", "lost" if connected else "connected")
+
+    start_thread(change_slices, "proxy slices")
+    previous = {
+        number: signal.signal(number, lambda number, _: signals.put(number))
+        for number in (signal.SIGUSR1, signal.SIGUSR2)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signals.put(None)
 
 
 def _wait(server: ProxyServer) -> int:
