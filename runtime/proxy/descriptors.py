@@ -75,25 +75,35 @@ def messages() -> Messages:
     Raises:
       DescriptorError: jaxlib holds none.
     """
-    library = pjrt.shared_library()
-    facts = library.stat()
-    key = hashlib.sha256(f"descriptors {library} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()
-    store = code_store.from_environment()
+    return Messages(find_stored(pjrt.shared_library(), code_store.from_environment()))
+
+
+def find_stored(library: Path, store: code_store.CodeStore | None) -> dict[str, bytes]:
+    """Returns what `find` does of `ROOTS`, from a store where an earlier process has kept it.
+
+    Raises:
+      DescriptorError: one of them is not in the library, or there is no library.
+    """
+    try:
+        facts = library.stat()
+    except FileNotFoundError:
+        raise DescriptorError(
+            f"{library} does not exist: this release of jaxlib is not supported by pw-proxy"
+        ) from None
+    subject = f"descriptors {library} {facts.st_size} {facts.st_mtime_ns} {ROOTS}"
+    key = hashlib.sha256(subject.encode()).hexdigest()
     stored = None if store is None else store.read(key)
     if stored is not None:
-        return Messages({file.name: file.SerializeToString() for file in _parse_set(stored)})
-    files = find(library)
+        parsed = descriptor_pb2.FileDescriptorSet.FromString(stored).file
+        return {file.name: file.SerializeToString() for file in parsed}
+    files = find(library, ROOTS)
     if store is not None:
         parsed = [descriptor_pb2.FileDescriptorProto.FromString(data) for data in files.values()]
         store.write(key, descriptor_pb2.FileDescriptorSet(file=parsed).SerializeToString())
-    return Messages(files)
+    return files
 
 
-def _parse_set(data: bytes) -> Sequence[Any]:
-    return descriptor_pb2.FileDescriptorSet.FromString(data).file
-
-
-def find(library: Path, roots: Sequence[str] = ROOTS) -> dict[str, bytes]:
+def find(library: Path, roots: Sequence[str]) -> dict[str, bytes]:
     """Returns the serialised descriptors of `roots` and of all that they import, each after its imports.
 
     Args:

@@ -8,6 +8,8 @@ import pytest
 
 from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.descriptors import DescriptorError
+from pathways.runtime.xla import pjrt
+from pathways.runtime.xla.code_store import CodeStore
 
 
 def test_messages_of_the_installed_jaxlib() -> None:
@@ -28,4 +30,29 @@ def test_a_library_without_descriptors(tmp_path: Path) -> None:
     # Looks like the beginning of one, and is cut off.
     library.write_bytes(bytes(1000) + b"\x0a\x0bxla/a.proto\x12\xff\xff")
     with pytest.raises(DescriptorError, match="not supported by pw-proxy"):
-        descriptors.find(library)
+        descriptors.find_stored(library, None)
+    with pytest.raises(DescriptorError, match=r"none\.so does not exist"):
+        descriptors.find_stored(tmp_path / "none.so", None)
+
+
+def test_a_later_process_does_not_search_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, store = pjrt.shared_library(), CodeStore(tmp_path / "store", 1 << 30)
+    found = descriptors.find_stored(library, store)
+    monkeypatch.setattr(descriptors, "find", None)
+    assert descriptors.find_stored(library, store) == found
+    assert list(descriptors.find_stored(library, store)) == list(found)
+
+
+def test_stored_descriptors_are_replaced_when_they_are_damaged_or_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, store = pjrt.shared_library(), CodeStore(tmp_path / "store", 1 << 30)
+    found = descriptors.find_stored(library, store)
+    (file,) = store.folder.iterdir()
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert descriptors.find_stored(library, store) == found
+    assert file.read_bytes() == good
+    # Another release of this server may need other messages of the same jaxlib.
+    monkeypatch.setattr(descriptors, "ROOTS", ("xla/python/ifrt_proxy/common/types.proto",))
+    assert len(descriptors.find_stored(library, store)) < len(found)
