@@ -123,6 +123,8 @@ def _work[K, T](waiting: collections.deque[tuple[K, Callable[[], T]]], ended: _E
                 ended.put((key, task(), None))
             except BaseException as error:
                 ended.put((key, None, error))
+            # It may hold what the caller drops before this thread ends.
+            del key, task
         _workers.discard(working)
 
 

@@ -46,6 +46,7 @@ class ThreadWorker:
         self._config = config
         self._seconds = seconds
         self._connections: dict[str, Connection] = {}
+        self._connecting = threading.Lock()
         self._ended = threading.Event()
         self.asked = 0
         if fails:
@@ -61,9 +62,10 @@ class ThreadWorker:
 
     def kill(self) -> None:
         """See `WorkerProcess.kill`."""
-        self._ended.set()
-        for connection in self._connections.values():
-            connection.close()
+        with self._connecting:
+            self._ended.set()
+            for connection in self._connections.values():
+                connection.close()
 
     def last_lines(self) -> Sequence[str]:
         """See `WorkerProcess.last_lines`."""
@@ -76,7 +78,12 @@ class ThreadWorker:
                 purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
                 sock = connect_to(config.controller, config.heartbeat)
                 secret = bytes.fromhex(config.secret)
-                self._connections[channel] = call(sock, secret, purpose, decode_for_worker)
+                connection = call(sock, secret, purpose, decode_for_worker)
+                with self._connecting:
+                    self._connections[channel] = connection
+                    if self._ended.is_set():
+                        connection.close()
+                        return
             self._connections["watch"].send(Ready("cpu", (0,), (None,), "127.0.0.1:1", "127.0.0.1:2"))
             for channel in ("steps", "arrays"):
                 threading.Thread(target=self._answer, args=(channel,), daemon=True).start()

@@ -288,8 +288,8 @@ class _Start:
 
     def _failed(self, host: int, why: str) -> HostStartError:
         process = self._processes[host]
-        # Its end explains why its connection has ended.
-        how = process.ending(3.0)
+        # Its end explains why its connection has ended; a busy machine takes seconds to end a process.
+        how = process.ending(10.0)
         if how is None:
             process.kill()
         else:
