@@ -14,7 +14,7 @@ from pathways.compiler.stages import Lowered
 from pathways.dialect.attributes.names import ARGUMENT_INFO, BLOCK, CONSTANT, REPLICA
 from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
 from pathways.dialect.relations.program_view import Attributes, ProgramView, read_program
-from pathways.dialect.verification.forms import is_mpmd
+from pathways.dialect.verification.forms import foreign_form
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import array_type
@@ -38,7 +38,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     if "sym_name" in module.operation.attributes:
         name = module.operation.attributes["sym_name"].value
     forms = None
-    if is_mpmd(module):
+    if foreign_form(module):
         if options.policy or options.schedule_file:
             raise ProgramError(
                 f"program '{name}' keeps the order chosen by Shardy, so a schedule cannot be given"

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathways.dialect.attributes.origins import Origin
-    from pathways.dialect.operations.bindings import inlined_func_call, make_context, run_mlir_passes
+    from pathways.dialect.operations.bindings import (
+        inlined_func_call,
+        load_ifrt,
+        make_context,
+        run_mlir_passes,
+    )
     from pathways.dialect.operations.loops import loop_of, loop_of_op, set_loop
     from pathways.dialect.operations.operation import (
         PwOp,
@@ -53,6 +58,7 @@ _MODULES = {
     "donated_arguments": "operations.placement",
     "form_of": "verification.forms",
     "inlined_func_call": "operations.bindings",
+    "load_ifrt": "operations.bindings",
     "loop_of": "operations.loops",
     "loop_of_op": "operations.loops",
     "make_context": "operations.bindings",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from pathways.dialect.verification.forms import MPMD
+from pathways.dialect.verification.forms import IFRT, MPMD
 from pathways.passes.backward.merge_residuals import MergeResiduals
 from pathways.passes.backward.split_backward import SplitBackward
 from pathways.passes.branches.group_branches import GroupBranches
@@ -16,6 +17,7 @@ from pathways.passes.loops.split_chunks import SplitChunks
 from pathways.passes.loops.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.manager.base import Pass
 from pathways.passes.memory.plan_memory import PlanMemory
+from pathways.passes.mpmd.import_ifrt import ImportIfrt
 from pathways.passes.mpmd.import_mpmd import ImportMpmd
 from pathways.passes.place.cse import Cse
 from pathways.passes.place.dce import Dce
@@ -144,8 +146,8 @@ def phases_after(options: Options, form: str | None) -> list[Phase]:
       form: the form; None for what JAX lowers to.
     """
     every = phases(options)
-    if form == MPMD.name:
-        return _of_shardy(every, options)
+    if form is not None and form in _IMPORTS:
+        return _of_shardy(every, options, _IMPORTS[form])
     for n in reversed(range(len(every))):
         passes = every[n].passes
         for k in reversed(range(len(passes))):
@@ -156,10 +158,14 @@ def phases_after(options: Options, form: str | None) -> list[Phase]:
     return every
 
 
-def _of_shardy(every: list[Phase], options: Options) -> list[Phase]:
+_IMPORTS: Mapping[str, Pass] = {MPMD.name: ImportMpmd(), IFRT.name: ImportIfrt()}
+"""What takes over programs that Shardy has partitioned, by the form that they are in."""
+
+
+def _of_shardy(every: list[Phase], options: Options, import_: Pass) -> list[Phase]:
     """The phases of a program that Shardy has partitioned: its fragments are launches, in its order."""
     names = [phase.name for phase in every]
-    placed = Phase("placed", (ImportMpmd(),))
+    placed = Phase("placed", (import_,))
     rest = every[names.index(placed.name) + 1 :]
     if options.fuse:
         return [placed, *rest]

@@ -11,6 +11,13 @@ with pathways.proxy.serve() as server:
 
 from __future__ import annotations
 
-from pathways.runtime.proxy.serving import ProxyServer, serve
+import functools
+
+from pathways.compiler.mpmd.from_ifrt import compile_ifrt
+from pathways.runtime.proxy import serving
+from pathways.runtime.proxy.serving import ProxyServer
+
+serve = functools.partial(serving.serve, compile_ifrt=compile_ifrt)
+serve.__doc__ = serving.serve.__doc__
 
 __all__ = ["ProxyServer", "serve"]

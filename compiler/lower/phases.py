@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.lower.progress import LoweringProgress
 from pathways.dialect.errors import PathwaysError
 from pathways.dialect.syntax.bytecode import bytecode_of
-from pathways.dialect.verification.forms import MPMD, is_mpmd, stage_of
+from pathways.dialect.verification.forms import FORMS, foreign_form, stage_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.manager.text import did_you_mean
@@ -79,7 +79,8 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
       ProgramError: a pass refuses the program.
     """
     folder = os.environ.get("PW_DUMP_TO")
-    form = stage_of(module) or (MPMD.name if is_mpmd(module) else None)
+    foreign = foreign_form(module)
+    form = stage_of(module) or (foreign.name if foreign else None)
     bytecode = {}
 
     def keep(phase: str) -> None:
@@ -87,7 +88,7 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
         _dump(module, name, phase, folder)
 
     # Not every form ends a phase.
-    if (form or PHASES[0]) in (*PHASES, MPMD.name):
+    if (form or PHASES[0]) in PHASES or (form and FORMS[form].foreign):
         keep(form or PHASES[0])
     with Diagnostics(module.context) as seen, contextlib.closing(LoweringProgress(name)) as progress:
         for phase in phases_after(options, form):

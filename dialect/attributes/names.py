@@ -16,6 +16,10 @@ TIMES = "pw.times"
 TOPOLOGY = "topology"
 OVERLAP = "pw.overlap"
 
+# On the main function in IFRT IR: what marks it, and the ids of the devices that it numbers from 0.
+IFRT_FUNCTION = "ifrt.function"
+DEVICE_IDS = "pw.device_ids"
+
 # On the functions of hosts, and on their arguments and results.
 HOST = "pw.host"
 NUMBER = "pw.number"

@@ -3,11 +3,19 @@
 `append_dialect_search_prefix` tells them where our dialect's module is; `register_dialect` and
 `register_operation` make them return our typed `OpView` classes for operations that C++ does not know;
 `inlined_func_call` clones a function's body in C++; `_jax_mlir_ext` fills a registry with
-the dialects that JAX lowers to. None of them has a public name.
+the dialects that JAX lowers to; `_sdy_mpmd` has the pass that loads the dialect `ifrt`. None of them has a
+public name.
 """
 
+import functools
+import importlib
+import sys
 import threading
+import types
+from typing import Any
 
+import jaxlib._jax
+import jaxlib.mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext, _mlir
 from jaxlib.mlir.dialects import chlo, mpmd, sdy, stablehlo
@@ -20,7 +28,14 @@ inlined_func_call = _jax_mlir_ext.inlined_func_call
 # Where the bindings find the module of our dialect: `pathways.dialect.pw`.
 _mlir.globals.append_dialect_search_prefix("pathways.dialect")
 
-__all__ = ["inlined_func_call", "make_context", "register_dialect", "register_operation", "run_mlir_passes"]
+__all__ = [
+    "inlined_func_call",
+    "load_ifrt",
+    "make_context",
+    "register_dialect",
+    "register_operation",
+    "run_mlir_passes",
+]
 
 _ONE_RUN = threading.RLock()
 """Held while passes of MLIR run; reentrant, since a diagnostic handler may run passes."""
@@ -42,6 +57,32 @@ def make_context() -> ir.Context:
     context.load_all_available_dialects()
     context.allow_unregistered_dialects = True
     return context
+
+
+def load_ifrt(context: ir.Context) -> None:
+    """Loads the dialect `ifrt` into a context: the IR that Shardy's MPMD compiler sends to runtimes.
+
+    The bindings have no function for it; a pass of theirs that produces the dialect loads it.
+    """
+    text = 'func.func public @main() attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} { return }'
+    _sdy_mpmd().lower_to_ifrt(ir.Module.parse(text, context))
+
+
+_NAMES_WHERE_BUILT = {"jax.jaxlib._jax": jaxlib._jax, "mlir": jaxlib.mlir, "mlir.ir": ir}
+"""What `_sdy_mpmd` imports, by the names that these modules had where Shardy was built."""
+
+
+@functools.cache
+def _sdy_mpmd() -> Any:
+    """Imports the bindings of Shardy's MPMD compiler, without the jax that these would import."""
+    stand_ins = {name: types.ModuleType(name) for name in ("jax", "jax.jaxlib")} | _NAMES_WHERE_BUILT
+    added = {name: module for name, module in stand_ins.items() if name not in sys.modules}
+    sys.modules.update(added)
+    try:
+        return importlib.import_module("jaxlib._sdy_mpmd")
+    finally:
+        for name in added:
+            del sys.modules[name]
 
 
 def run_mlir_passes(pipeline: str, module: ir.Module, *, verify_each: bool = True) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.attributes.names import FORM, HOST, MAIN, NUMBER, SLICE, TOPOLOGY
+from pathways.dialect.attributes.names import FORM, HOST, IFRT_FUNCTION, MAIN, NUMBER, SLICE, TOPOLOGY
 from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named, parts_of, symbol_name
 from pathways.dialect.operations.ops import (
     AllGatherOp,
@@ -190,6 +190,8 @@ _CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
 TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
 # What Shardy's MPMD compiler makes: fragments on the meshes of a topology.
 MPMD = Form("mpmd", foreign=True)
+# What that lowers to for a runtime: calls of atom programs on devices, and copies between them.
+IFRT = Form("ifrt", foreign=True)
 IMPORTED = Form(
     "imported",
     main=frozenset({LaunchOp}) | _LOOPS,
@@ -326,6 +328,7 @@ FORMS: Mapping[str, Form] = {
     for form in (
         TRACED,
         MPMD,
+        IFRT,
         IMPORTED,
         LOCATED,
         OUTLINED,
@@ -376,19 +379,21 @@ def working_modules(module: ir.Module) -> list[ir.Module]:
     return parts_of(module) if form_of(module) == PARTS.name else [module]
 
 
-def is_mpmd(module: ir.Module) -> bool:
-    """Whether a module is one of Shardy's MPMD compiler, which claims no form.
+def foreign_form(module: ir.Module) -> Form | None:
+    """Returns the form of another compiler that a module is in; None for one of ours.
 
-    It is if a function has a topology, or should have one: values of `@main` are on meshes.
+    It is Shardy's if a function has a topology, and IFRT IR if one is marked so; or should be: values of
+    `@main` are on meshes, or on devices.
     """
     try:
         functions = ops_named(module, ["func.func"])
     except UnicodeDecodeError:
-        return False
-    if any(TOPOLOGY in op.attributes for op in functions):
-        return True
-    inputs = [type_ for op in functions if symbol_name(op) == MAIN for type_ in op.type.inputs]
-    return any(str(type_).startswith("!mpmd.") for type_ in inputs)
+        return None
+    inputs = [str(type_) for op in functions if symbol_name(op) == MAIN for type_ in op.type.inputs]
+    for form, mark, prefix in ((MPMD, TOPOLOGY, "!mpmd."), (IFRT, IFRT_FUNCTION, "!ifrt.")):
+        if any(mark in op.attributes for op in functions) or any(text.startswith(prefix) for text in inputs):
+            return form
+    return None
 
 
 def set_form(module: ir.Module, form: Form) -> None:

@@ -20,7 +20,7 @@ from pathways.dialect.attributes.names import FORM
 from pathways.dialect.operations.operation import attribute_of, parts_of
 from pathways.dialect.relations.program_view import ProgramView, read_hosts, read_program
 from pathways.dialect.relations.relations import calls_of_symbols_end
-from pathways.dialect.verification.forms import FORMS, MPMD, PARTS, UNCLAIMED, Form, form_of, is_mpmd
+from pathways.dialect.verification.forms import FORMS, PARTS, UNCLAIMED, Form, foreign_form, form_of
 from pathways.dialect.verification.wellformed import WellFormed
 
 Report = Callable[[ir.OpView, str], None]
@@ -70,7 +70,7 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
                     report(part.operation.opview, "is a part of a program and cannot have parts itself")
                 else:
                     reported += problems(part, is_well_formed=is_well_formed)
-        expected = form or claim or (MPMD if is_mpmd(module) else UNCLAIMED)
+        expected = form or claim or foreign_form(module) or UNCLAIMED
         if expected.foreign:
             checker = WellFormed(module, report, is_program=False)
             if checker.check_names():

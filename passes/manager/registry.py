@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MODULES = {
     "pw-import": "import_.import_",
     "pw-import-mpmd": "mpmd.import_mpmd",
+    "pw-import-ifrt": "mpmd.import_ifrt",
     "pw-infer-placement": "place.infer_placement",
     "pw-insert-all-reduces": "place.insert_all_reduces",
     "pw-sink-loop-reductions": "place.sink_loop_reductions",

@@ -10,7 +10,6 @@ from jaxlib.mlir.dialects import func, sdy
 
 from pathways.dialect import (
     LaunchOp,
-    TransferOp,
     argument_attrs,
     make_slices,
     ops_named,
@@ -38,6 +37,7 @@ from pathways.passes.mpmd.callbacks import keep_callbacks_together
 from pathways.passes.mpmd.fragments import FragmentComputations, Origins, constrain, drop_empty_constraints
 from pathways.passes.mpmd.layouts import MpmdLayouts, retarget
 from pathways.passes.mpmd.mesh_tensors import MeshTensor, NotMpmdError, read_mesh_tensor, read_topology
+from pathways.passes.mpmd.moves import Moves, Placed
 from pathways.passes.mpmd.refusals import (
     refuse_cpu_meshes,
     refuse_ports,
@@ -45,7 +45,6 @@ from pathways.passes.mpmd.refusals import (
     refuse_unpartitioned,
 )
 from pathways.passes.mpmd.slices import Home, declare_slices
-from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, merge_equal_functions
 
 _CALL = "mpmd.fragment_call"
@@ -146,13 +145,12 @@ class _Importer:
         fragments = [op for op in self.operations if op.operation.name in (_CALL, _FRAGMENT)]
         self.origins = Origins(fragments)
         self.computations = FragmentComputations(module, self.symbols)
-        self.reshards = Computations(module, self.symbols)
         self.layouts = MpmdLayouts(self.symbols)
         # Beside bodies Shardy has not propagated yet.
         self.is_open = any(op.operation.name == _FRAGMENT for op in fragments)
         self.types: dict[ir.Type, MeshTensor] = {}
         self.values: dict[ir.Value, ir.Value] = {}
-        self.moved: dict[tuple[ir.Value, str], tuple[ir.Value, ir.Attribute | None]] = {}
+        self.moves = Moves(module, self.symbols, is_open=self.is_open)
 
     def run(self) -> None:
         old = self.function
@@ -299,43 +297,9 @@ class _Importer:
         target = self.type(op, "result #0", op.results[0].type)
         refuse_ports(op, "result", [{}], [target])
         home = self.homes[target.mesh]
-        value = self.values[op.operands[0]]
-        layout = self.layout(op, "result #0", target)
         held = self.layout(op, "operand #0", source)
-        if source.mesh != target.mesh:
-            if (value, home.slice) not in self.moved:
-                moved = TransferOp.build(
-                    [value], [target.type], slice=home.slice, sharding=layout, loc=op.location
-                ).results[0]
-                self.moved[value, home.slice] = moved, layout
-            value, held = self.moved[value, home.slice]
-        self.values[op.results[0]] = self.resharded(op, value, home, held, layout)
-
-    def resharded(
-        self,
-        op: ir.OpView,
-        value: ir.Value,
-        home: Home,
-        held: ir.Attribute | None,
-        wanted: ir.Attribute | None,
-    ) -> ir.Value:
-        """A value in the sharding that is wanted, by a launch where it lies in another one."""
-        # Attributes cannot be compared with None.
-        if wanted is None or (held is not None and held == wanted):
-            return value
-        key = value.type, held, wanted
-        callee = self.reshards.known("reshard", key)
-        if callee is None:
-            # Beside bodies it says inside how values lie, as these do, for propagation to start from.
-            said = ((), ()) if self.is_open else ((held,), (wanted,))
-            with ir.InsertionPoint(self.module.body):
-                callee = self.reshards.make(
-                    "reshard", [value.type], list, op.location, arguments=said[0], results=said[1], key=key
-                )
-            if self.is_open:
-                constrain(self.symbols[callee], (held,), (wanted,))
-        launch = LaunchOp.build([value], [value.type], callee=callee, slice=home.slice, loc=op.location)
-        return launch.results[0]
+        placed = Placed(self.values[op.operands[0]], self.homes[source.mesh], held)
+        self.values[op.results[0]] = self.moves.move(op, placed, home, self.layout(op, "result #0", target))
 
 
 def _shardings(op: ir.OpView, name: str) -> list[ir.Attribute] | None:

@@ -41,7 +41,7 @@ def read_mesh_tensor(type_: ir.Type) -> MeshTensor | None:
     text = str(type_)
     if not text.startswith(_PREFIX):
         return None
-    mesh, tensor, *rest = _parts(text[len(_PREFIX) : -1])
+    mesh, tensor, *rest = split_parts(text[len(_PREFIX) : -1])
     said = dict(part.split("=", 1) for part in rest)
     sharding = said.get("sharding")
     memory_kind = said.get("memory_kind")
@@ -64,7 +64,7 @@ def read_topology(attribute: ir.Attribute) -> dict[str, Mesh]:
     if not text.startswith(prefix):
         raise NotMpmdError(f"is {text}, not an #mpmd.topology")
     meshes: dict[str, Mesh] = {}
-    for part in _parts(text[len(prefix) : -1]):
+    for part in split_parts(text[len(prefix) : -1]):
         # `<"mesh1" : <["x"=2]>>`
         quoted = _NAME.match(part, 1)
         if quoted is None:
@@ -79,7 +79,7 @@ def read_topology(attribute: ir.Attribute) -> dict[str, Mesh]:
     return meshes
 
 
-def _parts(text: str) -> list[str]:
+def split_parts(text: str) -> list[str]:
     """What commas separate, outside of brackets and strings.
 
     Raises:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.extend.backend
 import numpy as np
 
+from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland, Host
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.resources.session import Discover, Session
@@ -53,6 +54,12 @@ def cluster() -> Cluster:
 def bind(slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
     """`ResourceManager.bind` on the current cluster."""
     return session.bind(slices, program)
+
+
+def binding_of(devices: Sequence[jax.Device], slice: SliceSpec) -> Binding:
+    """Returns a slice on exactly these devices, in the order of its mesh, whatever other slices have them."""
+    described = [_device(device, position, "island0", None) for position, device in enumerate(devices)]
+    return Binding(tuple(described), slice.shape, slice.axis_names, slice.name)
 
 
 def devices_of_cluster() -> tuple[jax.Device, ...]:

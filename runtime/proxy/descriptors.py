@@ -25,6 +25,8 @@ ROOTS = (
     "xla/python/ifrt_proxy/common/array_util.proto",
     "xla/python/ifrt/sharding_serdes.proto",
     "xla/python/ifrt/layout_serdes.proto",
+    "xla/python/ifrt/ir/ifrt_ir_program.proto",
+    "xla/python/ifrt/ir/ifrt_ir_compile_options.proto",
     "xla/python/pjrt_ifrt/pjrt_layout_serdes.proto",
     "xla/python/pjrt_ifrt/xla_sharding.proto",
     "xla/python/pjrt_ifrt/xla_compiler.proto",

@@ -12,11 +12,15 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from pathways.runtime.local.load import Executable
 from pathways.runtime.proxy.descriptors import Messages
 from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.slices import SliceStates
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 from pathways.runtime.xla import ifrt, pjrt
+
+CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]
+"""Compiles MLIR bytecode in IFRT IR for the devices that it numbers from 0."""
 
 RUNTIME_TYPE = "pathways"
 """Orbax has handlers for this name only."""
@@ -120,15 +124,23 @@ class ServedDevices:
       devices: what clients may use.
       messages: the classes of messages.
       slices: how many equal slices the devices form; devices say which, unless it is one.
+      compile_ifrt: compiles programs in IFRT IR; None where these are refused.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], messages: Messages, slices: int = 1) -> None:
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],
+        messages: Messages,
+        slices: int = 1,
+        compile_ifrt: CompileIfrt | None = None,
+    ) -> None:
         if slices < 1 or len(devices) % slices:
             raise ValueError(f"{len(devices)} devices cannot form {slices} equal slices")
         self.devices = tuple(devices)
         self.messages = messages
         self.slices = slices
         self.slice_states = SliceStates.of(slices)
+        self.compile_ifrt = compile_ifrt
         self._by_id = {device.id: device for device in devices}
         self._slices = {
             device: number * slices // len(self.devices) for number, device in enumerate(self.devices)

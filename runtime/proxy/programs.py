@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import DTYPES, ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_plugin_program
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
@@ -104,7 +105,9 @@ class ProxyProgram:
         response.size_of_generated_code_in_bytes = executable.size_of_generated_code_in_bytes()
 
 
-def compile_program(served: ServedDevices, program: Any, options: Any) -> ProxyProgram | ReshardProgram:
+def compile_program(
+    served: ServedDevices, program: Any, options: Any
+) -> ProxyProgram | ReshardProgram | MpmdProgram:
     """Compiles a serialised program for the devices that its options name.
 
     Raises:
@@ -113,6 +116,8 @@ def compile_program(served: ServedDevices, program: Any, options: Any) -> ProxyP
     kind = program.type_name.rpartition("::")[2]
     if kind == "PluginProgram":
         return parse_plugin_program(served, program.data)
+    if kind == "IfrtIRProgram":
+        return compile_mpmd_program(served, program.data, options.data)
     if kind != "XlaProgram":
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"programs of the kind {kind[:100]!r} are not supported by the server"

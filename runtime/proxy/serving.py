@@ -24,7 +24,7 @@ import jax
 
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.proxy import descriptors
-from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.devices import CompileIfrt, ServedDevices
 from pathways.runtime.proxy.grpc_connection import (
     CallCancelled,
     CallStarted,
@@ -210,7 +210,11 @@ class ProxyServer:
 
 
 def serve(
-    path: str | os.PathLike[str] | None = None, devices: Sequence[jax.Device] | None = None, slices: int = 1
+    path: str | os.PathLike[str] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    slices: int = 1,
+    *,
+    compile_ifrt: CompileIfrt | None = None,
 ) -> ProxyServer:
     """Serves devices of this process to unmodified JAX programs, until the server is closed.
 
@@ -218,6 +222,7 @@ def serve(
       path: a UNIX socket, in a folder that only this user may write to; by default one in a new folder.
       devices: what to serve; by default all devices of JAX.
       slices: how many equal slices the devices form; if several, devices have a `slice_index`.
+      compile_ifrt: compiles programs of Shardy's MPMD compiler; None refuses them.
 
     Returns:
       the server, a context manager that closes it; its `environment` is that of the programs.
@@ -228,7 +233,7 @@ def serve(
       ValueError: so many slices are not possible.
     """
     chosen = jax.devices() if devices is None else devices
-    served = ServedDevices(chosen, descriptors.messages(), slices)
+    served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt)
     return ProxyServer(None if path is None else Path(path).absolute(), served)
 
 

@@ -22,6 +22,7 @@ from pathways.runtime.proxy import arrays, programs
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import STRING, ArraySpec, ServedDevices, checked_shape, shape_of
 from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
+from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.plugin_programs import ReshardProgram
 from pathways.runtime.proxy.programs import ProxyProgram
 from pathways.runtime.proxy.slices import slice_lost
@@ -35,6 +36,8 @@ DONATED = StatusError(StatusCode.INVALID_ARGUMENT, "the array was deleted: it wa
 
 _STRINGS = "xla.ifrt.proto.StringArrayContents"
 """What the host buffer of an array of strings holds."""
+
+Program = ProxyProgram | ReshardProgram | MpmdProgram
 
 Send = Callable[[bytes], None]
 """Sends a serialised `IfrtResponse` to the client, from any thread."""
@@ -82,7 +85,7 @@ class ProxySession:
             fields["copy_semantics"].enum_type.values_by_name["ARRAY_COPY_SEMANTICS_DONATE_INPUT"].number
         )
         self._arrays: dict[int, ProxyArray] = {}
-        self._programs: dict[int, ProxyProgram | ReshardProgram] = {}
+        self._programs: dict[int, Program] = {}
         self._futures: dict[int, Sequence[ProxyArray]] = {}
         self._slices = served.slice_states
         self._pending: dict[Later, int] = {}
@@ -215,7 +218,7 @@ class ProxySession:
     def _found(self, handles: Iterable[int]) -> list[ProxyArray]:
         return [self._array(handle) for handle in handles]
 
-    def _program(self, handle: int) -> ProxyProgram | ReshardProgram:
+    def _program(self, handle: int) -> Program:
         program = self._programs.get(handle)
         if program is None:
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"no program has the handle {handle}")
@@ -223,7 +226,7 @@ class ProxySession:
 
     def _xla_program(self, handle: int) -> ProxyProgram:
         program = self._program(handle)
-        if isinstance(program, ReshardProgram):
+        if not isinstance(program, ProxyProgram):
             raise StatusError(StatusCode.UNIMPLEMENTED, "the program is no XLA program")
         return program
 
@@ -468,6 +471,8 @@ class ProxySession:
             answer.num_devices = len(ids)
             answer.device_ids.extend(ids)
             answer.addressable_device_ids.extend(ids)
+            if isinstance(program, MpmdProgram):
+                program.describe_slices(answer)
 
         return Later(fill=compile_)
 

@@ -53,6 +53,11 @@ def sharding_on(
     return sharding_impls.GSPMDSharding(pjrt.device_list(devices), sharding, memory_kind=memory_kind)
 
 
+def hlo_of(sharding: jax.sharding.Sharding, rank: int) -> HloSharding:
+    """How a sharding of JAX cuts an array of a rank into shards."""
+    return sharding._to_xla_hlo_sharding(rank)
+
+
 def array_maker(
     shape: Sequence[int], dtype: np.dtype[Any], sharding: jax.sharding.Sharding
 ) -> Callable[[Sequence[jax.Array]], jax.Array]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,44 +14,16 @@ from check import assert_close, assert_equal
 from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 from mpmd_programs import CALLS, PROGRAMS, MpmdProgram, normal
+from stored_mpmd import STORED, partitioned
 
 import pathways as pw
 from pathways.compiler.from_mlir import lower_module
 from pathways.compiler.mpmd.from_mpmd import lower_partitioned
-from pathways.compiler.mpmd.front_end import Partitioned
 from pathways.compiler.stages import Lowered
 from pathways.dialect import make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.passes.pipeline import Options
 from pathways.runtime.plan.plan import Launch
-
-STORED = Path(__file__).parent / "mpmd"
-
-
-def bytecode(name: str, form: str) -> bytes:
-    text = (STORED / f"{name}.{form}.mlir").read_text()
-    return bytecode_of(ir.Module.parse(text, make_context()))
-
-
-def partitioned(name: str, form: str) -> Partitioned:
-    """Returns the output of the front end, from the stored form."""
-    program = PROGRAMS[name]
-    lowered = jax.jit(program.plain(), donate_argnums=program.donate).lower(*program.args)
-    known = lowered._lowering.compile_args
-    out_avals = [jax.core.ShapedArray(out.shape, out.dtype) for out in jax.tree.leaves(lowered.out_info)]
-    return Partitioned(
-        name=name,
-        bytecode=bytecode(name, form),
-        exported=bytecode(name, "call") if form == "fragment" else None,
-        topology=program.topology(),
-        in_tree=jax.tree.structure(tuple(program.args)),
-        arguments=jax.tree.leaves(lowered.args_info),
-        kept=sorted(known["kept_var_idx"]),
-        constants=(),
-        out_tree=lowered.out_tree,
-        out_avals=out_avals,
-        callbacks=known["host_callbacks"],
-    )
 
 
 def check(lowered: Lowered, program: MpmdProgram) -> Any:

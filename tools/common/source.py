@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
+from pathways.dialect import load_ifrt
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics
 from pathways.tools.common import supervisor
@@ -78,6 +79,8 @@ def parse(source: Source, context: ir.Context) -> ir.Module:
       MLIRError, PassFailure: after errors were emitted to the handlers of the context.
     """
     supervisor.doing(f"reading {source.name}")
+    if b"ifrt" in source.data:
+        load_ifrt(context)
     if source.is_bytecode:
         with supervisor.at_most(seconds=5 + len(source.data) / 1e6):
             return _parse_bytecode(source, context)

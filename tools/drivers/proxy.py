@@ -59,6 +59,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
     try:
         import jax
 
+        from pathways.compiler.mpmd.from_ifrt import compile_ifrt
         from pathways.runtime.proxy.serving import serve
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] in ("google", "h2"):
@@ -68,7 +69,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
     if options.cpu_devices is not None:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
     try:
-        return serve(path, slices=options.slices)
+        return serve(path, slices=options.slices, compile_ifrt=compile_ifrt)
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:
         raise UserError(str(error).partition("\n")[0]) from None
 

@@ -1,0 +1,66 @@
+"""Programs in IFRT IR, as Shardy's MPMD compiler sends them, compiled for devices of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jaxlib.mlir import ir
+
+from pathways.compiler.lower.phases import ProgramError, run_phases
+from pathways.dialect import load_ifrt, make_context, ops_named
+from pathways.dialect.attributes.names import DEVICE_IDS
+from pathways.dialect.operations.operation import symbol_name
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics
+from pathways.passes.mpmd.ifrt_slices import device_lists
+from pathways.passes.mpmd.import_ifrt import ifrt_function
+from pathways.passes.mpmd.slices import symbol_of
+from pathways.passes.pipeline import Options
+from pathways.runtime.bundle.program import problem_of
+from pathways.runtime.local.devices import binding_of
+from pathways.runtime.local.load import Executable, load
+from pathways.runtime.plan.lower import plan_of
+
+_DIALECTS = ("builtin", "func", "ifrt", "stablehlo", "chlo", "sdy")
+
+
+def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
+    """Compiles a program of an untrusted client: passes, memory plan and proof are those of our own programs.
+
+    Args:
+      bytecode: a module in IFRT IR.
+      devices: the devices that it numbers from 0; slices share those that are listed twice.
+
+    Raises:
+      ProgramError: it is no such module, or has something that no slice has a meaning for; names it.
+      NotImplementedError: a computation must not run for a client.
+      ResourceError, CompileError: see `runtime.local.load`.
+    """
+    context = make_context()
+    load_ifrt(context)
+    with Diagnostics(context) as seen:
+        try:
+            module = ir.Module.parse(bytecode, context)
+            problem = problem_of(
+                module, "a program", _DIALECTS, advice=", which are all that run for clients of this process"
+            )
+            if problem is not None:
+                raise NotImplementedError(f"the program {problem}")
+            name = symbol_of(symbol_name(module.operation) or "program")
+            with context:
+                function = ifrt_function(module)
+                function.attributes[DEVICE_IDS] = ir.DenseI64ArrayAttr.get([device.id for device in devices])
+                lists = device_lists(function)
+        except (ir.MLIRError, ValueError, PassFailure) as error:
+            text = seen.errors[0].message if seen.errors else str(error)
+            raise ProgramError(f"no valid program in IFRT IR: {' '.join(text.split())[:500]}") from None
+    forms = run_phases(module, name, Options())
+    plan = plan_of(forms.scheduled, name, proved=True)
+    by_id = {device.id: device for device in devices}
+    slices = [op.sym_name for op in ops_named(forms.scheduled, ["pw.slice"])]
+    bindings = {
+        name: binding_of([by_id[number] for number in ids], plan.slices[name])
+        for name, ids in zip(slices, lists, strict=True)
+    }
+    return load(plan, bindings)

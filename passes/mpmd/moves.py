@@ -1,0 +1,74 @@
+"""Moves of values in partitioned programs: to other slices, and into other shardings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import LaunchOp, TransferOp
+from pathways.passes.mpmd.fragments import constrain
+from pathways.passes.mpmd.slices import Home
+from pathways.passes.util.computations import Computations
+
+type Layout = ir.Attribute | None
+"""The sharding of a value over its slice; None where nothing is said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A value, with what is known of its place."""
+
+    value: ir.Value
+    home: Home
+    layout: Layout
+
+
+class Moves:
+    """Builds transfers and launches that reshard, each once for a value and a slice.
+
+    Args:
+      module: the module to append computations to.
+      symbols: its symbols; computations are added.
+      is_open: whether computations hold their shardings inside of them, for propagation to start from.
+    """
+
+    def __init__(self, module: ir.Module, symbols: dict[str, ir.OpView], *, is_open: bool = False) -> None:
+        self._module = module
+        self._symbols = symbols
+        self._is_open = is_open
+        self._reshards = Computations(module, symbols)
+        self._moved: dict[tuple[ir.Value, str], Placed] = {}
+
+    def move(self, op: ir.OpView, source: Placed, home: Home, layout: Layout) -> ir.Value:
+        """Returns a value on a slice in a sharding; builds what brings it there at the insertion point."""
+        if source.home.slice != home.slice:
+            key = source.value, home.slice
+            if key not in self._moved:
+                moved = TransferOp.build(
+                    [source.value], [source.value.type], slice=home.slice, sharding=layout, loc=op.location
+                )
+                self._moved[key] = Placed(moved.results[0], home, layout)
+            source = self._moved[key]
+        return self._reshard(op, source, layout)
+
+    def _reshard(self, op: ir.OpView, source: Placed, wanted: Layout) -> ir.Value:
+        value, held = source.value, source.layout
+        # Attributes cannot be compared with None.
+        if wanted is None or (held is not None and held == wanted):
+            return value
+        key = value.type, held, wanted
+        callee = self._reshards.known("reshard", key)
+        if callee is None:
+            # Beside bodies it says inside how values lie, as these do, for propagation to start from.
+            said = ((), ()) if self._is_open else ((held,), (wanted,))
+            with ir.InsertionPoint(self._module.body):
+                callee = self._reshards.make(
+                    "reshard", [value.type], list, op.location, arguments=said[0], results=said[1], key=key
+                )
+            if self._is_open:
+                constrain(self._symbols[callee], (held,), (wanted,))
+        launch = LaunchOp.build(
+            [value], [value.type], callee=callee, slice=source.home.slice, loc=op.location
+        )
+        return launch.results[0]

@@ -1,0 +1,262 @@
+"""Programs of Shardy's MPMD compiler: launches on several meshes, and copies between, in one execution."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.dialect.errors import PathwaysError
+from pathways.runtime.local.load import Executable, Port
+from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.xla import ifrt, pjrt
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MpmdProgram:
+    """A program on slices of devices, each over a mesh of its own.
+
+    Attributes:
+      executable: the program, as our own programs are executed.
+      devices: the devices of all slices.
+      parameters: what each argument has to be.
+      results: what each result is and where.
+      donated: the arguments that an execution consumes.
+    """
+
+    executable: Executable
+    devices: tuple[jax.Device, ...]
+    parameters: tuple[ArraySpec, ...]
+    results: tuple[ArraySpec, ...]
+    donated: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its module."""
+        return self.executable.plan.name
+
+    @functools.cached_property
+    def _accepted(self) -> list[set[ArrayPlacement]]:
+        """The placements that each argument was found to have and that are its parameter's."""
+        return [{parameter.placement} for parameter in self.parameters]
+
+    @functools.cached_property
+    def _read(self) -> list[int]:
+        """The arguments that the program reads, in order."""
+        return [port.number for port in self.executable.inputs]
+
+    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+        """Starts an execution; what fails is in the results, of each of which there is one in any case.
+
+        Args:
+          arguments: the arguments.
+          kept: the arguments that must not be consumed although the program could.
+        """
+        try:
+            operands = self._operands(arguments)
+            donated = set(self.donated) - set(kept)
+            self._check_donated(operands, donated)
+            for number in set(self.donated) & set(kept):
+                operands[number] = _copy(operands[number])
+            values = self.executable.run([operands[number] for number in self._read])
+        except Exception as error:
+            return self.fail(_status_of(error))
+        return [
+            ProxyArray(spec, value)
+            for spec, value in zip(self.results, self._apart(values, operands, donated), strict=True)
+        ]
+
+    def fail(self, error: StatusError) -> list[ProxyArray]:
+        """Returns results that all raise an error."""
+        return [ProxyArray(spec, error) for spec in self.results]
+
+    def describe(self, response: Any) -> None:
+        """Fills a `LoadedExecutableMetadataResponse`; layouts are XLA's default everywhere."""
+        for field, specs in (
+            (response.parameter_shardings, self.parameters),
+            (response.output_shardings, self.results),
+        ):
+            field.SetInParent()
+            for spec in specs:
+                hlo = spec.placement.hlo or ifrt.replicated()
+                field.shardings.add().ParseFromString(ifrt.serialize_sharding(hlo))
+        for field in (
+            response.parameter_layouts_error,
+            response.output_layouts_error,
+            response.output_memory_kinds.status,
+            response.mpmd_compiled_memory_stats_error,
+        ):
+            field.code = StatusCode.UNIMPLEMENTED
+            field.message = "the program is of several XLA programs"
+        response.donated_input_indices.SetInParent()
+        response.donated_input_indices.donated_input_indices.extend(self.donated)
+
+    def describe_slices(self, response: Any) -> None:
+        """Adds the devices of each slice to a `CompileResponse`."""
+        devices = response.mpmd_addressable_devices.mpmd_addressable_devices
+        for name, sharding in _shardings(self.executable):
+            devices[name].mpmd_addressable_device_ids.extend(
+                device.id for device in sharding.mesh.devices.flat
+            )
+
+    def _operands(self, arguments: Sequence[ProxyArray]) -> list[jax.Array]:
+        if len(arguments) != len(self.parameters):
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT,
+                f"program '{self.name}' has {len(self.parameters)} arguments, got {len(arguments)}",
+            )
+        operands = []
+        for number, argument in enumerate(arguments):
+            spec, value = argument.read()
+            if spec.placement not in self._accepted[number] or not _same_type(spec, self.parameters[number]):
+                self._check(number, spec)
+            operands.append(value)
+        return operands
+
+    def _check(self, number: int, spec: ArraySpec) -> None:
+        """Checks that an argument is what the program was compiled for; it takes any array in silence.
+
+        Raises:
+          StatusError: it is not.
+        """
+        wanted = self.parameters[number]
+        if not _same_type(spec, wanted):
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT,
+                f"program '{self.name}': argument {number} is {_described(spec)}, "
+                f"expected {_described(wanted)}",
+            )
+        placement = spec.placement
+        same = placement.devices == wanted.placement.devices and (
+            len(placement.devices) == 1
+            or (
+                placement.hlo is not None
+                and placement.sharding.is_equivalent_to(wanted.placement.sharding, len(spec.shape))
+            )
+        )
+        if not same:
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT,
+                f"program '{self.name}': argument {number} is on devices "
+                f"{[device.id for device in placement.devices]} as {placement.hlo}, expected "
+                f"{[device.id for device in wanted.placement.devices]} as {wanted.placement.hlo}",
+            )
+        self._accepted[number].add(placement)
+
+    def _check_donated(self, operands: Sequence[jax.Array], donated: set[int]) -> None:
+        if not donated or len(set(map(id, operands))) == len(operands):
+            return
+        for number in donated:
+            if sum(operand is operands[number] for operand in operands) > 1:
+                raise StatusError(
+                    StatusCode.INVALID_ARGUMENT,
+                    f"program '{self.name}': argument {number} is donated and passed twice",
+                )
+
+    def _apart(
+        self, values: list[jax.Array], operands: Sequence[jax.Array], donated: set[int]
+    ) -> list[jax.Array]:
+        """Returns results that share no buffer with each other or with arguments that stay the client's."""
+        held = {id(operand) for number, operand in enumerate(operands) if number not in donated}
+        for number, value in enumerate(values):
+            if id(value) in held:
+                values[number] = _copy(value)
+            held.add(id(value))
+        for number in donated:
+            # That of an argument that nothing reads, or no computation could use.
+            if id(operands[number]) not in held and not operands[number].is_deleted():
+                operands[number].delete()
+        return values
+
+
+def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) -> MpmdProgram:
+    """Compiles a serialised `IfrtIRProgram` for the devices that its options name.
+
+    Raises:
+      StatusError: the server refuses it, or XLA did.
+    """
+    if served.compile_ifrt is None:
+        raise StatusError(StatusCode.UNIMPLEMENTED, "programs in IFRT IR are not supported by the server")
+    proto = served.messages.parse("xla.ifrt.IfrtIrProgramProto", program)
+    if proto.HasField("ifrt_version") or proto.atom_programs:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED, "versioned programs in IFRT IR are not supported by the server"
+        )
+    compile_options = served.messages.parse("xla.ifrt.IfrtIrCompileOptionsProto", options)
+    if compile_options.mlir_dump_to or compile_options.dot_graph_dump_to:
+        raise StatusError(
+            StatusCode.PERMISSION_DENIED, "the compiler options would have the server use files"
+        )
+    if any(value.env_option_overrides for value in compile_options.compile_option_overrides.values()):
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED,
+            "compiler options for the computations of a program in IFRT IR are not supported by the server",
+        )
+    devices = tuple(served.device(number) for number in compile_options.device_ids)
+    try:
+        executable = served.compile_ifrt(proto.ifrt_program, devices)
+    except Exception as error:
+        raise _status_of(error) from None
+    plan = executable.plan
+    inputs = {port.number: port for port in executable.inputs}
+    # Where an argument is that nothing reads does not matter.
+    anywhere = ArrayPlacement(devices[:1], None, None)
+    return MpmdProgram(
+        executable,
+        tuple(dict.fromkeys(devices)),
+        tuple(
+            _spec(inputs[number])
+            if number in inputs
+            else ArraySpec(_dtype(argument.type.dtype), argument.type.shape, anywhere)
+            for number, argument in enumerate(plan.arguments)
+        ),
+        tuple(_spec(port) for port in executable.outputs),
+        tuple(number for number, argument in enumerate(plan.arguments) if argument.donated),
+    )
+
+
+def _spec(port: Port) -> ArraySpec:
+    devices = tuple(port.sharding.mesh.devices.flat)
+    hlo = None if len(devices) == 1 else ifrt.hlo_of(port.sharding, len(port.type.shape))
+    return ArraySpec(_dtype(port.type.dtype), port.type.shape, ArrayPlacement(devices, None, hlo))
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return jax.numpy.dtype(name)
+
+
+def _same_type(one: ArraySpec, other: ArraySpec) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _described(spec: ArraySpec) -> str:
+    return f"{spec.dtype.name}{list(spec.shape)}"
+
+
+def _copy(array: jax.Array) -> jax.Array:
+    devices = [pjrt.device_list(list(array.sharding._device_assignment))]
+    (copied,) = pjrt.copy_arrays([array], devices, [array.sharding], [pjrt.ALWAYS_COPY])
+    return copied
+
+
+def _shardings(executable: Executable) -> Iterator[tuple[str, Any]]:
+    seen = {port.slice: port.sharding for port in (*executable.inputs, *executable.outputs)}
+    yield from seen.items()
+
+
+def _status_of(error: Exception) -> StatusError:
+    """Returns the status of an error, which names the step of the program where that is known."""
+    if isinstance(error, ResourceError):
+        return StatusError(StatusCode.RESOURCE_EXHAUSTED, str(error))
+    if isinstance(error, PathwaysError) and not isinstance(error, StatusError | ValueError):
+        return StatusError(StatusCode.INVALID_ARGUMENT, str(error))
+    status = status_of(error)
+    notes = getattr(error, "__notes__", ())
+    return StatusError(status.code, "; ".join([status.message, *notes[:1]])) if notes else status

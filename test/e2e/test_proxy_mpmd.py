@@ -1,0 +1,67 @@
+"""Programs of Shardy's MPMD compiler behind the proxy server: each equals `pw.from_mpmd`, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import proxy_mpmd
+import pytest
+from mpmd_programs import PROGRAMS
+from stored_mpmd import partitioned
+
+import pathways.proxy
+from pathways.compiler.mpmd.from_mpmd import lower_partitioned
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What all programs return, from one process that uses a server of the devices of this one."""
+    results = tmp_path_factory.mktemp("proxied") / "results"
+    with pathways.proxy.serve(devices=jax.devices("cpu")) as server:
+        done = subprocess.run(
+            [sys.executable, proxy_mpmd.__file__, str(results)],
+            env=os.environ | server.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert server.sessions == ()
+    return pickle.loads(results.read_bytes())
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "with_callbacks"])
+def test_equals_from_mpmd(name: str, proxied: dict[str, Any]) -> None:
+    if isinstance(proxied[name], Exception):
+        raise proxied[name]
+    program = PROGRAMS[name]
+    results = lower_partitioned(partitioned(name, "call")).compile()(
+        *jax.tree.map(jax.numpy.array, program.args)
+    )
+    expected = [np.asarray(proxy_mpmd.data(leaf)) for leaf in jax.tree.leaves(results)]
+    for got, _ in proxied[name]:
+        assert [one.dtype for one in got] == [other.dtype for other in expected]
+        assert [one.tobytes() for one in got] == [other.tobytes() for other in expected]
+
+
+def test_donated_arguments_are_deleted(proxied: dict[str, Any]) -> None:
+    """The third one, of which JAX has no use, is not one of the program."""
+    assert [deleted for _, deleted in proxied["two_stages"]] == [[True, True, False]] * 2
+    assert [deleted for _, deleted in proxied["sharded"]] == [[True, True, False]] * 2
+    assert [deleted for _, deleted in proxied["gpipe"]] == [[False] * 5] * 2
+
+
+def test_callbacks_are_refused_by_name(proxied: dict[str, Any]) -> None:
+    message = str(proxied["with_callbacks"])
+    assert message.startswith(
+        "UNIMPLEMENTED: the program calls 'xla_ffi_python_cpu_callback', which is not among"
+    )
