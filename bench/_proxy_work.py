@@ -20,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 MIB = 64
+TRANSFERS = 7
 CALLS = 128
 LAYERS = 4
 WIDTH = 128
@@ -52,15 +53,25 @@ def chain() -> dict[str, float]:
     return {"us": seconds_of(work, 40) / CALLS * 1e6}
 
 
-def puts_and_fetches() -> dict[str, float]:
-    """MiB/s of an array of floats to a device and back."""
+def _transfer(work: Callable[[], Any]) -> dict[str, float]:
+    """MiB/s of a transfer, and milliseconds of CPU that each costs this process."""
+    began = time.process_time()
+    seconds = seconds_of(work, TRANSFERS)
+    return {"speed": MIB / seconds, "cpu_ms": (time.process_time() - began) / (TRANSFERS + 1) * 1e3}
+
+
+def puts() -> dict[str, float]:
+    """Puts an array of floats on a device."""
     value = np.ones(MIB << 18, np.float32)
-    arrays = [jax.device_put(value) + i for i in range(8)]
-    jax.block_until_ready(arrays)
-    put = seconds_of(lambda: jax.device_put(value).block_until_ready(), 5)
+    return _transfer(lambda: jax.device_put(value).block_until_ready())
+
+
+def fetches() -> dict[str, float]:
+    """Fetches an array of floats from a device."""
     # Each is fetched once: JAX keeps what it has fetched.
-    fetch = seconds_of(lambda: np.asarray(arrays.pop()), 5)
-    return {"put": MIB / put, "fetch": MIB / fetch}
+    arrays = [jnp.full(MIB << 18, i, jnp.float32) for i in range(TRANSFERS + 1)]
+    jax.block_until_ready(arrays)
+    return _transfer(lambda: np.asarray(arrays.pop()))
 
 
 def training_step() -> dict[str, float]:
@@ -105,14 +116,21 @@ def training_step() -> dict[str, float]:
     return {"ms": seconds_of(work, 15) * 1e3}
 
 
-def many_calls() -> dict[str, float]:
+def many_calls(calls: int = 5000) -> dict[str, float]:
     """Calls of a tiny function, whose number is reported."""
     step = jax.jit(lambda x: x + 1)
     x = jnp.float32(0)
-    for _ in range(5000):
+    for i in range(calls):
         x = step(x)
+        if i % 1000 == 0:
+            x.block_until_ready()
     x.block_until_ready()
-    return {"calls": 5000}
+    return {"calls": calls}
+
+
+def very_many_calls() -> dict[str, float]:
+    """As many calls as show what a process keeps of each."""
+    return many_calls(100_000)
 
 
 def idle() -> dict[str, float]:
@@ -121,7 +139,9 @@ def idle() -> dict[str, float]:
     return {"seconds": 2}
 
 
-WORK = {work.__name__: work for work in (chain, training_step, puts_and_fetches, many_calls, idle)}
+WORK = {
+    work.__name__: work for work in (chain, training_step, puts, fetches, many_calls, very_many_calls, idle)
+}
 
 
 if __name__ == "__main__":

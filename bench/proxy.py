@@ -22,8 +22,11 @@ from _parts import Row, parser_of, run_parts
 
 WORK = Path(__file__).with_name("_proxy_work.py")
 SERVER = (sys.executable, "-m", "pathways.tools.pw_proxy", "--cpu-devices", "8", "--listen")
+LOCAL = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
 MIB = 1 << 20
 FLOOR_MIB = 256
+TRANSFERS = 8
+"""How many transfers the client makes, with the one that it does not count."""
 
 
 class Server:
@@ -53,9 +56,10 @@ def served() -> Iterator[Server]:
             process.terminate()
 
 
-def run(environment: dict[str, str], work: str, server: Server | None = None) -> dict[str, float]:
-    """Measurement of a piece of work, with what it cost the server."""
-    command = [sys.executable, str(WORK), work]
+def run(environment: dict[str, str], *works: str, server: Server | None = None) -> list[dict[str, float]]:
+    """Measurements of pieces of work of one client, with what each cost the server."""
+    command = [sys.executable, str(WORK), *works]
+    measured = []
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -66,22 +70,27 @@ def run(environment: dict[str, str], work: str, server: Server | None = None) ->
     ) as client:
         assert client.stdin is not None
         assert client.stdout is not None
-        client.stdout.readline()
-        before = server.usage() if server is not None else (0.0, 0)
-        client.stdin.write("\n")
-        client.stdin.flush()
-        figures: dict[str, float] = json.loads(client.stdout.readline())
-        after = server.usage() if server is not None else (0.0, 0)
-        client.stdin.write("\n")
-        client.stdin.flush()
-    return figures | {"server_s": after[0] - before[0], "server_bytes": after[1] - before[1]}
+        for _ in works:
+            client.stdout.readline()
+            before = server.usage() if server is not None else (0.0, 0)
+            client.stdin.write("\n")
+            client.stdin.flush()
+            figures: dict[str, float] = json.loads(client.stdout.readline())
+            after = server.usage() if server is not None else (0.0, 0)
+            client.stdin.write("\n")
+            client.stdin.flush()
+            measured.append(
+                figures | {"server_s": after[0] - before[0], "server_bytes": after[1] - before[1]}
+            )
+    return measured
 
 
 def both(work: str) -> tuple[dict[str, float], dict[str, float]]:
     """Measurements of a piece of work behind a server, and locally."""
     with served() as server:
-        ours = run(server.environment, work, server)
-    return ours, run({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}, work)
+        (ours,) = run(server.environment, work, server=server)
+    (local,) = run(LOCAL, work)
+    return ours, local
 
 
 def chain() -> Iterator[Row]:
@@ -92,12 +101,23 @@ def chain() -> Iterator[Row]:
 
 def execute() -> Iterator[Row]:
     with served() as server:
-        figures = run(server.environment, "many_calls", server)
+        _, figures = run(server.environment, "many_calls", "many_calls", server=server)
     yield {
         "case": "server, an execute of a tiny module",
         "us of CPU": figures["server_s"] / figures["calls"] * 1e6,
         "to reach": "<= 90",
-        "bytes kept a call": figures["server_bytes"] / figures["calls"],
+    }
+
+
+def growth() -> Iterator[Row]:
+    with served() as server:
+        # What a server keeps of its first client is no growth.
+        _, figures = run(server.environment, "many_calls", "very_many_calls", server=server)
+    yield {
+        "case": "growth of the server, 100,000 calls",
+        "KiB": figures["server_bytes"] / 1024,
+        "bytes a call": figures["server_bytes"] / figures["calls"],
+        "to reach": "0",
     }
 
 
@@ -113,21 +133,25 @@ def training() -> Iterator[Row]:
 
 
 def transfers() -> Iterator[Row]:
-    ours, local = both("puts_and_fetches")
+    works = "puts", "fetches"
+    with served() as server:
+        ours = run(server.environment, *works, server=server)
     floor = socket_floor()
-    for name in ("put", "fetch"):
+    for work, figures, local in zip(works, ours, run(LOCAL, *works), strict=True):
         yield {
-            "case": f"{name} of 64 MiB",
-            "MiB/s": ours[name],
-            "local MiB/s": local[name],
+            "case": f"{work.removesuffix('s').removesuffix('e')} of 64 MiB",
+            "MiB/s": figures["speed"],
+            "local MiB/s": local["speed"],
             "to reach": ">= 500",
             "bare socket MiB/s": floor,
+            "client ms of CPU": figures["cpu_ms"],
+            "server ms of CPU": figures["server_s"] / TRANSFERS * 1e3,
         }
 
 
 def idle() -> Iterator[Row]:
     with served() as server:
-        figures = run(server.environment, "idle", server)
+        (figures,) = run(server.environment, "idle", server=server)
     yield {"case": "idle server", "% of a core": figures["server_s"] / figures["seconds"] * 100}
 
 
@@ -154,5 +178,12 @@ def socket_floor() -> float:
 if __name__ == "__main__":
     run_parts(
         parser_of(__doc__).parse_args(),
-        {"chain": chain, "execute": execute, "training": training, "transfers": transfers, "idle": idle},
+        {
+            "chain": chain,
+            "execute": execute,
+            "growth": growth,
+            "training": training,
+            "transfers": transfers,
+            "idle": idle,
+        },
     )

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.host_buffers import Buffer
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 from pathways.runtime.xla import ifrt, pjrt
 
@@ -60,9 +61,7 @@ class ProxyArray:
         return self.value.is_deleted() or ifrt.is_ready(self.value)
 
 
-def view_host_buffer(
-    data: bytes | bytearray, spec: ArraySpec, byte_strides: Sequence[int] | None
-) -> np.ndarray:
+def view_host_buffer(data: Buffer, spec: ArraySpec, byte_strides: Sequence[int] | None) -> np.ndarray:
     """Returns a host buffer as an array of NumPy, without a copy.
 
     Raises:
@@ -259,9 +258,16 @@ def fetch(array: ProxyArray) -> np.ndarray:
     return ifrt.host_value(array.shards[0])
 
 
-def to_host_buffer(value: np.ndarray, byte_strides: Sequence[int] | None) -> bytes | bytearray:
-    """Copies a value into a host buffer of the size that the strides need."""
+_MIN_VIEWED_BYTES = 1 << 20
+"""A smaller value is copied: its buffer is soon free to be donated."""
+
+
+def to_host_buffer(value: np.ndarray, byte_strides: Sequence[int] | None) -> Buffer:
+    """Returns a value as a host buffer of the size that the strides need: copied, or viewed if large."""
     if byte_strides is None or not value.shape:
+        if value.nbytes >= _MIN_VIEWED_BYTES and value.flags.c_contiguous:
+            # Through bytes: NumPy gives no views of types that are not its own.
+            return memoryview(value.reshape(-1).view(np.uint8))
         return value.tobytes()
     data = bytearray(host_size(value.shape, value.dtype, byte_strides))
     if data:

@@ -58,7 +58,7 @@ class Messages:
             self._classes[name] = message_factory.GetMessageClass(self._pool.FindMessageTypeByName(name))
         return self._classes[name]
 
-    def parse(self, name: str, data: bytes | bytearray) -> Any:
+    def parse(self, name: str, data: bytes | bytearray | memoryview) -> Any:
         """Parses a message.
 
         Raises:

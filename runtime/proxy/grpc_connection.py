@@ -3,7 +3,11 @@
 Bytes in, events out; messages in, bytes out. A call is a stream of HTTP/2: a header names the method, each
 message has a prefix of five bytes (compressed or not, length), and a trailer holds the status. Flow control
 bounds memory in both directions: credit for what arrives is returned when it was handled, and
-`pending_bytes` says how much a client has not read yet.
+`pending_bytes` says how much a client has not read yet. Frames are made when they can be written, so that
+what waits for a slow client is the messages themselves, of which it may be sent parts of a large buffer.
+
+h2 has the state of the connection and of its streams, headers, settings and the windows of the client.
+Frames of data are read and written here, with the windows of the server: h2 copies each of them five times.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import binascii
 import collections
 import dataclasses
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import h2.config
 import h2.connection
@@ -21,7 +25,6 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
-import hyperframe.frame
 
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 
@@ -33,14 +36,31 @@ MAX_HEADER_BYTES = 64 << 10
 MAX_UNHANDLED_BYTES = 8 << 20
 """How many bytes of whole messages may wait to be handled before a client gets no further credit."""
 
+MAX_CONTROL_BYTES = 1 << 20
+"""How many bytes of frames that hold no data may wait for a client that does not read."""
+
+MESSAGE_OVERHEAD = 128
+"""What a message costs in memory besides its bytes: it may have none."""
+
 STREAM_WINDOW = 8 << 20
 CONNECTION_WINDOW = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
-_PREFIX_BYTES = 5
 
-# h2 makes a text of every frame for its log, also where it keeps none: of a large frame, all of its bytes in
-# hexadecimal, which takes longer than all else together.
-hyperframe.frame.DataFrame.__repr__ = object.__repr__  # type: ignore[method-assign]
+_PREFACE_BYTES = 24
+_FRAME_HEADER_BYTES = 9
+_PREFIX_BYTES = 5
+_MIN_UNCOPIED_BYTES = 4 << 10
+"""Smaller parts of messages are copied into one: each part that is written costs some time."""
+
+_DATA = 0
+_WINDOW_UPDATE = 8
+_END_STREAM = 0x1
+_PADDED = 0x8
+
+Buffer = bytes | bytearray | memoryview
+
+Message = Buffer | Sequence[Buffer]
+"""A message, whole or as parts that follow each other, which must not change until they are sent."""
 
 StreamId = int
 
@@ -65,7 +85,7 @@ class MessageReceived:
     """A whole message of a call; `GrpcConnection.handled` has to be called for its bytes."""
 
     stream: StreamId
-    data: bytes
+    data: Buffer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +112,21 @@ class ConnectionLost:
 Event = CallStarted | MessageReceived | RequestsEnded | CallCancelled | ConnectionLost
 
 
+class _HttpState(h2.connection.H2Connection):
+    """h2's state, which remembers each stream that was closed: by default 65,536 of them."""
+
+    MAX_CLOSED_STREAMS = 4 * MAX_STREAMS
+
+
 class _Stream:
     """One call: what arrived of the next message, and what is still to be sent."""
 
     def __init__(self) -> None:
         self.received = bytearray()
+        self.window = STREAM_WINDOW
         self.unhandled_bytes = 0
         self.uncredited_bytes = 0
+        self.is_half_closed = False
         self.outgoing: collections.deque[memoryview] = collections.deque()
         self.pending_bytes = 0
         self.has_headers_sent = False
@@ -111,7 +139,7 @@ class GrpcConnection:
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_message_bytes = max_message_bytes
         config = h2.config.H2Configuration(client_side=False, header_encoding="utf-8")
-        self._h2 = h2.connection.H2Connection(config)
+        self._h2 = _HttpState(config)
         self._h2.local_settings = h2.settings.Settings(
             client=False,
             initial_values={
@@ -127,6 +155,17 @@ class GrpcConnection:
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW)
         self._streams: dict[StreamId, _Stream] = {}
+        # What arrived of the header of a frame, and how much of the frame is still to come, for whom.
+        self._header = bytearray()
+        self._left = _PREFACE_BYTES
+        self._data_stream: StreamId | None = None
+        self._ends_stream = False
+        self._window = CONNECTION_WINDOW
+        self._uncredited_bytes = 0
+        # What is to be sent besides data, and the streams whose windows may allow data to be sent.
+        self._control: list[bytes] = []
+        self._control_bytes = 0
+        self._sending: dict[StreamId, None] = {}
         self.is_lost = False
 
     @property
@@ -134,56 +173,79 @@ class GrpcConnection:
         """The calls that have not ended."""
         return tuple(self._streams)
 
-    def bytes_to_send(self) -> bytes:
-        """Returns what is to be written to the socket, once."""
-        return self._h2.data_to_send()
+    @property
+    def is_congested(self) -> bool:
+        """Returns whether so much waits besides data that nothing more should be read from the client."""
+        return self._control_bytes > MAX_CONTROL_BYTES
 
     def pending_bytes(self, stream: StreamId) -> int:
         """Returns how many bytes of replies wait until the client reads."""
         state = self._streams.get(stream)
         return 0 if state is None else state.pending_bytes
 
-    def receive(self, data: bytes) -> list[Event]:
-        """Reads what came from the socket; no bytes mean its end."""
+    def bytes_to_send(self) -> bytes:
+        """Returns all that is to be written to the socket, once."""
+        return b"".join(iter(lambda: b"".join(self.buffers_to_send()), b""))
+
+    def buffers_to_send(self, max_bytes: int = MAX_FRAME_BYTES) -> list[Buffer]:
+        """Returns what is to be written to the socket next: about so many bytes, none if nothing is left."""
+        self._take_control()
+        buffers: list[Buffer] = [*self._control]
+        size = self._control_bytes
+        self._control.clear()
+        self._control_bytes = 0
+        while self._sending and size < max_bytes:
+            stream = next(iter(self._sending))
+            del self._sending[stream]
+            size += self._send_frame(stream, buffers)
+        return buffers
+
+    def receive(self, data: Buffer) -> list[Event]:
+        """Reads what came from the socket, of which nothing is kept; no bytes mean its end."""
         if self.is_lost:
             return []
         if not data:
             return self._lose("closed by the client")
-        try:
-            received = self._h2.receive_data(data)
-        except h2.exceptions.ProtocolError as error:
-            return self._lose(
-                f"invalid HTTP/2: {error}" if str(error) else f"invalid HTTP/2: {type(error).__name__}"
-            )
-        except UnicodeDecodeError:
-            return self._lose("invalid HTTP/2: a header is not text")
         events: list[Event] = []
-        for event in received:
-            try:
-                events.extend(self._interpret(event))
-            except h2.exceptions.ProtocolError as error:
-                return [*events, *self._lose(f"invalid HTTP/2: {error}")]
+        try:
+            for event in self._read_frames(memoryview(data)):
+                events.append(event)
+        except h2.exceptions.ProtocolError as error:
+            reason = str(error) or type(error).__name__
+            return [*events, *self._lose(f"invalid HTTP/2: {reason}")]
+        except UnicodeDecodeError:
+            return [*events, *self._lose("invalid HTTP/2: a header is not text")]
+        self._take_control()
         return events
 
-    def handled(self, stream: StreamId, size: int) -> None:
-        """Returns the credit for a message that was handled, so that the client may send more."""
+    def handled(self, stream: StreamId, size: int, messages: int = 1) -> None:
+        """Returns the credit for messages that were handled, so that the client may send more."""
         state = self._streams.get(stream)
         if state is not None:
-            state.unhandled_bytes -= size
+            state.unhandled_bytes -= size + messages * MESSAGE_OVERHEAD
             self._return_credit(stream, state)
 
-    def send(self, stream: StreamId, *messages: bytes) -> None:
+    def send(self, stream: StreamId, *messages: Message) -> None:
         """Sends messages, in as few frames as possible; no-op for a call that has ended."""
         state = self._streams.get(stream)
         if state is None or state.status is not None or not messages:
             return
         self._send_headers(stream, state)
-        framed = b"".join(
-            part for message in messages for part in (len(message).to_bytes(_PREFIX_BYTES, "big"), message)
-        )
-        state.outgoing.append(memoryview(framed))
-        state.pending_bytes += len(framed)
-        self._flush(stream, state)
+        joined: list[Buffer] = []
+        for message in messages:
+            parts = [message] if isinstance(message, Buffer) else message
+            size = sum(map(len, parts))
+            joined.append(b"\0" + size.to_bytes(_PREFIX_BYTES - 1, "big"))
+            for part in parts:
+                if len(part) < _MIN_UNCOPIED_BYTES:
+                    joined.append(part)
+                    continue
+                state.outgoing += memoryview(b"".join(joined)), memoryview(part)
+                joined = []
+            state.pending_bytes += _PREFIX_BYTES + size
+        if joined:
+            state.outgoing.append(memoryview(b"".join(joined)))
+        self._sending[stream] = None
 
     def finish(self, stream: StreamId, code: StatusCode = StatusCode.OK, message: str = "") -> None:
         """Ends a call with a status, after the messages before it; no-op for a call that has ended."""
@@ -192,31 +254,100 @@ class GrpcConnection:
             return
         self._send_headers(stream, state)
         state.status = code, message
-        self._flush(stream, state)
+        self._sending[stream] = None
 
-    def _interpret(self, event: h2.events.Event) -> Iterator[Event]:
-        match event:
-            case h2.events.RequestReceived(stream_id=stream, headers=headers):
-                yield from self._start(stream, {str(name): str(value) for name, value in headers or ()})
-            case h2.events.DataReceived(stream_id=stream, data=data, flow_controlled_length=size):
-                yield from self._read(stream, data or b"", size or 0)
-            case h2.events.StreamEnded(stream_id=stream) if stream in self._streams:
-                if self._streams[stream].received:
-                    yield from self._refuse(
-                        stream, StatusCode.INVALID_ARGUMENT, "the last message is incomplete"
-                    )
+    def _read_frames(self, data: memoryview) -> Iterator[Event]:
+        """Divides what arrived into frames: those of data are read here, the others by h2."""
+        position = 0
+        while position < len(data) and not self.is_lost:
+            if self._left:
+                piece = data[position : position + self._left]
+                self._left -= len(piece)
+                position += len(piece)
+                if self._data_stream is None:
+                    yield from self._interpret(piece)
                 else:
-                    yield RequestsEnded(stream)
-            case h2.events.StreamReset(stream_id=stream) if stream in self._streams:
-                del self._streams[stream]
-                yield CallCancelled(stream)
-            case h2.events.WindowUpdated(stream_id=0) | h2.events.RemoteSettingsChanged():
-                for number, state in tuple(self._streams.items()):
-                    self._flush(number, state)
-            case h2.events.WindowUpdated(stream_id=stream) if stream in self._streams:
-                self._flush(stream, self._streams[stream])
-            case h2.events.ConnectionTerminated():
-                yield from self._lose("closed by the client")
+                    yield from self._read_data(self._data_stream, piece)
+                continue
+            piece = data[position : position + _FRAME_HEADER_BYTES - len(self._header)]
+            self._header += piece
+            position += len(piece)
+            if len(self._header) == _FRAME_HEADER_BYTES:
+                header = bytes(self._header)
+                self._header.clear()
+                yield from self._start_frame(header)
+
+    def _start_frame(self, header: bytes) -> Iterator[Event]:
+        length, kind, flags = int.from_bytes(header[:3], "big"), header[3], header[4]
+        stream = int.from_bytes(header[5:], "big") & 0x7FFFFFFF
+        if length > MAX_FRAME_BYTES:
+            raise h2.exceptions.FrameTooLargeError(f"a frame of {length} bytes")
+        self._left = length
+        state = self._streams.get(stream)
+        if kind != _DATA or state is None or state.is_half_closed:
+            self._data_stream = None
+            yield from self._interpret(header)
+            return
+        if flags & _PADDED:
+            raise h2.exceptions.ProtocolError("a frame of data is padded")
+        self._window -= length
+        state.window -= length
+        if min(self._window, state.window) < 0:
+            raise h2.exceptions.FlowControlError("more data than the window allows")
+        self._data_stream = stream
+        self._ends_stream = bool(flags & _END_STREAM)
+        if not length:
+            yield from self._read_data(stream, memoryview(b""))
+
+    def _read_data(self, stream: StreamId, data: memoryview) -> Iterator[Event]:
+        """Reads the next bytes of a frame of data."""
+        self._uncredited_bytes += len(data)
+        if self._uncredited_bytes >= CONNECTION_WINDOW // 4:
+            # The windows of streams are what holds a client back: a session must not stop others.
+            self._window += self._uncredited_bytes
+            self._open_window(0, self._uncredited_bytes)
+            self._uncredited_bytes = 0
+        state = self._streams.get(stream)
+        if state is not None and state.status is None:
+            state.uncredited_bytes += len(data)
+            yield from self._read_messages(stream, state, data)
+        if self._ends_stream and not self._left:
+            if state is not None:
+                state.is_half_closed = True
+            # h2 did not see the frame, only that it ends the stream.
+            yield from self._interpret(bytes([0, 0, 0, _DATA, _END_STREAM]) + stream.to_bytes(4, "big"))
+
+    def _interpret(self, data: Buffer) -> Iterator[Event]:
+        """Has h2 read frames that hold no data of calls."""
+        for event in self._h2.receive_data(bytes(data)):
+            match event:
+                case h2.events.RequestReceived(stream_id=stream, headers=headers):
+                    yield from self._start(stream, {str(name): str(value) for name, value in headers or ()})
+                case h2.events.DataReceived(stream_id=stream, flow_controlled_length=size):
+                    # Of a call that has ended on this side.
+                    self._h2.acknowledge_received_data(size or 0, stream)
+                case h2.events.StreamEnded(stream_id=stream) if stream in self._streams:
+                    state = self._streams[stream]
+                    state.is_half_closed = True
+                    if state.status is not None:
+                        continue
+                    if state.received:
+                        yield from self._refuse(
+                            stream, StatusCode.INVALID_ARGUMENT, "the last message is incomplete"
+                        )
+                    else:
+                        yield RequestsEnded(stream)
+                case h2.events.StreamReset(stream_id=stream) if stream in self._streams:
+                    self._remove(stream)
+                    yield CallCancelled(stream)
+                case h2.events.WindowUpdated(stream_id=0) | h2.events.RemoteSettingsChanged():
+                    for number, state in self._streams.items():
+                        if state.outgoing:
+                            self._sending[number] = None
+                case h2.events.WindowUpdated(stream_id=stream) if stream in self._streams:
+                    self._sending[stream] = None
+                case h2.events.ConnectionTerminated():
+                    yield from self._lose("closed by the client")
 
     def _start(self, stream: StreamId, headers: dict[str, str]) -> Iterator[Event]:
         self._streams[stream] = _Stream()
@@ -232,20 +363,16 @@ class GrpcConnection:
             return
         yield CallStarted(stream, headers.get(":path", ""), metadata)
 
-    def _read(self, stream: StreamId, data: bytes, size: int) -> Iterator[Event]:
-        state = self._streams.get(stream)
-        if state is None:
-            self._h2.acknowledge_received_data(size, stream)  # of a call that was refused
-            return
-        state.uncredited_bytes += size
-        state.received += data
-        position = 0
+    def _read_messages(self, stream: StreamId, state: _Stream, data: memoryview) -> Iterator[Event]:
+        """Reads the messages that end in the next bytes of a call."""
         received = state.received
-        while len(received) - position >= _PREFIX_BYTES:
-            if received[position] != 0:
+        while len(received) + len(data) >= _PREFIX_BYTES:
+            missing = max(_PREFIX_BYTES - len(received), 0)
+            prefix = bytes(received[:_PREFIX_BYTES]) + bytes(data[:missing])
+            if prefix[0] != 0:
                 yield from self._refuse(stream, StatusCode.UNIMPLEMENTED, "messages may not be compressed")
                 return
-            length = int.from_bytes(received[position + 1 : position + _PREFIX_BYTES], "big")
+            length = int.from_bytes(prefix[1:], "big")
             if length > self._max_message_bytes:
                 yield from self._refuse(
                     stream,
@@ -253,28 +380,49 @@ class GrpcConnection:
                     f"a message has {length} bytes; the server accepts {self._max_message_bytes}",
                 )
                 return
-            end = position + _PREFIX_BYTES + length
-            if end > len(received):
+            missing = _PREFIX_BYTES + length - len(received)
+            if missing > len(data):
                 break
-            with memoryview(received) as view:
-                message = bytes(view[position + _PREFIX_BYTES : end])
-            position = end
-            state.unhandled_bytes += length
+            if received:
+                # Not copied once more: it is the message that its own bytes have filled.
+                received += data[:missing]
+                message: Buffer = memoryview(received)[_PREFIX_BYTES:]
+                received = state.received = bytearray()
+            else:
+                message = bytes(data[_PREFIX_BYTES:missing])
+            data = data[missing:]
+            state.unhandled_bytes += length + MESSAGE_OVERHEAD
             yield MessageReceived(stream, message)
-        del received[:position]
+        received += data
         self._return_credit(stream, state)
 
     def _return_credit(self, stream: StreamId, state: _Stream) -> None:
-        if state.uncredited_bytes and state.unhandled_bytes <= MAX_UNHANDLED_BYTES and not self.is_lost:
-            size, state.uncredited_bytes = state.uncredited_bytes, 0
-            self._h2.acknowledge_received_data(size, stream)
+        if state.unhandled_bytes > MAX_UNHANDLED_BYTES or state.is_half_closed:
+            return
+        if state.uncredited_bytes >= STREAM_WINDOW // 4:
+            state.window += state.uncredited_bytes
+            self._open_window(stream, state.uncredited_bytes)
+            state.uncredited_bytes = 0
+
+    def _open_window(self, stream: StreamId, size: int) -> None:
+        """Lets the client send more, in a stream, or in all of them for number 0."""
+        self._take_control()
+        frame = bytes([0, 0, 4, _WINDOW_UPDATE, 0]) + stream.to_bytes(4, "big") + size.to_bytes(4, "big")
+        self._control.append(frame)
+        self._control_bytes += len(frame)
+
+    def _take_control(self) -> None:
+        """Takes over what h2 has to send."""
+        data = self._h2.data_to_send()
+        if data:
+            self._control.append(data)
+            self._control_bytes += len(data)
 
     def _refuse(self, stream: StreamId, code: StatusCode, message: str) -> Iterator[Event]:
         """Ends a call of a client that broke the protocol."""
         state = self._streams[stream]
-        if state.uncredited_bytes:
-            self._h2.acknowledge_received_data(state.uncredited_bytes, stream)
         state.outgoing.clear()
+        state.pending_bytes = 0
         self.finish(stream, code, message)
         yield CallCancelled(stream)
 
@@ -283,36 +431,57 @@ class GrpcConnection:
             state.has_headers_sent = True
             self._h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
 
-    def _flush(self, stream: StreamId, state: _Stream) -> None:
-        """Sends what the windows of the client allow, and the status when nothing else is left."""
-        while state.outgoing:
-            window = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
-            if window <= 0:
-                return
-            first = state.outgoing[0]
-            self._h2.send_data(stream, bytes(first[:window]))
-            state.pending_bytes -= min(window, len(first))
-            if window >= len(first):
-                state.outgoing.popleft()
-            else:
-                state.outgoing[0] = first[window:]
-        if state.status is not None:
-            code, message = state.status
-            trailers = [("grpc-status", str(int(code)))]
-            if message:
-                trailers.append(
-                    (
-                        "grpc-message",
-                        urllib.parse.quote(message[:4000], safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~"),
-                    )
-                )
-            self._h2.send_headers(stream, trailers, end_stream=True)
-            del self._streams[stream]
+    def _send_frame(self, stream: StreamId, buffers: list[Buffer]) -> int:
+        """Adds the next frames of a stream to what is written; returns their bytes."""
+        state = self._streams[stream]
+        size = 0
+        if state.outgoing:
+            size = min(
+                self._h2.local_flow_control_window(stream),
+                self._h2.max_outbound_frame_size,
+                state.pending_bytes,
+            )
+            if size <= 0:
+                return 0  # until the client opens a window
+            buffers.append(size.to_bytes(3, "big") + bytes([_DATA, 0]) + stream.to_bytes(4, "big"))
+            self._take_outgoing(state, size, buffers)
+            # h2 has the windows of the client, from which the frame is taken.
+            self._h2.outbound_flow_control_window -= size
+            self._h2.streams[stream].outbound_flow_control_window -= size
+        if state.outgoing:
+            self._sending[stream] = None  # after the other streams
+        elif state.status is not None:
+            self._send_status(stream, *state.status)
+            buffers.append(self._h2.data_to_send())
+        return size
+
+    def _take_outgoing(self, state: _Stream, size: int, buffers: list[Buffer]) -> None:
+        state.pending_bytes -= size
+        while size:
+            part = state.outgoing.popleft()
+            if len(part) > size:
+                state.outgoing.appendleft(part[size:])
+                part = part[:size]
+            buffers.append(part)
+            size -= len(part)
+
+    def _send_status(self, stream: StreamId, code: StatusCode, message: str) -> None:
+        trailers = [("grpc-status", str(int(code)))]
+        if message:
+            text = urllib.parse.quote(message[:4000], safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~")
+            trailers.append(("grpc-message", text))
+        self._h2.send_headers(stream, trailers, end_stream=True)
+        self._remove(stream)
+
+    def _remove(self, stream: StreamId) -> None:
+        del self._streams[stream]
+        self._sending.pop(stream, None)
 
     def _lose(self, reason: str) -> list[Event]:
         """Ends the connection and all of its calls."""
         self.is_lost = True
         self._streams.clear()
+        self._sending.clear()
         return [ConnectionLost(reason)]
 
 

@@ -2,36 +2,180 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 
-Buffer = bytes | bytearray
+Buffer = bytes | bytearray | memoryview
+
+MAX_BUFFERS = 1 << 16
+"""How many buffers a session may have; a client has a few, which it takes or deletes soon."""
+
+_MIN_MAPPED_BYTES = 64 << 10
+_MIN_HUGE_BYTES = 4 << 20
+
+_DATA_TAG = b"\x0a"
+"""Field 1, a length and bytes: `data` in both messages that carry parts of a host buffer."""
+
+
+def max_bytes() -> int:
+    """Returns how many bytes the host buffers of a session may have: half of the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def data_header(size: int) -> bytes:
+    """Returns what precedes `size` bytes in a serialised `GrpcHostBufferLookupResponse`."""
+    header = bytearray(_DATA_TAG)
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    header.append(size)
+    return bytes(header)
+
+
+def data_of(message: Buffer) -> memoryview | None:
+    """Returns the bytes in a serialised `GrpcHostBufferStoreRequest`, or None if it has not only these."""
+    view = memoryview(message)
+    size = shift = 0
+    for position in range(1, min(len(view), 6)):
+        size |= (view[position] & 0x7F) << shift
+        shift += 7
+        if view[position] < 0x80:
+            is_alone = view[:1] == _DATA_TAG and len(view) == position + 1 + size
+            return view[position + 1 :] if is_alone else None
+    return None
+
+
+class IncomingBuffer:
+    """A host buffer that a client is sending.
+
+    The memory of a large one is a mapping of the announced size, whose pages are only allocated as bytes
+    arrive. XLA uses such memory, which is aligned, as that of an array, without a copy.
+
+    Args:
+      size: what the client has announced.
+
+    Raises:
+      StatusError: the size is none, or too large for this process.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 0:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"a host buffer of {size} bytes")
+        self.size = size
+        self._received = 0
+        self._data: bytearray | mmap.mmap = bytearray()
+        if size < _MIN_MAPPED_BYTES:
+            return
+        try:
+            self._data = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, MemoryError):
+            raise StatusError(
+                StatusCode.RESOURCE_EXHAUSTED, f"no memory for a host buffer of {size} bytes"
+            ) from None
+        if size >= _MIN_HUGE_BYTES:
+            with contextlib.suppress(OSError):  # A kernel without huge pages.
+                self._data.madvise(mmap.MADV_HUGEPAGE)
+
+    def add(self, data: Buffer) -> None:
+        """Adds the next bytes.
+
+        Raises:
+          StatusError: they are more than the size.
+        """
+        end = self._received + len(data)
+        if end > self.size:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"a host buffer of {self.size} bytes has more")
+        self._data[self._received : end] = data
+        self._received = end
+
+    def finish(self) -> Buffer:
+        """Returns the whole buffer.
+
+        Raises:
+          StatusError: some of it has not arrived.
+        """
+        if self._received != self.size:
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT,
+                f"a host buffer of {self.size} bytes ended after {self._received}",
+            )
+        return memoryview(self._data)
 
 
 class HostBuffers:
-    """Host buffers of a session by handle. Each is stored once and taken or deleted once."""
+    """Host buffers of a session by handle. Each is stored once and taken or deleted once.
 
-    def __init__(self) -> None:
-        self._buffers: dict[int, Buffer] = {}
+    Args:
+      max_bytes: how much they may have in all, with what is still arriving.
+      watching: makes the context in which a handle is waited for, which reports when that takes long.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int | None = None,
+        watching: Callable[[int], AbstractContextManager[object]] = lambda _: contextlib.nullcontext(),
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._watching = watching
+        self._buffers: dict[int, Buffer | StatusError] = {}
+        self._bytes = 0
         self._changed = threading.Condition()
         self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._buffers)
 
-    def store(self, handle: int, data: Buffer) -> None:
+    def reserve(self, size: int) -> None:
+        """Counts bytes that will be stored; `release` has to be called if they are not.
+
+        Raises:
+          StatusError: they are too many.
+        """
+        with self._changed:
+            if self._max_bytes is not None and self._bytes + size > self._max_bytes:
+                raise StatusError(
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    f"host buffers of a session may have {self._max_bytes} bytes; "
+                    f"they have {self._bytes}, and {size} more are announced",
+                )
+            self._bytes += size
+
+    def release(self, size: int) -> None:
+        """Takes back what `reserve` has counted."""
+        with self._changed:
+            self._bytes -= size
+
+    def store(self, handle: int, data: Buffer, *, is_reserved: bool = False) -> None:
         """Keeps a buffer under a handle.
 
         Raises:
-          StatusError: there is one, or the session has ended.
+          StatusError: there is one, there are too many, or the session has ended.
         """
+        self._put(handle, data, 0 if is_reserved else len(data))
+
+    def fail(self, handle: int, error: StatusError) -> None:
+        """Keeps the reason why a buffer does not come, which is raised where it is taken."""
+        with contextlib.suppress(StatusError):
+            self._put(handle, error, 0)
+
+    def _put(self, handle: int, data: Buffer | StatusError, size: int) -> None:
         with self._changed:
             if self._is_closed:
                 raise StatusError(StatusCode.CANCELLED, "the session has ended")
             if handle in self._buffers:
                 raise StatusError(StatusCode.ALREADY_EXISTS, f"host buffer {handle} exists already")
+            if len(self._buffers) >= MAX_BUFFERS:
+                raise StatusError(
+                    StatusCode.RESOURCE_EXHAUSTED, f"a session may have {MAX_BUFFERS} host buffers"
+                )
             self._buffers[handle] = data
+            self._bytes += size
             self._changed.notify_all()
 
     def take(self, handle: int) -> Buffer:
@@ -40,13 +184,15 @@ class HostBuffers:
         A client sends the buffer in a call of its own, before or after the request that needs it.
 
         Raises:
-          StatusError: the session has ended.
+          StatusError: it will not come, or the session has ended.
         """
         with self._changed:
-            self._changed.wait_for(lambda: handle in self._buffers or self._is_closed)
+            if handle not in self._buffers and not self._is_closed:
+                with self._watching(handle):
+                    self._changed.wait_for(lambda: handle in self._buffers or self._is_closed)
             if self._is_closed:
                 raise StatusError(StatusCode.CANCELLED, "the session has ended")
-            return self._buffers.pop(handle)
+            return self._pop(handle)
 
     def find(self, handle: int) -> Buffer:
         """Returns a buffer, which stays.
@@ -55,9 +201,10 @@ class HostBuffers:
           StatusError: there is none.
         """
         with self._changed:
-            if handle not in self._buffers:
-                raise StatusError(StatusCode.INVALID_ARGUMENT, f"no host buffer has the handle {handle}")
-            return self._buffers[handle]
+            data = self._buffers.get(handle)
+            if isinstance(data, Buffer):
+                return data
+            raise data or StatusError(StatusCode.INVALID_ARGUMENT, f"no host buffer has the handle {handle}")
 
     def delete(self, handle: int) -> None:
         """Frees a buffer.
@@ -66,8 +213,9 @@ class HostBuffers:
           StatusError: there is none.
         """
         with self._changed:
-            if self._buffers.pop(handle, None) is None:
+            if handle not in self._buffers:
                 raise StatusError(StatusCode.INVALID_ARGUMENT, f"no host buffer has the handle {handle}")
+            self._pop(handle)
 
     def close(self) -> None:
         """Frees all buffers, and lets those go that wait for one."""
@@ -75,3 +223,10 @@ class HostBuffers:
             self._is_closed = True
             self._buffers.clear()
             self._changed.notify_all()
+
+    def _pop(self, handle: int) -> Buffer:
+        data = self._buffers.pop(handle)
+        if not isinstance(data, Buffer):
+            raise data
+        self._bytes -= len(data)
+        return data

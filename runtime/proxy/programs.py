@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -106,9 +108,18 @@ class ProxyProgram:
 
 
 def compile_program(
-    served: ServedDevices, program: Any, options: Any
+    served: ServedDevices,
+    program: Any,
+    options: Any,
+    watch: Callable[[str], AbstractContextManager[object]] = lambda _: contextlib.nullcontext(),
 ) -> ProxyProgram | ReshardProgram | MpmdProgram:
     """Compiles a serialised program for the devices that its options name.
+
+    Args:
+      served: the devices.
+      program: what a `CompileRequest` has.
+      options: its options.
+      watch: makes the context in which XLA compiles the program of a name.
 
     Raises:
       StatusError: the server refuses it, or XLA did.
@@ -152,7 +163,8 @@ def compile_program(
         pjrt.initialize_lapack()
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
     options_of_xla = ifrt.compile_options(proto.SerializeToString())
-    executable = compile_cache.load_one(program.data, devices, options_of_xla)
+    with watch(name):
+        executable = compile_cache.load_one(program.data, devices, options_of_xla)
     types = module.operation.regions[0].blocks[0]
     results = _results(types, executable, devices)
     return ProxyProgram(name, executable, devices, results, ifrt.donated_operands(executable))

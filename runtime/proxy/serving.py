@@ -26,16 +26,21 @@ from pathways.dialect.errors import PathwaysError
 from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import CompileIfrt, ServedDevices
 from pathways.runtime.proxy.grpc_connection import (
+    Buffer,
     CallCancelled,
     CallStarted,
     ConnectionLost,
     Event,
     GrpcConnection,
+    Message,
     MessageReceived,
     RequestsEnded,
     StreamId,
 )
-from pathways.runtime.proxy.session import ProxySession
+from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_header, data_of
+from pathways.runtime.proxy.session import ProxySession, Run
+from pathways.runtime.proxy.socket_writer import SocketWriter
+from pathways.runtime.proxy.stalls import WAIT_LIMIT_S, StallMonitor
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.proxy.versions import PROTOCOL, SERIALIZATION
 from pathways.runtime.proxy.waiting import WaitingThreads
@@ -54,10 +59,13 @@ _MAX_PENDING_BYTES = 8 << 20
 """Replies that may wait for a client that does not read, before its session waits for it."""
 
 _WAITING_THREADS = 16
+_MAX_WAITING = 1024
+"""How many requests of a session may wait for arrays or compilations."""
+
 _MAX_REPLIES_AT_ONCE = 16
 
 
-Requests = queue.SimpleQueue[bytes | None]
+Requests = queue.SimpleQueue[Buffer | None]
 """Requests of a session that are not dispatched; None is the end of its stream."""
 
 
@@ -86,13 +94,14 @@ class ProxyServer:
         self.served = served
         self._listener = _listen(path)
         self._inode = path.stat().st_ino
-        self._waiting = WaitingThreads(_WAITING_THREADS)
+        self.stalls = StallMonitor(_LOG.warning)
         self._lock = threading.Lock()
         self._sessions: dict[int, ProxySession] = {}
         self._connections: set[_ClientConnection] = set()
         self._numbers = itertools.count(1)
         self._is_closed = False
         start_thread(self._accept, "proxy accepts")
+        self.stalls.start()
 
     @property
     def address(self) -> str:
@@ -131,7 +140,7 @@ class ProxyServer:
         self._listener.close()
         for connection in connections:
             connection.close()
-        self._waiting.close()
+        self.stalls.close()
         with contextlib.suppress(OSError):
             if self.path.stat().st_ino == self._inode:
                 self.path.unlink()
@@ -148,8 +157,7 @@ class ProxyServer:
             self.served.slice_states = self.served.slice_states.lose(index)
             sessions = tuple(self._sessions.values())
         for session in sessions:
-            # In threads, because a client that does not read keeps whoever sends waiting.
-            start_thread(session.fail_pending, "proxy loses a slice")
+            session.fail_pending()
 
     def return_slice(self, index: int) -> None:
         """Returns a slice that was lost, for new arrays; those that it had stay lost.
@@ -160,10 +168,10 @@ class ProxyServer:
         with self._lock:
             self.served.slice_states = self.served.slice_states.restore(index)
 
-    def start_session(self, send: Callable[[bytes], None]) -> ProxySession:
+    def start_session(self, send: Callable[[bytes], None], wait: Run) -> ProxySession:
         """Registers a new session."""
         with self._lock:
-            session = ProxySession(next(self._numbers), self.served, send, self._waiting.run)
+            session = ProxySession(next(self._numbers), self.served, send, wait, self.stalls.watching)
             self._sessions[session.number] = session
         _LOG.info("session %d started", session.number)
         return session
@@ -274,14 +282,22 @@ def _remove_stale(path: Path) -> None:
     raise ServerError(f"socket {path}: another server has it")
 
 
-@dataclasses.dataclass
-class _IncomingBuffer:
-    """A host buffer that a client is sending."""
+@dataclasses.dataclass(frozen=True)
+class _RunningSession:
+    """A session with its requests that are not dispatched, and its threads that wait for arrays."""
+
+    session: ProxySession
+    requests: Requests
+    waiting: WaitingThreads
+
+
+@dataclasses.dataclass(frozen=True)
+class _RunningStore:
+    """A host buffer that a client is sending to a session."""
 
     session: ProxySession
     handle: int
-    size: int
-    data: bytearray
+    buffer: IncomingBuffer
 
 
 class _ClientConnection:
@@ -292,30 +308,36 @@ class _ClientConnection:
         self._socket = client
         self._grpc = GrpcConnection()
         self._lock = threading.Lock()
-        self._drained = threading.Condition(self._lock)
-        self._sessions: dict[StreamId, tuple[ProxySession, Requests]] = {}
-        self._stores: dict[StreamId, _IncomingBuffer] = {}
+        self._writer = SocketWriter(client, self._grpc, self._lock)
+        self._sessions: dict[StreamId, _RunningSession] = {}
+        self._stores: dict[StreamId, _RunningStore] = {}
         self._unary: dict[StreamId, str] = {}
 
     def read(self) -> None:
         """Reads until the connection ends."""
+        memory = memoryview(bytearray(_READ_BYTES))
         try:
             with self._lock:
-                self._flush()
+                self._writer.flush()
             while not self._grpc.is_lost:
-                data = self._receive()
+                data = memory[: self._receive(memory)]
                 with self._lock:
                     events = self._grpc.receive(data)
-                    self._flush()
-                    self._drained.notify_all()
+                    self._writer.flush()
+                    # Answers to frames of a client that reads none would add up.
+                    self._writer.wait_for(lambda: not self._grpc.is_congested)
                 for event in events:
                     self._handle(event)
         finally:
             for stream in tuple(self._sessions):
                 self._end_session(stream)
+            for stream in tuple(self._stores):
+                self._fail_store(stream, StatusError(StatusCode.CANCELLED, "the client disconnected"))
             with self._lock:
                 self._grpc.is_lost = True
-                self._drained.notify_all()
+                self._writer.close()
+            # Wakes the thread that writes.
+            self.close()
             self._socket.close()
 
     def close(self) -> None:
@@ -323,55 +345,55 @@ class _ClientConnection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _receive(self) -> bytes:
+    def _receive(self, memory: memoryview) -> int:
+        """Returns how many bytes it has received; none at the end."""
         try:
-            return self._socket.recv(_READ_BYTES)
+            return self._socket.recv_into(memory)
         except OSError:
-            return b""
+            return 0
 
-    def _flush(self) -> None:
-        """Writes what the state machine has to send; the lock is held."""
-        data = self._grpc.bytes_to_send()
-        if data:
-            with contextlib.suppress(OSError):  # The reading thread notices the end.
-                self._socket.sendall(data)
-
-    def _send(self, stream: StreamId, message: bytes) -> None:
+    def _send(self, stream: StreamId, *messages: Message) -> None:
         with self._lock:
             if not self._grpc.is_lost:
-                self._grpc.send(stream, message)
-                self._flush()
+                self._grpc.send(stream, *messages)
+                self._writer.flush()
 
     def _finish(self, stream: StreamId, code: StatusCode = StatusCode.OK, message: str = "") -> None:
         with self._lock:
             if not self._grpc.is_lost:
                 self._grpc.finish(stream, code, message)
-                self._flush()
+                self._writer.flush()
 
-    def _reply(self, stream: StreamId, replies: Sequence[bytes], handled: int) -> None:
-        """Sends replies to requests; waits while too many are unread and the client is there."""
+    def _reply(
+        self, stream: StreamId, session: ProxySession, replies: Sequence[bytes], handled: int, count: int
+    ) -> None:
+        """Sends replies to requests; waits while too many are unread and the client is connected."""
+
+        def is_drained() -> bool:
+            return self._grpc.pending_bytes(stream) <= _MAX_PENDING_BYTES
+
         with self._lock:
             if not self._grpc.is_lost:
                 self._grpc.send(stream, *replies)
-                self._grpc.handled(stream, handled)
-                self._flush()
-            if self._grpc.pending_bytes(stream) > _MAX_PENDING_BYTES:
-                self._drained.wait_for(
-                    lambda: self._grpc.is_lost or self._grpc.pending_bytes(stream) <= _MAX_PENDING_BYTES
-                )
+                self._grpc.handled(stream, handled, count)
+                self._writer.flush()
+            if not is_drained():
+                subject = f"session {session.number}: waiting for the client to read replies"
+                with self._server.stalls.watching(subject, WAIT_LIMIT_S):
+                    self._writer.wait_for(is_drained)
 
     def _handled(self, stream: StreamId, size: int) -> None:
         with self._lock:
             if not self._grpc.is_lost:
                 self._grpc.handled(stream, size)
-                self._flush()
+                self._writer.flush()
 
     def _handle(self, event: Event) -> None:
         match event:
             case CallStarted():
                 self._try(event.stream, lambda: self._start(event))
             case MessageReceived(stream, data) if stream in self._sessions:
-                self._sessions[stream][1].put(data)
+                self._sessions[stream].requests.put(data)
             case MessageReceived(stream, data) if stream in self._stores:
                 self._try(stream, lambda: self._add_to_store(stream, data))
                 self._handled(stream, len(data))
@@ -384,7 +406,7 @@ class _ClientConnection:
             case RequestsEnded(stream) if stream in self._stores:
                 self._try(stream, lambda: self._end_store(stream))
             case CallCancelled(stream):
-                self._stores.pop(stream, None)
+                self._fail_store(stream, StatusError(StatusCode.CANCELLED, "the client cancelled the call"))
                 self._unary.pop(stream, None)
                 if stream in self._sessions:
                     self._end_session(stream)
@@ -399,7 +421,7 @@ class _ClientConnection:
             work()
         except Exception as error:
             status = status_of(error)
-            self._stores.pop(stream, None)
+            self._fail_store(stream, status)
             self._finish(stream, status.code, status.message)
 
     def _start(self, event: CallStarted) -> None:
@@ -418,9 +440,7 @@ class _ClientConnection:
                     "xla.ifrt.proxy.GrpcHostBufferStoreMetadata", _header(event, _STORE_METADATA)
                 )
                 session = self._server.session(metadata.session_id)
-                self._stores[event.stream] = _IncomingBuffer(
-                    session, metadata.handle, metadata.buffer_size, bytearray()
-                )
+                self._start_store(event.stream, session, metadata.handle, metadata.buffer_size)
             case "GetVersion" | "HostBufferLookup" | "HostBufferDelete":
                 self._unary[event.stream] = method
             case _:
@@ -430,58 +450,76 @@ class _ClientConnection:
                 )
 
     def _start_session(self, stream: StreamId) -> None:
-        session = self._server.start_session(lambda message: self._send(stream, message))
-        requests: Requests = queue.SimpleQueue()
-        self._sessions[stream] = session, requests
-        start_thread(functools.partial(self._dispatch, stream, session, requests), "proxy dispatches")
+        waiting = WaitingThreads(_WAITING_THREADS, _MAX_WAITING)
+        session = self._server.start_session(lambda message: self._send(stream, message), waiting.run)
+        running = _RunningSession(session, queue.SimpleQueue(), waiting)
+        self._sessions[stream] = running
+        start_thread(functools.partial(self._dispatch, stream, running), "proxy dispatches")
 
     def _end_session(self, stream: StreamId) -> None:
-        session, requests = self._sessions.pop(stream)
-        requests.put(None)
-        # It may wait for a host buffer that will not come.
-        session.host_buffers.close()
+        running = self._sessions.pop(stream)
+        running.requests.put(None)
+        # It may wait for a host buffer that will not come, or for an array.
+        running.session.host_buffers.close()
+        running.waiting.close()
 
-    def _dispatch(self, stream: StreamId, session: ProxySession, requests: Requests) -> None:
+    def _dispatch(self, stream: StreamId, running: _RunningSession) -> None:
+        session, requests = running.session, running.requests
         try:
             while (data := requests.get()) is not None:
-                replies, size = [], 0
+                replies, size, count = [], 0, 0
                 # What has arrived meanwhile is handled at once: a message costs less than a write.
                 while data is not None:
                     size += len(data)
+                    count += 1
                     reply = session.dispatch(data)
                     if reply is not None:
                         replies.append(reply)
-                    data = _next(requests) if len(replies) < _MAX_REPLIES_AT_ONCE else None
-                self._reply(stream, replies, size)
+                    data = _next(requests) if count < _MAX_REPLIES_AT_ONCE else None
+                self._reply(stream, session, replies, size, count)
             self._finish(stream)
         except ValueError as error:
             _LOG.warning("session %d: %s", session.number, error)
             self._finish(stream, StatusCode.INVALID_ARGUMENT, str(error))
         finally:
+            running.waiting.close()
             self._server.end_session(session)
 
-    def _add_to_store(self, stream: StreamId, data: bytes) -> None:
-        store = self._stores[stream]
-        message = self._server.served.messages.parse("xla.ifrt.proxy.GrpcHostBufferStoreRequest", data)
-        if len(store.data) + len(message.data) > store.size:
-            raise StatusError(StatusCode.INVALID_ARGUMENT, f"a host buffer of {store.size} bytes has more")
-        store.data += message.data
+    def _start_store(self, stream: StreamId, session: ProxySession, handle: int, size: int) -> None:
+        try:
+            buffer = IncomingBuffer(size)
+            session.host_buffers.reserve(size)
+        except StatusError as error:
+            session.host_buffers.fail(handle, error)
+            raise
+        self._stores[stream] = _RunningStore(session, handle, buffer)
+
+    def _add_to_store(self, stream: StreamId, message: Buffer) -> None:
+        data = data_of(message)
+        if data is None:
+            kind = "xla.ifrt.proxy.GrpcHostBufferStoreRequest"
+            data = self._server.served.messages.parse(kind, message).data
+        self._stores[stream].buffer.add(data)
 
     def _end_store(self, stream: StreamId) -> None:
-        store = self._stores.pop(stream)
-        if len(store.data) != store.size:
-            raise StatusError(
-                StatusCode.INVALID_ARGUMENT,
-                f"a host buffer of {store.size} bytes ended after {len(store.data)}",
-            )
-        store.session.host_buffers.store(store.handle, store.data)
+        store = self._stores[stream]
+        data = store.buffer.finish()
+        store.session.host_buffers.store(store.handle, data, is_reserved=True)
+        del self._stores[stream]
         self._send(
             stream,
             self._server.served.messages["xla.ifrt.proxy.GrpcHostBufferStoreResponse"]().SerializeToString(),
         )
         self._finish(stream)
 
-    def _call(self, stream: StreamId, method: str, data: bytes) -> None:
+    def _fail_store(self, stream: StreamId, error: StatusError) -> None:
+        """Ends a host buffer that does not come, so that no request waits for it."""
+        store = self._stores.pop(stream, None)
+        if store is not None:
+            store.session.host_buffers.release(store.buffer.size)
+            store.session.host_buffers.fail(store.handle, error)
+
+    def _call(self, stream: StreamId, method: str, data: Buffer) -> None:
         """Replies to a call of one message."""
         messages = self._server.served.messages
         match method:
@@ -507,16 +545,18 @@ class _ClientConnection:
             case "HostBufferLookup":
                 request = messages.parse("xla.ifrt.proxy.GrpcHostBufferLookupRequest", data)
                 found = self._server.session(request.session_id).host_buffers.find(request.handle)
-                kind = messages["xla.ifrt.proxy.GrpcHostBufferLookupResponse"]
-                # All is queued at once: the buffer is in memory anyway.
-                for start in range(0, len(found) or 1, _CHUNK_BYTES):
-                    self._send(stream, kind(data=found[start : start + _CHUNK_BYTES]).SerializeToString())
+                # All is queued at once: the buffer is in memory anyway, and is not copied.
+                view = memoryview(found)
+                starts = range(0, len(view) or 1, _CHUNK_BYTES)
+                chunks = [view[start : start + _CHUNK_BYTES] for start in starts]
+                parts: list[Message] = [(data_header(len(chunk)), chunk) for chunk in chunks]
+                self._send(stream, *parts)
                 self._finish(stream)
             case _:
                 raise StatusError(StatusCode.INVALID_ARGUMENT, "unexpected message")
 
 
-def _next(requests: Requests) -> bytes | None:
+def _next(requests: Requests) -> Buffer | None:
     """The next request if there is one; the end of the stream is left in the queue."""
     try:
         data = requests.get_nowait()

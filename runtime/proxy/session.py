@@ -9,11 +9,13 @@ error of such a request is therefore stored under its handles, and raised when o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,12 @@ import numpy as np
 from pathways.runtime.proxy import arrays, programs
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import STRING, ArraySpec, ServedDevices, checked_shape, shape_of
-from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
+from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers, max_bytes
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.plugin_programs import ReshardProgram
 from pathways.runtime.proxy.programs import ProxyProgram
 from pathways.runtime.proxy.slices import slice_lost
+from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 
 FIRST_SERVER_HANDLE = 1 << 62
@@ -44,6 +47,9 @@ Send = Callable[[bytes], None]
 
 Run = Callable[[Callable[[], None]], None]
 """Runs a function in another thread."""
+
+Watch = Callable[[str, float], AbstractContextManager[object]]
+"""Makes the context of an activity, which is reported when it takes longer than so many seconds."""
 
 _MAX_FETCH_INLINE_BYTES = 64 << 10
 """Largest array that the dispatching thread fetches when it is ready: that beats a switch of threads."""
@@ -70,11 +76,20 @@ class ProxySession:
       served: the devices.
       send: sends replies.
       wait: runs what waits for arrays or compiles.
+      watch: reports what takes long.
     """
 
-    def __init__(self, number: int, served: ServedDevices, send: Send, wait: Run) -> None:
+    def __init__(
+        self,
+        number: int,
+        served: ServedDevices,
+        send: Send,
+        wait: Run,
+        watch: Watch = lambda *_: contextlib.nullcontext(),
+    ) -> None:
         self.number = number
-        self.host_buffers = HostBuffers()
+        self.host_buffers = HostBuffers(max_bytes(), self._watch_host_buffer)
+        self._watch = watch
         self._served = served
         self._send = send
         self._wait = wait
@@ -104,7 +119,7 @@ class ProxySession:
         """Numbers of arrays, programs, futures and host buffers that the session owns."""
         return len(self._arrays), len(self._programs), len(self._futures), len(self.host_buffers)
 
-    def dispatch(self, data: bytes) -> bytes | None:
+    def dispatch(self, data: Buffer) -> bytes | None:
         """Handles the next request of the stream; returns its reply, or None when that is sent later.
 
         Raises:
@@ -153,6 +168,13 @@ class ProxySession:
         self._arrays.clear()
         self._programs.clear()
         self._futures.clear()
+
+    def _watch_host_buffer(self, handle: int) -> AbstractContextManager[object]:
+        subject = f"session {self.number}: waiting for host buffer {handle}, which the client has not sent"
+        return self._watch(subject, WAIT_LIMIT_S)
+
+    def _watch_compile(self, name: str) -> AbstractContextManager[object]:
+        return self._watch(f"session {self.number}: compiling program {name!r}", COMPILE_LIMIT_S)
 
     def _reply_later(self, later: Later, response: Any) -> None:
         failed: Exception | None = None
@@ -458,7 +480,9 @@ class ProxySession:
             raise StatusError(StatusCode.UNIMPLEMENTED, "the server does not call back into the client")
 
         def compile_() -> None:
-            program = programs.compile_program(self._served, body.program, body.compile_options)
+            program = programs.compile_program(
+                self._served, body.program, body.compile_options, self._watch_compile
+            )
             handle = next(self._handles)
             with self._closing:
                 if self._is_closed:

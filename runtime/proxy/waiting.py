@@ -13,19 +13,26 @@ Work = Callable[[], None]
 
 
 class WaitingThreads:
-    """A number of threads that are started when they are needed, and share a queue of work."""
+    """A number of threads of a session that are started when they are needed, and share a queue of work.
 
-    def __init__(self, max_threads: int) -> None:
+    Args:
+      max_threads: how many threads there may be.
+      max_pending: how many calls may have begun or wait for a thread, before `run` waits.
+    """
+
+    def __init__(self, max_threads: int, max_pending: int) -> None:
         self._max_threads = max_threads
+        self._max_pending = max_pending
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._threads = 0
         self._pending = 0
         self._is_closed = False
 
     def run(self, work: Work) -> None:
-        """Has a thread call a function; no-op after `close`."""
-        with self._lock:
+        """Has a thread call a function; waits while too many are pending; no-op after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._pending < self._max_pending)
             if self._is_closed:
                 return
             self._pending += 1
@@ -36,14 +43,17 @@ class WaitingThreads:
 
     def close(self) -> None:
         """Ends the threads, each after the call that it is in; what has not begun is dropped."""
-        with self._lock:
+        with self._changed:
             self._is_closed = True
             for _ in range(self._threads):
                 self._work.put(None)
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             if not self._is_closed:
                 work()
-            with self._lock:
+            with self._changed:
+                if self._pending == self._max_pending:
+                    self._changed.notify_all()
                 self._pending -= 1

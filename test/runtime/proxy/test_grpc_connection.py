@@ -98,6 +98,140 @@ def test_a_client_gets_no_credit_for_what_is_not_handled(monkeypatch: pytest.Mon
     assert pair.client.h2.local_flow_control_window(stream) > window // 2
 
 
+def test_empty_messages_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_connection, "MAX_UNHANDLED_BYTES", 100 * grpc_connection.MESSAGE_OVERHEAD)
+    pair = Pair(max_message_bytes=1 << 23)
+    stream = pair.client.call("/some.Service/Do")
+    for _ in range(101):
+        pair.client.send(stream, b"")
+    pair.client.h2.send_data(stream, b"\0\0\x7f\0\0")
+    pair.exchange()
+    window = pair.client.h2.local_flow_control_window(stream)
+    for _ in range(400):
+        pair.client.h2.send_data(stream, bytes(10_000))
+        pair.exchange()
+    assert pair.client.h2.local_flow_control_window(stream) == window - 4_000_000
+    pair.server.handled(stream, 0, 101)
+    pair.exchange()
+    assert pair.client.h2.local_flow_control_window(stream) > window
+
+
+def test_small_replies_do_not_wait_for_large_ones() -> None:
+    pair = Pair()
+    large, small = pair.client.call("/some.Service/Do"), pair.client.call("/some.Service/Do")
+    pair.exchange()
+    pair.server.send(large, bytes(60_000))
+    pair.server.send(small, b"small")
+    pair.client.receive(b"".join(pair.server.buffers_to_send(20_000)))
+    assert pair.client.messages == {large: [], small: [b"small"]}
+
+
+def test_parts_of_a_message_are_not_copied() -> None:
+    pair = Pair()
+    stream = pair.client.call("/some.Service/Do")
+    pair.exchange()
+    value = bytes(range(256)) * 1000
+    pair.server.send(stream, b"before", [b"head", memoryview(value)], b"after")
+    sent = pair.server.buffers_to_send()
+    assert any(isinstance(part, memoryview) and part.obj is value for part in sent)
+    pair.client.receive(b"".join(sent))
+    pair.exchange()
+    assert pair.client.messages[stream] == [b"before", b"head" + value, b"after"]
+
+
+def test_frames_are_made_when_they_can_be_written() -> None:
+    pair = Pair()
+    pair.client.h2.increment_flow_control_window(1 << 24)
+    stream = pair.client.call("/some.Service/Do")
+    pair.client.h2.increment_flow_control_window(1 << 24, stream)
+    pair.exchange()
+    pair.server.send(stream, bytes(10_000_000))
+    assert 1000 <= sum(map(len, pair.server.buffers_to_send(1000))) < 20_000
+    assert pair.server.pending_bytes(stream) > 9_900_000
+
+
+def test_frames_may_arrive_in_any_pieces() -> None:
+    client, server = HttpClient(), GrpcConnection()
+    stream = client.call("/some.Service/Do", {"some-bin": b"abc"})
+    client.send(stream, b"one")
+    client.send(stream, b"")
+    client.send(stream, bytes(20_000), end=True)
+    sent = client.h2.data_to_send()
+    events = [event for start in range(len(sent)) for event in server.receive(sent[start : start + 1])]
+    assert events == [
+        CallStarted(stream, "/some.Service/Do", {"some-bin": b"abc"}),
+        MessageReceived(stream, b"one"),
+        MessageReceived(stream, b""),
+        MessageReceived(stream, bytes(20_000)),
+        RequestsEnded(stream),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"\0\0\2\0\x08\0\0\0\1\0a", "a frame of data is padded"),
+        (b"\x10\0\1\0\0\0\0\0\1", "a frame of 1048577 bytes"),
+        (b"\xff\xff\xff\x7f\0\0\0\0\1", "a frame of 16777215 bytes"),
+        (b"\0\0\1\0\0\0\0\0\x07a", "Invalid input ConnectionInputs.RECV_DATA"),
+    ],
+)
+def test_frames_that_end_the_connection(frame: bytes, reason: str) -> None:
+    pair = Pair()
+    pair.client.call("/some.Service/Do")
+    pair.exchange()
+    (lost,) = pair.server.receive(frame)
+    assert isinstance(lost, ConnectionLost)
+    assert lost.reason.startswith("invalid HTTP/2: ")
+    assert reason in lost.reason or frame[8] == 7
+
+
+def test_more_data_than_the_window_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_connection, "MAX_UNHANDLED_BYTES", 0)
+    pair = Pair()
+    stream = pair.client.call("/some.Service/Do")
+    pair.exchange()
+    size = 1 << 20
+    frame = size.to_bytes(3, "big") + b"\0\0" + stream.to_bytes(4, "big")
+    message = b"\0" + (size - 5).to_bytes(4, "big") + bytes(size - 5)
+    for _ in range(grpc_connection.STREAM_WINDOW // size):
+        assert len(pair.server.receive(frame + message)) == 1
+    assert pair.server.receive(frame + message) == [
+        ConnectionLost("invalid HTTP/2: more data than the window allows")
+    ]
+
+
+def test_what_follows_in_a_call_that_was_refused_is_dropped() -> None:
+    pair = Pair(max_message_bytes=10)
+    stream = pair.client.call("/some.Service/Do")
+    pair.client.send(stream, bytes(50_000))
+    pair.client.send(stream, b"more", end=True)
+    assert pair.exchange()[1:] == [CallCancelled(stream)]
+    assert pair.client.statuses[stream][0] == StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_data_after_the_end_of_a_call() -> None:
+    pair = Pair()
+    stream = pair.client.call("/some.Service/Do")
+    pair.client.send(stream, b"question", end=True)
+    pair.exchange()
+    pair.server.receive(b"\0\0\6\0\0" + stream.to_bytes(4, "big") + b"\0\0\0\0\1x")
+    pair.server.send(stream, b"answer")
+    assert b"answer" not in pair.server.bytes_to_send()
+
+
+def test_a_client_that_reads_no_answers_to_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_connection, "MAX_CONTROL_BYTES", 10_000)
+    pair = Pair()
+    assert not pair.server.is_congested
+    ping = b"\0\0\x08\6\0\0\0\0\0" + bytes(8)
+    pair.server.receive(ping * 1000)
+    assert pair.server.is_congested
+    while pair.server.buffers_to_send():
+        pass
+    assert not pair.server.is_congested
+
+
 @pytest.mark.parametrize(
     ("prefix", "status"),
     [(b"\0\x7f\xff\xff\xff", StatusCode.RESOURCE_EXHAUSTED), (b"\1\0\0\0\1", StatusCode.UNIMPLEMENTED)],
@@ -173,4 +307,4 @@ def test_mutated_bytes_end_calls_or_the_connection(seed: int, count: int) -> Non
             if isinstance(event, MessageReceived):
                 server.handled(event.stream, len(event.data))
                 server.send(event.stream, event.data)
-    server.bytes_to_send()
+        server.bytes_to_send()

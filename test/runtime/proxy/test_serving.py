@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ import jax
 import pytest
 from proxy_client import SocketClient
 
-from pathways.runtime.proxy import descriptors
+from pathways.runtime.proxy import descriptors, grpc_connection, serving
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.serving import ProxyServer, ServerError
 
@@ -195,9 +197,156 @@ def test_what_is_no_request_ends_the_session_only(server: ProxyServer, client: S
     assert len(server.sessions) == 1
 
 
-def test_what_is_no_http(server: ProxyServer) -> None:
-    import socket
+def test_a_host_buffer_that_fails_is_an_error_of_the_array(server: ProxyServer, client: SocketClient) -> None:
+    stream, session = start_session(client)
+    client.send(stream, make_array(1, 5))
+    client.flush()
+    store = start_store(client, session, 1, 5)
+    client.send(store, encode("GrpcHostBufferStoreRequest", data=b"abc"), end=True)
+    assert client.wait_for_status(store)[0] == 3
+    client.wait_for_message(stream)
+    client.send(
+        stream,
+        encode("IfrtRequest", copy_to_host_buffer_request={"array_handle": 1, "host_buffer_handle": 2}),
+    )
+    reply = MESSAGES.parse("xla.ifrt.proxy.IfrtResponse", client.wait_for_message(stream))
+    assert reply.response_metadata.status.message == "a host buffer of 5 bytes ended after 3"
 
+
+@pytest.mark.parametrize("size", [1 << 60, -1])
+def test_a_host_buffer_of_no_possible_size(client: SocketClient, size: int) -> None:
+    stream, session = start_session(client)
+    store = start_store(client, session, 1, size)
+    code, message = client.wait_for_status(store)
+    assert (code, f"a host buffer of {size} bytes" in message) == (8 if size > 0 else 3, True)
+    client.send(stream, make_array(1, 5))
+    client.wait_for_message(stream)
+
+
+def test_a_host_buffer_that_is_cancelled(server: ProxyServer, client: SocketClient) -> None:
+    stream, session = start_session(client)
+    client.send(stream, make_array(1, 5))
+    store = start_store(client, session, 1, 5)
+    client.flush()
+    client.h2.reset_stream(store)
+    client.wait_for_message(stream)
+
+
+def test_large_host_buffers_go_there_and_back(server: ProxyServer, client: SocketClient) -> None:
+    stream, session = start_session(client)
+    size = (3 << 20) + 7
+    data = bytes(range(256)) * (size // 256 + 1)
+    store = start_store(client, session, 1, size)
+    for start in range(0, size, 1 << 20):
+        part = encode("GrpcHostBufferStoreRequest", data=data[start : min(start + (1 << 20), size)])
+        client.send(store, part, end=start + (1 << 20) >= size)
+        client.flush()
+    assert client.wait_for_status(store) == (0, "")
+    client.send(stream, make_array(1, size))
+    client.send(
+        stream,
+        encode("IfrtRequest", copy_to_host_buffer_request={"array_handle": 1, "host_buffer_handle": 2}),
+    )
+    client.wait_for_message(stream)
+    client.wait_for_message(stream)
+    lookup = client.call(f"{SERVICE}HostBufferLookup")
+    client.send(lookup, encode("GrpcHostBufferLookupRequest", session_id=session, handle=2), end=True)
+    assert client.wait_for_status(lookup) == (0, "")
+    parts = [
+        MESSAGES.parse("xla.ifrt.proxy.GrpcHostBufferLookupResponse", m) for m in client.messages[lookup]
+    ]
+    assert b"".join(part.data for part in parts) == data[:size]
+
+
+def stop_reading(client: SocketClient, session: int, handle: int) -> None:
+    """Has the server send a host buffer to a client that opens its windows, and then reads nothing."""
+    client.h2.increment_flow_control_window(1 << 30)
+    lookup = client.call(f"{SERVICE}HostBufferLookup")
+    client.h2.increment_flow_control_window(1 << 30, lookup)
+    request = encode("GrpcHostBufferLookupRequest", session_id=session, handle=handle)
+    client.send(lookup, request, end=True)
+    client.flush()
+
+
+def is_blocked(server: ProxyServer) -> bool:
+    """Returns whether a thread writes to a client that does not read."""
+    return any(connection._writer._left for connection in server._connections)
+
+
+def test_a_client_that_does_not_read_stops_nobody(server: ProxyServer, client: SocketClient) -> None:
+    stream, session = start_session(client)
+    server.session(session).host_buffers.store(5, bytes(64 << 20))
+    stop_reading(client, session, 5)
+    wait_until(lambda: is_blocked(server))
+    # Its own session goes on, as do others.
+    client.send(stream, make_array(7, 0))
+    server.session(session).host_buffers.store(7, b"")
+    client.flush()
+    wait_until(lambda: server.session(session).counts[0] == 1)
+    other = SocketClient(server.path)
+    start_session(other)
+    other.close()
+    wait_until(lambda: len(server.sessions) == 1)
+    # Its end is noticed, and nothing is left.
+    client.close()
+    wait_until(lambda: server.sessions == () and not server._connections)
+
+
+def test_a_client_that_sends_and_does_not_read(
+    server: ProxyServer, client: SocketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_connection, "MAX_CONTROL_BYTES", 10_000)
+    start_session(client)
+    (connection,) = server._connections
+    client._socket.setblocking(False)
+    for end in (client._socket, connection._socket):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 10_000)
+    pings = memoryview((b"\0\0\x08\6\0\0\0\0\0" + bytes(8)) * 10_000)
+    sent = 0
+
+    def send() -> bool:
+        nonlocal sent
+        with contextlib.suppress(BlockingIOError):
+            sent += client._socket.send(pings[sent % len(pings) :])
+        return connection._grpc.is_congested
+
+    # The server reads no more when its answers are above a limit.
+    wait_until(send)
+    client.close()
+    wait_until(lambda: server.sessions == () and not server._connections)
+
+
+def test_a_client_that_does_not_read_its_replies(
+    server: ProxyServer, client: SocketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_MAX_PENDING_BYTES", 10_000)
+    stream, _ = start_session(client)
+    for _ in range(500):
+        client.send(stream, encode("IfrtRequest", init_request={}))
+    client.flush()
+    (connection,) = server._connections
+    wait_until(lambda: connection._grpc.pending_bytes(stream) > 10_000)
+    assert connection._grpc._streams[stream].unhandled_bytes > 0
+    # It reads again, and gets them all.
+    for _ in range(500):
+        client.wait_for_message(stream)
+
+
+def test_a_server_closes_at_once_whoever_does_not_read(tmp_path: Path) -> None:
+    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), MESSAGES))
+    client = SocketClient(server.path)
+    _, session = start_session(client)
+    server.session(session).host_buffers.store(5, bytes(8 << 20))
+    stop_reading(client, session, 5)
+    wait_until(lambda: is_blocked(server))
+    began = time.monotonic()
+    server.close()
+    wait_until(lambda: server.sessions == () and not server._connections)
+    assert time.monotonic() - began < 10
+    client.close()
+
+
+def test_what_is_no_http(server: ProxyServer) -> None:
     with socket.socket(socket.AF_UNIX) as plain:
         plain.settimeout(30)
         plain.connect(str(server.path))

@@ -1,0 +1,84 @@
+"""Reports of what takes long in sessions: compilations, and waiting for clients."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from pathways.runtime.resources.threads import start_thread
+
+COMPILE_LIMIT_S = 30.0
+WAIT_LIMIT_S = 10.0
+_CHECK_INTERVAL_S = 2.0
+
+
+@dataclasses.dataclass(eq=False)
+class _Activity:
+    subject: str
+    began: float
+    limit_s: float
+    is_reported: bool = False
+
+
+class StallMonitor:
+    """What is going on, and since when. Each activity is reported once when it takes long, and when it ends.
+
+    Args:
+      report: writes a line to the log.
+      clock: the time in seconds.
+    """
+
+    def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._report = report
+        self._clock = clock
+        self._activities: set[_Activity] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    @contextlib.contextmanager
+    def watching(self, subject: str, limit_s: float) -> Iterator[None]:
+        """Context of an activity, which is reported if it takes longer than the limit.
+
+        Args:
+          subject: who does what, as in `session 3: compiling program 'jit_f'`.
+          limit_s: after how many seconds.
+        """
+        activity = _Activity(subject, self._clock(), limit_s)
+        with self._lock:
+            self._activities.add(activity)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._activities.discard(activity)
+            if activity.is_reported:
+                self._report(f"{subject}: ended after {self._clock() - activity.began:.0f} s")
+
+    def check(self) -> None:
+        """Reports what has exceeded its limit."""
+        now = self._clock()
+        with self._lock:
+            long = [
+                activity
+                for activity in self._activities
+                if not activity.is_reported and now - activity.began > activity.limit_s
+            ]
+            for activity in long:
+                activity.is_reported = True
+        for activity in long:
+            self._report(f"{activity.subject}: not ended after {now - activity.began:.0f} s")
+
+    def start(self) -> None:
+        """Starts a thread that checks now and then."""
+        start_thread(self._run, "proxy reports stalls")
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_CHECK_INTERVAL_S):
+            self.check()

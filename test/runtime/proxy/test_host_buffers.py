@@ -1,0 +1,134 @@
+"""Host buffers: bytes that arrive in parts, and those who wait for them."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pathways.runtime.proxy import descriptors, host_buffers
+from pathways.runtime.proxy.host_buffers import HostBuffers, IncomingBuffer, data_header, data_of
+from pathways.runtime.proxy.statuses import StatusCode, StatusError
+
+MESSAGES = descriptors.messages()
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 300, 16_383, 16_384, 3 << 20])
+def test_messages_of_parts_are_those_of_protobuf(size: int) -> None:
+    data = bytes(size)
+    lookup = MESSAGES["xla.ifrt.proxy.GrpcHostBufferLookupResponse"]
+    assert lookup.FromString(data_header(size) + data).data == data
+    store = MESSAGES["xla.ifrt.proxy.GrpcHostBufferStoreRequest"](data=data).SerializeToString()
+    assert (data_of(store) or b"") == data
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"\x0a", b"\x0a\x05abc", b"\x0a\x01ab", b"\x12\x01a", b"\x0a\xff\xff\xff\xff\xff\x01", b"\x0a\x80"],
+)
+def test_other_messages_are_left_to_protobuf(message: bytes) -> None:
+    assert data_of(message) is None
+
+
+@pytest.mark.parametrize("size", [0, 5, 100_000, 5 << 20])
+def test_a_buffer_arrives_in_parts(size: int) -> None:
+    data = np.random.default_rng(0).bytes(size)
+    buffer = IncomingBuffer(size)
+    for start in range(0, size, 1 << 20):
+        buffer.add(memoryview(data)[start : start + (1 << 20)])
+    assert buffer.finish() == data
+
+
+@pytest.mark.parametrize("size", [5, 100_000])
+def test_a_buffer_of_another_size(size: int) -> None:
+    buffer = IncomingBuffer(size)
+    buffer.add(bytes(size - 1))
+    with pytest.raises(StatusError, match=f"a host buffer of {size} bytes ended after {size - 1}"):
+        buffer.finish()
+    with pytest.raises(StatusError, match=f"a host buffer of {size} bytes has more"):
+        buffer.add(b"ab")
+
+
+@pytest.mark.parametrize(
+    ("size", "code"),
+    [
+        (-1, StatusCode.INVALID_ARGUMENT),
+        (1 << 60, StatusCode.RESOURCE_EXHAUSTED),
+        ((1 << 63) - 1, StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_sizes_that_no_buffer_can_have(size: int, code: StatusCode) -> None:
+    with pytest.raises(StatusError) as caught:
+        IncomingBuffer(size)
+    assert caught.value.code == code
+
+
+def test_memory_is_that_of_what_has_arrived() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    buffers = [IncomingBuffer(1 << 30) for _ in range(4)]
+    buffers[0].add(bytes(1 << 20))
+    assert resident() - before < 64 << 20
+
+
+def test_a_buffer_that_does_not_come_is_an_error_where_it_is_taken() -> None:
+    buffers = HostBuffers()
+    raised: list[StatusError] = []
+
+    def take() -> None:
+        try:
+            buffers.take(1)
+        except StatusError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    error = StatusError(StatusCode.INVALID_ARGUMENT, "a host buffer of 5 bytes ended after 3")
+    buffers.fail(1, error)
+    thread.join()
+    assert raised == [error]
+    assert len(buffers) == 0
+
+
+def test_a_session_has_so_many_bytes_in_host_buffers() -> None:
+    buffers = HostBuffers(max_bytes=100)
+    buffers.reserve(60)
+    with pytest.raises(StatusError, match="may have 100 bytes; they have 60, and 50 more are announced"):
+        buffers.reserve(50)
+    buffers.store(1, bytes(60), is_reserved=True)
+    buffers.take(1)
+    buffers.reserve(50)
+    buffers.release(50)
+    buffers.reserve(100)
+
+
+def test_a_session_has_so_many_host_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_buffers, "MAX_BUFFERS", 2)
+    buffers = HostBuffers()
+    buffers.store(1, b"a")
+    buffers.fail(2, StatusError(StatusCode.CANCELLED, "no"))
+    with pytest.raises(StatusError, match="a session may have 2 host buffers"):
+        buffers.store(3, b"a")
+
+
+def test_only_waiting_for_a_buffer_is_watched() -> None:
+    watched = []
+
+    @contextlib.contextmanager
+    def watching(handle: int) -> Iterator[None]:
+        watched.append(handle)
+        threading.Thread(target=buffers.store, args=(handle, b"late")).start()
+        yield
+
+    buffers = HostBuffers(watching=watching)
+    buffers.store(1, b"early")
+    assert buffers.take(1) == b"early"
+    assert buffers.take(2) == b"late"
+    assert watched == [2]

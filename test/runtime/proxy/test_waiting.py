@@ -1,0 +1,46 @@
+"""Threads of a session that wait for arrays."""
+
+from __future__ import annotations
+
+import threading
+
+from pathways.runtime.proxy.waiting import WaitingThreads
+
+
+def test_a_session_that_has_too_much_pending_waits() -> None:
+    waiting = WaitingThreads(max_threads=2, max_pending=3)
+    go, done = threading.Event(), threading.Semaphore(0)
+    added = []
+
+    def work() -> None:
+        go.wait()
+        done.release()
+
+    def add() -> None:
+        for number in range(5):
+            waiting.run(work)
+            added.append(number)
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    while len(added) < 3:
+        pass
+    thread.join(0.05)
+    assert added == [0, 1, 2]
+    go.set()
+    thread.join()
+    for _ in range(5):
+        done.acquire()
+    waiting.close()
+
+
+def test_closing_lets_a_session_go_that_waits() -> None:
+    waiting = WaitingThreads(max_threads=1, max_pending=1)
+    go = threading.Event()
+    waiting.run(go.wait)  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: waiting.run(lambda: None))
+    thread.start()
+    waiting.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    go.set()
