@@ -48,6 +48,8 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
         raise UserError("expected -- and a program, or --listen; see pw-proxy --help")
     if program and options.listen is not None:
         raise UserError("--listen serves other programs; it takes none itself")
+    if options.insecure and options.listen is None:
+        raise UserError("--insecure is for --listen HOST:PORT")
     if options.with_cpu and options.listen is not None:
         raise UserError("--with-cpu is for pw-proxy -- PROGRAM")
     if options.cpu_devices is not None and options.platform != "cpu":
@@ -62,11 +64,21 @@ def make_parser() -> FlagParser:
     """The flags of the tool."""
     parser = FlagParser(
         "pw-proxy",
-        "pw-proxy [flags] -- PROGRAM [ARGUMENT ...] | pw-proxy --listen unix:PATH [flags]",
+        "pw-proxy [flags] -- PROGRAM [ARGUMENT ...] | pw-proxy --listen ADDRESS [flags]",
         _DESCRIPTION,
     )
     add = parser.add_argument
-    add("--listen", metavar="unix:PATH", help="serve at a UNIX socket, in a folder of your own")
+    add(
+        "--listen",
+        metavar="ADDRESS",
+        help="serve at unix:PATH, a UNIX socket in a folder that only you may enter, which is made if its "
+        "parent exists; or at HOST:PORT, with --insecure",
+    )
+    add(
+        "--insecure",
+        action="store_true",
+        help="allow --listen HOST:PORT: whoever reaches it runs code as you",
+    )
     add(
         "--platform",
         type=one_of(("cpu", "cuda")),

@@ -14,7 +14,6 @@ import logging
 import os
 import queue
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Self
 
 import jax
 
-from pathways.dialect.errors import PathwaysError
 from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import CompileIfrt, ServedDevices
 from pathways.runtime.proxy.grpc_connection import (
@@ -38,6 +36,7 @@ from pathways.runtime.proxy.grpc_connection import (
     StreamId,
 )
 from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_header, data_of
+from pathways.runtime.proxy.listening import Address, Listener
 from pathways.runtime.proxy.session import ProxySession, Run
 from pathways.runtime.proxy.socket_writer import SocketWriter
 from pathways.runtime.proxy.stalls import WAIT_LIMIT_S, StallMonitor
@@ -69,31 +68,24 @@ Requests = queue.SimpleQueue[Buffer | None]
 """Requests of a session that are not dispatched; None is the end of its stream."""
 
 
-class ServerError(PathwaysError):
-    """The server cannot listen where it should."""
-
-
 class ProxyServer:
-    """Serves the devices of this process at a UNIX socket.
+    """Serves the devices of this process.
 
     Args:
-      path: the socket; one in a new folder for None. A stale one is replaced; its folder is made, for this
-        user alone, if there is none.
+      where: where to listen, as of `Listener`.
       served: the devices.
 
     Raises:
-      ServerError: another server has the socket, or it cannot be made.
+      ServerError: another server listens there, or it is not possible, or not safe.
+
+    Attributes:
+      was_used: whether a client has ever connected.
     """
 
-    def __init__(self, path: Path | None, served: ServedDevices) -> None:
-        self._folder = None
-        if path is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="pw-proxy-")
-            path = Path(self._folder.name) / "jax"
-        self.path = path
+    def __init__(self, where: Path | Address | None, served: ServedDevices) -> None:
         self.served = served
-        self._listener = _listen(path)
-        self._inode = path.stat().st_ino
+        self.was_used = False
+        self._listener = Listener(where)
         self.stalls = StallMonitor(_LOG.warning)
         self._lock = threading.Lock()
         self._sessions: dict[int, ProxySession] = {}
@@ -104,9 +96,15 @@ class ProxyServer:
         self.stalls.start()
 
     @property
+    def path(self) -> Path:
+        """The UNIX socket of a server that has one."""
+        assert self._listener.path is not None
+        return self._listener.path
+
+    @property
     def address(self) -> str:
         """Value of `JAX_BACKEND_TARGET` for clients."""
-        return f"grpc://unix:{self.path}"
+        return self._listener.target
 
     @property
     def environment(self) -> dict[str, str]:
@@ -134,18 +132,10 @@ class ProxyServer:
         with self._lock:
             self._is_closed = True
             connections = tuple(self._connections)
-        # Closing alone does not wake the thread that accepts.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in connections:
             connection.close()
         self.stalls.close()
-        with contextlib.suppress(OSError):
-            if self.path.stat().st_ino == self._inode:
-                self.path.unlink()
-        if self._folder is not None:
-            self._folder.cleanup()
 
     def lose_slice(self, index: int) -> None:
         """Treats a slice as lost: its arrays have no value any more, nor has anything that is made on it.
@@ -198,9 +188,10 @@ class ProxyServer:
     def _accept(self) -> None:
         while True:
             try:
-                client, _ = self._listener.accept()
+                client = self._listener.accept()
             except OSError:
                 return
+            self.was_used = True
             connection = _ClientConnection(self, client)
             with self._lock:
                 if self._is_closed:
@@ -222,14 +213,18 @@ def serve(
     devices: Sequence[jax.Device] | None = None,
     slices: int = 1,
     *,
+    insecure_address: Address | None = None,
     compile_ifrt: CompileIfrt | None = None,
 ) -> ProxyServer:
     """Serves devices of this process to unmodified JAX programs, until the server is closed.
 
     Args:
-      path: a UNIX socket, in a folder that only this user may write to; by default one in a new folder.
+      path: a UNIX socket, in a folder that only this user may enter, which is made if its parent exists; by
+        default one in a new folder.
       devices: what to serve; by default all devices of JAX.
       slices: how many equal slices the devices form; if several, devices have a `slice_index`.
+      insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
+        cannot prove who it is, and whoever connects runs code in this process.
       compile_ifrt: compiles programs of Shardy's MPMD compiler; None refuses them.
 
     Returns:
@@ -238,48 +233,14 @@ def serve(
     Raises:
       ServerError: it cannot listen there.
       DescriptorError: this release of jaxlib is not supported.
-      ValueError: so many slices are not possible.
+      ValueError: so many slices are not possible, or there is both a path and an address.
     """
+    if path is not None and insecure_address is not None:
+        raise ValueError("expected a path or an address to listen at, got both")
     chosen = jax.devices() if devices is None else devices
     served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt)
-    return ProxyServer(None if path is None else Path(path).absolute(), served)
-
-
-def _listen(path: Path) -> socket.socket:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = path.parent.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise ServerError(
-            f"socket {path}: others may write to its folder, and whoever connects runs code; use a folder "
-            "of your own"
-        )
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        listener.bind(os.fspath(path))
-        path.chmod(0o600)
-        listener.listen(64)
-    except OSError as error:
-        listener.close()
-        raise ServerError(f"socket {path}: {error.strerror or error}") from None
-    except ServerError:
-        listener.close()
-        raise
-    return listener
-
-
-def _remove_stale(path: Path) -> None:
-    if not path.exists():
-        return
-    if not path.is_socket():
-        raise ServerError(f"socket {path}: a file of that name exists")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
-    raise ServerError(f"socket {path}: another server has it")
+    where = insecure_address if path is None else Path(path).absolute()
+    return ProxyServer(where, served)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,10 +112,18 @@ def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
         (["--listen", "unix:/tmp/x", "--", "ls"], "--listen serves other programs; it takes none itself"),
         (["--with-cpu", "--listen", "unix:/tmp/x"], "--with-cpu is for pw-proxy -- PROGRAM"),
         (["--platform", "cuda", "--cpu-devices", "2", "--", "ls"], "--cpu-devices is for --platform cpu"),
+        (["--listen", "jax"], "--listen must be unix:PATH or HOST:PORT, got 'jax'"),
+        (["--listen", ":80"], "--listen must be unix:PATH or HOST:PORT, got ':80'"),
+        (["--listen", "a:65536"], "--listen must be unix:PATH or HOST:PORT, got 'a:65536'"),
+        (["--insecure", "--", "ls"], "--insecure is for --listen HOST:PORT"),
+        (
+            ["--listen", "unix:/tmp/x", "--insecure"],
+            "--insecure is for --listen HOST:PORT; a UNIX socket is secure",
+        ),
         (
             ["--listen", "localhost:8080"],
-            "--listen must be unix:PATH, got 'localhost:8080': whoever connects runs code, and the client in "
-            "JAX cannot prove who it is",
+            "--listen localhost:8080 needs --insecure: whoever reaches it runs code as you, because the "
+            "client in JAX cannot prove who it is; prefer unix:PATH",
         ),
     ],
 )
@@ -138,22 +147,41 @@ def test_what_cannot_be_served(arguments: list[str], error: str) -> None:
     assert done.stderr == f"pw-proxy: error: {error}\n"
 
 
-def test_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
+def test_serves_at_an_address() -> None:
+    command = [*COMMAND, "--listen", "127.0.0.1:0", "--insecure"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        lines = [server.stdout.readline() for _ in range(3)]
+        assert re.fullmatch(r"export JAX_BACKEND_TARGET=grpc://127.0.0.1:\d+\n", lines[1])
+        environment = dict(line.removeprefix("export ").rstrip().split("=") for line in lines)
+        client = subprocess.run(
+            [sys.executable, "-c", "import jax; print(jax.numpy.arange(3) + 1)"],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert client.stdout == "[1 2 3]\n"
+        server.terminate()
+
+
+def test_a_program_that_never_connects() -> None:
+    """JAX before 0.12 does not register the backend by itself."""
+    done = run(
+        "--", sys.executable, "-c", "import jax; jax.config.update('jax_platforms', 'cpu'); jax.devices()"
+    )
+    assert done.returncode == 0
+    assert done.stderr == (
+        "pw-proxy: the program never connected: JAX does so from release 0.12 on where JAX_PLATFORMS is "
+        "proxy, as pw-proxy sets it, and before that only after pathwaysutils.initialize()\n"
+    )
+
+
+def test_a_folder_that_others_may_enter(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
     done = run("--listen", f"unix:{tmp_path}/jax")
     assert done.returncode == 1
-    assert "others may write to its folder" in done.stderr
-
-
-def test_a_stale_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(tmp_path / "jax"))
-    with subprocess.Popen([*COMMAND, "--listen", f"unix:{tmp_path}/jax"], stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline().startswith(b"export")
-        server.terminate()
-    (tmp_path / "jax").write_text("mine")
-    assert "a file of that name exists" in run("--listen", f"unix:{tmp_path}/jax").stderr
-    assert (tmp_path / "jax").read_text() == "mine"
+    assert done.stderr == (
+        f"pw-proxy: error: folder {tmp_path} can be entered or written to by other users, and whoever "
+        f"connects to a socket there runs code; 'chmod 700 {tmp_path}', or use another folder\n"
+    )

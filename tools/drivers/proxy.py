@@ -38,22 +38,40 @@ def run(options: argparse.Namespace, program: Sequence[str]) -> int:
         of_client = server.environment
         if options.with_cpu:
             of_client["JAX_PLATFORMS"] += ",cpu"
-        return _run_program(program, environment | of_client)
+        code = _run_program(program, environment | of_client)
+        if not server.was_used:
+            _LOG.warning(_NEVER_CONNECTED)
+        return code
 
 
-def _path(address: str) -> Path:
-    kind, _, path = address.partition(":")
-    if kind != "unix" or not path:
+_NEVER_CONNECTED = (
+    "the program never connected: JAX does so from release 0.12 on where JAX_PLATFORMS is proxy, as pw-proxy "
+    "sets it, and before that only after pathwaysutils.initialize()"
+)
+
+
+def _where(listen: str, insecure: bool) -> Path | tuple[str, int]:
+    """Returns the path or the address that `--listen` names."""
+    kind, _, path = listen.partition(":")
+    if kind == "unix" and path:
+        if insecure:
+            raise UserError("--insecure is for --listen HOST:PORT; a UNIX socket is secure")
+        return Path(path).absolute()
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) >= 1 << 16:
+        raise UserError(f"--listen must be unix:PATH or HOST:PORT, got '{listen}'")
+    if not insecure:
         raise UserError(
-            f"--listen must be unix:PATH, got '{address}': whoever connects runs code, and the client in JAX "
-            "cannot prove who it is"
+            f"--listen {listen} needs --insecure: whoever reaches it runs code as you, because the client in "
+            "JAX cannot prove who it is; prefer unix:PATH"
         )
-    return Path(path).absolute()
+    return host, int(port)
 
 
 def _serve(options: argparse.Namespace) -> ProxyServer:
     """Starts the server. JAX starts here, for the server alone."""
-    path = None if options.listen is None else _path(options.listen)
+    where = None if options.listen is None else _where(options.listen, options.insecure)
     # The variable may be that of a program, which is `proxy`.
     os.environ["JAX_PLATFORMS"] = options.platform
     try:
@@ -69,7 +87,9 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
     if options.cpu_devices is not None:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
     try:
-        return serve(path, slices=options.slices, compile_ifrt=compile_ifrt)
+        if isinstance(where, tuple):
+            return serve(slices=options.slices, compile_ifrt=compile_ifrt, insecure_address=where)
+        return serve(where, slices=options.slices, compile_ifrt=compile_ifrt)
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:
         raise UserError(str(error).partition("\n")[0]) from None
 

@@ -15,7 +15,7 @@ from proxy_client import SocketClient
 
 from pathways.runtime.proxy import descriptors, grpc_connection, serving
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.serving import ProxyServer, ServerError
+from pathways.runtime.proxy.serving import ProxyServer
 
 MESSAGES = descriptors.messages()
 SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
@@ -96,6 +96,17 @@ def test_a_client_that_is_too_old(client: SocketClient) -> None:
     code, message = client.wait_for_status(stream)
     assert code == 9
     assert "too old for the server: it speaks versions 3 to 3 of the IFRT proxy protocol" in message
+
+
+def test_a_client_that_is_too_new(client: SocketClient) -> None:
+    stream = client.call(f"{SERVICE}GetVersion")
+    first, last = {"protocol_version": 26}, {"protocol_version": 30}
+    client.send(stream, encode("GrpcGetVersionRequest", min_version=first, max_version=last), end=True)
+    assert client.wait_for_status(stream) == (
+        9,
+        "the jaxlib of this client is too new for the server: it speaks versions 26 to 30 of the IFRT proxy "
+        "protocol, the server 16 to 25; use a jaxlib of the server's release",
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,8 +380,3 @@ def test_closing_the_server_ends_everything(tmp_path: Path) -> None:
     wait_until(lambda: server.sessions == ())
     assert not server.path.exists()
     client.close()
-
-
-def test_a_socket_that_is_served(server: ProxyServer) -> None:
-    with pytest.raises(ServerError, match="another server has it"):
-        ProxyServer(server.path, server.served)
