@@ -100,6 +100,12 @@ def make_parser() -> FlagParser:
         metavar="N",
         help="into how many equal slices to divide the devices (slice_index of a device); default: 1",
     )
+    add(
+        "--max-memory",
+        metavar="SIZE",
+        help="how much arrays and programs of all clients may have together, such as 8GiB; what would exceed "
+        "it is an error RESOURCE_EXHAUSTED of the program; default: no limit",
+    )
     add("--with-cpu", action="store_true", help="the program also gets the CPU of its own process")
     add("--verbose", action="store_true", help="log when sessions start and end")
     return parser

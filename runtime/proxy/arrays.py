@@ -12,7 +12,8 @@ import numpy as np
 
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec
 from pathways.runtime.proxy.host_buffers import Buffer
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.memory import Allocation
+from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import ifrt, pjrt
 
 
@@ -23,10 +24,12 @@ class ProxyArray:
     Attributes:
       spec: its type and placement; None for an array that failed before these were known.
       value: the array, or the status that is raised when a client reads it.
+      memory: what the account has of the buffer of each shard; empty without a limit.
     """
 
     spec: ArraySpec | None
     value: jax.Array | StatusError
+    memory: tuple[Allocation, ...] = ()
 
     def read(self) -> tuple[ArraySpec, jax.Array]:
         """Returns spec and value.
@@ -35,7 +38,7 @@ class ProxyArray:
           StatusError: there is no value.
         """
         if isinstance(self.value, StatusError):
-            raise self.value
+            raise status_of(self.value)
         assert self.spec is not None
         return self.spec, self.value
 
@@ -44,6 +47,16 @@ class ProxyArray:
         """The shards, which share the buffers of the array."""
         spec, value = self.read()
         return [value] if len(spec.placement.devices) == 1 else ifrt.shards(value)
+
+    @property
+    def shard_memory(self) -> list[tuple[Allocation, ...]]:
+        """What the account has of each of `shards`."""
+        return [(allocation,) for allocation in self.memory] or [()] * len(self.shards)
+
+    def free(self) -> None:
+        """Returns memory to the account, of an array whose buffers were deleted."""
+        for allocation in self.memory:
+            allocation.free()
 
     def wait(self) -> None:
         """Waits until the value is computed.
@@ -118,16 +131,21 @@ def assemble(spec: ArraySpec, arrays: Sequence[ProxyArray]) -> ProxyArray:
         raise StatusError(
             StatusCode.INVALID_ARGUMENT, f"{len(shards)} shards for {len(spec.placement.devices)} devices"
         )
-    return ProxyArray(spec, spec.make(shards))
+    memory = tuple(allocation for array in arrays for allocation in array.memory)
+    return ProxyArray(spec, spec.make(shards), memory)
 
 
 def disassemble(array: ProxyArray) -> list[ProxyArray]:
     """Returns an array of one device for each shard."""
     spec, _ = array.read()
-    memory = spec.placement.memory_kind
+    kind = spec.placement.memory_kind
     return [
-        ProxyArray(ArraySpec(spec.dtype, tuple(shard.shape), ArrayPlacement((device,), memory, None)), shard)
-        for device, shard in zip(spec.placement.devices, array.shards, strict=True)
+        ProxyArray(
+            ArraySpec(spec.dtype, tuple(shard.shape), ArrayPlacement((device,), kind, None)), shard, memory
+        )
+        for device, shard, memory in zip(
+            spec.placement.devices, array.shards, array.shard_memory, strict=True
+        )
     ]
 
 
@@ -170,8 +188,10 @@ def fully_replicated_shard(array: ProxyArray) -> ProxyArray:
 
 def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -> list[ProxyArray]:
     """Makes arrays of shards of others, as a `RemapPlanProto` says: by intervals of shards, or by devices."""
-    sources = [array.shards for array in arrays]
-    results: list[list[jax.Array | None]] = [[None] * len(spec.placement.devices) for spec in specs]
+    sources = [list(zip(array.shards, array.shard_memory, strict=True)) for array in arrays]
+    results: list[list[tuple[jax.Array, tuple[Allocation, ...]] | None]] = [
+        [None] * len(spec.placement.devices) for spec in specs
+    ]
     try:
         for to_array, to_shard, from_array, from_shard in _moves(specs, plan, arrays):
             if min(to_array, to_shard, from_array, from_shard) < 0:
@@ -186,7 +206,8 @@ def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -
         complete = [shard for shard in shards if shard is not None]
         if len(complete) != len(spec.placement.devices):
             raise StatusError(StatusCode.INVALID_ARGUMENT, "a remap plan leaves a shard of a result out")
-        made.append(ProxyArray(spec, spec.make(complete)))
+        memory = tuple(allocation for _, own in complete for allocation in own)
+        made.append(ProxyArray(spec, spec.make([shard for shard, _ in complete]), memory))
     return made
 
 
@@ -228,7 +249,7 @@ def bitcast(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
             f"bitcasts of {old.dtype.name}{list(old.shape)} to {spec.dtype.name}{list(spec.shape)} are not "
             "supported by the server: the type of elements and the shapes of shards have to stay",
         )
-    return ProxyArray(spec, spec.make(array.shards))
+    return ProxyArray(spec, spec.make(array.shards), array.memory)
 
 
 def reshard(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
@@ -239,7 +260,8 @@ def reshard(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
             StatusCode.INVALID_ARGUMENT,
             f"cannot reshard {old.dtype.name}{list(old.shape)} into {spec.dtype.name}{list(spec.shape)}",
         )
-    return ProxyArray(spec, pjrt.device_put(value, spec.placement.sharding))
+    # Never the same buffers: a client may delete or donate one of the two.
+    return ProxyArray(spec, pjrt.device_put(value, spec.placement.sharding, may_alias=False))
 
 
 def fetch(array: ProxyArray) -> np.ndarray:

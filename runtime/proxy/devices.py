@@ -14,6 +14,7 @@ import numpy as np
 
 from pathways.runtime.local.load import Executable
 from pathways.runtime.proxy.descriptors import Messages
+from pathways.runtime.proxy.memory import MemoryAccount
 from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.slices import SliceStates
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
@@ -112,6 +113,20 @@ class ArraySpec:
     shape: tuple[int, ...]
     placement: ArrayPlacement
 
+    @functools.cached_property
+    def shard_bytes(self) -> int:
+        """How many bytes each shard has; the mean where the shapes of shards are not known."""
+        placement = self.placement
+        if placement.shard_shape is not None:
+            return math.prod(placement.shard_shape) * self.dtype.itemsize
+        whole = math.prod(self.shape) * self.dtype.itemsize
+        if placement.is_replicated:
+            return whole
+        try:
+            return math.prod(placement.sharding.shard_shape(self.shape)) * self.dtype.itemsize
+        except ValueError:  # The devices do not divide the shape.
+            return -(-whole // len(placement.devices))
+
     def make(self, shards: Sequence[jax.Array]) -> jax.Array:
         """Makes an array of its shards, without a copy."""
         return self.placement.maker(self.shape, self.dtype)(shards)
@@ -125,6 +140,7 @@ class ServedDevices:
       messages: the classes of messages.
       slices: how many equal slices the devices form; devices say which, unless it is one.
       compile_ifrt: compiles programs in IFRT IR; None where these are refused.
+      max_memory: bytes that arrays and programs of all clients may have; None for no limit.
     """
 
     def __init__(
@@ -133,6 +149,7 @@ class ServedDevices:
         messages: Messages,
         slices: int = 1,
         compile_ifrt: CompileIfrt | None = None,
+        max_memory: int | None = None,
     ) -> None:
         if slices < 1 or len(devices) % slices:
             raise ValueError(f"{len(devices)} devices cannot form {slices} equal slices")
@@ -141,6 +158,7 @@ class ServedDevices:
         self.slices = slices
         self.slice_states = SliceStates.of(slices)
         self.compile_ifrt = compile_ifrt
+        self.memory = MemoryAccount(max_memory)
         self._by_id = {device.id: device for device in devices}
         self._slices = {
             device: number * slices // len(self.devices) for number, device in enumerate(self.devices)

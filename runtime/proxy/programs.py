@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import DTYPES, ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.memory import Allocation
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_plugin_program
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
@@ -32,6 +33,7 @@ class ProxyProgram:
       devices: its devices, in the order of shards.
       results: what each result is and where.
       donated: the operands whose buffers an execution consumes.
+      memory: what the account has of its code; empty without a limit.
     """
 
     name: str
@@ -39,10 +41,18 @@ class ProxyProgram:
     devices: tuple[jax.Device, ...]
     results: tuple[ArraySpec, ...]
     donated: tuple[int, ...]
+    memory: tuple[Allocation, ...] = ()
 
     @functools.cached_property
     def _makers(self) -> list[Any]:
         return [spec.placement.maker(spec.shape, spec.dtype) for spec in self.results]
+
+    @functools.cached_property
+    def needed_bytes(self) -> int:
+        """How many bytes an execution needs for results and temporary values, on all devices."""
+        stats = pjrt.memory_stats(self.executable)
+        temporary = 0 if stats is None else stats.temp_size_in_bytes
+        return len(self.devices) * (temporary + sum(spec.shard_bytes for spec in self.results))
 
     def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
         """Starts an execution; what fails is in the results, of each of which there is one in any case.
@@ -167,7 +177,13 @@ def compile_program(
         executable = compile_cache.load_one(program.data, devices, options_of_xla)
     types = module.operation.regions[0].blocks[0]
     results = _results(types, executable, devices)
-    return ProxyProgram(name, executable, devices, results, ifrt.donated_operands(executable))
+    memory = served.memory.reserve([code_bytes(executable)])
+    return ProxyProgram(name, executable, devices, results, ifrt.donated_operands(executable), memory)
+
+
+def code_bytes(executable: Any) -> int:
+    """Returns how many bytes the code of an executable has; 0 where XLA does not know."""
+    return max(executable.size_of_generated_code_in_bytes(), 0)
 
 
 _DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy")

@@ -213,6 +213,7 @@ def serve(
     devices: Sequence[jax.Device] | None = None,
     slices: int = 1,
     *,
+    max_memory: int | None = None,
     insecure_address: Address | None = None,
     compile_ifrt: CompileIfrt | None = None,
 ) -> ProxyServer:
@@ -223,6 +224,8 @@ def serve(
         default one in a new folder.
       devices: what to serve; by default all devices of JAX.
       slices: how many equal slices the devices form; if several, devices have a `slice_index`.
+      max_memory: bytes that arrays and programs of all clients may have together; what would exceed it is an
+        error with the status RESOURCE_EXHAUSTED. None for no limit.
       insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
         cannot prove who it is, and whoever connects runs code in this process.
       compile_ifrt: compiles programs of Shardy's MPMD compiler; None refuses them.
@@ -238,7 +241,7 @@ def serve(
     if path is not None and insecure_address is not None:
         raise ValueError("expected a path or an address to listen at, got both")
     chosen = jax.devices() if devices is None else devices
-    served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt)
+    served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt, max_memory)
     where = insecure_address if path is None else Path(path).absolute()
     return ProxyServer(where, served)
 

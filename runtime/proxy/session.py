@@ -205,16 +205,34 @@ class ProxySession:
         for handle, waited in tuple(self._futures.items()):
             self._futures[handle] = [self._unless_lost(array, lost) for array in waited]
 
+    @property
+    def _is_restricted(self) -> bool:
+        """Returns whether arrays may be lost, or too many."""
+        return bool(self._slices.lost) or self._served.memory.limit is not None
+
+    def _admit(self, array: ProxyArray) -> ProxyArray:
+        """Accounts for a new array; returns its error if it is on a lost slice, or too large."""
+        array = self._unless_lost(array, self._slices.lost)
+        has_error = array.is_ready and isinstance(array.value, StatusError)
+        if array.spec is None or has_error or array.memory:
+            return array
+        try:
+            memory = self._served.memory.reserve([array.spec.shard_bytes] * len(array.spec.placement.devices))
+        except StatusError as error:
+            return ProxyArray(array.spec, error)
+        return dataclasses.replace(array, memory=memory)
+
     def _unless_lost(self, array: ProxyArray, lost: frozenset[int]) -> ProxyArray:
         error = self._loss_of(array, lost)
         return array if error is None else ProxyArray(array.spec, error)
 
     def _loss_of(self, array: ProxyArray, lost: frozenset[int]) -> StatusError | None:
         """Returns the error in place of an array that has a shard on slices that are lost."""
-        if array.spec is None or isinstance(array.value, StatusError):
+        if not lost or array.spec is None:
             return None
         on_lost = lost & self._served.slices_of(array.spec.placement.devices)
-        return slice_lost(on_lost) if on_lost else None
+        has_error = on_lost and array.is_ready and isinstance(array.value, StatusError)
+        return slice_lost(on_lost) if on_lost and not has_error else None
 
     def _encode(self, op_id: int, response: Any) -> bytes:
         metadata = response.response_metadata
@@ -260,8 +278,7 @@ class ProxySession:
                 raise StatusError(
                     StatusCode.INVALID_ARGUMENT, f"{len(handles)} handles for {len(made)} results"
                 )
-            if self._slices.lost:
-                made = [self._unless_lost(array, self._slices.lost) for array in made]
+            made = [self._admit(array) for array in made] if self._is_restricted else made
         except Exception as error:
             made = [ProxyArray(None, status_of(error))] * len(handles)
         self._arrays.update(zip(handles, made, strict=True))
@@ -463,6 +480,7 @@ class ProxySession:
                 and not array.value.is_deleted()
             ):
                 array.value.delete()
+                array.free()
         answer.deletion_future_handle = self._future()
 
     def _handle_is_array_deleted(self, body: Any, answer: Any) -> None:
@@ -511,11 +529,11 @@ class ProxySession:
             return
         try:
             arguments = self._found(body.args_handles)
-            if self._slices.lost and (lost := self._slices.lost & self._served.slices_of(program.devices)):
-                raise slice_lost(lost)
-            results = program.execute(arguments, body.execute_options.non_donatable_input_indices)
-            if self._slices.lost:
-                results = [self._unless_lost(array, self._slices.lost) for array in results]
+            kept = body.execute_options.non_donatable_input_indices
+            if self._is_restricted:
+                results = self._execute_restricted(program, arguments, kept)
+            else:
+                results = program.execute(arguments, kept)
         except Exception as error:
             if isinstance(program, ReshardProgram):
                 results = [ProxyArray(None, status_of(error))] * len(program.placements)
@@ -532,6 +550,29 @@ class ProxySession:
         if not body.result_array_handle:
             for handle, result in zip(handles, results, strict=True):
                 self._describe_output(answer.outputs.add(array_handle=handle), result)
+
+    def _execute_restricted(
+        self, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
+    ) -> list[ProxyArray]:
+        """Starts an execution where slices are lost, or memory has a limit.
+
+        Raises:
+          StatusError: the program is on a lost slice, or needs too much memory.
+        """
+        lost = self._slices.lost & self._served.slices_of(program.devices)
+        if lost:
+            raise slice_lost(lost)
+        donated = [
+            arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)
+        ]
+        if isinstance(program, ProxyProgram):
+            consumed = sum(allocation.size for array in donated for allocation in array.memory)
+            self._served.memory.check(program.needed_bytes - consumed)
+        results = program.execute(arguments, kept)
+        for array in donated:
+            if not isinstance(array.value, StatusError) and array.value.is_deleted():
+                array.free()
+        return [self._admit(array) for array in results]
 
     def _describe_output(self, output: Any, result: ProxyArray) -> None:
         if result.spec is None:

@@ -60,10 +60,14 @@ _PREFIX = re.compile(r"\s*([A-Z_]+): (.*)", re.DOTALL)
 
 
 def status_of(error: BaseException) -> StatusError:
-    """Returns the status that an error stands for: its own, XLA's, or one by the class of the error."""
+    """Returns the status that an error stands for: its own, XLA's, or one by the class of the error.
+
+    It is a new error, without a traceback: that of an error in place of an array would hold the arguments of
+    the functions that failed, and with them other arrays.
+    """
     match error:
         case StatusError():
-            return error
+            return StatusError(error.code, error.message)
         case jax.errors.JaxRuntimeError():
             return _status_of_xla(str(error))
         case MemoryError():

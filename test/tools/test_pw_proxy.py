@@ -112,6 +112,11 @@ def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
         (["--listen", "unix:/tmp/x", "--", "ls"], "--listen serves other programs; it takes none itself"),
         (["--with-cpu", "--listen", "unix:/tmp/x"], "--with-cpu is for pw-proxy -- PROGRAM"),
         (["--platform", "cuda", "--cpu-devices", "2", "--", "ls"], "--cpu-devices is for --platform cpu"),
+        (
+            ["--max-memory", "8GX", "--", "ls"],
+            "--max-memory: unknown suffix 'GX'; known are B, KB, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
+        ),
+        (["--max-memory", "0", "--", "ls"], "--max-memory: must be at least one byte, got 0"),
         (["--listen", "jax"], "--listen must be unix:PATH or HOST:PORT, got 'jax'"),
         (["--listen", ":80"], "--listen must be unix:PATH or HOST:PORT, got ':80'"),
         (["--listen", "a:65536"], "--listen must be unix:PATH or HOST:PORT, got 'a:65536'"),
@@ -163,6 +168,24 @@ def test_serves_at_an_address() -> None:
         )
         assert client.stdout == "[1 2 3]\n"
         server.terminate()
+
+
+def test_a_program_that_needs_more_memory_than_it_may_have() -> None:
+    program = """if True:
+        import jax, jax.numpy as jnp
+        kept = jnp.zeros((256, 1024)) + 1
+        lost = jnp.zeros((1024, 1024))
+        try:
+            print((lost + 1).sum())
+        except jax.errors.JaxRuntimeError as error:
+            print(str(error).partition(";")[0])
+        print(kept.sum())
+        """
+    done = run("--max-memory", "4MB", "--", sys.executable, "-c", program)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("RESOURCE_EXHAUSTED: out of memory: 4194304 bytes are needed, and "), done.stderr
+    assert first.endswith(" of the server's 4000000 are in use")
+    assert second == "262144.0"
 
 
 def test_a_program_that_never_connects() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pathways.dialect.errors import PathwaysError
+from pathways.passes.util.quantities import TimesError, read_bytes
 from pathways.tools.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ def _where(listen: str, insecure: bool) -> Path | tuple[str, int]:
 def _serve(options: argparse.Namespace) -> ProxyServer:
     """Starts the server. JAX starts here, for the server alone."""
     where = None if options.listen is None else _where(options.listen, options.insecure)
+    try:
+        max_memory = None if options.max_memory is None else read_bytes(options.max_memory, "--max-memory")
+    except TimesError as error:
+        raise UserError(str(error)) from None
     # The variable may be that of a program, which is `proxy`.
     os.environ["JAX_PLATFORMS"] = options.platform
     try:
@@ -88,8 +93,13 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
     try:
         if isinstance(where, tuple):
-            return serve(slices=options.slices, compile_ifrt=compile_ifrt, insecure_address=where)
-        return serve(where, slices=options.slices, compile_ifrt=compile_ifrt)
+            return serve(
+                slices=options.slices,
+                max_memory=max_memory,
+                compile_ifrt=compile_ifrt,
+                insecure_address=where,
+            )
+        return serve(where, slices=options.slices, max_memory=max_memory, compile_ifrt=compile_ifrt)
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:
         raise UserError(str(error).partition("\n")[0]) from None
 
