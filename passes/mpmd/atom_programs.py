@@ -72,8 +72,7 @@ def flatten(module: ir.Module, calls: Iterable[ir.OpView]) -> None:
 def _move_mesh(op: ir.OpView, name: str | None, module: ir.Module, taken: dict[str, ir.OpView]) -> None:
     other = taken.get(name or "")
     if other is None and name is not None:
-        op.operation.detach_from_parent()
-        module.body.append(op)
+        op.operation.move_before(module.body.operations[0])
         taken[name] = op
     elif (
         other is None

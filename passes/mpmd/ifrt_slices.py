@@ -178,8 +178,8 @@ class SliceMeshes:
         if len(fitting) > 1:
             fail(
                 declared[fitting[1]],
-                f"is over the mesh {_described(fitting[1])}, but others on the same devices are over "
-                f"{_described(fitting[0])}",
+                f"is over the mesh {described(fitting[1])}, but others on the same devices are over "
+                f"{described(fitting[0])}",
             )
         if fitting:
             return fitting[0]
@@ -217,7 +217,7 @@ class SliceMeshes:
             sizes[rest[0]] = count // known
         resized = Mesh(tuple((name, sizes.get(name, 1)) for name, _ in mesh.axes))
         if resized.size != count:
-            fail(op, f"is over the mesh {_described(mesh)}, but on {count} devices")
+            fail(op, f"is over the mesh {described(mesh)}, but on {count} devices")
         return resized
 
     def _sharded_ports(self, call: ir.OpView) -> Iterator[tuple[Sharding, ShardingParam]]:
@@ -234,5 +234,6 @@ class SliceMeshes:
                     yield read_sharding(said), array.sharding
 
 
-def _described(mesh: Mesh) -> str:
+def described(mesh: Mesh) -> str:
+    """Returns the axes of a mesh and their sizes, for messages."""
     return ", ".join(f"{name}={size}" for name, size in mesh.axes)

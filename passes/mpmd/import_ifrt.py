@@ -27,7 +27,7 @@ from pathways.passes.mpmd.atom_programs import flatten, function_of
 from pathways.passes.mpmd.callbacks import keep_callbacks_together
 from pathways.passes.mpmd.fragments import FragmentComputations, Layouts, drop_empty_constraints
 from pathways.passes.mpmd.ifrt_arrays import DeviceIds, IfrtArray, read_devices
-from pathways.passes.mpmd.ifrt_slices import CALL, CONTROL, ArrayTypes, SliceMeshes
+from pathways.passes.mpmd.ifrt_slices import CALL, CONTROL, ArrayTypes, SliceMeshes, described
 from pathways.passes.mpmd.layouts import retarget
 from pathways.passes.mpmd.mesh_tensors import MeshTensor
 from pathways.passes.mpmd.moves import Moves, Placed
@@ -87,12 +87,17 @@ def ifrt_function(module: ir.Module) -> ir.OpView:
     """Returns the main function of a program in IFRT IR.
 
     Raises:
-      PassFailure: there is none, or several.
+      PassFailure: there is none, or it has another name.
     """
     functions = [op for op in ops_named(module, ["func.func"]) if IFRT_FUNCTION in op.attributes]
-    if len(functions) != 1 or symbol_name(functions[0]) != MAIN:
-        at = functions[-1] if functions else module.operation
-        fail(at, f"has {len(functions)} functions with `{IFRT_FUNCTION}`; a program is one, @{MAIN}")
+    if not functions:
+        fail(module.operation, f"has no function with an `{IFRT_FUNCTION}`, the program")
+    for function in functions:
+        if symbol_name(function) != MAIN:
+            fail(
+                function,
+                f"has the `{IFRT_FUNCTION}`, but is @{symbol_name(function)}; the program has to be @{MAIN}",
+            )
     body_block(functions[0])
     return functions[0]
 
@@ -166,12 +171,15 @@ class _IfrtImporter:
         mesh = self.homes[array.devices].mesh
         if array.sharding is None or mesh.mesh.size == 1:
             return None
-        sharding = array.sharding.over(mesh.mesh)
-        problem = "no axes for" if sharding is None else sharding.problem(array.type.shape, mesh.mesh)
         if array.sharding.is_partial:
             fail(op, f"{what} is in partial sums, which only Shardy adds up: {array.sharding}")
-        if sharding is None or problem is not None:
-            fail(op, f"{what} cannot be sharded over {dict(mesh.mesh.axes)} as {array.sharding}: {problem}")
+        sharding = array.sharding.over(mesh.mesh)
+        place = f"{what} cannot be sharded over {described(mesh.mesh)} as {array.sharding}"
+        if sharding is None:
+            fail(op, f"{place}: it divides an axis")
+        problem = sharding.problem(array.type.shape, mesh.mesh)
+        if problem is not None:
+            fail(op, f"{place}: {problem}")
         return make_sharding(mesh.symbol, sharding)
 
     def layouts(self, op: ir.OpView, what: str, arrays: list[IfrtArray]) -> Layouts:
