@@ -1,0 +1,284 @@
+"""Programs in IFRT IR: compiled for a client, and executed with its arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+
+from pathways.compiler.mpmd.from_ifrt import compile_ifrt
+from pathways.dialect import load_ifrt, make_context
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.runtime.proxy import arrays, descriptors
+from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.mpmd_programs import MpmdProgram
+from pathways.runtime.proxy.programs import compile_program
+from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.xla import ifrt
+
+MESSAGES = descriptors.messages()
+
+MESHES = """
+!a = !ifrt.array<tensor<4xf32>, #ifrt.sharding_param<2 to [0] on 2>, [0, 1]>
+!b = !ifrt.array<tensor<4xf32>, #ifrt.sharding_param<1 to [0] on 1>, [2]>
+module @step {
+  func.func public @main(%x: !a {ifrt.donated}, %y: !b) -> (!a, !b, !b, !b) attributes {ifrt.function} {
+    %0, %c0 = ifrt.Call @double::@main(%x) on devices [0, 1] {ifrt.mesh_name = "first"} : (!a) -> !a
+    %1, %c1 = ifrt.Reshard(%0) : (!a) -> !b
+    %2, %c2 = ifrt.Call @add::@main(%1, %y) on devices [2] {ifrt.mesh_name = "second"} : (!b, !b) -> !b
+    return %0, %2, %2, %y : !a, !b, !b, !b
+  }
+  module @double <sym_visibility = "private"> {
+    func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+      %0 = stablehlo.add %x, %x : tensor<4xf32>
+      return %0 : tensor<4xf32>
+    }
+  }
+  module @add <sym_visibility = "private"> {
+    func.func @main(%x: tensor<4xf32>, %y: tensor<4xf32>) -> tensor<4xf32> {
+      %0 = stablehlo.add %x, %y : tensor<4xf32>
+      return %0 : tensor<4xf32>
+    }
+  }
+}
+"""
+"""Two slices; results that are twice the same value, and an argument as it was."""
+
+X, Y = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
+
+
+@pytest.fixture(scope="module")
+def served() -> ServedDevices:
+    return ServedDevices(jax.devices("cpu"), MESSAGES, compile_ifrt=compile_ifrt)
+
+
+def bytecode(text: str) -> bytes:
+    context = make_context()
+    load_ifrt(context)
+    return bytecode_of(ir.Module.parse(text, context))
+
+
+def compiled(
+    served: ServedDevices,
+    program: bytes,
+    devices: tuple[int, ...] = (4, 5, 7),
+    options: dict[str, Any] | None = None,
+    **fields: Any,
+) -> MpmdProgram:
+    """Compiles a program as a client sends it."""
+    proto = MESSAGES["xla.ifrt.IfrtIrProgramProto"](ifrt_program=program, **fields)
+    chosen = MESSAGES["xla.ifrt.IfrtIrCompileOptionsProto"](device_ids=devices, **options or {})
+    serialized = MESSAGES["xla.ifrt.Serialized"]
+    result = compile_program(
+        served,
+        serialized(type_name="xla::ifrt::IfrtIRProgram", data=proto.SerializeToString()),
+        serialized(type_name="xla::ifrt::IfrtIRCompileOptions", data=chosen.SerializeToString()),
+    )
+    assert isinstance(result, MpmdProgram)
+    return result
+
+
+@pytest.fixture(scope="module")
+def program(served: ServedDevices) -> MpmdProgram:
+    return compiled(served, bytecode(MESHES))
+
+
+def array(spec: ArraySpec, value: np.ndarray) -> ProxyArray:
+    """An array of a client, of any sharding that a result may have."""
+    return ProxyArray(spec, jax.device_put(value, spec.placement.sharding))
+
+
+def arguments(program: MpmdProgram) -> list[ProxyArray]:
+    return [array(spec, value) for spec, value in zip(program.parameters, (X, Y), strict=True)]
+
+
+def test_program_on_two_slices(program: MpmdProgram) -> None:
+    results = program.execute(arguments(program))
+    values = [np.asarray(result.read()[1]) for result in results]
+    for value, expected in zip(values, (2 * X, 2 * X + Y, 2 * X + Y, Y), strict=True):
+        np.testing.assert_array_equal(value, expected)
+    assert [[device.id for device in result.spec.placement.devices] for result in results if result.spec] == [
+        [4, 5],
+        [7],
+        [7],
+        [7],
+    ]
+    assert [shard.shape for shard in results[0].shards] == [(2,), (2,)]
+    assert [device.id for device in program.devices] == [4, 5, 7]
+
+
+def test_metadata(program: MpmdProgram) -> None:
+    metadata = MESSAGES["xla.ifrt.proxy.LoadedExecutableMetadataResponse"]()
+    program.describe(metadata)
+    assert list(metadata.donated_input_indices.donated_input_indices) == [0]
+    assert len(metadata.parameter_shardings.shardings) == 2
+    assert len(metadata.output_shardings.shardings) == 4
+    assert metadata.output_layouts_error.code == StatusCode.UNIMPLEMENTED
+    response = MESSAGES["xla.ifrt.proxy.CompileResponse"]()
+    program.describe_slices(response)
+    slices = response.mpmd_addressable_devices.mpmd_addressable_devices
+    assert {name: list(slices[name].mpmd_addressable_device_ids) for name in slices} == {
+        "first": [4, 5],
+        "second": [7],
+    }
+
+
+def test_only_donated_arguments_are_consumed(program: MpmdProgram) -> None:
+    first, second = arguments(program)
+    program.execute([first, second])
+    assert [one.read()[1].is_deleted() for one in (first, second)] == [True, False]
+    kept, _ = arguments(program)
+    results = program.execute([kept, second], kept=[0])
+    np.testing.assert_array_equal(kept.read()[1], X)
+    np.testing.assert_array_equal(results[0].read()[1], 2 * X)
+
+
+def test_results_share_no_buffers(program: MpmdProgram) -> None:
+    """A client may delete or donate each of them."""
+    operands = arguments(program)
+    results = program.execute(operands)
+    for deleted in (results[1], results[3]):
+        deleted.read()[1].delete()
+    np.testing.assert_array_equal(results[2].read()[1], 2 * X + Y)
+    np.testing.assert_array_equal(operands[1].read()[1], Y)
+
+
+def placed(spec: ArraySpec, *devices: int, hlo: Any = None) -> ArraySpec:
+    chosen = tuple(jax.devices("cpu")[number] for number in devices)
+    return ArraySpec(spec.dtype, spec.shape, ArrayPlacement(chosen, None, hlo))
+
+
+def test_arguments_that_are_none_of_the_program(program: MpmdProgram) -> None:
+    first, second = program.parameters
+    floats = np.dtype(np.float32)
+    for number, wrong, message in (
+        (0, ArraySpec(floats, (2,), first.placement), "argument 0 is float32[2], expected float32[4]"),
+        (
+            1,
+            ArraySpec(np.dtype(np.int32), (4,), second.placement),
+            "argument 1 is int32[4], expected float32[4]",
+        ),
+        (1, placed(second, 6), "argument 1 is on devices [6]"),
+        (0, placed(first, 5, 4, hlo=first.placement.hlo), "argument 0 is on devices [5, 4]"),
+        (0, placed(first, 4, 5, hlo=ifrt.replicated()), "argument 0 is on devices [4, 5] as {replicated}"),
+    ):
+        operands = arguments(program)
+        operands[number] = array(wrong, np.zeros(wrong.shape, wrong.dtype))
+        for result in program.execute(operands):
+            with pytest.raises(StatusError) as raised:
+                result.read()
+            assert raised.value.code == StatusCode.INVALID_ARGUMENT
+            assert message in raised.value.message
+    equal = placed(first, 4, 5, hlo=first.placement.hlo)
+    assert program.execute([array(equal, X), arguments(program)[1]])[0].read()
+
+
+def test_errors_of_arguments_are_those_of_results(program: MpmdProgram) -> None:
+    lost = StatusError(StatusCode.DATA_LOSS, "slice 1 was lost")
+    results = program.execute([arguments(program)[0], ProxyArray(program.parameters[1], lost)])
+    assert [result.value for result in results] == [lost] * 4
+    (result, *_) = program.execute(arguments(program)[:1])
+    assert str(result.value) == "INVALID_ARGUMENT: program 'step' has 2 arguments, got 1"
+
+
+def test_an_array_that_is_donated_and_passed_twice(served: ServedDevices) -> None:
+    text = """
+      !a = !ifrt.array<tensor<4xf32>, #ifrt.sharding_param<1 to [0] on 1>, [0]>
+      module @twice {
+        func.func public @main(%x: !a {ifrt.donated}, %y: !a) -> !a attributes {ifrt.function} {
+          return %x : !a
+        }
+      }
+    """
+    program = compiled(served, bytecode(text), devices=(0,))
+    one = array(program.parameters[0], X)
+    (result,) = program.execute([one, one])
+    assert str(result.value) == "INVALID_ARGUMENT: program 'twice': argument 0 is donated and passed twice"
+    assert not one.read()[1].is_deleted()
+    # What is handed through is not consumed, whatever it is called.
+    (result,) = program.execute([one, array(program.parameters[1], Y)])
+    np.testing.assert_array_equal(arrays.fetch(result), X)
+
+
+def test_a_launch_that_fails_is_named(served: ServedDevices) -> None:
+    large = f"tensor<{1 << 21}x{1 << 21}xf32>"
+    text = f"""
+      !a = !ifrt.array<tensor<f32>, #ifrt.sharding_param< to [0] on 1>, [0]>
+      !b = !ifrt.array<{large}, #ifrt.sharding_param<1x1 to [0] on 1>, [0]>
+      module @step {{
+        func.func public @main(%x: !a) -> !b attributes {{ifrt.function}} {{
+          %0, %c = ifrt.Call @fill::@main(%x) on devices [0] {{ifrt.mesh_name = "first"}} : (!a) -> !b
+          return %0 : !b
+        }}
+        module @fill <sym_visibility = "private"> {{
+          func.func @main(%x: tensor<f32>) -> {large} {{
+            %0 = stablehlo.broadcast_in_dim %x, dims = [] : (tensor<f32>) -> {large}
+            return %0 : {large}
+          }}
+        }}
+      }}
+    """
+    program = compiled(served, bytecode(text), devices=(0,))
+    (result,) = program.execute([array(program.parameters[0], np.float32(1))])
+    assert isinstance(result.value, StatusError)
+    assert result.value.code == StatusCode.RESOURCE_EXHAUSTED
+    assert result.value.message.endswith("in program step, step fill on slice first")
+
+
+FOREIGN_CALL = """
+!a = !ifrt.array<tensor<4xf32>, #ifrt.sharding_param<1 to [0] on 1>, [0]>
+module @step {
+  func.func public @main(%x: !a) -> !a attributes {ifrt.function} {
+    %0, %c = ifrt.Call @f::@main(%x) on devices [0] : (!a) -> !a
+    return %0 : !a
+  }
+  module @f <sym_visibility = "private"> {
+    func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+      %0 = stablehlo.custom_call @their_code(%x) : (tensor<4xf32>) -> tensor<4xf32>
+      return %0 : tensor<4xf32>
+    }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "change", "message"),
+    [
+        (
+            MESHES,
+            {"devices": (4, 5)},
+            "INVALID_ARGUMENT: no valid program in IFRT IR: 'func.func' op has an arr",
+        ),
+        (MESHES, {"devices": (4, 5, 99)}, "INVALID_ARGUMENT: no device has the id 99"),
+        ("no program", {}, "INVALID_ARGUMENT: no valid program in IFRT IR: "),
+        (MESHES, {"ifrt_version": "0.1.0"}, "UNIMPLEMENTED: versioned programs in IFRT IR are not supported"),
+        (
+            MESHES,
+            {"options": {"mlir_dump_to": "/tmp"}},
+            "PERMISSION_DENIED: the compiler options would have the",
+        ),
+        (
+            FOREIGN_CALL,
+            {},
+            "UNIMPLEMENTED: the program calls 'their_code', which is not among the calls that JAX",
+        ),
+    ],
+)
+def test_refused_programs(served: ServedDevices, program: str, change: dict[str, Any], message: str) -> None:
+    data = bytecode(program) if program.lstrip().startswith("!") else program.encode()
+    with pytest.raises(StatusError) as raised:
+        compiled(served, data, **change)
+    assert str(raised.value).startswith(message)
+
+
+def test_server_without_a_compiler_for_them() -> None:
+    served = ServedDevices(jax.devices("cpu"), MESSAGES)
+    with pytest.raises(
+        StatusError, match="UNIMPLEMENTED: programs in IFRT IR are not supported by the server"
+    ):
+        compiled(served, b"")
