@@ -5,12 +5,14 @@ Before and after each piece it writes a line, and waits for one: the parent then
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 MIB = 64
 TRANSFERS = 7
 CALLS = 128
+AHEAD = 32
 LAYERS = 4
 WIDTH = 128
 
@@ -133,6 +136,30 @@ def very_many_calls() -> dict[str, float]:
     return many_calls(100_000)
 
 
+def mpmd_step() -> dict[str, float]:
+    """Milliseconds of a step that Shardy has partitioned, by `pw.from_mpmd` or as JAX sends it."""
+    sys.path.append(str(Path(__file__).parents[1] / "test" / "support"))
+    name = "one_fwd_one_bwd"
+    step: Callable[[], Any]
+    if jax.config.jax_platforms == "proxy":
+        program = importlib.import_module("proxy_mpmd").ProxiedProgram(name)
+        step = partial(program, program.arguments())
+    else:
+        from_mpmd = importlib.import_module("pathways.compiler.mpmd.from_mpmd")
+        partitioned = importlib.import_module("stored_mpmd").partitioned(name, "call")
+        compiled = from_mpmd.lower_partitioned(partitioned).compile()
+        args = importlib.import_module("mpmd_programs").PROGRAMS[name].args
+        step = partial(compiled, *compiled.place(*args))
+
+    def alone() -> None:
+        jax.block_until_ready(step())
+
+    def steps() -> None:
+        jax.block_until_ready([step() for _ in range(AHEAD)])
+
+    return {"ms": seconds_of(alone, 200) * 1e3, "ms ahead": seconds_of(steps, 20) / AHEAD * 1e3}
+
+
 def idle() -> dict[str, float]:
     """Nothing for two seconds."""
     time.sleep(2)
@@ -140,7 +167,8 @@ def idle() -> dict[str, float]:
 
 
 WORK = {
-    work.__name__: work for work in (chain, training_step, puts, fetches, many_calls, very_many_calls, idle)
+    work.__name__: work
+    for work in (chain, training_step, puts, fetches, many_calls, very_many_calls, mpmd_step, idle)
 }
 
 

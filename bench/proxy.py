@@ -1,7 +1,7 @@
 """Unmodified JAX behind `pw-proxy`, beside local JAX on as many devices.
 
 Both sides are one process each, which runs the same work (`_proxy_work.py`); the CPU and the memory of the
-server are read while it has nothing else to do.
+server are read while it has nothing else to do. Programs of Shardy's MPMD compiler run beside `pw.from_mpmd`.
 """
 
 from __future__ import annotations
@@ -132,6 +132,18 @@ def training() -> Iterator[Row]:
     }
 
 
+def mpmd() -> Iterator[Row]:
+    ours, local = both("mpmd_step")
+    for case, name in (("waited for", "ms"), ("32 in flight", "ms ahead")):
+        yield {
+            "case": f"Shardy's MPMD, 12 launches, {case}",
+            "ms": ours[name],
+            "pw.from_mpmd ms": local[name],
+            "ratio": ours[name] / local[name],
+            "to reach": "<= 1.3",
+        }
+
+
 def transfers() -> Iterator[Row]:
     works = "puts", "fetches"
     with served() as server:
@@ -183,6 +195,7 @@ if __name__ == "__main__":
             "execute": execute,
             "growth": growth,
             "training": training,
+            "mpmd": mpmd,
             "transfers": transfers,
             "idle": idle,
         },
