@@ -56,6 +56,7 @@ _DATA = 0
 _WINDOW_UPDATE = 8
 _END_STREAM = 0x1
 _PADDED = 0x8
+_MAX_WINDOW = (1 << 31) - 1
 
 Buffer = bytes | bytearray | memoryview
 
@@ -138,7 +139,13 @@ class GrpcConnection:
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_message_bytes = max_message_bytes
-        config = h2.config.H2Configuration(client_side=False, header_encoding="utf-8")
+        config = h2.config.H2Configuration(
+            client_side=False,
+            header_encoding="utf-8",
+            # Its own headers are right.
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+        )
         self._h2 = _HttpState(config)
         self._h2.local_settings = h2.settings.Settings(
             client=False,
@@ -155,8 +162,8 @@ class GrpcConnection:
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW)
         self._streams: dict[StreamId, _Stream] = {}
-        # What arrived of the header of a frame, and how much of the frame is still to come, for whom.
-        self._header = bytearray()
+        # What arrived of a frame, of one of data of its header only, and how much is still to come, for whom.
+        self._frame = bytearray()
         self._left = _PREFACE_BYTES
         self._data_stream: StreamId | None = None
         self._ends_stream = False
@@ -260,22 +267,20 @@ class GrpcConnection:
         """Divides what arrived into frames: those of data are read here, the others by h2."""
         position = 0
         while position < len(data) and not self.is_lost:
-            if self._left:
-                piece = data[position : position + self._left]
-                self._left -= len(piece)
-                position += len(piece)
-                if self._data_stream is None:
-                    yield from self._interpret(piece)
-                else:
-                    yield from self._read_data(self._data_stream, piece)
-                continue
-            piece = data[position : position + _FRAME_HEADER_BYTES - len(self._header)]
-            self._header += piece
+            size = self._left or _FRAME_HEADER_BYTES - len(self._frame)
+            piece = data[position : position + size]
             position += len(piece)
-            if len(self._header) == _FRAME_HEADER_BYTES:
-                header = bytes(self._header)
-                self._header.clear()
-                yield from self._start_frame(header)
+            if self._data_stream is not None:
+                self._left -= len(piece)
+                yield from self._read_data(self._data_stream, piece)
+                continue
+            self._frame += piece
+            if self._left:
+                self._left -= len(piece)
+                if not self._left:
+                    yield from self._end_frame()
+            elif len(piece) == size:
+                yield from self._start_frame(bytes(self._frame))
 
     def _start_frame(self, header: bytes) -> Iterator[Event]:
         length, kind, flags = int.from_bytes(header[:3], "big"), header[3], header[4]
@@ -285,9 +290,10 @@ class GrpcConnection:
         self._left = length
         state = self._streams.get(stream)
         if kind != _DATA or state is None or state.is_half_closed:
-            self._data_stream = None
-            yield from self._interpret(header)
+            if not length:
+                yield from self._end_frame()
             return
+        self._frame.clear()
         if flags & _PADDED:
             raise h2.exceptions.ProtocolError("a frame of data is padded")
         self._window -= length
@@ -311,11 +317,33 @@ class GrpcConnection:
         if state is not None and state.status is None:
             state.uncredited_bytes += len(data)
             yield from self._read_messages(stream, state, data)
+        if not self._left:
+            self._data_stream = None
         if self._ends_stream and not self._left:
             if state is not None:
                 state.is_half_closed = True
             # h2 did not see the frame, only that it ends the stream.
             yield from self._interpret(bytes([0, 0, 0, _DATA, _END_STREAM]) + stream.to_bytes(4, "big"))
+
+    def _end_frame(self) -> Iterator[Event]:
+        """Handles a whole frame that holds no data of calls."""
+        frame = bytes(self._frame)
+        self._frame.clear()
+        if frame[3] != _WINDOW_UPDATE or not self._widen(frame):
+            yield from self._interpret(frame)
+
+    def _widen(self, frame: bytes) -> bool:
+        """Opens a window of the client, as two frames of each call do; returns whether it could."""
+        size = int.from_bytes(frame[_FRAME_HEADER_BYTES:], "big")
+        number = int.from_bytes(frame[5:_FRAME_HEADER_BYTES], "big")
+        window = self._h2 if number == 0 else self._h2.streams[number] if number in self._streams else None
+        if window is None or len(frame) != _FRAME_HEADER_BYTES + 4:
+            return False
+        if not 0 < size <= _MAX_WINDOW - window.outbound_flow_control_window:
+            return False  # an error, which h2 raises
+        window.outbound_flow_control_window += size
+        self._sending.update(dict.fromkeys(self._streams if number == 0 else [number]))
+        return True
 
     def _interpret(self, data: Buffer) -> Iterator[Event]:
         """Has h2 read frames that hold no data of calls."""
@@ -340,12 +368,8 @@ class GrpcConnection:
                 case h2.events.StreamReset(stream_id=stream) if stream in self._streams:
                     self._remove(stream)
                     yield CallCancelled(stream)
-                case h2.events.WindowUpdated(stream_id=0) | h2.events.RemoteSettingsChanged():
-                    for number, state in self._streams.items():
-                        if state.outgoing:
-                            self._sending[number] = None
-                case h2.events.WindowUpdated(stream_id=stream) if stream in self._streams:
-                    self._sending[stream] = None
+                case h2.events.RemoteSettingsChanged():
+                    self._sending.update(dict.fromkeys(self._streams))
                 case h2.events.ConnectionTerminated():
                     yield from self._lose("closed by the client")
 
