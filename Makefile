@@ -18,12 +18,12 @@ FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 muta
   random_losses:5000 random_steps_ahead:300 random_steps_ahead:100:--hosts=4 random_steps_ahead:100:--hosts=0
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test test-all nightly check-format lint types wheel lit quick rest pytest test-oldest durations coverage fuzz lab stress \
-  bench docs site format lock venv type-links clean
+.PHONY: help demo test test-all nightly check-format lint types wheel lit quick rest pytest test-oldest conformance-real durations coverage \
+  fuzz lab stress bench docs site format lock venv type-links clean
 
 help: ## list the targets
 	@echo "make <target>; the first run makes .venv (PYTHON=/path/to/python chooses its Python)"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
 demo: venv ## train a small pipelined language model
 	@$(BIN)/python examples/char_lm.py $(ARGS)
@@ -45,9 +45,9 @@ test-all: venv ## a quarter of an hour: make test, then all other tests, and the
 	if [ -n "$$failed" ]; then echo "make test-all: failed:$$failed"; exit 1; fi; \
 	echo "make test-all: all passed"
 
-nightly: venv ## hours: make test-all, fuzz, bad networks, long runs, benchmarks (ARGS="-k name": tests alone)
+nightly: venv ## hours: make test-all, real programs, fuzz, bad networks, long runs, benchmarks (ARGS="-k name": tests alone)
 	@failed=; \
-	for layer in test-all lab $(if $(ARGS),,stress fuzz bench); do \
+	for layer in test-all lab $(if $(ARGS),,conformance-real stress fuzz bench); do \
 	  echo "--- $$layer"; \
 	  $(MAKE) --no-print-directory $$layer || failed="$$failed $$layer"; \
 	done; \
@@ -129,6 +129,9 @@ site: venv type-links ## the manual as a site, in build/site/html
 
 test-oldest: ## a small set of tests with the oldest jax and Python that are supported
 	@.ci/test-oldest
+
+conformance-real: venv ## MaxText, Tunix, numpyro, ... behind pw-proxy and with local JAX (ARGS="fsdp tunix" for some)
+	@.ci/conformance-real $(ARGS)
 
 format: venv ## format, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
