@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import linecache
-import time
 import traceback
 
 import numpy as np
@@ -261,12 +260,10 @@ def test_codegen_forgets_lines_with_their_function():
     assert filename not in linecache.cache
 
 
-def test_codegen_of_4000_steps_is_fast_and_needs_few_registers():
+def test_codegen_of_4000_steps_needs_few_registers():
     steps = []
     for number in range(2000):
         steps += [launch(f"c{number % 50}", (number,), number + 1), plan.Release((number,))]
-    began = time.perf_counter()
     generated = make(steps, (2000,), 2001)
-    assert time.perf_counter() - began < 2
     assert generated.run.__code__.co_nlocals == 3
     assert np.size(generated.run(["x"])) == 1
