@@ -190,6 +190,19 @@ class ServedDevices:
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"no device has the id {number}")
         return self._by_id[number]
 
+    def devices_of(self, numbers: Iterable[int]) -> tuple[jax.Device, ...]:
+        """Returns the devices of a sharding by their ids.
+
+        Raises:
+          StatusError: there are none, one does not exist, or one is named twice.
+        """
+        devices = tuple(self.device(number) for number in numbers)
+        if not devices:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, "a sharding has no devices")
+        if len(set(devices)) != len(devices):
+            raise StatusError(StatusCode.INVALID_ARGUMENT, "a sharding names a device twice")
+        return devices
+
     def describe(self, response: Any, session: int) -> None:
         """Fills an `InitResponse` for a session."""
         client = self.client
@@ -293,9 +306,7 @@ class ServedDevices:
         memory = self.memory_kind(proto.memory_kind if proto.HasField("memory_kind") else None)
         if kind == "SingleDeviceSharding":
             return ArrayPlacement((self.device(proto.device_id),), memory, None)
-        devices = tuple(self.device(number) for number in proto.devices.device_ids)
-        if not devices:
-            raise StatusError(StatusCode.INVALID_ARGUMENT, "a sharding has no devices")
+        devices = self.devices_of(proto.devices.device_ids)
         if kind == "HloSharding":
             check_op_sharding(proto.xla_op_sharding, len(devices))
             return ArrayPlacement(

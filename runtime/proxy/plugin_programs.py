@@ -91,7 +91,7 @@ def parse_plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram:
 
 
 def _placement(served: ServedDevices, item: Mapping[str, Any]) -> ArrayPlacement:
-    devices = tuple(served.device(number) for number in item["devices"]["device_ids"])
+    devices = served.devices_of(item["devices"]["device_ids"])
     # No text means replicated.
     proto = served.messages.parse("xla.OpSharding", base64.b64decode(item.get("xla_hlo_sharding", "")))
     check_op_sharding(proto, len(devices))

@@ -15,11 +15,17 @@ from jaxlib.mlir import ir
 
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.devices import DTYPES, ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.devices import (
+    DTYPES,
+    ArrayPlacement,
+    ArraySpec,
+    ServedDevices,
+    checked_shape,
+)
 from pathways.runtime.proxy.memory import Allocation
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_plugin_program
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
 
 
@@ -63,7 +69,7 @@ class ProxyProgram:
         """
         try:
             operands = [argument.read()[1] for argument in arguments]
-            for number in set(kept) & set(self.donated):
+            for number in set(kept) & set(self.donated) & set(range(len(operands))):
                 (operands[number],) = pjrt.copy_arrays(
                     [operands[number]],
                     [pjrt.device_list(self.devices)],
@@ -72,7 +78,7 @@ class ProxyProgram:
                 )
             values = ifrt.execute(self.executable, operands, self._makers)
         except StatusError as error:
-            return self.fail(error)
+            return self.fail(status_of(error))
         return [ProxyArray(spec, value) for spec, value in zip(self.results, values, strict=True)]
 
     def fail(self, error: StatusError) -> list[ProxyArray]:
@@ -158,25 +164,26 @@ def compile_program(
             StatusCode.UNIMPLEMENTED,
             "portable programs, which name no devices, are not supported by the server",
         )
+    if len(set(devices)) != len(devices):
+        raise StatusError(StatusCode.INVALID_ARGUMENT, "a program names a device twice")
+    try:
+        module = pjrt.parse(program.data)
+    except jax.errors.JaxRuntimeError as error:
+        message = status_of(error).message[:300]
+        raise StatusError(StatusCode.INVALID_ARGUMENT, f"the program is not StableHLO: {message}") from None
+    _check(module)
     own = served.messages.parse(
         "xla.CompileOptionsProto", pjrt.compile_options(devices, 0, 0).SerializeAsString()
     )
-    _confine_options(proto, own)
-    try:
-        module = pjrt.parse(program.data)
-    except (ir.MLIRError, ValueError, RuntimeError) as error:
-        raise StatusError(
-            StatusCode.INVALID_ARGUMENT, f"the program is not StableHLO: {str(error)[:300]}"
-        ) from None
-    _check(module)
+    type_ = _type_of_main(module)
+    _set_options(own, proto, len(type_.inputs), len(type_.results))
     if any(call.startswith("lapack_") for call in custom_calls(module)):
         pjrt.initialize_lapack()
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
-    options_of_xla = ifrt.compile_options(proto.SerializeToString())
+    options_of_xla = ifrt.compile_options(own.SerializeToString())
     with watch(name):
         executable = compile_cache.load_one(program.data, devices, options_of_xla)
-    types = module.operation.regions[0].blocks[0]
-    results = _results(types, executable, devices)
+    results = _results(type_.results, executable, devices)
     memory = served.memory.reserve([code_bytes(executable)])
     return ProxyProgram(name, executable, devices, results, ifrt.donated_operands(executable), memory)
 
@@ -200,41 +207,99 @@ def _check(module: ir.Module) -> None:
     problem = problem_of(module, "a program", _DIALECTS, advice=", which are all that the server runs")
     if problem is not None:
         raise StatusError(StatusCode.UNIMPLEMENTED, f"the program {problem}")
+    _check_shapes(module)
 
 
-def _confine_options(proto: Any, own: Any) -> None:
-    """Replaces options of the compiler that name files by those of the server.
-
-    The others are those of the client, which its program was written for.
+def _check_shapes(module: ir.Module) -> None:
+    """Checks the sizes of all values of a module, which XLA multiplies without care.
 
     Raises:
-      StatusError: the program itself asks for one, as `compiler_options` of `jax.jit`.
+      StatusError: one is too large.
     """
-    debug, default = (options.executable_build_options.debug_options for options in (proto, own))
-    if not proto.executable_build_options.HasField("debug_options"):
-        debug.CopyFrom(default)
-    for field in debug.DESCRIPTOR.fields:
-        if _FILES.search(field.name):
-            debug.ClearField(field.name)
-            if field.is_repeated:
-                getattr(debug, field.name).extend(getattr(default, field.name))
-            elif default.HasField(field.name):
-                setattr(debug, field.name, getattr(default, field.name))
+    types: set[ir.Type] = set()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        types.update(value.type for value in op.results)
+        types.update(value.type for region in op.regions for block in region for value in block.arguments)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for type_ in types:
+        if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
+            checked_shape(type_.shape)
+
+
+_BUILD_OPTIONS = (
+    "use_shardy_partitioner",
+    "use_spmd_partitioning",
+    "optimization_level",
+    "memory_fitting_level",
+)
+"""Options of the compiler that are taken from the client. XLA reads others without care, or JAX sets none."""
+
+
+def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
+    """Sets options of the compiler to those of a client, without those that name files.
+
+    Args:
+      own: the options of the server for the devices of the program, which are changed.
+      proto: the options of the client.
+      operands: the number of operands of the program.
+      results: the number of its results.
+
+    Raises:
+      StatusError: the program itself asks for files, as `compiler_options` of `jax.jit`, or an option is
+        for a program with other operands or results.
+    """
+    build, of_client = own.executable_build_options, proto.executable_build_options
+    for name in _BUILD_OPTIONS:
+        setattr(build, name, getattr(of_client, name))
+    for field, count in (
+        ("allow_spmd_sharding_propagation_to_parameters", operands),
+        ("allow_spmd_sharding_propagation_to_output", results),
+    ):
+        allowed = getattr(of_client, field)
+        if len(allowed) not in (0, 1, count):
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT,
+                f"the compiler option {field} has {len(allowed)} values for {count}",
+            )
+        build.ClearField(field)
+        getattr(build, field).extend(allowed)
+    if of_client.HasField("debug_options"):
+        default = type(build.debug_options).FromString(build.debug_options.SerializeToString())
+        build.debug_options.CopyFrom(of_client.debug_options)
+        for field in build.debug_options.DESCRIPTOR.fields:
+            if _FILES.search(field.name):
+                build.debug_options.ClearField(field.name)
+                if field.is_repeated:
+                    getattr(build.debug_options, field.name).extend(getattr(default, field.name))
+                elif default.HasField(field.name):
+                    setattr(build.debug_options, field.name, getattr(default, field.name))
     for name in proto.env_option_overrides:
         if _FILES.search(name):
             raise StatusError(
                 StatusCode.PERMISSION_DENIED, f"the compiler option {name!r} would have the server use files"
             )
+        own.env_option_overrides[name].CopyFrom(proto.env_option_overrides[name])
 
 
-def _results(block: ir.Block, executable: Any, devices: tuple[jax.Device, ...]) -> tuple[ArraySpec, ...]:
-    """Returns what the results of a program are, from the type of its main function and XLA's shardings."""
-    main = next(
-        op
-        for op in block.operations
-        if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main"
-    )
-    types = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results
+def _type_of_main(module: ir.Module) -> ir.FunctionType:
+    """Returns the type of the function that is the program.
+
+    Raises:
+      StatusError: there is none.
+    """
+    for op in module.operation.regions[0].blocks[0].operations:
+        if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
+            return ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+    raise StatusError(StatusCode.INVALID_ARGUMENT, "the program has no function 'main'")
+
+
+def _results(
+    types: Sequence[ir.Type], executable: Any, devices: tuple[jax.Device, ...]
+) -> tuple[ArraySpec, ...]:
+    """Returns what the results of a program are, from their types and XLA's shardings."""
     (kinds,) = executable.get_output_memory_kinds()
     shardings = executable.get_output_shardings() if len(devices) > 1 else None
     specs = []

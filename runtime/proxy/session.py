@@ -358,6 +358,7 @@ class ProxySession:
         answer.array_handle = body.array_handle
 
     def _handle_make_arrays_from_host_buffer_shards(self, body: Any, answer: Any) -> None:
+        _check_counts(handles=body.array_handles, specifications=body.specs)
         for spec, handle in zip(body.specs, body.array_handles, strict=True):
             self._put([handle], functools.partial(self._make_of_shards, spec))
         answer.array_handles.extend(body.array_handles)
@@ -366,6 +367,7 @@ class ProxySession:
         buffers = [self.host_buffers.take(buffer.host_buffer_handle) for buffer in proto.host_buffers]
         spec = self._served.spec(proto.array_spec)
         shards: list[Any] = [None] * len(spec.placement.devices)
+        _check_counts(**{"host buffers": buffers, "lists of shards": proto.addressable_shard_indices})
         for indices, buffer, data in zip(
             proto.addressable_shard_indices, proto.host_buffers, buffers, strict=True
         ):
@@ -394,6 +396,8 @@ class ProxySession:
     def _handle_assemble_array_from_single_device_arrays(self, body: Any, answer: Any) -> None:
         def make() -> list[ProxyArray]:
             shards = self._found(body.single_device_array_handles)
+            if not shards:
+                raise StatusError(StatusCode.INVALID_ARGUMENT, "an array needs at least one shard")
             has_dtype = body.HasField("dtype")
             dtype = self._served.dtype(body.dtype) if has_dtype else shards[0].read()[0].dtype
             spec = ArraySpec(dtype, shape_of(body.shape), self._served.placement(body.sharding))
@@ -446,6 +450,7 @@ class ProxySession:
 
     def _put_each(self, body: Any, make: Callable[[ArraySpec, ProxyArray], ProxyArray]) -> None:
         """Makes one array of each, as its specification says."""
+        _check_counts(results=body.result_handles, arrays=body.array_handles, specifications=body.array_specs)
         for result, handle, spec in zip(
             body.result_handles, body.array_handles, body.array_specs, strict=True
         ):
@@ -609,6 +614,17 @@ class ProxySession:
 
     def _handle_loaded_executable_destruct(self, body: Any, answer: Any) -> None:
         self._programs.pop(body.loaded_executable_handle, None)
+
+
+def _check_counts(**groups: Sequence[Any]) -> None:
+    """Checks that a request has as many of one as of the others.
+
+    Raises:
+      StatusError: it has not.
+    """
+    if len({len(group) for group in groups.values()}) > 1:
+        counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items())
+        raise StatusError(StatusCode.INVALID_ARGUMENT, f"the request has {counts}; it needs as many of each")
 
 
 def _strides(body: Any) -> Sequence[int] | None:

@@ -201,30 +201,42 @@ def compile_anew(module: bytes, devices: Sequence[jax.Device], options: Any) -> 
 
 
 def parse(module: bytes) -> Any:
-    """A module of bytecode or a portable artifact, with the name that JAX's compiler asks for."""
+    """A module of bytecode or a portable artifact, with the name that JAX's compiler asks for.
+
+    Raises:
+      JaxRuntimeError: it is neither.
+    """
     context = mlir.make_ir_context()
-    with context, ir.Location.unknown(context):
-        if is_artifact(module):
-            parsed = stablehlo.deserialize_portable_artifact(context, module)
-            _import_shardings(parsed)
-        else:
-            parsed = ir.Module.parse(module)
+    problems: list[str] = []
+
+    def collect(diagnostic: ir.Diagnostic) -> bool:
+        problems.append(_message_of(diagnostic))
+        return True
+
+    # In exceptions they would be turned to text where the process ends if they quote what is none.
+    context.emit_error_diagnostics = True
+    context.attach_diagnostic_handler(collect)
+    try:
+        with context, ir.Location.unknown(context):
+            if is_artifact(module):
+                parsed = stablehlo.deserialize_portable_artifact(context, module)
+                # XLA reads the attributes of shardings, too, but takes them for those of a stale export.
+                run_mlir_passes("xla-sdy-round-trip-import-shardy-attrs", parsed)
+            else:
+                parsed = ir.Module.parse(module)
+    except (ir.MLIRError, ValueError) as error:
+        message = problems[0] if problems else str(error)
+        raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {message}") from None
     if "sym_name" not in parsed.operation.attributes:
         parsed.operation.attributes["sym_name"] = ir.StringAttr.get("main", context)
     return parsed
 
 
-def _import_shardings(module: Any) -> None:
-    """Makes shardings of the attributes that artifacts have, as JAX does when it calls an exported function.
-
-    XLA reads these attributes too, but takes them for those of a stale export, and says so in its log.
-    """
+def _message_of(diagnostic: ir.Diagnostic) -> str:
     try:
-        run_mlir_passes("xla-sdy-round-trip-import-shardy-attrs", module)
-    except ir.MLIRError as error:
-        said = error.error_diagnostics
-        message = said[0].message if said else "invalid shardings"
-        raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {message}") from None
+        return diagnostic.message
+    except (RuntimeError, UnicodeDecodeError):
+        return "a name is not UTF-8 text"
 
 
 def shared_library() -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +75,10 @@ def on_device(device: int) -> dict[str, Any]:
     return {"serialized_sharding": {"type_name": "xla::ifrt::SingleDeviceSharding", "data": data}}
 
 
-def over_devices(shard_shape: list[int], count: int) -> dict[str, Any]:
+def over_devices(shard_shape: list[int], devices: Sequence[int]) -> dict[str, Any]:
     """A sharding that names the shape of shards only."""
     proto = MESSAGES["xla.ifrt.ConcreteEvenShardingProto"](
-        devices={"device_ids": range(count)}, shard_shape={"dims": shard_shape}
+        devices={"device_ids": devices}, shard_shape={"dims": shard_shape}
     )
     return {
         "serialized_sharding": {
@@ -130,7 +132,7 @@ def test_shards_are_assembled_taken_apart_and_remapped(client: Client) -> None:
     client.request(
         "assemble_array_from_single_device_arrays",
         shape={"dims": [8]},
-        sharding=over_devices([2], 4),
+        sharding=over_devices([2], range(4)),
         single_device_array_handles=[1, 2, 3, 4],
         result_handle=10,
     )
@@ -208,6 +210,7 @@ def test_errors_that_a_client_makes(client: Client) -> None:
         ({"shape": {"dims": [-1]}}, "invalid shape: (-1,)"),
         ({"shape": {"dims": [2**40, 2**40]}}, f"invalid shape: {(2**40, 2**40)}"),
         ({"sharding": on_device(77)}, "no device has the id 77"),
+        ({"sharding": over_devices([3], [4, 4])}, "a sharding names a device twice"),
         ({"dtype": {"kind": "KIND_OPAQUE"}}, "arrays of type OPAQUE are not supported by the server"),
         ({"byte_strides": {"strides": [-4]}}, "invalid strides [-4] of float32"),
         (
@@ -267,20 +270,21 @@ def test_the_end_frees_everything(client: Client) -> None:
     assert not value.is_deleted()  # another array may share its buffers
 
 
-def compile_text(client: Client, text: str, device: int = 0, **options: Any) -> Any:
+def compile_text(client: Client, text: str | bytes, device: int = 0, **options: Any) -> Any:
     """Has a session compile the text of a module for a device; returns the status."""
     build = {"num_replicas": 1, "num_partitions": 1}
     devices = [{"replica_device_ids": [device]}]
     assignment = {"replica_count": 1, "computation_count": 1, "computation_devices": devices}
-    proto = MESSAGES["xla.ifrt.XlaCompileOptionsProto"]()
-    proto.compile_options.MergeFrom(
-        MESSAGES["xla.CompileOptionsProto"](
-            executable_build_options=build | {"device_assignment": assignment}, **options
-        )
+    proto = MESSAGES["xla.ifrt.XlaCompileOptionsProto"](
+        compile_options={"executable_build_options": build | {"device_assignment": assignment}}
     )
+    proto.compile_options.MergeFrom(MESSAGES["xla.CompileOptionsProto"](**options))
     return client.request(
         "compile",
-        program={"type_name": "xla::ifrt::XlaProgram", "data": text.encode()},
+        program={
+            "type_name": "xla::ifrt::XlaProgram",
+            "data": text.encode() if isinstance(text, str) else text,
+        },
         compile_options={"data": proto.SerializeToString()},
     ).response_metadata.status
 
@@ -354,6 +358,90 @@ def test_what_is_no_program(client: Client) -> None:
     assert status.message.startswith("the program is not StableHLO: ")
 
 
+def test_a_program_with_a_name_that_is_no_text(client: Client) -> None:
+    """MLIR names the producer of bytecode that it cannot read, in an exception in which only text may be."""
+    status = compile_text(client, b"ML\xefR\x0d\xff\x00\x63")
+    assert status.code == 3
+    assert status.message.startswith("the program is not StableHLO: ")
+
+
+def test_a_program_with_values_that_are_too_large(client: Client) -> None:
+    large = "tensor<2147483648x2147483648xf32>"
+    body = f"%0 = stablehlo.broadcast_in_dim %x, dims = [] : (tensor<f32>) -> {large} return %x : tensor<f32>"
+    status = compile_text(client, module(body))
+    assert (status.code, status.message) == (3, f"invalid shape: {(2**31, 2**31)}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Makes room for as many numbers as it says.
+        {"device_assignment": {"replica_count": (1 << 31) - 1}},
+        {"num_partitions": 1, "use_auto_spmd_partitioning": True, "auto_spmd_partitioning_mesh_shape": [-1]},
+        {"result_layout": {"element_type": "TUPLE"}},
+    ],
+)
+def test_options_of_the_compiler_that_it_would_not_survive(client: Client, options: dict[str, Any]) -> None:
+    """The server sets itself what describes devices, and leaves out what JAX does not use."""
+    status = compile_text(client, module("return %x : tensor<f32>"), executable_build_options=options)
+    assert status.code == 0
+
+
+def test_options_of_the_compiler_for_other_operands(client: Client) -> None:
+    options = {"allow_spmd_sharding_propagation_to_parameters": [True, False]}
+    status = compile_text(client, module("return %x : tensor<f32>"), executable_build_options=options)
+    assert status.code == 3
+    assert status.message.endswith("allow_spmd_sharding_propagation_to_parameters has 2 values for 1")
+
+
+def test_an_array_that_failed_holds_nothing_else(client: Client) -> None:
+    """Neither the arguments of what failed, nor the frames in which the error was raised or read."""
+    compile_text(client, module("return %x : tensor<f32>"))
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    client.put(1, np.array(3, np.float32))
+    client.put(2, np.ones(2, np.float32), device=77)
+    held = weakref.ref(client.session._arrays[1].value)
+    execute = {"loaded_executable_handle": program, "result_array_handle": [3]}
+    client.request("loaded_executable_execute", **execute, args_handles=[1, 2])
+    assert client.fetch(3) == (3, "no device has the id 77")
+    client.request("destruct_array", array_handle=[1])
+    gc.disable()
+    try:
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_an_array_of_no_shards(client: Client) -> None:
+    client.request(
+        "assemble_array_from_single_device_arrays", sharding=over_devices([2], [0]), result_handle=1
+    )
+    assert client.fetch(1) == (3, "an array needs at least one shard")
+
+
+def test_a_donated_argument_that_is_missing_cannot_be_kept(client: Client) -> None:
+    donating = "func.func public @main(%x: tensor<f32> {tf.aliasing_output = 0 : i32}) -> tensor<f32>"
+    text = f"module @test {{ {donating} {{ %0 = stablehlo.sine %x : tensor<f32> return %0 : tensor<f32> }} }}"
+    compile_text(client, text)
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    client.request(
+        "loaded_executable_execute",
+        loaded_executable_handle=program,
+        execute_options={"non_donatable_input_indices": [0]},
+        result_array_handle=[1],
+    )
+    code, message = client.fetch(1)
+    assert code == 3
+    assert "Execution supplied 0 arguments but compiled program expected 1" in message
+
+
+def test_a_request_with_more_of_one_than_of_the_others(client: Client) -> None:
+    reply = client.request("reshard_arrays", array_handles=[1, 2], result_handles=[3])
+    assert reply.response_metadata.status.code == 3
+    expected = "the request has 1 results, 2 arrays, 0 specifications; it needs as many of each"
+    assert reply.response_metadata.status.message == expected
+
+
 def test_options_of_the_compiler_that_name_files(client: Client) -> None:
     overrides = {"xla_dump_to": {"string_field": "/tmp/x"}}
     status = compile_text(client, module("return %x : tensor<f32>"), env_option_overrides=overrides)
@@ -389,7 +477,7 @@ def requests_of_a_program() -> list[bytes]:
         return dispatch(data)
 
     client.session.dispatch = record  # type: ignore[method-assign]
-    whole = {"shape": {"dims": [4]}, "sharding": over_devices([2], 2)}
+    whole = {"shape": {"dims": [4]}, "sharding": over_devices([2], range(2))}
     client.request("init")
     client.put(1, np.ones(2, np.float32))
     client.put(2, np.ones(2, np.float32), device=1)
