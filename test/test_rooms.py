@@ -87,6 +87,7 @@ EXCEPTIONS = {
     "passes.util.flow imports scipy inside of a function",
     "runtime.hosts.launch.ray_launcher imports ray inside of a function",
     "runtime.hosts.worker.checkpoints imports tensorstore inside of a function",
+    "runtime.proxy.persistence imports tensorstore inside of a function",
 }
 """What breaks the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, a bundle names
 the version of the package, and scipy takes longer to import than a small program to place."""

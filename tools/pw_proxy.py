@@ -106,6 +106,13 @@ def make_parser() -> FlagParser:
         help="how much arrays and programs of all clients may have together, such as 8GiB; what would exceed "
         "it is an error RESOURCE_EXHAUSTED of the program; default: no limit",
     )
+    add(
+        "--files",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="folder below which programs may have the server write and read arrays; may be repeated",
+    )
     add("--with-cpu", action="store_true", help="the program also gets the CPU of its own process")
     add("--verbose", action="store_true", help="log when sessions start and end")
     return parser

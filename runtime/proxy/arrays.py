@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Layout
 
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec
 from pathways.runtime.proxy.host_buffers import Buffer
 from pathways.runtime.proxy.memory import Allocation
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import ifrt, pjrt
+from pathways.runtime.xla.layouts import put_in_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +34,11 @@ class ProxyArray:
     spec: ArraySpec | None
     value: jax.Array | StatusError
     memory: tuple[Allocation, ...] = ()
+
+    @property
+    def error(self) -> StatusError | None:
+        """The error in the place of the array, as far as it is known."""
+        return self.value if isinstance(self.value, StatusError) else None
 
     def read(self) -> tuple[ArraySpec, jax.Array]:
         """Returns spec and value.
@@ -53,6 +62,10 @@ class ProxyArray:
         """What the account has of each of `shards`."""
         return [(allocation,) for allocation in self.memory] or [()] * len(self.shards)
 
+    def with_memory(self, memory: tuple[Allocation, ...]) -> ProxyArray:
+        """Returns the array with what the account has of it."""
+        return dataclasses.replace(self, memory=memory)
+
     def free(self) -> None:
         """Returns memory to the account, of an array whose buffers were deleted."""
         for allocation in self.memory:
@@ -72,6 +85,38 @@ class ProxyArray:
         if isinstance(self.value, StatusError):
             return True
         return self.value.is_deleted() or ifrt.is_ready(self.value)
+
+
+class PendingArray(ProxyArray):
+    """Array that another thread makes; reading it waits."""
+
+    def __init__(self, spec: ArraySpec) -> None:
+        self._made: concurrent.futures.Future[jax.Array | StatusError]
+        # As of a frozen dataclass.
+        object.__setattr__(self, "spec", spec)
+        object.__setattr__(self, "_made", concurrent.futures.Future())
+
+    @property
+    def value(self) -> jax.Array | StatusError:
+        """The array, or its error."""
+        return self._made.result()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._made.done() and super().is_ready
+
+    @property
+    def error(self) -> StatusError | None:
+        return super().error if self._made.done() else None
+
+    def with_memory(self, memory: tuple[Allocation, ...]) -> ProxyArray:
+        object.__setattr__(self, "memory", memory)
+        return self
+
+    def resolve(self, value: jax.Array | StatusError) -> None:
+        """Ends the wait; no-op for an array that has a value or an error."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self._made.set_result(value)
 
 
 def view_host_buffer(data: Buffer, spec: ArraySpec, byte_strides: Sequence[int] | None) -> np.ndarray:
@@ -120,8 +165,22 @@ def make(spec: ArraySpec, shards: Sequence[np.ndarray]) -> ProxyArray:
         raise StatusError(
             StatusCode.INVALID_ARGUMENT, f"{len(shards)} shards for {len(placement.devices)} devices"
         )
+    if any(shard.dtype != spec.dtype for shard in shards):
+        raise StatusError(StatusCode.INVALID_ARGUMENT, f"shards of {spec.dtype.name} have another type")
     shape = placement.shard_shape or spec.shape
-    return ProxyArray(spec, ifrt.put(shards, shape, placement.sharding, placement.devices))
+    value = ifrt.put(shards, shape, placement.sharding, placement.devices)
+    return ProxyArray(spec, value if spec.layout is None else _put(value, spec))
+
+
+def _put(value: jax.Array, spec: ArraySpec) -> jax.Array:
+    return put_in_layout(value, spec.placement.sharding, spec.layout)
+
+
+def _in_layout(
+    spec: ArraySpec, value: jax.Array, layout: Layout | None, memory: tuple[Allocation, ...]
+) -> ProxyArray:
+    """Returns an array of buffers of others, or a copy of it if they have another layout."""
+    return ProxyArray(spec, value, memory) if spec.layout == layout else ProxyArray(spec, _put(value, spec))
 
 
 def assemble(spec: ArraySpec, arrays: Sequence[ProxyArray]) -> ProxyArray:
@@ -132,7 +191,16 @@ def assemble(spec: ArraySpec, arrays: Sequence[ProxyArray]) -> ProxyArray:
             StatusCode.INVALID_ARGUMENT, f"{len(shards)} shards for {len(spec.placement.devices)} devices"
         )
     memory = tuple(allocation for array in arrays for allocation in array.memory)
+    spec = dataclasses.replace(spec, layout=_common_layout(arrays))
     return ProxyArray(spec, spec.make(shards), memory)
+
+
+def _common_layout(arrays: Iterable[ProxyArray]) -> Layout | None:
+    """Returns the layout of arrays whose shards are to be one array; clients expect that of the first."""
+    layouts = {array.read()[0].layout for array in arrays}
+    if len(layouts) != 1:
+        raise StatusError(StatusCode.UNIMPLEMENTED, "shards of several layouts cannot be one array")
+    return layouts.pop()
 
 
 def disassemble(array: ProxyArray) -> list[ProxyArray]:
@@ -141,7 +209,9 @@ def disassemble(array: ProxyArray) -> list[ProxyArray]:
     kind = spec.placement.memory_kind
     return [
         ProxyArray(
-            ArraySpec(spec.dtype, tuple(shard.shape), ArrayPlacement((device,), kind, None)), shard, memory
+            ArraySpec(spec.dtype, tuple(shard.shape), ArrayPlacement((device,), kind, None), spec.layout),
+            shard,
+            memory,
         )
         for device, shard, memory in zip(
             spec.placement.devices, array.shards, array.shard_memory, strict=True
@@ -170,7 +240,8 @@ def copy(
             )
         memory = old.memory_kind if memory_kind is None else memory_kind or None
         placement = ArrayPlacement(tuple(devices) or old.devices, memory, old.hlo, old.shard_shape)
-        specs.append(ArraySpec(spec.dtype, spec.shape, placement))
+        # A copy has the layout of what it is a copy of.
+        specs.append(ArraySpec(spec.dtype, spec.shape, placement, spec.layout))
         values.append(value)
     copied = pjrt.copy_arrays(
         values,
@@ -183,7 +254,14 @@ def copy(
 
 def fully_replicated_shard(array: ProxyArray) -> ProxyArray:
     """Returns the copy on the first device of an array of which each device has one."""
-    return disassemble(array)[0]
+    first = disassemble(array)[0]
+    spec, _ = array.read()
+    if first.read()[0].shape != spec.shape:
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT,
+            f"an array of shape {list(spec.shape)} is not on each device as a whole",
+        )
+    return first
 
 
 def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -> list[ProxyArray]:
@@ -192,22 +270,29 @@ def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -
     results: list[list[tuple[jax.Array, tuple[Allocation, ...]] | None]] = [
         [None] * len(spec.placement.devices) for spec in specs
     ]
+    used: list[dict[int, ProxyArray]] = [{} for _ in specs]
     try:
         for to_array, to_shard, from_array, from_shard in _moves(specs, plan, arrays):
             if min(to_array, to_shard, from_array, from_shard) < 0:
                 raise IndexError
             results[to_array][to_shard] = sources[from_array][from_shard]
+            used[to_array][from_array] = arrays[from_array]
     except (IndexError, ValueError):
         raise StatusError(
             StatusCode.INVALID_ARGUMENT, "a remap plan names shards that do not exist"
         ) from None
     made = []
-    for spec, shards in zip(specs, results, strict=True):
+    for spec, shards, of_result in zip(specs, results, used, strict=True):
         complete = [shard for shard in shards if shard is not None]
         if len(complete) != len(spec.placement.devices):
             raise StatusError(StatusCode.INVALID_ARGUMENT, "a remap plan leaves a shard of a result out")
         memory = tuple(allocation for _, own in complete for allocation in own)
-        made.append(ProxyArray(spec, spec.make([shard for shard, _ in complete]), memory))
+        layout = _common_layout(of_result.values())
+        if plan.mappings:
+            # Clients expect the layout of the sources then, and that of the specification otherwise.
+            spec = dataclasses.replace(spec, layout=layout)
+        value = spec.make([shard for shard, _ in complete])
+        made.append(_in_layout(spec, value, layout, memory))
     return made
 
 
@@ -239,17 +324,14 @@ def bitcast(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
     """
     old, _ = array.read()
     same = old.dtype == spec.dtype and len(old.placement.devices) == len(spec.placement.devices)
-    if same and spec.placement.hlo is not None:
-        same = spec.placement.sharding.shard_shape(spec.shape) == tuple(array.shards[0].shape)
-    elif same:
-        same = (spec.placement.shard_shape or spec.shape) == tuple(array.shards[0].shape)
+    same = same and spec.placement.shard_shape_of(spec.shape) in (None, array.shards[0].shape)
     if not same:
         raise StatusError(
             StatusCode.UNIMPLEMENTED,
             f"bitcasts of {old.dtype.name}{list(old.shape)} to {spec.dtype.name}{list(spec.shape)} are not "
             "supported by the server: the type of elements and the shapes of shards have to stay",
         )
-    return ProxyArray(spec, spec.make(array.shards), array.memory)
+    return _in_layout(spec, spec.make(array.shards), old.layout, array.memory)
 
 
 def reshard(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
@@ -261,7 +343,8 @@ def reshard(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
             f"cannot reshard {old.dtype.name}{list(old.shape)} into {spec.dtype.name}{list(spec.shape)}",
         )
     # Never the same buffers: a client may delete or donate one of the two.
-    return ProxyArray(spec, pjrt.device_put(value, spec.placement.sharding, may_alias=False))
+    moved = pjrt.device_put(value, spec.placement.sharding, may_alias=False)
+    return ProxyArray(spec, moved if spec.layout is old.layout is None else _put(moved, spec))
 
 
 def fetch(array: ProxyArray) -> np.ndarray:

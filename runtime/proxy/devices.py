@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
 from pathways.runtime.proxy.descriptors import Messages
@@ -18,7 +19,9 @@ from pathways.runtime.proxy.memory import MemoryAccount
 from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.slices import SliceStates
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.resources.folders import PermittedFolders
 from pathways.runtime.xla import ifrt, pjrt
+from pathways.runtime.xla.layouts import make_layout, parse_layout
 
 CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]
 """Compiles MLIR bytecode in IFRT IR for the devices that it numbers from 0."""
@@ -62,6 +65,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 """Types of elements by the names that the protocol has for them."""
 
+FOLDERS_ADVICE = "see pw-proxy --files"
+"""End of the error of a path that the server may not use."""
+
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 
 
@@ -86,6 +92,16 @@ class ArrayPlacement:
         """The sharding for JAX. It is a mere name where only the shapes of shards are known."""
         return ifrt.sharding_on(self.devices, self.hlo or ifrt.replicated(), self.memory_kind)
 
+    def shard_shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Returns the shape of each shard of an array; None where a client does not say.
+
+        Raises:
+          ValueError: the sharding does not divide the shape.
+        """
+        if self.hlo is not None:
+            return self.sharding.shard_shape(shape)
+        return shape if len(self.devices) == 1 else self.shard_shape
+
     @property
     def is_replicated(self) -> bool:
         """Returns whether each shard is the whole array."""
@@ -107,11 +123,19 @@ class ArrayPlacement:
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Type and placement of an array."""
+    """Type and placement of an array.
+
+    Attributes:
+      dtype: the type of its elements.
+      shape: its shape.
+      placement: its devices and sharding.
+      layout: how each shard is in memory; None for the default.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     placement: ArrayPlacement
+    layout: Layout | None = None
 
     @functools.cached_property
     def shard_bytes(self) -> int:
@@ -128,7 +152,19 @@ class ArraySpec:
             return -(-whole // len(placement.devices))
 
     def make(self, shards: Sequence[jax.Array]) -> jax.Array:
-        """Makes an array of its shards, without a copy."""
+        """Makes an array of its shards, without a copy.
+
+        Raises:
+          StatusError: they have another type or shape, which nothing else would notice.
+        """
+        shape = self.placement.shard_shape_of(self.shape)
+        for shard in shards:
+            if shard.dtype != self.dtype or shard.shape != (shape or shard.shape):
+                raise StatusError(
+                    StatusCode.INVALID_ARGUMENT,
+                    f"{shard.dtype.name}{list(shard.shape)} is no shard of "
+                    f"{self.dtype.name}{list(self.shape)}",
+                )
         return self.placement.maker(self.shape, self.dtype)(shards)
 
 
@@ -141,6 +177,7 @@ class ServedDevices:
       slices: how many equal slices the devices form; devices say which, unless it is one.
       compile_ifrt: compiles programs in IFRT IR; None where these are refused.
       max_memory: bytes that arrays and programs of all clients may have; None for no limit.
+      folders: where clients may have the server read and write files.
     """
 
     def __init__(
@@ -150,6 +187,7 @@ class ServedDevices:
         slices: int = 1,
         compile_ifrt: CompileIfrt | None = None,
         max_memory: int | None = None,
+        folders: PermittedFolders | None = None,
     ) -> None:
         if slices < 1 or len(devices) % slices:
             raise ValueError(f"{len(devices)} devices cannot form {slices} equal slices")
@@ -159,6 +197,7 @@ class ServedDevices:
         self.slice_states = SliceStates.of(slices)
         self.compile_ifrt = compile_ifrt
         self.memory = MemoryAccount(max_memory)
+        self.folders = folders or PermittedFolders(advice=FOLDERS_ADVICE)
         self._by_id = {device.id: device for device in devices}
         self._slices = {
             device: number * slices // len(self.devices) for number, device in enumerate(self.devices)
@@ -277,7 +316,44 @@ class ServedDevices:
 
     def spec(self, proto: Any) -> ArraySpec:
         """Returns what an `ArraySpecProto` says."""
-        return ArraySpec(self.dtype(proto.dtype), shape_of(proto.shape), self.placement(proto.sharding))
+        shape = shape_of(proto.shape)
+        layout = parse_layout(proto.layout, len(shape))
+        return ArraySpec(self.dtype(proto.dtype), shape, self.placement(proto.sharding), layout)
+
+    def layout(self, proto: Any, rank: int) -> Layout | None:
+        """Returns the layout of an array of `rank` dimensions that a `LayoutProto` of IFRT describes.
+
+        Raises:
+          ValueError, StatusError: it is none, or of a kind that the server does not have.
+        """
+        kind = proto.serialized_layout.type_name.rpartition("::")[2]
+        data = proto.serialized_layout.data
+        match kind:
+            case "":
+                return None
+            case "CompactLayout":
+                major_to_minor = self.messages.parse("xla.ifrt.CompactLayoutProto", data).major_to_minor
+                return make_layout(major_to_minor[::-1], (), rank)
+            case "PjRtLayout":
+                layout = self.messages.parse("xla.ifrt.PjRtLayoutProto", data).xla_layout
+                if {field.name for field, _ in layout.ListFields()} <= _LAYOUT_FIELDS:
+                    tiles = [tile.dimensions for tile in layout.tiles]
+                    return make_layout(layout.minor_to_major, tiles, rank)
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED, f"layouts of the kind {kind[:100]!r} are not supported by the server"
+        )
+
+    def hlo_placement(
+        self, device_ids: Iterable[int], sharding: bytes, memory_kind: str | None
+    ) -> ArrayPlacement:
+        """Returns the placement on some devices by a serialised `xla.OpSharding`; no bytes mean replicated.
+
+        Raises:
+          StatusError: devices or memory do not exist, or the sharding is none of so many devices.
+        """
+        devices = self.devices_of(device_ids)
+        check_op_sharding(self.messages.parse("xla.OpSharding", sharding), len(devices))
+        return ArrayPlacement(devices, self.memory_kind(memory_kind), ifrt.hlo_sharding(sharding))
 
     def placement(self, proto: Any) -> ArrayPlacement:
         """Returns the placement that a `ShardingProto` describes; the same object for equal ones.
@@ -306,12 +382,12 @@ class ServedDevices:
         memory = self.memory_kind(proto.memory_kind if proto.HasField("memory_kind") else None)
         if kind == "SingleDeviceSharding":
             return ArrayPlacement((self.device(proto.device_id),), memory, None)
-        devices = self.devices_of(proto.devices.device_ids)
         if kind == "HloSharding":
-            check_op_sharding(proto.xla_op_sharding, len(devices))
-            return ArrayPlacement(
-                devices, memory, ifrt.hlo_sharding(proto.xla_op_sharding.SerializeToString())
-            )
+            op_sharding = proto.xla_op_sharding.SerializeToString()
+            return self.hlo_placement(proto.devices.device_ids, op_sharding, memory)
+        devices = self.devices_of(proto.devices.device_ids)
+        if kind == "ConcreteSharding":
+            return ArrayPlacement(devices, memory, None, _common_shape(proto))
         if kind == "ConcreteEvenSharding" and not proto.is_fully_replicated:
             return ArrayPlacement(devices, memory, None, shape_of(proto.shard_shape))
         return ArrayPlacement(devices, memory, ifrt.replicated() if kind == "ConcreteEvenSharding" else None)
@@ -342,10 +418,28 @@ _SHARDINGS = {
 }
 """Messages of the kinds of shardings."""
 
+_LAYOUT_FIELDS = frozenset(
+    {"minor_to_major", "tiles", "element_size_in_bits", "tail_padding_alignment_in_elements"}
+)
 _MAX_PLACEMENTS = 4096
 _MAX_RANK = 64
 _MAX_SIZE = 1 << 56
 """Elements of an array: XLA counts bytes with 63 bits."""
+
+
+def _common_shape(proto: Any) -> tuple[int, ...]:
+    """Returns the shape that all shards of a `ConcreteShardingProto` have.
+
+    Raises:
+      StatusError: their shapes differ, or are not known.
+    """
+    shapes = {shape_of(shape) for shape in proto.shard_shapes}
+    if len(shapes) != 1 or len(proto.shard_shapes) != len(proto.devices.device_ids):
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED,
+            "arrays whose shards have several shapes are not supported by the server",
+        )
+    return shapes.pop()
 
 
 def shape_of(proto: Any) -> tuple[int, ...]:

@@ -233,11 +233,11 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _same_type(one: ArraySpec, other: ArraySpec) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype
+    return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
 
 
 def _described(spec: ArraySpec) -> str:
-    return f"{spec.dtype.name}{list(spec.shape)}"
+    return f"{spec.dtype.name}{list(spec.shape)}{f' as {spec.layout}' if spec.layout else ''}"
 
 
 def _copy(array: jax.Array) -> jax.Array:

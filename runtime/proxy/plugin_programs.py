@@ -7,48 +7,35 @@ import binascii
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
-from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
-from pathways.runtime.xla import ifrt
 
 _PREFIX = b"__serialized_plugin_program "
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ReshardProgram:
-    """Copies arrays into other shardings, on the same or on other devices.
+class PluginProgram:
+    """A request in JSON, in place of a program.
 
     Attributes:
       devices: the devices of the operands; the client compares them with the number of shards.
-      placements: where each result goes.
       donated: the operands that are deleted.
     """
 
     devices: tuple[jax.Device, ...]
-    placements: tuple[ArrayPlacement, ...]
-    donated: tuple[int, ...]
+    donated: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
 
-    name = "reshard"
+    name: ClassVar[str]
 
-    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
-        """Copies the arguments; an error of one is in its result."""
-        if len(arguments) != len(self.placements):
-            raise StatusError(
-                StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arrays for {len(self.placements)} shardings"
-            )
-        results = [_reshard(*pair) for pair in zip(self.placements, arguments, strict=True)]
-        for number in set(self.donated) - set(kept):
-            value = arguments[number].value
-            if not isinstance(value, StatusError):
-                value.delete()
-        return results
+    def fail(self, error: StatusError) -> list[ProxyArray]:
+        """Returns results that all raise an error."""
+        raise NotImplementedError
 
     def describe(self, response: Any) -> None:
         """Fills a `LoadedExecutableMetadataResponse`; what XLA would know of a program, nobody does."""
@@ -64,21 +51,55 @@ class ReshardProgram:
         response.donated_input_indices.donated_input_indices.extend(self.donated)
 
 
-def parse_plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram:
-    """Returns the program that a request stands for.
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReshardProgram(PluginProgram):
+    """Copies arrays into other shardings, on the same or on other devices.
+
+    Attributes:
+      placements: where each result goes.
+    """
+
+    placements: tuple[ArrayPlacement, ...]
+
+    name = "reshard"
+
+    def fail(self, error: StatusError) -> list[ProxyArray]:
+        return [ProxyArray(None, error)] * len(self.placements)
+
+    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+        """Copies the arguments; an error of one is in its result."""
+        if len(arguments) != len(self.placements):
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arrays for {len(self.placements)} shardings"
+            )
+        results = [_reshard(*pair) for pair in zip(self.placements, arguments, strict=True)]
+        for number in set(self.donated) - set(kept):
+            value = arguments[number].value
+            if not isinstance(value, StatusError):
+                value.delete()
+        return results
+
+
+def parse_request(data: bytes) -> tuple[str, Any]:
+    """Returns kind and content of a request.
 
     Raises:
-      StatusError: the server has none for it, or the request is invalid.
+      StatusError: it is none.
     """
     try:
         request = json.loads(data.removeprefix(_PREFIX))
         ((kind, body),) = request.items()
     except (ValueError, AttributeError):
         raise StatusError(StatusCode.INVALID_ARGUMENT, "a plugin program is no request in JSON") from None
-    if kind != "reshardRequest":
-        raise StatusError(
-            StatusCode.UNIMPLEMENTED, f"plugin programs {kind[:100]!r} are not supported by the server"
-        )
+    return kind, body
+
+
+def parse_reshard(served: ServedDevices, body: Any) -> ReshardProgram:
+    """Returns the program that a `reshardRequest` stands for.
+
+    Raises:
+      StatusError: the request is invalid.
+    """
     try:
         before = [_placement(served, item) for item in body["inSharding"]]
         after = tuple(_placement(served, item) for item in body["outSharding"])
@@ -87,16 +108,13 @@ def parse_plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram:
         raise StatusError(StatusCode.INVALID_ARGUMENT, "invalid reshardRequest") from None
     if not before or len(before) != len(after):
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"{len(after)} shardings for {len(before)} arrays")
-    return ReshardProgram(before[0].devices, after, tuple(range(len(before))) if donates else ())
+    return ReshardProgram(before[0].devices, after, donated=tuple(range(len(before))) if donates else ())
 
 
 def _placement(served: ServedDevices, item: Mapping[str, Any]) -> ArrayPlacement:
-    devices = served.devices_of(item["devices"]["device_ids"])
     # No text means replicated.
-    proto = served.messages.parse("xla.OpSharding", base64.b64decode(item.get("xla_hlo_sharding", "")))
-    check_op_sharding(proto, len(devices))
-    hlo = ifrt.hlo_sharding(proto.SerializeToString())
-    return ArrayPlacement(devices, served.memory_kind(item.get("memory_kind")), hlo)
+    hlo = base64.b64decode(item.get("xla_hlo_sharding", ""))
+    return served.hlo_placement(item["devices"]["device_ids"], hlo, item.get("memory_kind"))
 
 
 def _reshard(placement: ArrayPlacement, array: ProxyArray) -> ProxyArray:

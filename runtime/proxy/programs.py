@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+from jax.experimental.layout import Layout
 from jaxlib.mlir import ir
 
 from pathways.runtime.bundle.program import custom_calls, problem_of
@@ -24,9 +25,11 @@ from pathways.runtime.proxy.devices import (
 )
 from pathways.runtime.proxy.memory import Allocation
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
-from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_plugin_program
+from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
+from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
+from pathways.runtime.xla.layouts import layout_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +40,7 @@ class ProxyProgram:
       name: the name of its module.
       executable: what XLA made of it.
       devices: its devices, in the order of shards.
+      layouts: the layout of each operand.
       results: what each result is and where.
       donated: the operands whose buffers an execution consumes.
       memory: what the account has of its code; empty without a limit.
@@ -45,6 +49,7 @@ class ProxyProgram:
     name: str
     executable: Any
     devices: tuple[jax.Device, ...]
+    layouts: tuple[Layout | None, ...]
     results: tuple[ArraySpec, ...]
     donated: tuple[int, ...]
     memory: tuple[Allocation, ...] = ()
@@ -68,8 +73,8 @@ class ProxyProgram:
           kept: the arguments that must not be consumed although the program could.
         """
         try:
-            operands = [argument.read()[1] for argument in arguments]
-            for number in set(kept) & set(self.donated) & set(range(len(operands))):
+            operands = self._operands(arguments)
+            for number in set(kept) & set(self.donated):
                 (operands[number],) = pjrt.copy_arrays(
                     [operands[number]],
                     [pjrt.device_list(self.devices)],
@@ -80,6 +85,24 @@ class ProxyProgram:
         except StatusError as error:
             return self.fail(status_of(error))
         return [ProxyArray(spec, value) for spec, value in zip(self.results, values, strict=True)]
+
+    def _operands(self, arguments: Sequence[ProxyArray]) -> list[jax.Array]:
+        """Returns the values of arguments; XLA would believe that they have the right layouts."""
+        if len(arguments) != len(self.layouts):
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arguments for {len(self.layouts)} operands"
+            )
+        operands = []
+        for number, (argument, layout) in enumerate(zip(arguments, self.layouts, strict=True)):
+            spec, value = argument.read()
+            if spec.layout != layout:
+                raise StatusError(
+                    StatusCode.INVALID_ARGUMENT,
+                    f"argument {number} has the layout {spec.layout or 'default'}, and the program needs "
+                    f"{layout or 'the default'}",
+                )
+            operands.append(value)
+        return operands
 
     def fail(self, error: StatusError) -> list[ProxyArray]:
         """Returns results that all raise an error."""
@@ -123,12 +146,16 @@ class ProxyProgram:
         response.size_of_generated_code_in_bytes = executable.size_of_generated_code_in_bytes()
 
 
+Program = ProxyProgram | ReshardProgram | PersistenceProgram | MpmdProgram
+"""What a client can execute."""
+
+
 def compile_program(
     served: ServedDevices,
     program: Any,
     options: Any,
     watch: Callable[[str], AbstractContextManager[object]] = lambda _: contextlib.nullcontext(),
-) -> ProxyProgram | ReshardProgram | MpmdProgram:
+) -> Program:
     """Compiles a serialised program for the devices that its options name.
 
     Args:
@@ -142,14 +169,19 @@ def compile_program(
     """
     kind = program.type_name.rpartition("::")[2]
     if kind == "PluginProgram":
-        return parse_plugin_program(served, program.data)
+        return _plugin_program(served, program.data)
     if kind == "IfrtIRProgram":
         return compile_mpmd_program(served, program.data, options.data)
     if kind != "XlaProgram":
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"programs of the kind {kind[:100]!r} are not supported by the server"
         )
-    proto = served.messages.parse("xla.ifrt.XlaCompileOptionsProto", options.data).compile_options
+    of_ifrt = served.messages.parse("xla.ifrt.XlaCompileOptionsProto", options.data)
+    proto = of_ifrt.compile_options
+    if of_ifrt.outputs_bundle_slice_sizes:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED, "programs with bundles of results are not supported by the server"
+        )
     build = proto.executable_build_options
     if build.num_replicas > 1:
         raise StatusError(
@@ -185,12 +217,31 @@ def compile_program(
         executable = compile_cache.load_one(program.data, devices, options_of_xla)
     results = _results(type_.results, executable, devices)
     memory = served.memory.reserve([code_bytes(executable)])
-    return ProxyProgram(name, executable, devices, results, ifrt.donated_operands(executable), memory)
+    donated = ifrt.donated_operands(executable)
+    layouts = tuple(map(layout_of, executable.get_parameter_layouts()))
+    return ProxyProgram(name, executable, devices, layouts, results, donated, memory)
 
 
 def code_bytes(executable: Any) -> int:
     """Returns how many bytes the code of an executable has; 0 where XLA does not know."""
     return max(executable.size_of_generated_code_in_bytes(), 0)
+
+
+_PLUGIN_PROGRAMS: Mapping[str, Callable[[ServedDevices, Any], ReshardProgram | PersistenceProgram]] = {
+    "reshardRequest": parse_reshard,
+    "bulk_persistence_write_request": parse_write,
+    "bulk_persistence_read_request": parse_read,
+}
+"""What `pathwaysutils` and Orbax ask a server for besides XLA programs."""
+
+
+def _plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram | PersistenceProgram:
+    kind, body = parse_request(data)
+    if kind not in _PLUGIN_PROGRAMS:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED, f"plugin programs {kind[:100]!r} are not supported by the server"
+        )
+    return _PLUGIN_PROGRAMS[kind](served, body)
 
 
 _DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy")
@@ -302,14 +353,15 @@ def _results(
     """Returns what the results of a program are, from their types and XLA's shardings."""
     (kinds,) = executable.get_output_memory_kinds()
     shardings = executable.get_output_shardings() if len(devices) > 1 else None
+    layouts = executable.get_output_layouts()
     specs = []
     for number, type_ in enumerate(types):
         hlo = None if shardings is None else ifrt.hlo_sharding(ifrt.serialize_sharding(shardings[number]))
-        specs.append(_spec(type_, ArrayPlacement(devices, kinds[number], hlo)))
+        specs.append(_spec(type_, ArrayPlacement(devices, kinds[number], hlo), layout_of(layouts[number])))
     return tuple(specs)
 
 
-def _spec(type_: ir.Type, placement: ArrayPlacement) -> ArraySpec:
+def _spec(type_: ir.Type, placement: ArrayPlacement, layout: Layout | None) -> ArraySpec:
     if not isinstance(type_, ir.RankedTensorType):
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"results of type {type_} are not supported by the server"
@@ -320,7 +372,7 @@ def _spec(type_: ir.Type, placement: ArrayPlacement) -> ArraySpec:
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"results of type {type_} are not supported by the server"
         )
-    return ArraySpec(DTYPES[name], tuple(type_.shape), placement)
+    return ArraySpec(DTYPES[name], tuple(type_.shape), placement, layout)
 
 
 _COMPLEX = {"complex<f32>": "C64", "complex<f64>": "C128"}

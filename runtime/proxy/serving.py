@@ -22,7 +22,7 @@ from typing import Self
 import jax
 
 from pathways.runtime.proxy import descriptors
-from pathways.runtime.proxy.devices import CompileIfrt, ServedDevices
+from pathways.runtime.proxy.devices import FOLDERS_ADVICE, CompileIfrt, ServedDevices
 from pathways.runtime.proxy.grpc_connection import (
     Buffer,
     CallCancelled,
@@ -43,6 +43,7 @@ from pathways.runtime.proxy.stalls import WAIT_LIMIT_S, StallMonitor
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.proxy.versions import PROTOCOL, SERIALIZATION
 from pathways.runtime.proxy.waiting import WaitingThreads
+from pathways.runtime.resources.folders import PermittedFolders
 from pathways.runtime.resources.threads import start_thread
 
 _LOG = logging.getLogger("pathways.proxy")
@@ -214,6 +215,7 @@ def serve(
     slices: int = 1,
     *,
     max_memory: int | None = None,
+    files: Sequence[str | os.PathLike[str]] = (),
     insecure_address: Address | None = None,
     compile_ifrt: CompileIfrt | None = None,
 ) -> ProxyServer:
@@ -226,6 +228,7 @@ def serve(
       slices: how many equal slices the devices form; if several, devices have a `slice_index`.
       max_memory: bytes that arrays and programs of all clients may have together; what would exceed it is an
         error with the status RESOURCE_EXHAUSTED. None for no limit.
+      files: folders below which programs may have the server write and read arrays; by default none.
       insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
         cannot prove who it is, and whoever connects runs code in this process.
       compile_ifrt: compiles programs of Shardy's MPMD compiler; None refuses them.
@@ -236,12 +239,14 @@ def serve(
     Raises:
       ServerError: it cannot listen there.
       DescriptorError: this release of jaxlib is not supported.
-      ValueError: so many slices are not possible, or there is both a path and an address.
+      ValueError: so many slices are not possible, there is both a path and an address, or one of the
+        folders does not exist.
     """
     if path is not None and insecure_address is not None:
         raise ValueError("expected a path or an address to listen at, got both")
     chosen = jax.devices() if devices is None else devices
-    served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt, max_memory)
+    folders = PermittedFolders(files, FOLDERS_ADVICE)
+    served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt, max_memory, folders)
     where = insecure_address if path is None else Path(path).absolute()
     return ProxyServer(where, served)
 
@@ -398,6 +403,14 @@ class _ClientConnection:
                 )
                 version = metadata.version
                 PROTOCOL.choose(version.protocol_version, version.protocol_version)
+                serialization = version.ifrt_serdes_version_number
+                SERIALIZATION.choose(serialization, serialization)
+                unknown = sorted(metadata.initialization_data.attributes)
+                if unknown:
+                    raise StatusError(
+                        StatusCode.UNIMPLEMENTED,
+                        f"initialization data that the server does not know: {unknown}"[:1000],
+                    )
                 self._start_session(event.stream)
             case "HostBufferStore":
                 metadata = messages.parse(
@@ -423,8 +436,7 @@ class _ClientConnection:
     def _end_session(self, stream: StreamId) -> None:
         running = self._sessions.pop(stream)
         running.requests.put(None)
-        # It may wait for a host buffer that will not come, or for an array.
-        running.session.host_buffers.close()
+        running.session.interrupt()
         running.waiting.close()
 
     def _dispatch(self, stream: StreamId, running: _RunningSession) -> None:

@@ -25,8 +25,8 @@ from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import STRING, ArraySpec, ServedDevices, checked_shape, shape_of
 from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers, max_bytes
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram
-from pathways.runtime.proxy.plugin_programs import ReshardProgram
-from pathways.runtime.proxy.programs import ProxyProgram
+from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
+from pathways.runtime.proxy.programs import Program, ProxyProgram
 from pathways.runtime.proxy.slices import slice_lost
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
@@ -39,8 +39,6 @@ DONATED = StatusError(StatusCode.INVALID_ARGUMENT, "the array was deleted: it wa
 
 _STRINGS = "xla.ifrt.proto.StringArrayContents"
 """What the host buffer of an array of strings holds."""
-
-Program = ProxyProgram | ReshardProgram | MpmdProgram
 
 Send = Callable[[bytes], None]
 """Sends a serialised `IfrtResponse` to the client, from any thread."""
@@ -64,7 +62,7 @@ class Later:
       fill: fills the body of the response, or raises.
     """
 
-    waited: Sequence[ProxyArray] = ()
+    waited: Sequence[ProxyArray | FileJob] = ()
     fill: Callable[[], None] = lambda: None
 
 
@@ -96,14 +94,14 @@ class ProxySession:
         self._response = served.messages["xla.ifrt.proxy.IfrtResponse"]
         self._request = served.messages["xla.ifrt.proxy.IfrtRequest"]
         fields = served.messages["xla.ifrt.proxy.CopyArraysRequest"].DESCRIPTOR.fields_by_name
-        self._donates = (
-            fields["copy_semantics"].enum_type.values_by_name["ARRAY_COPY_SEMANTICS_DONATE_INPUT"].number
-        )
+        semantics = fields["copy_semantics"].enum_type.values_by_name
+        self._donates = semantics["ARRAY_COPY_SEMANTICS_DONATE_INPUT"].number
         self._arrays: dict[int, ProxyArray] = {}
-        self._programs: dict[int, Program] = {}
-        self._futures: dict[int, Sequence[ProxyArray]] = {}
         self._slices = served.slice_states
         self._pending: dict[Later, int] = {}
+        self._programs: dict[int, Program] = {}
+        self._futures: dict[int, Sequence[ProxyArray | FileJob]] = {}
+        self._file_jobs: list[FileJob] = []
         self._handles = itertools.count(FIRST_SERVER_HANDLE)
         self._closing = threading.Lock()
         self._replies = itertools.count()
@@ -164,10 +162,16 @@ class ProxySession:
         """Frees all that the session owns; later replies are dropped."""
         with self._closing:
             self._is_closed = True
-        self.host_buffers.close()
+        self.interrupt()
         self._arrays.clear()
         self._programs.clear()
         self._futures.clear()
+
+    def interrupt(self) -> None:
+        """Ends what requests wait for: host buffers that will not come, and files."""
+        self.host_buffers.close()
+        for job in self._file_jobs:
+            job.cancel()
 
     def _watch_host_buffer(self, handle: int) -> AbstractContextManager[object]:
         subject = f"session {self.number}: waiting for host buffer {handle}, which the client has not sent"
@@ -203,7 +207,9 @@ class ProxySession:
         for handle, array in self._arrays.items():
             self._arrays[handle] = self._unless_lost(array, lost)
         for handle, waited in tuple(self._futures.items()):
-            self._futures[handle] = [self._unless_lost(array, lost) for array in waited]
+            self._futures[handle] = [
+                array if isinstance(array, FileJob) else self._unless_lost(array, lost) for array in waited
+            ]
 
     @property
     def _is_restricted(self) -> bool:
@@ -213,26 +219,24 @@ class ProxySession:
     def _admit(self, array: ProxyArray) -> ProxyArray:
         """Accounts for a new array; returns its error if it is on a lost slice, or too large."""
         array = self._unless_lost(array, self._slices.lost)
-        has_error = array.is_ready and isinstance(array.value, StatusError)
-        if array.spec is None or has_error or array.memory:
+        if array.spec is None or array.error is not None or array.memory:
             return array
         try:
             memory = self._served.memory.reserve([array.spec.shard_bytes] * len(array.spec.placement.devices))
         except StatusError as error:
             return ProxyArray(array.spec, error)
-        return dataclasses.replace(array, memory=memory)
+        return array.with_memory(memory)
 
     def _unless_lost(self, array: ProxyArray, lost: frozenset[int]) -> ProxyArray:
         error = self._loss_of(array, lost)
         return array if error is None else ProxyArray(array.spec, error)
 
-    def _loss_of(self, array: ProxyArray, lost: frozenset[int]) -> StatusError | None:
+    def _loss_of(self, array: ProxyArray | FileJob, lost: frozenset[int]) -> StatusError | None:
         """Returns the error in place of an array that has a shard on slices that are lost."""
-        if not lost or array.spec is None:
+        if isinstance(array, FileJob) or not lost or array.spec is None:
             return None
         on_lost = lost & self._served.slices_of(array.spec.placement.devices)
-        has_error = on_lost and array.is_ready and isinstance(array.value, StatusError)
-        return slice_lost(on_lost) if on_lost and not has_error else None
+        return slice_lost(on_lost) if on_lost and array.error is None else None
 
     def _encode(self, op_id: int, response: Any) -> bytes:
         metadata = response.response_metadata
@@ -272,6 +276,8 @@ class ProxySession:
 
     def _put(self, handles: Sequence[int], make: Callable[[], Sequence[ProxyArray]]) -> None:
         """Stores what `make` returns under the handles, or its error under each of them."""
+        if 0 in handles:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, "the client has not chosen the handle of a result")
         try:
             made = make()
             if len(made) != len(handles):
@@ -290,7 +296,7 @@ class ProxySession:
                 if handle in self._arrays:
                     self._arrays[handle] = ProxyArray(self._arrays[handle].spec, DONATED)
 
-    def _future(self, waited: Sequence[ProxyArray] = ()) -> int:
+    def _future(self, waited: Sequence[ProxyArray | FileJob] = ()) -> int:
         handle = next(self._handles)
         self._futures[handle] = waited
         return handle
@@ -306,6 +312,19 @@ class ProxySession:
             return arrays.to_host_buffer(value, strides)
         texts = [str(text).encode() for text in value.flat]
         return self._served.messages[_STRINGS](strings=texts).SerializeToString()
+
+    # Fields of requests that are not read, and need nothing:
+    # - `user_context_id` and `payloads` are the client's own, for its messages and traces; so are payloads of
+    #   the errors of which it makes arrays;
+    # - `version_number` of what is serialised was agreed upon when the client connected;
+    # - `launch_id`, `execution_stream_id` and `deletion_stream_id` order what several processes or streams
+    #   do, and one thread does all of a session, in the order of its stream;
+    # - `untuple_result`: results are never tuples;
+    # - `single_device_shard_semantics`: all shards are addressable;
+    # - `copy_semantics` of requests that cut or join arrays: they share buffers, as in local JAX;
+    # - `input_specs` of a remap plan: the server knows the arrays;
+    # - `compile_options` of plugin programs, which are empty.
+    # All others are read, or an error.
 
     # The session itself.
 
@@ -338,6 +357,8 @@ class ProxySession:
     def _handle_get_default_layout(self, body: Any, answer: Any) -> None:
         dtype = self._served.dtype(body.dtype)
         device = self._served.device(body.device_id)
+        # The platforms that are served have the same layout in each kind of memory.
+        self._served.memory_kind(body.memory_kind or None)
         layout = device.client.get_default_layout(dtype, checked_shape(body.dims), device)
         # As text, although the field holds bytes.
         answer.serialized_pjrt_layout = str(layout).encode()
@@ -348,8 +369,10 @@ class ProxySession:
         def make() -> list[ProxyArray]:
             # Taken even when the rest is invalid: nobody else will free it.
             data = self.host_buffers.take(body.host_buffer_handle)
+            shape = shape_of(body.shape)
+            layout = self._served.layout(body.layout, len(shape))
             spec = ArraySpec(
-                self._served.dtype(body.dtype), shape_of(body.shape), self._served.placement(body.sharding)
+                self._served.dtype(body.dtype), shape, self._served.placement(body.sharding), layout
             )
             value = self._view_host_buffer(data, spec, _strides(body))
             return [arrays.make(spec, [value] * len(spec.placement.devices))]
@@ -532,29 +555,41 @@ class ProxySession:
             # Without its results there is nothing that could hold the error.
             self._put(body.result_array_handle, lambda: [self._program(body.loaded_executable_handle)])  # type: ignore[list-item]
             return
+        results: list[ProxyArray]
+        waited: Sequence[ProxyArray | FileJob]
         try:
+            _check_execution(body, program)
             arguments = self._found(body.args_handles)
             kept = body.execute_options.non_donatable_input_indices
             if self._is_restricted:
                 results = self._execute_restricted(program, arguments, kept)
             else:
-                results = program.execute(arguments, kept)
+                results = self._execute(program, arguments, kept)
+            waited = [self._file_jobs[-1]] if isinstance(program, PersistenceProgram) else results
         except Exception as error:
-            if isinstance(program, ReshardProgram):
-                results = [ProxyArray(None, status_of(error))] * len(program.placements)
-            else:
-                results = program.fail(status_of(error))
+            results = program.fail(status_of(error))
+            # A program without results fails, too.
+            waited = results or [ProxyArray(None, status_of(error))]
         handles = body.result_array_handle or [next(self._handles) for _ in results]
         self._put(handles, lambda: results)
         if body.execute_options.fill_status:
             if body.result_status_handle:
-                self._futures[body.result_status_handle] = results
+                self._futures[body.result_status_handle] = waited
                 answer.status_handle = body.result_status_handle
             else:
-                answer.status_handle = self._future(results)
+                answer.status_handle = self._future(waited)
         if not body.result_array_handle:
             for handle, result in zip(handles, results, strict=True):
                 self._describe_output(answer.outputs.add(array_handle=handle), result)
+
+    def _execute(
+        self, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
+    ) -> list[ProxyArray]:
+        if not isinstance(program, PersistenceProgram):
+            return program.execute(arguments, kept)
+        job = program.start(arguments, self._wait)
+        self._file_jobs = [other for other in self._file_jobs if not other.is_ready] + [job]
+        return list(job.results)
 
     def _execute_restricted(
         self, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
@@ -573,7 +608,7 @@ class ProxySession:
         if isinstance(program, ProxyProgram):
             consumed = sum(allocation.size for array in donated for allocation in array.memory)
             self._served.memory.check(program.needed_bytes - consumed)
-        results = program.execute(arguments, kept)
+        results = self._execute(program, arguments, kept)
         for array in donated:
             if not isinstance(array.value, StatusError) and array.value.is_deleted():
                 array.free()
@@ -627,11 +662,34 @@ def _check_counts(**groups: Sequence[Any]) -> None:
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"the request has {counts}; it needs as many of each")
 
 
+_KNOWN_OPTIONS = frozenset({"call_location"})
+"""Custom options of an execution that change nothing that it computes."""
+
+
+def _check_execution(body: Any, program: Program) -> None:
+    """Checks what a client wants of an execution.
+
+    Raises:
+      StatusError: the server does not do it.
+    """
+    devices = [device.id for device in program.devices]
+    if body.device_ids and list(body.device_ids) != devices:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED,
+            f"a program for devices {devices[:64]} cannot run on devices {list(body.device_ids[:64])}",
+        )
+    others = sorted(body.execute_options.custom_options.attributes.keys() - _KNOWN_OPTIONS)
+    if others:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED, f"options of executions that the server does not know: {others}"[:1000]
+        )
+
+
 def _strides(body: Any) -> Sequence[int] | None:
     return tuple(body.byte_strides.strides) if body.HasField("byte_strides") else None
 
 
-def _wait_for(waited: Sequence[ProxyArray]) -> Later | None:
+def _wait_for(waited: Sequence[ProxyArray | FileJob]) -> Later | None:
     """A reply when arrays are ready; now if they are, which an error of any of them is, too."""
     if all(array.is_ready for array in waited):
         _wait_all(waited)
@@ -639,6 +697,6 @@ def _wait_for(waited: Sequence[ProxyArray]) -> Later | None:
     return Later(waited)
 
 
-def _wait_all(waited: Sequence[ProxyArray]) -> None:
+def _wait_all(waited: Sequence[ProxyArray | FileJob]) -> None:
     for array in waited:
         array.wait()

@@ -70,6 +70,8 @@ def status_of(error: BaseException) -> StatusError:
             return StatusError(error.code, error.message)
         case jax.errors.JaxRuntimeError():
             return _status_of_xla(str(error))
+        case PermissionError() if error.errno is None:
+            return StatusError(StatusCode.PERMISSION_DENIED, str(error))
         case MemoryError():
             return StatusError(StatusCode.RESOURCE_EXHAUSTED, "out of memory")
         case NotImplementedError():

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxlib import _pathways
@@ -190,7 +191,8 @@ def arrays_move_between_devices() -> Any:
 def arrays_are_split_and_joined_along_axes_of_a_mesh() -> Any:
     """Calls the functions of jaxlib that `pathwaysutils` needs the client of a server for."""
     if jax.devices()[0].client.runtime_type != "proxy/pathways":
-        return [values(8, 4)[:4], values(8, 4)[4:]], values(8, 4), values(8, 4)
+        halves = [values(8, 4)[:4], values(8, 4)[4:]]
+        return halves, values(8, 4), values(8, 4), [half + 1 for half in halves]
     across = NamedSharding(mesh(slice=2, x=4), P(("slice", "x")))
     of_slices = [
         NamedSharding(jax.sharding.Mesh(across.mesh.devices[i : i + 1], ("slice", "x")), across.spec)
@@ -207,7 +209,11 @@ def arrays_are_split_and_joined_along_axes_of_a_mesh() -> Any:
         arrays=halves, mesh_axis_sizes=(2, 4), out_shardings=[across], donate=True, **of_axis
     )
     moved = _pathways._transfer_to_shardings([x], [NamedSharding(mesh(x=2), P("x"))], False)
-    return on_host, joined[0], moved[0]
+    turned = jax.device_put(values(8, 4), Format(Layout((1, 0)), across))
+    halves = _pathways._split_by_mesh_axis(
+        arrays=[turned], mesh_axis_sizes=(2, 4), submesh_shardings=[of_slices], donate=False, **of_axis
+    )
+    return on_host, joined[0], moved[0], [jax.jit(lambda x: x + 1)(half) for half in halves[0]]
 
 
 @program
@@ -320,11 +326,28 @@ def exported() -> Any:
 
 @program
 def layouts() -> Any:
-    from jax.experimental.layout import Format, Layout
-
     x = jnp.asarray(values(4, 6))
     turned = jax.jit(lambda x: x * 2, out_shardings=Format(Layout((1, 0)), x.sharding))(x)
     return turned, turned.format.layout.major_to_minor, jax.jit(lambda x: x + 1)(turned)
+
+
+@program
+def layouts_of_arrays_that_are_put_and_moved() -> Any:
+    on_rows = NamedSharding(mesh(x=4), P("x"))
+    x = jax.device_put(values(8, 4), Format(Layout((1, 0)), on_rows))
+    moved = [
+        x,
+        jax.device_put(x, Format(Layout((0, 1)), on_rows)),
+        jax.device_put(x, NamedSharding(mesh(x=4), P(None, "x"))),
+        jax.device_put(x, NamedSharding(jax.sharding.Mesh(jax.devices()[4:6], "x"), P("x"))),
+        jax.device_put(values(8, 4), Format(Layout((1, 0), ((2, 2),)), on_rows)),
+        jax.make_array_from_single_device_arrays(x.shape, on_rows, [s.data for s in x.addressable_shards]),
+        x.addressable_shards[1].data,
+    ]
+    donated = jax.device_put(values(8, 4), Format(Layout((1, 0)), on_rows))
+    same = jax.jit(lambda x: -x, donate_argnums=0, out_shardings=Format(Layout((1, 0)), on_rows))(donated)
+    # A program believes what it is told of the layouts of its arguments.
+    return [jax.jit(lambda x: x + 1)(array) for array in moved], same, same.format.layout.major_to_minor
 
 
 @program

@@ -96,10 +96,17 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
             return serve(
                 slices=options.slices,
                 max_memory=max_memory,
+                files=options.files,
                 compile_ifrt=compile_ifrt,
                 insecure_address=where,
             )
-        return serve(where, slices=options.slices, max_memory=max_memory, compile_ifrt=compile_ifrt)
+        return serve(
+            where,
+            slices=options.slices,
+            max_memory=max_memory,
+            files=options.files,
+            compile_ifrt=compile_ifrt,
+        )
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:
         raise UserError(str(error).partition("\n")[0]) from None
 

@@ -129,6 +129,22 @@ def test_calls_that_are_refused(client: SocketClient, method: str, code: int, me
     assert client.wait_for_status(client.call(method)) == (code, message)
 
 
+def test_a_session_that_wants_what_the_server_does_not_know(client: SocketClient) -> None:
+    for fields, code, message in (
+        (
+            {"initialization_data": {"attributes": {"who": {"bool_value": True}}}},
+            12,
+            "does not know: ['who']",
+        ),
+        ({"version": VERSION | {"ifrt_serdes_version_number": 99}}, 9, "IFRT serialization"),
+    ):
+        metadata = encode("GrpcIfrtSessionMetadata", **{"version": VERSION} | fields)
+        stream = client.call(f"{SERVICE}IfrtSession", {"ifrt-proxy-grpc-ifrt-session-metadata-bin": metadata})
+        status = client.wait_for_status(stream)
+        assert status[0] == code
+        assert message in status[1]
+
+
 def test_a_host_buffer_may_come_after_the_request_that_needs_it(
     server: ProxyServer, client: SocketClient
 ) -> None:

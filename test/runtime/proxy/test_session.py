@@ -88,6 +88,15 @@ def over_devices(shard_shape: list[int], devices: Sequence[int]) -> dict[str, An
     }
 
 
+def over_rows(count: int) -> dict[str, Any]:
+    """The sharding of an array of one dimension that is cut for some devices."""
+    tiles = {"type": "OTHER", "tile_assignment_dimensions": [count], "tile_assignment_devices": range(count)}
+    proto = MESSAGES["xla.ifrt.HloShardingProto"](
+        devices={"device_ids": range(count)}, xla_op_sharding=tiles
+    ).SerializeToString()
+    return {"serialized_sharding": {"type_name": "xla::ifrt::HloSharding", "data": proto}}
+
+
 @pytest.fixture
 def client() -> Iterator[Client]:
     client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
@@ -193,6 +202,104 @@ def test_an_error_waits_in_the_array_until_it_is_read(client: Client) -> None:
     assert ready.response_metadata.status.message == "no array has the handle 99"
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shape": {"dims": [6]}}, "float32[2] is no shard of float32[6]"),
+        ({"dtype": {"kind": "KIND_S32"}}, "float32[2] is no shard of int32[4]"),
+    ],
+)
+def test_shards_of_another_type_or_shape(client: Client, fields: dict[str, Any], message: str) -> None:
+    for i in range(2):
+        client.put(i + 1, np.ones(2, np.float32), device=i)
+    right = {"dtype": {"kind": "KIND_F32"}, "shape": {"dims": [4]}, "sharding": over_rows(2)}
+    client.request(
+        "assemble_array_from_single_device_arrays",
+        **right | fields,
+        single_device_array_handles=[1, 2],
+        result_handle=3,
+    )
+    assert client.fetch(3) == (3, message)
+
+
+def test_a_shard_of_an_array_that_is_cut_is_not_the_array(client: Client) -> None:
+    for i in range(2):
+        client.put(i + 1, np.ones(2, np.float32), device=i)
+    client.request(
+        "assemble_array_from_single_device_arrays",
+        shape={"dims": [4]},
+        sharding=over_rows(2),
+        single_device_array_handles=[1, 2],
+        result_handle=3,
+    )
+    client.request("fully_replicated_shard", array_handle=3, result_handle=4)
+    assert client.fetch(4) == (3, "an array of shape [4] is not on each device as a whole")
+
+
+def test_an_array_in_another_layout(client: Client) -> None:
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    client.session.host_buffers.store(1, value.tobytes())
+    layout = MESSAGES["xla.ifrt.CompactLayoutProto"](major_to_minor=[1, 0]).SerializeToString()
+    client.request(
+        "make_array_from_host_buffer",
+        dtype={"kind": "KIND_F32"},
+        shape={"dims": [2, 3]},
+        sharding=on_device(0),
+        layout={"serialized_layout": {"type_name": "xla::ifrt::CompactLayout", "data": layout}},
+        host_buffer_handle=1,
+        array_handle=1,
+    )
+    np.testing.assert_array_equal(client.fetch(1), np.arange(6))
+    # A program that was compiled for the default does not get it.
+    handle = compile_sum(client, "2x3xf32")
+    fields = {"loaded_executable_handle": handle, "args_handles": [1], "result_array_handle": [2]}
+    client.request("loaded_executable_execute", **fields)
+    code, message = client.fetch(2)
+    assert code == 3
+    assert message.startswith("argument 0 has the layout Layout(major_to_minor=(1, 0)")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"device_ids": [3]}, "a program for devices [0] cannot run on devices [3]"),
+        ({"args_handles": [1, 1]}, "2 arguments for 1 operands"),
+        (
+            {"execute_options": {"custom_options": {"attributes": {"speed": {"int64_value": 3}}}}},
+            "options of executions that the server does not know: ['speed']",
+        ),
+    ],
+)
+def test_executions_that_the_server_does_not_do(client: Client, fields: dict[str, Any], message: str) -> None:
+    handle = compile_sum(client, "2xf32")
+    client.put(1, np.ones(2, np.float32))
+    right = {"loaded_executable_handle": handle, "args_handles": [1], "result_array_handle": [2]}
+    client.request("loaded_executable_execute", **right | {"device_ids": [0]})
+    np.testing.assert_array_equal(client.fetch(2), [2, 2])
+    client.request("loaded_executable_execute", **right | fields)
+    assert client.fetch(2)[1] == message
+
+
+def test_a_result_without_a_handle(client: Client) -> None:
+    client.session.host_buffers.store(1, bytes(8))
+    reply = client.request(
+        "make_array_from_host_buffer",
+        dtype={"kind": "KIND_F32"},
+        shape={"dims": [2]},
+        sharding=on_device(0),
+        host_buffer_handle=1,
+    )
+    assert reply.response_metadata.status.message == "the client has not chosen the handle of a result"
+
+
+def test_default_layouts(client: Client) -> None:
+    fields = {"dtype": {"kind": "KIND_S4"}, "dims": [2, 3], "device_id": 1}
+    reply = client.request("get_default_layout", **fields, memory_kind="pinned_host")
+    assert reply.get_default_layout_response.serialized_pjrt_layout == b"{1,0:E(4)}"
+    reply = client.request("get_default_layout", **fields, memory_kind="attic")
+    assert reply.response_metadata.status.message == "no device has a memory of the kind 'attic'"
+
+
 def test_errors_that_a_client_makes(client: Client) -> None:
     client.request(
         "make_error_arrays",
@@ -287,6 +394,16 @@ def compile_text(client: Client, text: str | bytes, device: int = 0, **options: 
         },
         compile_options={"data": proto.SerializeToString()},
     ).response_metadata.status
+
+
+def compile_sum(client: Client, type_: str) -> int:
+    """Has a session compile a program that adds an array to itself; returns the handle."""
+    text = f"""module @test {{ func.func public @main(%x: tensor<{type_}>) -> tensor<{type_}> {{
+      %y = stablehlo.add %x, %x : tensor<{type_}>
+      return %y : tensor<{type_}>
+    }} }}"""
+    assert compile_text(client, text).code == 0
+    return client.replies[-1].compile_response.loaded_executable_handle
 
 
 def module(body: str) -> str:

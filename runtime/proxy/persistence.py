@@ -1,0 +1,493 @@
+"""Programs that write arrays to files of the server, and read them: what Orbax asks for on Pathways.
+
+The files are those that Orbax writes itself on other platforms, a folder with a Zarr array each, so that
+either can read what the other has written; what is read may also be in OCDBT. All arrays of a request are
+written to a hidden folder, synchronised and then renamed: one of a save that failed never takes the place of
+an older one.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import errno
+import itertools
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pathways.runtime.proxy import arrays
+from pathways.runtime.proxy.arrays import PendingArray, ProxyArray
+from pathways.runtime.proxy.devices import (
+    DTYPES,
+    STRING,
+    ArrayPlacement,
+    ArraySpec,
+    ServedDevices,
+    checked_shape,
+)
+from pathways.runtime.proxy.plugin_programs import PluginProgram
+from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.resources.folders import PermittedFolders, descend, refuse_links_below
+from pathways.runtime.xla import ifrt
+
+_MAX_IN_FLIGHT_BYTES = 256 << 20
+"""Bytes that are encoded and written, or read, at the same time."""
+
+_CONTEXT = {"file_io_concurrency": {"limit": 128}}
+_COMPRESSOR = {"id": "zstd", "level": 1}
+"""As Orbax has them."""
+
+_COPY_MEMORY = "pinned_host"
+
+Run = Callable[[Callable[[], None]], None]
+"""Runs a function in another thread."""
+
+Bounds = tuple[tuple[int, int], ...]
+"""First and last-plus-one element of a shard in each dimension."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredArray:
+    """An array in a folder.
+
+    Attributes:
+      folder: the folder.
+      name: the name of the array there; slashes make folders.
+      shape: its shape.
+      placement: where it is, or goes.
+      dtype: the type of elements that is read; None for what is written.
+    """
+
+    folder: str
+    name: str
+    shape: tuple[int, ...]
+    placement: ArrayPlacement
+    dtype: np.dtype[Any] | None
+
+    @property
+    def spec(self) -> ArraySpec:
+        """The array that is read."""
+        assert self.dtype is not None
+        return ArraySpec(self.dtype, self.shape, self.placement)
+
+    @property
+    def parts(self) -> list[str]:
+        """The folders of the array, of which the last holds its values."""
+        return self.name.split("/")
+
+    @property
+    def bounds(self) -> list[Bounds]:
+        """The bounds of the shard of each device."""
+        indices = self.placement.sharding.devices_indices_map(self.shape)
+        return [
+            tuple(index.indices(size)[:2] for index, size in zip(indices[device], self.shape, strict=True))
+            for device in self.placement.devices
+        ]
+
+    def __str__(self) -> str:
+        return f"array {self.name[:200]!r} in folder {self.folder[:1000]!r}"
+
+
+class FileJob:
+    """Work on files that an execution has started.
+
+    Attributes:
+      results: the results of the execution.
+    """
+
+    def __init__(self, specs: Sequence[ArraySpec], timeout: float) -> None:
+        self.results = [PendingArray(spec) for spec in specs]
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._ended: concurrent.futures.Future[StatusError | None] = concurrent.futures.Future()
+
+    @property
+    def is_ready(self) -> bool:
+        """Returns whether `wait` would not wait."""
+        return self._ended.done()
+
+    def wait(self) -> None:
+        """Waits until all is written or read.
+
+        Raises:
+          StatusError: it is not, and why.
+        """
+        error = self._ended.result()
+        if error is not None:
+            raise error
+
+    def end(self, error: StatusError | None = None) -> None:
+        """Ends the wait; no-op for a job that has ended."""
+        if error is not None:
+            for result in self.results:
+                result.resolve(error)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self._ended.set_result(error)
+
+    def cancel(self) -> None:
+        """Ends the wait of a session that has ended; the job itself stops soon."""
+        self.end(StatusError(StatusCode.CANCELLED, "the session has ended"))
+
+    def result_of(self, future: Any) -> Any:
+        """Returns the result of a future of tensorstore.
+
+        Raises:
+          StatusError: the job takes longer than the client wants, or was cancelled.
+        """
+        while not self.is_ready:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                # Not DEADLINE_EXCEEDED, which libraries for elastic training take for a lost slice.
+                raise StatusError(StatusCode.ABORTED, f"took longer than its timeout of {self._timeout:g} s")
+            # In steps, because nothing else wakes a job that was cancelled.
+            with contextlib.suppress(TimeoutError):
+                return future.result(timeout=min(left, 1.0))
+        raise StatusError(StatusCode.CANCELLED, "was cancelled")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PersistenceProgram(PluginProgram):
+    """Writes or reads arrays.
+
+    Attributes:
+      folders: the folders in which it may.
+      stored: the arrays.
+      timeout: seconds that it may take.
+    """
+
+    folders: PermittedFolders
+    stored: tuple[StoredArray, ...]
+    timeout: float
+
+    def start(self, arguments: Sequence[ProxyArray], run: Run) -> FileJob:
+        """Starts an execution, of which another thread does all that waits.
+
+        Raises:
+          StatusError: the arguments are not those of the program.
+        """
+        raise NotImplementedError
+
+
+class WriteProgram(PersistenceProgram):
+    """Writes arrays; it has no results."""
+
+    name = "persistence_write"
+
+    def fail(self, error: StatusError) -> list[ProxyArray]:
+        return []
+
+    def start(self, arguments: Sequence[ProxyArray], run: Run) -> FileJob:
+        if len(arguments) != len(self.stored):
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arrays for {len(self.stored)} names"
+            )
+        for stored, argument in zip(self.stored, arguments, strict=True):
+            _check_argument(stored, argument)
+        # The next request may donate the arrays.
+        copies = [arrays.copy([argument], (), _COPY_MEMORY)[0] for argument in arguments]
+        job = FileJob((), self.timeout)
+        run(lambda: _run(job, lambda: self._write(copies, job)))
+        return job
+
+    def _write(self, copies: Sequence[ProxyArray], job: FileJob) -> None:
+        # Outer folders first: an array may be in a folder below that of another one.
+        pairs = sorted(
+            zip(self.stored, copies, strict=True), key=lambda pair: (pair[0].folder, pair[0].parts)
+        )
+        for name, group in itertools.groupby(pairs, lambda pair: pair[0].folder):
+            with self.folders.open(name, create=True) as folder:
+                _write_all(folder, list(group), job)
+
+
+class ReadProgram(PersistenceProgram):
+    """Reads arrays into any shardings; an error of one is in its result."""
+
+    name = "persistence_read"
+
+    def fail(self, error: StatusError) -> list[ProxyArray]:
+        return [ProxyArray(stored.spec, error) for stored in self.stored]
+
+    def start(self, arguments: Sequence[ProxyArray], run: Run) -> FileJob:
+        if arguments:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, "a program that reads arrays has no arguments")
+        job = FileJob([stored.spec for stored in self.stored], self.timeout)
+        run(lambda: _run(job, lambda: self._read(job)))
+        return job
+
+    def _read(self, job: FileJob) -> None:
+        pairs = zip(self.stored, job.results, strict=True)
+        for name, group in itertools.groupby(pairs, lambda pair: pair[0].folder):
+            with self.folders.open(name) as folder:
+                _read_all(folder, list(group), job)
+
+
+def parse_write(served: ServedDevices, body: Any) -> WriteProgram:
+    """Returns the program that a `bulk_persistence_write_request` stands for.
+
+    Raises:
+      StatusError: the request is invalid, or names a folder that the server may not use.
+    """
+    with _invalid("bulk_persistence_write_request"):
+        return WriteProgram(*_fields(served, body["write_requests"], is_read=False))
+
+
+def parse_read(served: ServedDevices, body: Any) -> ReadProgram:
+    """Returns the program that a `bulk_persistence_read_request` stands for.
+
+    Raises:
+      StatusError: the request is invalid, or names a folder that the server may not use.
+    """
+    with _invalid("bulk_persistence_read_request"):
+        return ReadProgram(*_fields(served, body["read_requests"], is_read=True))
+
+
+@contextlib.contextmanager
+def _invalid(kind: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise StatusError(StatusCode.INVALID_ARGUMENT, f"invalid {kind}: {error!r}") from None
+
+
+def _fields(
+    served: ServedDevices, requests: Sequence[Mapping[str, Any]], *, is_read: bool
+) -> tuple[Any, ...]:
+    """Returns devices, folders, arrays and timeout of a program."""
+    _tensorstore()
+    if not requests:
+        raise StatusError(StatusCode.INVALID_ARGUMENT, "a request of no array")
+    stored = tuple(_stored(served, request, is_read) for request in requests)
+    timeout = min(
+        request["timeout"]["seconds"] + request["timeout"].get("nanos", 0) / 1e9 for request in requests
+    )
+    return stored[0].placement.devices, served.folders, stored, float(timeout)
+
+
+def _stored(served: ServedDevices, request: Mapping[str, Any], is_read: bool) -> StoredArray:
+    folder, name, sharding = (
+        base64.b64decode(request[f"b64_{field}"], validate=True)
+        for field in ("location", "name", "hlo_sharding_string")
+    )
+    placement = served.hlo_placement(request["devices"]["device_ids"], sharding, None)
+    shape, dtype = request["shape"], None
+    if is_read:
+        kind, shape = shape["xla_primitive_type_str"], shape["dimensions"]
+        dtype = DTYPES.get(kind)
+        if dtype is None or dtype == STRING:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"arrays of type {kind!r} have no files")
+    stored = StoredArray(folder.decode(), name.decode(), checked_shape(shape), placement, dtype)
+    if any(part in ("", ".", "..") or "\0" in part for part in stored.parts):
+        raise StatusError(StatusCode.PERMISSION_DENIED, f"invalid name: {stored}")
+    try:
+        served.folders.check(stored.folder)
+    except PermissionError as error:
+        raise status_of(error) from None
+    # Raises for a sharding of another rank, or one that does not divide the shape.
+    placement.sharding.shard_shape(stored.shape)
+    return stored
+
+
+def _check_argument(stored: StoredArray, argument: ProxyArray) -> None:
+    spec, _ = argument.read()
+    shard = stored.placement.sharding.shard_shape(stored.shape)
+    if (
+        spec.shape != stored.shape
+        or spec.placement.devices != stored.placement.devices
+        or any(tuple(piece.shape) != shard for piece in argument.shards)
+        or spec.dtype == STRING
+    ):
+        raise StatusError(StatusCode.INVALID_ARGUMENT, f"the argument is not the {stored}")
+
+
+def _run(job: FileJob, work: Callable[[], None]) -> None:
+    """Does the work of a job, which ends with it, however that ends."""
+    try:
+        work()
+        job.end()
+    except Exception as error:
+        job.end(_status(error))
+
+
+def _write_all(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob) -> None:
+    """Writes arrays into a folder."""
+    hidden = f".pw-{uuid.uuid4().hex}"
+    os.mkdir(hidden, dir_fd=folder)
+    try:
+        with _opened(folder, [hidden]) as new:
+            with _subject(str(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} arrays like {pairs[0][0]}"):
+                _write_new(new, pairs, job)
+            for number, (stored, _) in enumerate(pairs):
+                *outer, name = stored.parts
+                with _subject(str(stored)), _opened(folder, outer, create=True) as parent:
+                    # A folder cannot take the place of one that is not empty.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rename(name, f"old {number}", src_dir_fd=parent, dst_dir_fd=new)
+                    os.rename(str(number), name, src_dir_fd=new, dst_dir_fd=parent)
+                    os.fsync(parent)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True, dir_fd=folder)
+
+
+def _write_new(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob) -> None:
+    """Writes arrays into a new folder, as folders `0`, `1`, ...; waits until the files are synchronised."""
+    ts = _tensorstore()
+    context = ts.Context(_CONTEXT)
+    opened = []
+    pending: collections.deque[tuple[Any, int]] = collections.deque()
+    try:
+        for number, (stored, array) in enumerate(pairs):
+            chunks = [max(size, 1) for size in stored.placement.sharding.shard_shape(stored.shape)]
+            store = {
+                "driver": "zarr",
+                "kvstore": {"driver": "file", "path": f"{_path_of(folder)}{number}/"},
+                "dtype": array.read()[0].dtype.name,
+                "metadata": {"shape": stored.shape, "chunks": chunks, "compressor": _COMPRESSOR},
+                "store_data_equal_to_fill_value": True,
+            }
+            opened.append(ts.open(store, create=True, open=True, context=context))
+        in_flight = 0
+        for future, (stored, array) in zip(opened, pairs, strict=True):
+            store = job.result_of(future)
+            for bounds, shard in dict(zip(stored.bounds, array.shards, strict=True)).items():
+                value = ifrt.host_value(shard)
+                while pending and in_flight + value.nbytes > _MAX_IN_FLIGHT_BYTES:
+                    oldest, size = pending.popleft()
+                    job.result_of(oldest)
+                    in_flight -= size
+                write = store[_slices(bounds)].write(value, can_reference_source_data_indefinitely=True)
+                pending.append((write, value.nbytes))
+                in_flight += value.nbytes
+        for write, _ in pending:
+            job.result_of(write)
+    finally:
+        # They use the number of the folder, which is another one's when it is closed.
+        for future in (*opened, *(write for write, _ in pending)):
+            future.exception()
+
+
+def _read_all(folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], job: FileJob) -> None:
+    """Reads arrays from a folder."""
+    is_ocdbt = Path(_path_of(folder), "manifest.ocdbt").exists()
+    if is_ocdbt:
+        refuse_links_below(folder)
+    first_error: StatusError | None = None
+    for stored, result in pairs:
+        try:
+            with _subject(str(stored)), contextlib.ExitStack() as stack:
+                kvstore = {"driver": "ocdbt", "base": f"file://{_path_of(folder)}", "path": f"{stored.name}/"}
+                if not is_ocdbt:
+                    of_array = stack.enter_context(_opened(folder, stored.parts))
+                    refuse_links_below(of_array)
+                    kvstore = {"driver": "file", "path": _path_of(of_array)}
+                values = _read_one(stored, kvstore, job)
+                result.resolve(arrays.make(stored.spec, values).value)
+        except Exception as error:
+            status = _status(error)
+            result.resolve(status)
+            first_error = first_error or status
+    if first_error is not None:
+        raise first_error
+
+
+def _read_one(stored: StoredArray, kvstore: Mapping[str, str], job: FileJob) -> list[np.ndarray]:
+    """Returns the value of the shard of each device."""
+    ts = _tensorstore()
+    dtype = stored.spec.dtype
+    futures: dict[Bounds, Any] = {}
+    opened = ts.open(
+        {"driver": "auto", "kvstore": kvstore}, open=True, read=True, context=ts.Context(_CONTEXT)
+    )
+    try:
+        store = job.result_of(opened)
+        if tuple(store.shape) != stored.shape:
+            raise StatusError(
+                StatusCode.INVALID_ARGUMENT, f"has the shape {tuple(store.shape)}, not {stored.shape}"
+            )
+        futures = {bounds: store[_slices(bounds)].read() for bounds in stored.bounds}
+        read = {bounds: np.asarray(job.result_of(future)) for bounds, future in futures.items()}
+    finally:
+        for future in (opened, *futures.values()):
+            future.exception()
+    converted = {
+        bounds: value if value.dtype == dtype else value.astype(dtype) for bounds, value in read.items()
+    }
+    return [converted[bounds] for bounds in stored.bounds]
+
+
+def _path_of(folder: int) -> str:
+    """Path of an open folder, in whose place nothing can be put."""
+    return f"/proc/self/fd/{folder}/"
+
+
+@contextlib.contextmanager
+def _opened(folder: int, parts: Sequence[str], create: bool = False) -> Iterator[int]:
+    """Opens a folder below another one, which stays open."""
+    below = descend(os.dup(folder), parts, create)
+    try:
+        yield below
+    finally:
+        os.close(below)
+
+
+def _slices(bounds: Bounds) -> tuple[slice, ...]:
+    return tuple(slice(*pair) for pair in bounds)
+
+
+def _tensorstore() -> Any:
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED,
+            "the server needs more packages to write and read arrays: "
+            f"pip install 'pathways-mlir[checkpoint]' ({error})",
+        ) from None
+    return tensorstore
+
+
+@contextlib.contextmanager
+def _subject(name: str) -> Iterator[None]:
+    """Has an error say what it is about."""
+    try:
+        yield
+    except Exception as error:
+        status = _status(error)
+        raise StatusError(status.code, f"{name}: {status.message}") from None
+
+
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
+_CODES = {
+    errno.EACCES: StatusCode.PERMISSION_DENIED,
+    errno.EPERM: StatusCode.PERMISSION_DENIED,
+    errno.EROFS: StatusCode.PERMISSION_DENIED,
+    errno.ENOSPC: StatusCode.RESOURCE_EXHAUSTED,
+    errno.EDQUOT: StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+def _status(error: Exception) -> StatusError:
+    """Returns the status of an error of the system or of tensorstore.
+
+    None of them is NOT_FOUND or DATA_LOSS, which libraries for elastic training take for a lost slice.
+    """
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    found = _OS_ERROR.search(text)
+    if found is not None and isinstance(error, ValueError | RuntimeError):
+        number = int(found[1] or found[2])
+    if number is not None:
+        return StatusError(_CODES.get(number, StatusCode.FAILED_PRECONDITION), os.strerror(number))
+    if isinstance(error, ValueError) and "tensorstore_spec" in text:
+        return StatusError(StatusCode.FAILED_PRECONDITION, text.partition(" [")[0].partition(": ")[2])
+    return status_of(error)

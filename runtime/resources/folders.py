@@ -1,0 +1,122 @@
+"""Folders in which a process may read and write files for others, which name the paths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PermittedFolders:
+    """The folders that others may name, and all below them.
+
+    A path is resolved first, and its folders are then opened one after the other without following links, so
+    that a link which another process puts there in the meantime is an error.
+
+    Args:
+      folders: the folders.
+      advice: the end of the error of another path.
+
+    Raises:
+      ValueError: one of them is no folder.
+    """
+
+    def __init__(self, folders: Sequence[str | os.PathLike[str]] = (), advice: str = "") -> None:
+        self._advice = f"; {advice}" if advice else ""
+        for folder in folders:
+            if not Path(folder).is_dir():
+                raise ValueError(f"no folder '{os.fspath(folder)}'")
+        self._roots = tuple(Path(folder).resolve() for folder in folders)
+
+    def check(self, path: str) -> tuple[Path, PurePosixPath]:
+        """Returns the folder that a path is in, and the rest of the path, both without links.
+
+        Raises:
+          PermissionError: it is in none of the folders.
+        """
+        named = Path(path)
+        if named.is_absolute() and ".." not in named.parts and "\0" not in path:
+            resolved = Path(os.path.realpath(named))
+            for root in self._roots:
+                if resolved.is_relative_to(root):
+                    return root, PurePosixPath(resolved.relative_to(root))
+        raise PermissionError(
+            f"path {path[:1000]!r} is not in a folder that the server may use{self._advice}"
+        )
+
+    @contextlib.contextmanager
+    def open(self, path: str, create: bool = False) -> Iterator[int]:
+        """Opens a folder; yields its file descriptor.
+
+        Args:
+          path: the folder.
+          create: makes the folders that are missing.
+
+        Raises:
+          PermissionError: it is in none of the folders, or a link was put in its place.
+          OSError: it does not exist, or is no folder.
+        """
+        root, rest = self.check(path)
+        folder = descend(os.open(root, _DIRECTORY), rest.parts, create)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+
+def descend(folder: int, parts: Sequence[str], create: bool = False) -> int:
+    """Opens a folder below another one, which is closed; follows no links.
+
+    Args:
+      folder: the file descriptor of the upper folder.
+      parts: the names of the folders below it.
+      create: makes the folders that are missing.
+
+    Raises:
+      PermissionError: a link is in the way.
+      OSError: a folder does not exist.
+    """
+    for part in parts:
+        try:
+            below = _open(folder, part, create)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder
+
+
+def _open(folder: int, name: str, create: bool) -> int:
+    if create:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=folder)
+    except OSError:
+        refuse_link(folder, name)
+        raise
+
+
+def refuse_link(folder: int, name: str) -> None:
+    """Checks that a name in a folder is no link.
+
+    Raises:
+      PermissionError: it is.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise PermissionError(f"the server follows no link: {name[:1000]!r}")
+
+
+def refuse_links_below(folder: int) -> None:
+    """Checks that there is no link in a folder and all below it.
+
+    Raises:
+      PermissionError: there is one.
+    """
+    for _, folders, files, number in os.fwalk(dir_fd=folder):
+        for name in (*folders, *files):
+            refuse_link(number, name)

@@ -1,0 +1,148 @@
+"""Layouts of arrays in memory: the server has each array in the one that its client expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.layout import Layout
+from jax.sharding import PartitionSpec as P
+
+from pathways.runtime.proxy import arrays, descriptors
+from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.statuses import StatusError
+from pathways.runtime.xla import ifrt
+from pathways.runtime.xla.layouts import layout_of, parse_layout
+
+MESSAGES = descriptors.messages()
+DEVICES = jax.devices("cpu")
+SERVED = ServedDevices(DEVICES, MESSAGES)
+VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
+TURNED = Layout((1, 0), ())
+
+
+def placed(spec: P, devices: list[jax.Device]) -> ArrayPlacement:
+    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
+    return ArrayPlacement(tuple(devices), None, jax.NamedSharding(mesh, spec)._to_xla_hlo_sharding(2))
+
+
+ROWS = placed(P("x"), DEVICES[:2])
+
+
+def spec_of(placement: ArrayPlacement = ROWS, layout: Layout | None = None) -> ArraySpec:
+    return ArraySpec(np.dtype(np.float32), (8, 4), placement, layout)
+
+
+def turned() -> ProxyArray:
+    return arrays.make(spec_of(layout=TURNED), [VALUE[:4], VALUE[4:]])
+
+
+def check(array: ProxyArray, layout: Layout | None) -> None:
+    """Checks what is known of a layout, what it is, and the value."""
+    spec, value = array.read()
+    assert spec.layout == layout
+    assert layout_of(value) == layout
+    np.testing.assert_array_equal(
+        np.concatenate([ifrt.host_value(s) for s in array.shards]).reshape(8, 4), VALUE
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("", None),
+        ("{1,0}", None),
+        ("{0,1}", TURNED),
+        ("{1,0:E(4)}", None),
+        ("{0,1:T(8,128)(2,1)E(4)}", Layout((1, 0), ((8, 128), (2, 1)))),
+    ],
+)
+def test_layouts_as_text(text: str, layout: Layout | None) -> None:
+    assert parse_layout(text.encode(), 2) == layout
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "layout"),
+    [
+        ("CompactLayout", {"major_to_minor": [1, 0]}, TURNED),
+        ("CompactLayout", {"major_to_minor": [0, 1]}, None),
+        ("PjRtLayout", {"xla_layout": {"minor_to_major": [0, 1]}}, TURNED),
+        (
+            "PjRtLayout",
+            {"xla_layout": {"minor_to_major": [1, 0], "tiles": [{"dimensions": [2, 2]}]}},
+            Layout((0, 1), ((2, 2),)),
+        ),
+    ],
+)
+def test_layouts_as_messages(kind: str, fields: dict[str, Any], layout: Layout | None) -> None:
+    data = MESSAGES[f"xla.ifrt.{kind}Proto"](**fields).SerializeToString()
+    serialized = {"type_name": f"xla::ifrt::{kind}", "data": data}
+    proto = MESSAGES["xla.ifrt.LayoutProto"](serialized_layout=serialized)
+    assert SERVED.layout(proto, 2) == layout
+
+
+def test_no_layout_is_the_default() -> None:
+    assert SERVED.layout(MESSAGES["xla.ifrt.LayoutProto"](), 2) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{0}", "{0,0}", "{1,0:T(0)}", "{1,0:T(99999999)}", "{1,0:T(1)(1)(1)(1)(1)}"]
+)
+def test_layouts_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="no layout of 2 dimensions"):
+        parse_layout(text.encode(), 2)
+
+
+@pytest.mark.parametrize("text", ["{1,0:S(5)}", "row by row", "\xff"])
+def test_layouts_that_the_server_does_not_have(text: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"the layout .* is not supported by the server"):
+        parse_layout(text.encode("latin-1"), 2)
+
+
+def test_an_array_is_made_in_a_layout() -> None:
+    check(turned(), TURNED)
+
+
+def test_what_has_the_layout_of_the_array() -> None:
+    check(arrays.assemble(spec_of(), arrays.disassemble(turned())), TURNED)
+    check(arrays.copy([turned()], DEVICES[4:6], None)[0], TURNED)
+    check(arrays.copy([turned()], (), "pinned_host")[0], TURNED)
+
+
+@pytest.mark.parametrize("layout", [None, TURNED])
+@pytest.mark.parametrize("placement", [ROWS, placed(P("x"), DEVICES[4:6]), placed(P("x"), DEVICES[:4])])
+def test_what_has_the_layout_that_is_asked_for(layout: Layout | None, placement: ArrayPlacement) -> None:
+    check(arrays.reshard(spec_of(placement, layout), turned()), layout)
+    if placement is ROWS:
+        check(arrays.bitcast(spec_of(placement, layout), turned()), layout)
+
+
+def plan(**fields: Any) -> Any:
+    return MESSAGES["xla.ifrt.RemapPlanProto"](**fields)
+
+
+def test_remapped_arrays() -> None:
+    step = {
+        "from_start": [0],
+        "from_end": [2],
+        "from_step": [1],
+        "to_start": [0],
+        "to_end": [2],
+        "to_step": [1],
+    }
+    check(arrays.remap([spec_of()], plan(mappings=[step]), [turned()])[0], TURNED)
+    # For a plan by devices, clients expect the default.
+    by_devices = {"input_devices": [{"device_list": {"device_ids": [0, 1]}}]}
+    check(arrays.remap([spec_of()], plan(input_devices_for_output=[by_devices]), [turned()])[0], None)
+
+
+def test_shards_of_several_layouts_are_no_array() -> None:
+    shards = [
+        arrays.disassemble(turned())[0],
+        arrays.disassemble(arrays.make(spec_of(), [VALUE[:4], VALUE[4:]]))[1],
+    ]
+    with pytest.raises(StatusError, match="shards of several layouts cannot be one array"):
+        arrays.assemble(spec_of(), shards)
