@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -94,6 +95,15 @@ class IncomingBuffer:
         self._data[self._received : end] = data
         self._received = end
 
+    def read(self, file: int) -> None:
+        """Adds all that a file has, as far as it fits."""
+        if not isinstance(self._data, mmap.mmap):
+            self.add(os.read(file, self.size))
+            return
+        with memoryview(self._data) as view:
+            while count := os.readv(file, [view[self._received :]]):
+                self._received += count
+
     def finish(self) -> Buffer:
         """Returns the whole buffer.
 
@@ -106,6 +116,33 @@ class IncomingBuffer:
                 f"a host buffer of {self.size} bytes ended after {self._received}",
             )
         return memoryview(self._data)
+
+
+def take_file(folder: int, name: str, size: int) -> Buffer:
+    """Returns the bytes of a file and removes it.
+
+    They are read, not mapped: a client that made the file shorter would end the process.
+
+    Args:
+      folder: the file descriptor of its folder.
+      name: its name there.
+      size: how many bytes it has.
+
+    Raises:
+      StatusError: it has another size, or is no plain file.
+      OSError: it cannot be read.
+    """
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size != size:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"{name!r} is no file of {size} bytes")
+        os.unlink(name, dir_fd=folder)
+        buffer = IncomingBuffer(size)
+        buffer.read(file)
+        return buffer.finish()
+    finally:
+        os.close(file)
 
 
 class HostBuffers:

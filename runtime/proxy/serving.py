@@ -17,7 +17,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 
@@ -35,7 +35,7 @@ from pathways.runtime.proxy.grpc_connection import (
     RequestsEnded,
     StreamId,
 )
-from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_header, data_of
+from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_header, data_of, take_file
 from pathways.runtime.proxy.listening import Address, Listener
 from pathways.runtime.proxy.session import ProxySession, Run
 from pathways.runtime.proxy.socket_writer import SocketWriter
@@ -51,6 +51,9 @@ _LOG = logging.getLogger("pathways.proxy")
 _SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
 _SESSION_METADATA = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 _STORE_METADATA = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
+TRANSFER_FOLDER_VARIABLE = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
+"""The client in JAX has it, too: the folder in which it writes large host buffers to files."""
+
 _READ_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 """How much of a host buffer one message holds; the client allocates each of them."""
@@ -92,6 +95,7 @@ class ProxyServer:
         self._sessions: dict[int, ProxySession] = {}
         self._connections: set[_ClientConnection] = set()
         self._numbers = itertools.count(1)
+        self._transferring = 0
         self._is_closed = False
         start_thread(self._accept, "proxy accepts")
         self.stalls.start()
@@ -185,6 +189,52 @@ class ProxyServer:
             if number not in self._sessions:
                 raise StatusError(StatusCode.INVALID_ARGUMENT, f"no session has the id {number}")
             return self._sessions[number]
+
+    def read_host_buffer(self, metadata: Any) -> None:
+        """Stores a host buffer that a client has written to a file, as `GrpcHostBufferStoreMetadata` says.
+
+        Raises:
+          StatusError: it cannot be read; the request that needs it has the same error.
+        """
+        session = self.session(metadata.session_id)
+        buffers, size = session.host_buffers, metadata.buffer_size
+        try:
+            buffers.reserve(max(size, 0))
+            try:
+                data = self._take_file(session, metadata.handle, size)
+                buffers.store(metadata.handle, data, is_reserved=True)
+            except Exception:
+                buffers.release(max(size, 0))
+                raise
+        except Exception as error:
+            status = status_of(error)
+            if isinstance(error, OSError) and error.errno is not None:
+                status = StatusError(
+                    StatusCode.FAILED_PRECONDITION, f"folder of large transfers: {error.strerror}"
+                )
+            buffers.fail(metadata.handle, status)
+            raise status from None
+
+    def _take_file(self, session: ProxySession, handle: int, size: int) -> Buffer:
+        folder = os.environ.get(TRANSFER_FOLDER_VARIABLE)
+        if not folder:
+            raise StatusError(
+                StatusCode.FAILED_PRECONDITION, f"{TRANSFER_FOLDER_VARIABLE} is not set for the server"
+            )
+        with self._lock:
+            if self._transferring not in self._sessions:
+                self._transferring = session.number
+            owner = self._transferring
+        if owner != session.number:
+            # Handles, of which clients make the names of files, start at 1 in each of them.
+            raise StatusError(
+                StatusCode.FAILED_PRECONDITION,
+                f"session {owner} uses the folder of {TRANSFER_FOLDER_VARIABLE}; each program needs its own",
+            )
+        with self.served.folders.open(folder) as number:
+            # Clients count in 32 bits here.
+            name = int.from_bytes((handle & 0xFFFFFFFF).to_bytes(4, "big"), "big", signed=True)
+            return take_file(number, f"lt_{name}", size)
 
     def _accept(self) -> None:
         while True:
@@ -418,7 +468,7 @@ class _ClientConnection:
                 )
                 session = self._server.session(metadata.session_id)
                 self._start_store(event.stream, session, metadata.handle, metadata.buffer_size)
-            case "GetVersion" | "HostBufferLookup" | "HostBufferDelete":
+            case "GetVersion" | "HostBufferLookup" | "HostBufferDelete" | "HostBufferReadFromDisk":
                 self._unary[event.stream] = method
             case _:
                 raise StatusError(
@@ -516,6 +566,14 @@ class _ClientConnection:
                 self._server.session(request.session_id).host_buffers.delete(request.handle)
                 self._send(
                     stream, messages["xla.ifrt.proxy.GrpcHostBufferDeleteResponse"]().SerializeToString()
+                )
+                self._finish(stream)
+            case "HostBufferReadFromDisk":
+                request = messages.parse("xla.ifrt.proxy.GrpcHostBufferReadFromDiskRequest", data)
+                self._server.read_host_buffer(request.metadata)
+                self._send(
+                    stream,
+                    messages["xla.ifrt.proxy.GrpcHostBufferReadFromDiskResponse"]().SerializeToString(),
                 )
                 self._finish(stream)
             case "HostBufferLookup":

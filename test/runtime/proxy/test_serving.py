@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ from proxy_client import SocketClient
 
 from pathways.runtime.proxy import descriptors, grpc_connection, serving
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.serving import ProxyServer
+from pathways.runtime.proxy.serving import TRANSFER_FOLDER_VARIABLE, ProxyServer
+from pathways.runtime.proxy.statuses import StatusError
+from pathways.runtime.resources.folders import PermittedFolders
 
 MESSAGES = descriptors.messages()
 SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
@@ -396,3 +399,68 @@ def test_closing_the_server_ends_everything(tmp_path: Path) -> None:
     wait_until(lambda: server.sessions == ())
     assert not server.path.exists()
     client.close()
+
+
+@pytest.fixture
+def transfers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ProxyServer, Path]]:
+    """A server, and the folder in which clients write large host buffers to files."""
+    folder = tmp_path / "transfers"
+    folder.mkdir()
+    monkeypatch.setenv(TRANSFER_FOLDER_VARIABLE, str(folder))
+    tmp_path.chmod(0o700)
+    served = ServedDevices(jax.devices("cpu"), MESSAGES, folders=PermittedFolders([folder]))
+    server = ProxyServer(tmp_path / "socket", served)
+    yield server, folder
+    server.close()
+
+
+def read_from_disk(client: SocketClient, session: int, handle: int, size: int) -> tuple[int, str]:
+    """Has the server read a host buffer from its file; returns the status."""
+    metadata = {"session_id": session, "handle": handle, "buffer_size": size}
+    stream = client.call(f"{SERVICE}HostBufferReadFromDisk")
+    client.send(stream, encode("GrpcHostBufferReadFromDiskRequest", metadata=metadata), end=True)
+    return client.wait_for_status(stream)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_host_buffer_in_a_file(transfers: tuple[ProxyServer, Path], size: int) -> None:
+    server, folder = transfers
+    client = SocketClient(server.path)
+    _, session = start_session(client)
+    (folder / "lt_7").write_bytes(b"x" * size)
+    assert read_from_disk(client, session, 7, size) == (0, "")
+    assert bytes(server.session(session).host_buffers.take(7)) == b"x" * size
+    assert not list(folder.iterdir())
+    client.close()
+
+
+def test_files_that_are_no_host_buffers(
+    transfers: tuple[ProxyServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, folder = transfers
+    client, other = SocketClient(server.path), SocketClient(server.path)
+    _, session = start_session(client)
+    (tmp_path / "secret").write_bytes(b"xyz")
+    (folder / "lt_1").symlink_to(tmp_path / "secret")
+    (folder / "lt_2").write_bytes(b"xy")
+    os.mkfifo(folder / "lt_3")
+    assert read_from_disk(client, session, 1, 3)[0] == 9
+    assert read_from_disk(client, session, 2, 3) == (3, "'lt_2' is no file of 3 bytes")
+    assert read_from_disk(client, session, 3, 3) == (3, "'lt_3' is no file of 3 bytes")
+    assert read_from_disk(client, session, 4, 3) == (
+        9,
+        "folder of large transfers: No such file or directory",
+    )
+    # A request that needs one has the same error.
+    with pytest.raises(StatusError, match="'lt_2' is no file of 3 bytes"):
+        server.session(session).host_buffers.take(2)
+    # Another program would write files of the same names.
+    _, second = start_session(other)
+    code, message = read_from_disk(other, second, 1, 3)
+    assert (code, message.partition(";")[2]) == (9, " each program needs its own")
+    monkeypatch.setenv(TRANSFER_FOLDER_VARIABLE, str(tmp_path))
+    assert read_from_disk(client, session, 5, 3)[0] == 7
+    monkeypatch.delenv(TRANSFER_FOLDER_VARIABLE)
+    assert read_from_disk(client, session, 6, 3)[1] == f"{TRANSFER_FOLDER_VARIABLE} is not set for the server"
+    client.close()
+    other.close()
