@@ -15,11 +15,11 @@ from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
 from pathways.runtime.proxy.descriptors import Messages
-from pathways.runtime.proxy.memory import MemoryAccount
 from pathways.runtime.proxy.shardings import check_op_sharding
-from pathways.runtime.proxy.slices import SliceStates
 from pathways.runtime.proxy.statuses import StatusCode, StatusError
 from pathways.runtime.resources.folders import PermittedFolders
+from pathways.runtime.resources.memory_account import MemoryAccount
+from pathways.runtime.resources.slice_states import SliceStates
 from pathways.runtime.xla import ifrt, pjrt
 from pathways.runtime.xla.layouts import make_layout, parse_layout
 

@@ -36,7 +36,6 @@ from pathways.runtime.proxy.grpc_connection import (
     StreamId,
 )
 from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_header, data_of, take_file
-from pathways.runtime.proxy.listening import Address, Listener
 from pathways.runtime.proxy.session import ProxySession, Run
 from pathways.runtime.proxy.socket_writer import SocketWriter
 from pathways.runtime.proxy.stalls import WAIT_LIMIT_S, StallMonitor
@@ -44,6 +43,7 @@ from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.proxy.versions import PROTOCOL, SERIALIZATION
 from pathways.runtime.proxy.waiting import WaitingThreads
 from pathways.runtime.resources.folders import PermittedFolders
+from pathways.runtime.resources.listening_socket import Address, ListeningSocket
 from pathways.runtime.resources.threads import start_thread
 
 _LOG = logging.getLogger("pathways.proxy")
@@ -76,7 +76,7 @@ class ProxyServer:
     """Serves the devices of this process.
 
     Args:
-      where: where to listen, as of `Listener`.
+      where: where to listen, as of `ListeningSocket`.
       served: the devices.
 
     Raises:
@@ -89,7 +89,7 @@ class ProxyServer:
     def __init__(self, where: Path | Address | None, served: ServedDevices) -> None:
         self.served = served
         self.was_used = False
-        self._listener = Listener(where)
+        self._listener = ListeningSocket(where)
         self.stalls = StallMonitor(_LOG.warning)
         self._lock = threading.Lock()
         self._sessions: dict[int, ProxySession] = {}

@@ -27,9 +27,9 @@ from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers, max_bytes
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
 from pathways.runtime.proxy.programs import Program, ProxyProgram
-from pathways.runtime.proxy.slices import slice_lost
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
-from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.proxy.statuses import StatusCode, StatusError, slice_lost, status_of
+from pathways.runtime.resources.manager import ResourceError
 
 FIRST_SERVER_HANDLE = 1 << 62
 """Handles from here on are chosen by the server; clients count from 1."""
@@ -219,12 +219,14 @@ class ProxySession:
     def _admit(self, array: ProxyArray) -> ProxyArray:
         """Accounts for a new array; returns its error if it is on a lost slice, or too large."""
         array = self._unless_lost(array, self._slices.lost)
-        if array.spec is None or array.error is not None or array.memory:
+        if self._served.memory.limit is None or array.spec is None:
+            return array
+        if array.error is not None or array.memory:
             return array
         try:
             memory = self._served.memory.reserve([array.spec.shard_bytes] * len(array.spec.placement.devices))
-        except StatusError as error:
-            return ProxyArray(array.spec, error)
+        except ResourceError as error:
+            return ProxyArray(array.spec, status_of(error))
         return array.with_memory(memory)
 
     def _unless_lost(self, array: ProxyArray, lost: frozenset[int]) -> ProxyArray:
@@ -597,7 +599,8 @@ class ProxySession:
         """Starts an execution where slices are lost, or memory has a limit.
 
         Raises:
-          StatusError: the program is on a lost slice, or needs too much memory.
+          StatusError: the program is on a lost slice.
+          ResourceError: it needs too much memory.
         """
         lost = self._slices.lost & self._served.slices_of(program.devices)
         if lost:

@@ -8,6 +8,7 @@ import re
 import jax
 
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.resources.manager import ResourceError
 
 
 class StatusCode(enum.IntEnum):
@@ -72,6 +73,8 @@ def status_of(error: BaseException) -> StatusError:
             return _status_of_xla(str(error))
         case PermissionError() if error.errno is None:
             return StatusError(StatusCode.PERMISSION_DENIED, str(error))
+        case ResourceError():
+            return StatusError(StatusCode.RESOURCE_EXHAUSTED, str(error))
         case MemoryError():
             return StatusError(StatusCode.RESOURCE_EXHAUSTED, "out of memory")
         case NotImplementedError():
@@ -89,3 +92,11 @@ def _status_of_xla(text: str) -> StatusError:
     if match is None or match[1] not in StatusCode.__members__:
         return StatusError(StatusCode.UNKNOWN, text)
     return StatusError(StatusCode[match[1]], match[2])
+
+
+def slice_lost(slices: frozenset[int]) -> StatusError:
+    """Returns the error in place of arrays that were on lost slices, or would have been made there."""
+    names = ", ".join(str(index) for index in sorted(slices))
+    return StatusError(
+        StatusCode.DATA_LOSS, f"slice {names} was lost" if len(slices) == 1 else f"slices {names} were lost"
+    )

@@ -92,19 +92,12 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
     if options.cpu_devices is not None:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
     try:
-        if isinstance(where, tuple):
-            return serve(
-                slices=options.slices,
-                max_memory=max_memory,
-                files=options.files,
-                compile_ifrt=compile_ifrt,
-                insecure_address=where,
-            )
         return serve(
-            where,
+            None if isinstance(where, tuple) else where,
             slices=options.slices,
             max_memory=max_memory,
             files=options.files,
+            insecure_address=where if isinstance(where, tuple) else None,
             compile_ifrt=compile_ifrt,
         )
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:

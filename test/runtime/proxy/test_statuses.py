@@ -11,6 +11,7 @@ import pytest
 
 from pathways.runtime import proxy
 from pathways.runtime.proxy.statuses import OF_LOST_SLICES, StatusCode, StatusError, status_of
+from pathways.runtime.resources.manager import ResourceError
 
 ROOM = Path(proxy.__file__).parent
 
@@ -27,11 +28,7 @@ def codes_of_errors(path: Path) -> Iterator[tuple[str, int]]:
 def test_own_faults_are_never_taken_for_a_lost_slice(path: Path) -> None:
     if path.name == "statuses.py":
         return
-    # The module of lost slices is about nothing else.
-    allowed = {StatusCode.DATA_LOSS} if path.name == "slices.py" else set()
-    uses = [
-        (code, line) for code, line in codes_of_errors(path) if StatusCode[code] in OF_LOST_SLICES - allowed
-    ]
+    uses = [(code, line) for code, line in codes_of_errors(path) if StatusCode[code] in OF_LOST_SLICES]
     assert uses == []
 
 
@@ -41,6 +38,7 @@ def test_own_faults_are_never_taken_for_a_lost_slice(path: Path) -> None:
         (StatusError(StatusCode.ABORTED, "no"), StatusCode.ABORTED),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), StatusCode.RESOURCE_EXHAUSTED),
         (jax.errors.JaxRuntimeError("no code"), StatusCode.UNKNOWN),
+        (ResourceError("no"), StatusCode.RESOURCE_EXHAUSTED),
         (MemoryError(), StatusCode.RESOURCE_EXHAUSTED),
         (NotImplementedError("no"), StatusCode.UNIMPLEMENTED),
         (ValueError("no"), StatusCode.INVALID_ARGUMENT),

@@ -17,7 +17,7 @@ from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.serving import ProxyServer
 from pathways.runtime.proxy.session import ProxySession
-from pathways.runtime.proxy.slices import SliceStates
+from pathways.runtime.resources.slice_states import SliceStates
 
 LOST = (15, "slice 1 was lost")
 """The status of what has no value because of slice 1, which devices 4 to 7 form."""

@@ -29,7 +29,7 @@ class ServerError(PathwaysError):
     """The server cannot listen where it should."""
 
 
-class Listener:
+class ListeningSocket:
     """A socket that listens.
 
     Args:

@@ -1,4 +1,4 @@
-"""Account of the memory that arrays and programs of all sessions hold, and its limit."""
+"""Account of the memory that arrays and programs hold, and its limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import threading
 from collections.abc import Sequence
 
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.resources.manager import ResourceError
 
 
 class Allocation:
@@ -55,7 +55,7 @@ class MemoryAccount:
         """Checks that bytes are left.
 
         Raises:
-          StatusError: the limit would be exceeded.
+          ResourceError: the limit would be exceeded.
         """
         with self._lock:
             self._check(size)
@@ -64,7 +64,7 @@ class MemoryAccount:
         """Returns an allocation of each size, or none without a limit.
 
         Raises:
-          StatusError: the limit would be exceeded.
+          ResourceError: the limit would be exceeded.
         """
         if self.limit is None:
             return ()
@@ -75,8 +75,7 @@ class MemoryAccount:
 
     def _check(self, size: int) -> None:
         if self.limit is not None and self._settle() + size > self.limit:
-            raise StatusError(
-                StatusCode.RESOURCE_EXHAUSTED,
+            raise ResourceError(
                 f"out of memory: {size} bytes are needed, and {self._used} of the server's {self.limit} are "
                 "in use; free arrays, or start the server with a larger --max-memory",
             )

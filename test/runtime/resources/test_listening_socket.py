@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pathways.runtime.proxy.listening import Listener, ServerError
+from pathways.runtime.resources.listening_socket import ListeningSocket, ServerError
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def short() -> Iterator[Path]:
 
 
 def test_a_socket_of_its_own_is_removed_with_its_folder() -> None:
-    listener = Listener(None)
+    listener = ListeningSocket(None)
     assert listener.path is not None
     folder = listener.path.parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -34,32 +34,32 @@ def test_a_socket_of_its_own_is_removed_with_its_folder() -> None:
 
 
 def test_a_folder_is_made_if_its_parent_exists(tmp_path: Path) -> None:
-    Listener(tmp_path / "own" / "jax").close()
+    ListeningSocket(tmp_path / "own" / "jax").close()
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
     with pytest.raises(ServerError, match=f"folder {tmp_path}/no does not exist; create it first"):
-        Listener(tmp_path / "no" / "own" / "jax")
+        ListeningSocket(tmp_path / "no" / "own" / "jax")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ServerError, match=f"folder {tmp_path}/file: File exists"):
-        Listener(tmp_path / "file" / "jax")
+        ListeningSocket(tmp_path / "file" / "jax")
 
 
 @pytest.mark.parametrize("mode", [0o711, 0o720, 0o702, 0o755, 0o777])
 def test_a_folder_that_others_may_enter_or_write_to(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(ServerError, match=f"'chmod 700 {tmp_path}', or use another folder"):
-        Listener(tmp_path / "jax")
+        ListeningSocket(tmp_path / "jax")
 
 
 def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ServerError, match=f"folder {tmp_path} belongs to another user"):
-        Listener(tmp_path / "jax")
+        ListeningSocket(tmp_path / "jax")
 
 
 def test_a_socket_that_is_served(tmp_path: Path) -> None:
-    listener = Listener(tmp_path / "jax")
+    listener = ListeningSocket(tmp_path / "jax")
     with pytest.raises(ServerError, match=f"socket {tmp_path}/jax: another server has it"):
-        Listener(tmp_path / "jax")
+        ListeningSocket(tmp_path / "jax")
     listener.close()
     assert not (tmp_path / "jax").exists()
 
@@ -67,7 +67,7 @@ def test_a_socket_that_is_served(tmp_path: Path) -> None:
 def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(tmp_path / "jax"))
-    listener = Listener(tmp_path / "jax")
+    listener = ListeningSocket(tmp_path / "jax")
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "jax"))
         listener.accept().close()
@@ -85,14 +85,14 @@ def test_a_path_that_is_something_else(tmp_path: Path, kind: str) -> None:
         case _:
             path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ServerError, match=f"socket {path}: a file of that name exists"):
-        Listener(path)
+        ListeningSocket(path)
     assert path.lstat()
 
 
 def test_a_socket_that_another_server_has_replaced_is_left_to_it(tmp_path: Path) -> None:
-    old = Listener(tmp_path / "jax")
+    old = ListeningSocket(tmp_path / "jax")
     (tmp_path / "jax").rename(tmp_path / "old")
-    new = Listener(tmp_path / "jax")
+    new = ListeningSocket(tmp_path / "jax")
     old.close()
     assert (tmp_path / "jax").is_socket()
     new.close()
@@ -100,23 +100,23 @@ def test_a_socket_that_another_server_has_replaced_is_left_to_it(tmp_path: Path)
 
 def test_the_longest_path(short: Path) -> None:
     longest = short / ("x" * (107 - len(str(short)) - 1))
-    Listener(longest).close()
+    ListeningSocket(longest).close()
     with pytest.raises(ServerError, match="its path has 108 bytes, and the system allows 107; use a shorter"):
-        Listener(Path(f"{longest}x"))
+        ListeningSocket(Path(f"{longest}x"))
 
 
 def test_an_address() -> None:
-    listener = Listener(("127.0.0.1", 0))
+    listener = ListeningSocket(("127.0.0.1", 0))
     assert listener.path is None
     port = int(listener.target.removeprefix("grpc://127.0.0.1:"))
     with socket.create_connection(("127.0.0.1", port)):
         listener.accept().close()
     with pytest.raises(ServerError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"):
-        Listener(("127.0.0.1", port))
+        ListeningSocket(("127.0.0.1", port))
     listener.close()
 
 
 def test_clients_reach_all_addresses_by_the_name_of_the_machine() -> None:
-    listener = Listener(("0.0.0.0", 0))
+    listener = ListeningSocket(("0.0.0.0", 0))
     assert listener.target.startswith(f"grpc://{socket.gethostname()}:")
     listener.close()

@@ -1,11 +1,9 @@
-"""States of the slices that the served devices form: which are lost, and since when."""
+"""States of slices that can be lost and return: which are lost, and since when."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Self
-
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +60,3 @@ class SliceStates:
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self.lost_at):
             raise ValueError(f"slice {index} does not exist: the slices are 0 to {len(self.lost_at) - 1}")
-
-
-def slice_lost(slices: frozenset[int]) -> StatusError:
-    """Returns the error in place of arrays that were on lost slices, or would have been made there."""
-    names = ", ".join(str(index) for index in sorted(slices))
-    return StatusError(
-        StatusCode.DATA_LOSS, f"slice {names} was lost" if len(slices) == 1 else f"slices {names} were lost"
-    )

@@ -13,8 +13,8 @@ from test_session import MESSAGES, Client, compile_text, module, on_device, over
 
 from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.memory import MemoryAccount
-from pathways.runtime.proxy.statuses import StatusError
+from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.resources.memory_account import MemoryAccount
 
 FLOATS = 256
 BYTES = 4 * FLOATS
@@ -143,7 +143,7 @@ def test_an_array_that_is_resharded_to_where_it_is_has_buffers_of_its_own() -> N
 def test_an_account_frees_each_allocation_once() -> None:
     account = MemoryAccount(10)
     allocations = account.reserve([4, 6])
-    with pytest.raises(StatusError, match="RESOURCE_EXHAUSTED: out of memory: 1 bytes are needed"):
+    with pytest.raises(ResourceError, match="out of memory: 1 bytes are needed"):
         account.check(1)
     allocations[0].free()
     allocations[0].free()
