@@ -22,7 +22,7 @@ from jaxlib.mlir import ir
 from mutations import mutate, pick_seed
 from random_pipelines import SCHEDULE_FILE, random_order, random_pipeline
 
-from pathways.dialect import form_of, make_context, problems
+from pathways.dialect import form_of, load_ifrt, make_context, problems
 from pathways.passes.manager import registry
 from pathways.tools import pw_opt, pw_sim
 from pathways.tools.common import command, supervisor
@@ -145,6 +145,7 @@ def _random_case(rng: random.Random, corpus: Corpus) -> Case:
 def quiet_context() -> ir.Context:
     """A context whose diagnostics nobody reads: the bindings abort when they convert some of them."""
     context = make_context()
+    load_ifrt(context)
     context.emit_error_diagnostics = True
     context.attach_diagnostic_handler(lambda _: True)
     return context
