@@ -11,9 +11,12 @@ import jax
 import numpy as np
 
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.local.facts import stats_of
 from pathways.runtime.local.load import Executable, Port
+from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.memory import Allocation
 from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla import ifrt, pjrt
@@ -29,6 +32,7 @@ class MpmdProgram:
       parameters: what each argument has to be.
       results: what each result is and where.
       donated: the arguments that an execution consumes.
+      memory: what the account has of its code; empty without a limit.
     """
 
     executable: Executable
@@ -36,6 +40,7 @@ class MpmdProgram:
     parameters: tuple[ArraySpec, ...]
     results: tuple[ArraySpec, ...]
     donated: tuple[int, ...]
+    memory: tuple[Allocation, ...] = ()
 
     @property
     def name(self) -> str:
@@ -51,6 +56,19 @@ class MpmdProgram:
     def _read(self) -> list[int]:
         """The arguments that the program reads, in order."""
         return [port.number for port in self.executable.inputs]
+
+    @functools.cached_property
+    def slice_memory(self) -> MemoryAnalysis:
+        """The memory that an execution takes on each slice, by the plan and XLA's analysis."""
+        return analyze(self.executable.plan, stats_of(self.executable.executables))
+
+    @functools.cached_property
+    def needed_bytes(self) -> int:
+        """How many bytes an execution needs besides its arguments, if it consumes none."""
+        return sum(
+            slice.peak_memory_in_bytes - slice.argument_size_in_bytes + slice.alias_size_in_bytes
+            for slice in self.slice_memory.values()
+        )
 
     def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
         """Starts an execution; what fails is in the results, of each of which there is one in any case.
@@ -91,12 +109,30 @@ class MpmdProgram:
             response.parameter_layouts_error,
             response.output_layouts_error,
             response.output_memory_kinds.status,
-            response.mpmd_compiled_memory_stats_error,
         ):
             field.code = StatusCode.UNIMPLEMENTED
             field.message = "the program is of several XLA programs"
+        self.describe_memory(response)
         response.donated_input_indices.SetInParent()
         response.donated_input_indices.donated_input_indices.extend(self.donated)
+
+    def describe_memory(self, response: Any) -> None:
+        """Adds the memory of each slice to a `LoadedExecutableMpmdMetadataResponse`, or the other one."""
+        response.mpmd_compiled_memory_stats.SetInParent()
+        stats = response.mpmd_compiled_memory_stats.compiled_memory_stats
+        for name, slice in self.slice_memory.items():
+            for field in stats[name].DESCRIPTOR.fields:
+                value = getattr(slice, field.name, None)
+                if isinstance(value, int):
+                    setattr(stats[name], field.name, value)
+
+    def describe_costs(self, response: Any) -> None:
+        """Adds XLA's estimates for each computation to a `LoadedExecutableMpmdCostAnalysisResponse`."""
+        response.attributes.SetInParent()
+        for (computation, _), executable in self.executable.executables.items():
+            attributes = response.attributes.attributes[computation].attributes
+            for name, value in executable.cost_analysis().items():
+                attributes[name].float_value = value
 
     def describe_slices(self, response: Any) -> None:
         """Adds the devices of each slice to a `CompileResponse`."""
@@ -204,6 +240,8 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
         executable = served.compile_ifrt(proto.ifrt_program, devices)
     except Exception as error:
         raise _status_of(error) from None
+    code = (max(one.size_of_generated_code_in_bytes(), 0) for one in executable.executables.values())
+    memory = served.memory.reserve([sum(code)])
     plan = executable.plan
     inputs = {port.number: port for port in executable.inputs}
     # Where an argument is that nothing reads does not matter.
@@ -219,6 +257,7 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
         ),
         tuple(_spec(port) for port in executable.outputs),
         tuple(number for number, argument in enumerate(plan.arguments) if argument.donated),
+        memory,
     )
 
 

@@ -171,7 +171,8 @@ def compile_program(
     if kind == "PluginProgram":
         return _plugin_program(served, program.data)
     if kind == "IfrtIRProgram":
-        return compile_mpmd_program(served, program.data, options.data)
+        with watch("of several meshes"):
+            return compile_mpmd_program(served, program.data, options.data)
     if kind != "XlaProgram":
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"programs of the kind {kind[:100]!r} are not supported by the server"

@@ -276,6 +276,12 @@ class ProxySession:
             raise StatusError(StatusCode.UNIMPLEMENTED, "the program is no XLA program")
         return program
 
+    def _mpmd_program(self, handle: int) -> MpmdProgram:
+        program = self._program(handle)
+        if not isinstance(program, MpmdProgram):
+            raise StatusError(StatusCode.UNIMPLEMENTED, "the program is not one of several meshes")
+        return program
+
     def _put(self, handles: Sequence[int], make: Callable[[], Sequence[ProxyArray]]) -> None:
         """Stores what `make` returns under the handles, or its error under each of them."""
         if 0 in handles:
@@ -608,7 +614,7 @@ class ProxySession:
         donated = [
             arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)
         ]
-        if isinstance(program, ProxyProgram):
+        if not isinstance(program, ReshardProgram):
             consumed = sum(allocation.size for array in donated for allocation in array.memory)
             self._served.memory.check(program.needed_bytes - consumed)
         results = self._execute(program, arguments, kept)
@@ -638,6 +644,12 @@ class ProxySession:
         answer.attributes.SetInParent()
         for name, value in program.executable.cost_analysis().items():
             answer.attributes.attributes[name].float_value = value
+
+    def _handle_loaded_executable_mpmd_metadata(self, body: Any, answer: Any) -> None:
+        self._mpmd_program(body.mpmd_loaded_executable_handle).describe_memory(answer)
+
+    def _handle_loaded_executable_mpmd_cost_analysis(self, body: Any, answer: Any) -> None:
+        self._mpmd_program(body.loaded_executable_handle).describe_costs(answer)
 
     def _handle_loaded_executable_human_readable_program_text(self, body: Any, answer: Any) -> None:
         program = self._xla_program(body.loaded_executable_handle)

@@ -118,6 +118,13 @@ def test_metadata(program: MpmdProgram) -> None:
     assert len(metadata.parameter_shardings.shardings) == 2
     assert len(metadata.output_shardings.shardings) == 4
     assert metadata.output_layouts_error.code == StatusCode.UNIMPLEMENTED
+    stats = metadata.mpmd_compiled_memory_stats.compiled_memory_stats
+    assert {name: stats[name].argument_size_in_bytes for name in stats} == {"first": 16, "second": 16}
+    assert program.needed_bytes >= 16 + 3 * 16
+    costs = MESSAGES["xla.ifrt.proxy.LoadedExecutableMpmdCostAnalysisResponse"]()
+    program.describe_costs(costs)
+    assert set(costs.attributes.attributes) >= {"double", "add"}
+    assert costs.attributes.attributes["add"].attributes["flops"].float_value == 4
     response = MESSAGES["xla.ifrt.proxy.CompileResponse"]()
     program.describe_slices(response)
     slices = response.mpmd_addressable_devices.mpmd_addressable_devices
@@ -180,7 +187,7 @@ def test_arguments_that_are_none_of_the_program(program: MpmdProgram) -> None:
 def test_errors_of_arguments_are_those_of_results(program: MpmdProgram) -> None:
     lost = StatusError(StatusCode.DATA_LOSS, "slice 1 was lost")
     results = program.execute([arguments(program)[0], ProxyArray(program.parameters[1], lost)])
-    assert [str(result.value) for result in results] == [str(lost)] * 4
+    assert [str(result.value) for result in results] == ["DATA_LOSS: slice 1 was lost"] * 4
     (result, *_) = program.execute(arguments(program)[:1])
     assert str(result.value) == "INVALID_ARGUMENT: program 'step' has 2 arguments, got 1"
 
