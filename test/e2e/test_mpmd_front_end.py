@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import types
-import unittest
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from front_end_programs import array, lowered_by_its_tests
 
 import pathways as pw
-
-PACKAGE = "shardy.integrations.python.jax.mpmd"
 
 pytestmark = [
     pytest.mark.needs("shardy"),
     # It uses what JAX has deprecated, and donates what nothing takes.
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-def lowered_by_its_tests() -> list[tuple[Any, tuple[Any, ...], Any]]:
-    """Runs the tests of `jit`; returns each function, its arguments, and what they were lowered to."""
-    importlib.import_module("pathways.mpmd")
-    # They ask it for eight CPU devices, which are there.
-    stand_in = types.ModuleType("chex")
-    stand_in.set_n_cpu_devices = lambda count: None  # type: ignore[attr-defined]
-    sys.modules.setdefault("chex", stand_in)
-    wrapped = sys.modules[f"{PACKAGE}.jit"].MpmdWrapped
-    seen: list[tuple[Any, tuple[Any, ...], Any]] = []
-    lower: Callable[..., Any] = wrapped.lower
-
-    def remember(self: Any, *args: Any) -> Any:
-        seen.append((self, args, lower(self, *args)))
-        return seen[-1][-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wrapped, "lower", remember)
-        tests = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(f"{PACKAGE}.jit_test"))
-        result = unittest.TestResult()
-        tests.run(result)
-    assert result.wasSuccessful(), result.errors or result.failures
-    return seen
-
-
-def array(leaf: Any) -> Any:
-    """An array for a type."""
-    if not hasattr(leaf, "dtype"):
-        return leaf
-    values = np.random.default_rng(0).normal(size=leaf.shape)
-    return jnp.asarray(values if jnp.issubdtype(leaf.dtype, jnp.floating) else np.abs(values) > 1, leaf.dtype)
 
 
 def test_from_mpmd_agrees_with_jit_on_tests_of_front_end():

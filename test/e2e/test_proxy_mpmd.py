@@ -6,8 +6,10 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from typing import Any
 
+import front_end_programs
 import jax
 import numpy as np
 import proxy_mpmd
@@ -25,9 +27,15 @@ pytestmark = pytest.mark.process
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What all programs return, from one process that uses a server of the devices of this one."""
     results = tmp_path_factory.mktemp("proxied") / "results"
+    run_proxied(proxy_mpmd.__file__, str(results))
+    return pickle.loads(results.read_bytes())
+
+
+def run_proxied(*command: str) -> str:
+    """Runs a script that uses a server of the devices of this process; returns its output."""
     with pathways.proxy.serve(devices=jax.devices("cpu")) as server:
         done = subprocess.run(
-            [sys.executable, proxy_mpmd.__file__, str(results)],
+            [sys.executable, *command],
             env=os.environ | server.environment,
             capture_output=True,
             text=True,
@@ -35,8 +43,11 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        assert server.sessions == ()
-    return pickle.loads(results.read_bytes())
+        deadline = time.monotonic() + 30
+        while server.sessions:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    return done.stdout
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "with_callbacks"])
@@ -65,3 +76,10 @@ def test_callbacks_are_refused_by_name(proxied: dict[str, Any]) -> None:
     assert message.startswith(
         "UNIMPLEMENTED: the program calls 'xla_ffi_python_cpu_callback', which is not among"
     )
+
+
+@pytest.mark.needs("shardy")
+def test_programs_of_tests_of_front_end_agree_with_jit() -> None:
+    count, _, rest = run_proxied(front_end_programs.__file__).strip().rpartition("\n")[2].partition(" ")
+    assert rest == "programs agree"
+    assert int(count) >= 52

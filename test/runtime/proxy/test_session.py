@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
+from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.session import Later, ProxySession
+from pathways.runtime.proxy.statuses import StatusCode
 from pathways.runtime.xla import pjrt
 
 MESSAGES = descriptors.messages()
@@ -424,6 +426,52 @@ def test_a_program_is_compiled_and_executed(client: Client) -> None:
     np.testing.assert_array_equal(client.fetch(first.outputs[0].array_handle), [6])
     client.request("loaded_executable_execute", **request, result_array_handle=[2])
     np.testing.assert_array_equal(client.fetch(2), [6])
+
+
+IFRT = """
+!a = !ifrt.array<tensor<2xf32>, #ifrt.sharding_param<1 to [0] on 1>, [0]>
+!b = !ifrt.array<tensor<2xf32>, #ifrt.sharding_param<1 to [0] on 1>, [1]>
+module @moves {
+  func.func public @main(%x: !a {ifrt.donated}) -> (!a, !b) attributes {ifrt.function} {
+    %0, %c = ifrt.CopyArrays(%x) : (!a) -> !b
+    return %x, %0 : !a, !b
+  }
+}
+"""
+
+
+def test_a_program_on_several_meshes() -> None:
+    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES, compile_ifrt=compile_ifrt))
+    proto = MESSAGES["xla.ifrt.IfrtIrProgramProto"](ifrt_program=IFRT.encode())
+    options = MESSAGES["xla.ifrt.IfrtIrCompileOptionsProto"](device_ids=[3, 4])
+    compiled = client.request(
+        "compile",
+        program={"type_name": "xla::ifrt::IfrtIRProgram", "data": proto.SerializeToString()},
+        compile_options={"data": options.SerializeToString()},
+    ).compile_response
+    assert compiled.name == "moves"
+    assert list(compiled.addressable_device_ids) == [3, 4]
+    handle = {"loaded_executable_handle": compiled.loaded_executable_handle}
+    metadata = client.request("loaded_executable_metadata", **handle).loaded_executable_metadata_response
+    assert list(metadata.donated_input_indices.donated_input_indices) == [0]
+    client.put(1, np.array([1, 2], np.float32), device=3)
+    client.request("loaded_executable_execute", **handle, args_handles=[1], result_array_handle=[2, 3])
+    for result in (2, 3):
+        np.testing.assert_array_equal(client.fetch(result), [1, 2])
+    # Where an argument is elsewhere, each result has the error.
+    client.put(4, np.array([1, 2], np.float32), device=0)
+    client.request("loaded_executable_execute", **handle, args_handles=[4], result_array_handle=[5, 6])
+    for result in (5, 6):
+        code, message = client.fetch(result)
+        assert code == StatusCode.INVALID_ARGUMENT
+        assert message.startswith("program 'moves': argument 0 is on devices [0]")
+    costs = client.request("loaded_executable_cost_analysis", **handle).response_metadata.status
+    assert costs.message == "the program is no XLA program"
+    costs = client.request("loaded_executable_mpmd_cost_analysis", **handle).response_metadata.status
+    assert costs.code == 0
+    client.request("loaded_executable_destruct", **handle)
+    client.request("destruct_array", array_handle=range(1, 7))
+    assert client.session.counts[:2] == (0, 0)
 
 
 def test_a_failed_execution_is_an_error_in_each_result(client: Client) -> None:
