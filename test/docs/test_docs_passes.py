@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jaxlib.mlir import ir
 
-from pathways.dialect import make_context
+from pathways.dialect import load_ifrt, make_context
 from pathways.dialect.syntax.pretty import pretty
 from pathways.passes.manager import registry
 from pathways.passes.manager.driver import run_passes
@@ -26,7 +26,8 @@ def test_passes_do_what_they_show(name: str) -> None:
     assert example, f"{name} shows no IR before and after"
     text = (TESTS / f"{registry.MODULES[name].replace('.', '/')}.mlir").read_text()
     pipeline = next(filter(None, RUN.search(text).groups()))
-    with make_context():
+    with make_context() as context:
+        load_ifrt(context)
         module = ir.Module.parse(text.partition("// -----")[0])
         before = pretty(str(module))
         run_passes(module, parse_pipeline(pipeline))
