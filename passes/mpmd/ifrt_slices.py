@@ -85,9 +85,17 @@ def device_lists(function: ir.OpView) -> tuple[DeviceIds, ...]:
 
 
 def physical_ids(function: ir.OpView) -> list[int] | None:
-    """Returns the ids of the devices that a program numbers from 0; None where it does not say."""
+    """Returns the ids of the devices that a program numbers from 0; None where it does not say.
+
+    Raises:
+      PassFailure: it says so in another form.
+    """
     attribute = function.attributes.get(DEVICE_IDS)
-    return None if attribute is None else list(ir.DenseI64ArrayAttr(attribute))
+    if attribute is None:
+        return None
+    if not isinstance(attribute, ir.DenseI64ArrayAttr):
+        fail(function, f"expected `{DEVICE_IDS}` to be an array of i64, got {attribute}")
+    return list(attribute)
 
 
 def _numbered_lists(function: ir.OpView, types: ArrayTypes) -> dict[DeviceIds, None]:
@@ -153,8 +161,9 @@ class SliceMeshes:
         named: dict[str, tuple[DeviceIds, Mesh]] = {}
         for devices in self._lists:
             calls = self._calls[devices]
-            said = [call.attributes[_MESH_NAME] for call in calls if _MESH_NAME in call.attributes]
-            base = symbol_of(said[0].value) if said else "slice"
+            said = [call.attributes.get(_MESH_NAME) for call in calls]
+            names = [symbol_of(name.value) for name in said if isinstance(name, ir.StringAttr)]
+            base = names[0] if names else "slice"
             named[unique_name(base, named)] = devices, self._mesh(devices, calls)
         return named
 

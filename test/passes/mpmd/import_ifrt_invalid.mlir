@@ -25,6 +25,16 @@ module @unknown_device {
 
 // -----
 
+!a = !ifrt.array<tensor<8xf32>, #ifrt.sharding_param<1 to [0] on 1>, [0]>
+module @devices_in_another_form {
+  // expected-error@+1 {{'func.func' op expected `pw.device_ids` to be an array of i64, got [5]}}
+  func.func @main(%x: !a) -> !a attributes {ifrt.function, pw.device_ids = [5]} {
+    return %x : !a
+  }
+}
+
+// -----
+
 // Calls execute atom programs of the module, each with a function @main.
 
 !a = !ifrt.array<tensor<8xf32>, #ifrt.sharding_param<1 to [0] on 1>, [0]>
