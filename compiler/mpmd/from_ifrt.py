@@ -17,10 +17,10 @@ from pathways.passes.mpmd.ifrt_slices import device_lists
 from pathways.passes.mpmd.import_ifrt import ifrt_function
 from pathways.passes.mpmd.slices import symbol_of
 from pathways.passes.pipeline import Options
-from pathways.runtime.bundle.program import problem_of
 from pathways.runtime.local.devices import binding_of
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.proxy.programs import check_module
 
 _DIALECTS = ("builtin", "func", "ifrt", "stablehlo", "chlo", "sdy")
 
@@ -34,7 +34,7 @@ def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
 
     Raises:
       ProgramError: it is no such module, or has something that no slice has a meaning for; names it.
-      NotImplementedError: a computation must not run for a client.
+      StatusError: a computation must not run for a client.
       ResourceError, CompileError: see `runtime.local.load`.
     """
     context = make_context()
@@ -42,11 +42,7 @@ def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
     with Diagnostics(context) as seen:
         try:
             module = ir.Module.parse(bytecode, context)
-            problem = problem_of(
-                module, "a program", _DIALECTS, advice=", which are all that run for clients of this process"
-            )
-            if problem is not None:
-                raise NotImplementedError(f"the program {problem}")
+            check_module(module, _DIALECTS)
             name = symbol_of(symbol_name(module.operation) or "program")
             with context:
                 function = ifrt_function(module)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -204,14 +204,12 @@ def compile_program(
     except jax.errors.JaxRuntimeError as error:
         message = status_of(error).message[:300]
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"the program is not StableHLO: {message}") from None
-    _check(module)
+    check_module(module)
     own = served.messages.parse(
         "xla.CompileOptionsProto", pjrt.compile_options(devices, 0, 0).SerializeAsString()
     )
     type_ = _type_of_main(module)
     _set_options(own, proto, len(type_.inputs), len(type_.results))
-    if any(call.startswith("lapack_") for call in custom_calls(module)):
-        pjrt.initialize_lapack()
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
     options_of_xla = ifrt.compile_options(own.SerializeToString())
     with watch(name):
@@ -250,16 +248,22 @@ _FILES = re.compile(r"dump|path|file|dir$|_dir_|_to$")
 """Options of the compiler that name files, or have it write some."""
 
 
-def _check(module: ir.Module) -> None:
-    """Checks that the server may compile a module.
+def check_module(module: ir.Module, dialects: Collection[str] = _DIALECTS) -> None:
+    """Checks that the server may compile a module, and loads what its custom calls need.
+
+    Args:
+      module: the module.
+      dialects: the dialects that it may use.
 
     Raises:
       StatusError: it must not.
     """
-    problem = problem_of(module, "a program", _DIALECTS, advice=", which are all that the server runs")
+    problem = problem_of(module, "a program", dialects, advice=", which are all that the server runs")
     if problem is not None:
         raise StatusError(StatusCode.UNIMPLEMENTED, f"the program {problem}")
     _check_shapes(module)
+    if any(call.startswith("lapack_") for call in custom_calls(module)):
+        pjrt.initialize_lapack()
 
 
 def _check_shapes(module: ir.Module) -> None:

@@ -614,7 +614,7 @@ class ProxySession:
         donated = [
             arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)
         ]
-        if not isinstance(program, ReshardProgram):
+        if isinstance(program, ProxyProgram | MpmdProgram):
             consumed = sum(allocation.size for array in donated for allocation in array.memory)
             self._served.memory.check(program.needed_bytes - consumed)
         results = self._execute(program, arguments, kept)
