@@ -1,0 +1,413 @@
+"""Sends mutated requests to sessions of the proxy server: each gets one status or ends its session.
+
+  python test/fuzz/mutate_requests.py --seed 0 --count 2000 --jobs 2 --keep build/fuzz/requests
+  python test/fuzz/mutate_requests.py --replay build/fuzz/requests
+
+A case is the session of a real client, recorded, in which some requests are changed, moved, left out or
+repeated; case number n of a seed is always the same, for the same sources. Cases run in batches, each in a
+process of its own. A failure is a crash, an error of Python's that is no status, arrays that outlive their
+session, or too long a time outside of a program of the client. Of those of one cause the smallest case is
+made smaller and kept. The exit code is 1 when there is one.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import faulthandler
+import functools
+import json
+import os
+import pickle
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# Before JAX starts.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["PW_CACHE_DIR"] = ""
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+from corpus import ROOT
+from flags import parser_of
+from forked import Ending, run_all
+from jaxlib.mlir import ir
+from request_mutations import Pool, mutate_stream
+from request_seeds import RecordedSession, read_seeds, record
+
+from pathways.runtime.proxy import descriptors, programs, session
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
+from pathways.runtime.proxy.session import ProxySession
+from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.xla import pjrt
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+BATCH = 100
+SECONDS = 60.0
+"""How long one request may take, by the clock."""
+
+MEMORY = 24 << 30
+"""Bytes of address space: XLA reserves more than it takes."""
+
+_EFFORT = 120.0
+"""Seconds that go into making one example smaller."""
+
+FAILURES = ("crash", "hang", "python", "left")
+
+Requests = list[tuple[bytes, bool]]
+"""Requests, each with whether it was mutated."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestCase:
+    """A session: what it receives, and the host buffers that it finds."""
+
+    requests: Requests
+    buffers: dict[int, bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseVerdict:
+    """What became of a case.
+
+    Attributes:
+      kind: `ended`; or `crash`, `hang`, `python`, `left`, which are failures.
+      cause: what failures of one cause have in common.
+      statuses: how often replies had each status.
+      mutated: how many mutated requests were sent.
+    """
+
+    kind: str
+    cause: str = ""
+    statuses: dict[str, int] = dataclasses.field(default_factory=dict)
+    mutated: int = 0
+
+
+def main() -> int:
+    """Runs the harness; returns its exit code."""
+    parser = parser_of(__doc__, "requests", 200)
+    parser.add_argument("--seeds", type=Path, help="folder of recorded sessions; records them there if empty")
+    parser.add_argument("--programs", nargs="*", default=(), help="programs to record (default: all)")
+    parser.add_argument("--replay", type=Path, help="run the files of a folder, or one file, instead")
+    parser.add_argument("--no-reduce", action="store_true", help="keep examples as they are")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.replay is not None:
+            files = sorted(options.replay.glob("*.case")) if options.replay.is_dir() else [options.replay]
+            make = Replayed([pickle.loads(file.read_bytes()) for file in files])
+            numbers: Sequence[int] = range(len(files))
+        else:
+            seeds = options.seeds or Path(folder)
+            seeds.mkdir(parents=True, exist_ok=True)
+            if not any(seeds.iterdir()):
+                record(seeds, options.programs)
+            make = Mutated(options.seed, read_seeds(seeds))
+            numbers = range(options.first, options.first + options.count)
+        return fuzz(make, numbers, options.jobs, options.keep, not options.no_reduce)
+
+
+class Replayed:
+    """Cases that were kept."""
+
+    def __init__(self, cases: Sequence[RequestCase]) -> None:
+        self._cases = cases
+
+    def __call__(self, number: int) -> RequestCase:
+        return self._cases[number]
+
+
+class Mutated:
+    """Cases that are mutated sessions of real clients."""
+
+    def __init__(self, seed: int, seeds: Sequence[RecordedSession]) -> None:
+        self._seed = seed
+        self._seeds = seeds
+        self._pool: Pool | None = None
+        self._all: list[bytes] = []
+
+    def __call__(self, number: int) -> RequestCase:
+        if self._pool is None:
+            messages = descriptors.messages()
+            self._pool = Pool(messages, functools.cache(text_of))
+            self._all = [data for seed in self._seeds for data in seed.requests]
+            for data in self._all:
+                self._pool.add(messages.parse("xla.ifrt.proxy.IfrtRequest", data))
+        chance = random.Random(f"{self._seed} {number}")
+        seed = chance.choice(self._seeds)
+        share = chance.choice((0.05, 0.2, 0.5))
+        return RequestCase(mutate_stream(chance, seed.requests, self._all, self._pool, share), seed.buffers)
+
+
+def text_of(data: bytes) -> str | None:
+    """The text of a program; None where it is none."""
+    try:
+        return str(pjrt.parse(data))
+    except (ir.MLIRError, ValueError, RuntimeError, jax.errors.JaxRuntimeError):
+        return None
+
+
+def fuzz(
+    make: Callable[[int], RequestCase], numbers: Sequence[int], jobs: int, keep: Path, reduce: bool
+) -> int:
+    """Runs cases; returns the exit code."""
+    verdicts: dict[int, CaseVerdict] = {}
+    smallest: dict[tuple[str, str], tuple[int, RequestCase]] = {}
+    began = shown = time.monotonic()
+    for number, verdict, case in run_cases(make, numbers, jobs):
+        verdicts[number] = verdict
+        if case is not None:
+            key = verdict.kind, verdict.cause
+            if key not in smallest or len(case.requests) < len(smallest[key][1].requests):
+                smallest[key] = number, case
+                write(keep, number, case, verdict)
+        if time.monotonic() - shown > 20:
+            shown = time.monotonic()
+            sent = sum(v.mutated for v in verdicts.values())
+            print(f"{sent} mutated requests, {sent / (shown - began):.0f} a second", file=sys.stderr)
+    if reduce:
+        for number, case in smallest.values():
+            small = reduced(case, verdicts[number])
+            write(keep, number, small, verdicts[number])
+            print(shown_case(small))
+    return report(verdicts)
+
+
+def report(verdicts: dict[int, CaseVerdict]) -> int:
+    """Prints how cases ended; returns the exit code."""
+    statuses: collections.Counter[str] = collections.Counter()
+    for verdict in verdicts.values():
+        statuses.update(verdict.statuses)
+    for status, count in statuses.most_common(60):
+        print(f"{count:>8}  {status}")
+    failures = collections.Counter((v.kind, v.cause) for v in verdicts.values() if v.kind in FAILURES)
+    for (kind, cause), count in failures.most_common():
+        print(f"{count:>8}  {kind:<8} {cause}")
+    sent = sum(verdict.mutated for verdict in verdicts.values())
+    print(f"{len(verdicts)} sessions, {sent} mutated requests, {sum(failures.values())} failures")
+    return 1 if failures else 0
+
+
+def write(keep: Path, number: int, case: RequestCase, verdict: CaseVerdict) -> None:
+    """Writes a case that failed: to replay, and for a reader."""
+    keep.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"\W+", "_", f"{verdict.kind}_{verdict.cause}").strip("_")[:100]
+    for old in keep.glob(f"{name}.*"):
+        old.unlink()
+    (keep / f"{name}.{number}.case").write_bytes(pickle.dumps(case))
+    (keep / f"{name}.{number}.txt").write_text(f"{verdict.kind} {verdict.cause}\n{shown_case(case)}\n")
+
+
+def shown_case(case: RequestCase) -> str:
+    """The requests of a case for a reader."""
+    messages = descriptors.messages()
+    lines = []
+    for data, was_mutated in case.requests:
+        try:
+            text = str(messages.parse("xla.ifrt.proxy.IfrtRequest", data))
+        except ValueError:
+            text = repr(data[:300])
+        lines.append(f"{'mutated' if was_mutated else 'as it was'}:\n{text[:3000]}")
+    return "\n".join(lines)
+
+
+def run_cases(
+    make: Callable[[int], RequestCase], numbers: Sequence[int], jobs: int
+) -> Iterator[tuple[int, CaseVerdict, RequestCase | None]]:
+    """Runs cases in batches; yields verdicts, and what was sent by cases that failed."""
+    size = min(BATCH, max(1, len(numbers) // jobs))
+    waiting = collections.deque(list(numbers[n : n + size]) for n in range(0, len(numbers), size))
+
+    def tasks() -> Iterator[tuple[list[int], Callable[..., None]]]:
+        while waiting:
+            batch = waiting.popleft()
+            yield batch, functools.partial(_run_batch, batch, make)
+
+    while waiting:
+        for batch, ending in run_all(tasks(), jobs, SECONDS * BATCH, MEMORY):
+            done = _verdicts(ending)
+            for number, verdict in done.items():
+                yield number, verdict, _sent(ending, number) if verdict.kind in FAILURES else None
+            rest = [number for number in batch if number not in done]
+            if rest:
+                verdict = _judge_ending(ending)
+                yield rest[0], verdict, _sent(ending, rest[0]) if verdict.kind in FAILURES else None
+                if rest[1:]:
+                    waiting.append(rest[1:])
+
+
+def _run_batch(
+    batch: list[int], make: Callable[[int], RequestCase], folder: Path, note: Callable[[str], None]
+) -> None:
+    """The task of a child."""
+    os.chdir(folder)
+    served = ServedDevices(jax.devices("cpu"), descriptors.messages())
+    _keep_programs()
+    with Path("verdicts").open("a") as file:
+        for number in batch:
+            note("making")
+            case = make(number)
+            path = Path(f"{number}.case")
+            path.write_bytes(pickle.dumps(case))
+            verdict = run_case(served, case, note)
+            if verdict.kind not in FAILURES:
+                path.unlink()
+            file.write(json.dumps([number, dataclasses.asdict(verdict)]) + "\n")
+            file.flush()
+
+
+def _keep_programs() -> None:
+    """Compiles each program once for all cases: most are not mutated."""
+    compile_program = programs.compile_program
+    kept: dict[tuple[bytes, bytes], Any] = {}
+
+    def compile_once(served: Any, program: Any, options: Any) -> Any:
+        key = program.SerializeToString(), options.SerializeToString()
+        if key not in kept:
+            if len(kept) > 300:
+                kept.clear()
+            kept[key] = compile_program(served, program, options)
+        return kept[key]
+
+    session.programs.compile_program = compile_once  # type: ignore[assignment]
+
+
+class StoredBuffers(HostBuffers):
+    """Host buffers of a session that would wait for ever for one that is never stored."""
+
+    def take(self, handle: int) -> Buffer:
+        """Returns a buffer that was stored, and forgets it."""
+        if handle not in self._buffers:
+            raise StatusError(StatusCode.CANCELLED, "no such host buffer")
+        return super().take(handle)
+
+
+def run_case(served: ServedDevices, case: RequestCase, note: Callable[[str], None]) -> CaseVerdict:
+    """Sends the requests of a case to a new session, and ends it."""
+    messages = served.messages
+    statuses: collections.Counter[str] = collections.Counter()
+    problem = ""
+
+    def read(data: bytes) -> None:
+        nonlocal problem
+        reply = messages.parse("xla.ifrt.proxy.IfrtResponse", data)
+        status = reply.response_metadata.status
+        name = StatusCode(status.code).name
+        kind = reply.WhichOneof("response") or ""
+        text = re.sub(r"\d+", "N", status.message)[:50]
+        statuses[f"{name} {text}" if status.code else name] += 1
+        if status.code and " in the server: " in status.message:
+            problem = problem or re.sub(r"\d+", "N", status.message)[:150]
+        if status.code and kind:
+            problem = problem or f"a body beside {name}"
+
+    before = len(served.client.live_arrays())
+    ended = ProxySession(1, served, read, lambda work: work())
+    ended.host_buffers = StoredBuffers()
+    for handle, data in case.buffers.items():
+        ended.host_buffers.store(handle, data)
+    sent = 0
+    for n, (data, was_mutated) in enumerate(case.requests):
+        sent += was_mutated
+        note(f"request {n} {_kind(messages, data)}")
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        try:
+            reply = ended.dispatch(data)
+        except ValueError:
+            statuses["session ended"] += 1
+            break
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        if reply is not None:
+            read(reply)
+    note("end of the session")
+    ended.close()
+    if ended.counts != (0, 0, 0, 0):
+        return CaseVerdict("left", f"counts {ended.counts}", dict(statuses), sent)
+    del ended
+    # What a device computes holds its operands.
+    deadline = time.monotonic() + SECONDS
+    while (left := len(served.client.live_arrays()) - before) > 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if left > 0:
+        return CaseVerdict("left", "arrays", dict(statuses), sent)
+    if problem:
+        return CaseVerdict("python", problem, dict(statuses), sent)
+    return CaseVerdict("ended", "", dict(statuses), sent)
+
+
+def _kind(messages: Any, data: bytes) -> str:
+    try:
+        return messages.parse("xla.ifrt.proxy.IfrtRequest", data).WhichOneof("request") or ""
+    except ValueError:
+        return "none"
+
+
+def _verdicts(ending: Ending) -> dict[int, CaseVerdict]:
+    path = ending.folder / "verdicts"
+    lines = path.read_text().split("\n") if path.exists() else []
+    return {number: CaseVerdict(**fields) for number, fields in map(json.loads, filter(None, lines))}
+
+
+def _sent(ending: Ending, number: int) -> RequestCase | None:
+    path = ending.folder / f"{number}.case"
+    return pickle.loads(path.read_bytes()) if path.exists() else None
+
+
+def _judge_ending(ending: Ending) -> CaseVerdict:
+    """The verdict on the case that ended its batch."""
+    doing = re.sub(r"\d+ ", "", ending.note)
+    if ending.note == "making":
+        return CaseVerdict("unmade", "MLIR" if ending.signal else "time")
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', ending.stderr)
+    ours = [
+        f"{Path(file).name}:{line}"
+        for file, line, _ in frames
+        if file.startswith(str(ROOT)) and "/.venv/" not in file and "/test/" not in file
+    ]
+    fatal = re.search(r"(?m)^F\d+ \S+ +\d+ (.*)$", ending.stderr)
+    where = f"{doing} {ours[0] if ours else '?'} {re.sub(r'[0-9]+', 'N', fatal[1])[:120] if fatal else ''}"
+    if ending.signal is None or ending.late:
+        # A program may loop.
+        late = (
+            "hang" if "execute" not in doing and "ready" not in doing and "copy_to" not in doing else "loops"
+        )
+        return CaseVerdict(late, where)
+    return CaseVerdict("crash", f"{ending.signal.name} {where}")
+
+
+def verdict_of(case: RequestCase) -> CaseVerdict:
+    """Runs one case in a process of its own."""
+    ((_, verdict, _),) = run_cases(Replayed([case]), range(1), 1)
+    return verdict
+
+
+def reduced(case: RequestCase, verdict: CaseVerdict) -> RequestCase:
+    """The case with as few requests as end in the same way."""
+    deadline = time.monotonic() + _EFFORT
+    size = max(1, len(case.requests) // 2)
+    while time.monotonic() < deadline:
+        at = 0
+        while at < len(case.requests) and time.monotonic() < deadline:
+            requests = case.requests[:at] + case.requests[at + size :]
+            outcome = verdict_of(RequestCase(requests, case.buffers)) if requests else CaseVerdict("ended")
+            if (outcome.kind, outcome.cause) == (verdict.kind, verdict.cause):
+                case = RequestCase(requests, case.buffers)
+            else:
+                at += size
+        if size == 1:
+            break
+        size //= 2
+    return case
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Requests of real clients, recorded: the seeds of mutated ones.
+
+`python request_seeds.py FOLDER` runs each program of `proxy_programs.py` in a client of its own, behind a
+server in this process, and writes what each session received to a file. Runs in a process of its own, since
+processes that start JAX must not fork.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_BUFFER_BYTES = 1 << 20
+"""Sessions with a larger host buffer are no seeds: they would make all cases slow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedSession:
+    """What the session of one program received.
+
+    Attributes:
+      name: the program.
+      requests: serialised `IfrtRequest`s, in their order.
+      buffers: the host buffers that the client stored, by handle.
+    """
+
+    name: str
+    requests: tuple[bytes, ...]
+    buffers: dict[int, bytes]
+
+
+def read_seeds(folder: Path) -> list[RecordedSession]:
+    """The sessions in the files of a folder, without those that hold large host buffers."""
+    seeds = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.session"))]
+    return [seed for seed in seeds if max(map(len, seed.buffers.values()), default=0) <= MAX_BUFFER_BYTES]
+
+
+def record(folder: Path, names: Sequence[str] = ()) -> None:
+    """Records the sessions of programs, by default of all of them, in a process of its own."""
+    command = [sys.executable, __file__, str(folder), *names]
+    subprocess.run(command, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+
+
+def _serve(folder: Path, names: Sequence[str]) -> None:
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 8)
+
+    import pathways.proxy
+    from pathways.runtime.proxy import serving
+    from pathways.runtime.proxy.session import ProxySession, Send
+
+    sessions: list[RecordingSession] = []
+
+    class RecordingSession(ProxySession):
+        """Session that keeps what it receives. It waits in its own thread, so that handles are the same."""
+
+        def __init__(self, number: int, served: Any, send: Send, wait: Any) -> None:
+            super().__init__(number, served, send, lambda work: work())
+            self.requests: list[bytes] = []
+            self.buffers: dict[int, bytes] = {}
+            self.thread = 0
+            sessions.append(self)
+            store = self.host_buffers.store
+
+            def record_buffer(handle: int, data: bytes) -> None:
+                # The session itself stores what the client fetches.
+                if threading.get_ident() != self.thread:
+                    self.buffers[handle] = bytes(data)
+                store(handle, data)
+
+            self.host_buffers.store = record_buffer  # type: ignore[method-assign]
+
+        def dispatch(self, data: bytes) -> bytes | None:
+            self.requests.append(data)
+            self.thread = threading.get_ident()
+            return super().dispatch(data)
+
+    serving.ProxySession = RecordingSession  # type: ignore[misc]
+    with pathways.proxy.serve() as server:
+        command = [sys.executable, __file__, "--client", *names]
+        environment = os.environ | server.environment
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"cannot record: {done.stderr[-3000:]}")
+    for name, session in zip(done.stdout.split(), sessions, strict=True):
+        recorded = RecordedSession(name, tuple(session.requests), session.buffers)
+        (folder / f"{name}.session").write_bytes(pickle.dumps(recorded))
+
+
+def _run_programs(names: Sequence[str]) -> None:
+    """Runs each program in a child of this process, which has imported JAX and not started it."""
+    from proxy_programs import PROGRAMS
+
+    for name in names or PROGRAMS:
+        print(name, flush=True)
+        child = os.fork()
+        if child == 0:
+            _run(PROGRAMS[name])
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            raise RuntimeError(f"program {name} failed")
+
+
+def _run(program: Callable[[], Any]) -> None:
+    from proxy_programs import to_host
+
+    try:
+        to_host(program())
+    except BaseException as error:
+        print(error, file=sys.stderr)
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+    if sys.argv[1] == "--client":
+        _run_programs(sys.argv[2:])
+    else:
+        # Files of these classes are read under the name of this module.
+        import request_seeds
+
+        request_seeds._serve(Path(sys.argv[1]), sys.argv[2:])
