@@ -77,10 +77,11 @@ def on_device(device: int) -> dict[str, Any]:
     return {"serialized_sharding": {"type_name": "xla::ifrt::SingleDeviceSharding", "data": data}}
 
 
-def over_devices(shard_shape: list[int], devices: Sequence[int]) -> dict[str, Any]:
+def over_devices(shard_shape: list[int], devices: int | Sequence[int]) -> dict[str, Any]:
     """A sharding that names the shape of shards only."""
     proto = MESSAGES["xla.ifrt.ConcreteEvenShardingProto"](
-        devices={"device_ids": devices}, shard_shape={"dims": shard_shape}
+        devices={"device_ids": range(devices) if isinstance(devices, int) else devices},
+        shard_shape={"dims": shard_shape},
     )
     return {
         "serialized_sharding": {
@@ -143,7 +144,7 @@ def test_shards_are_assembled_taken_apart_and_remapped(client: Client) -> None:
     client.request(
         "assemble_array_from_single_device_arrays",
         shape={"dims": [8]},
-        sharding=over_devices([2], range(4)),
+        sharding=over_devices([2], 4),
         single_device_array_handles=[1, 2, 3, 4],
         result_handle=10,
     )
@@ -642,7 +643,7 @@ def requests_of_a_program() -> list[bytes]:
         return dispatch(data)
 
     client.session.dispatch = record  # type: ignore[method-assign]
-    whole = {"shape": {"dims": [4]}, "sharding": over_devices([2], range(2))}
+    whole = {"shape": {"dims": [4]}, "sharding": over_devices([2], 2)}
     client.request("init")
     client.put(1, np.ones(2, np.float32))
     client.put(2, np.ones(2, np.float32), device=1)
