@@ -21,6 +21,7 @@ from pathways.runtime.local.devices import binding_of
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.proxy.programs import check_module
+from pathways.runtime.xla.pjrt import platform_of
 
 _DIALECTS = ("builtin", "func", "ifrt", "stablehlo", "chlo", "sdy")
 
@@ -42,7 +43,7 @@ def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
     with Diagnostics(context) as seen:
         try:
             module = ir.Module.parse(bytecode, context)
-            check_module(module, _DIALECTS)
+            check_module(module, platform_of(devices[0]), _DIALECTS)
             name = symbol_of(symbol_name(module.operation) or "program")
             with context:
                 function = ifrt_function(module)

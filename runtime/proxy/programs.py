@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -204,7 +205,7 @@ def compile_program(
     except jax.errors.JaxRuntimeError as error:
         message = status_of(error).message[:300]
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"the program is not StableHLO: {message}") from None
-    check_module(module)
+    check_module(module, pjrt.platform_of(devices[0]))
     own = served.messages.parse(
         "xla.CompileOptionsProto", pjrt.compile_options(devices, 0, 0).SerializeAsString()
     )
@@ -248,11 +249,12 @@ _FILES = re.compile(r"dump|path|file|dir$|_dir_|_to$")
 """Options of the compiler that name files, or have it write some."""
 
 
-def check_module(module: ir.Module, dialects: Collection[str] = _DIALECTS) -> None:
+def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _DIALECTS) -> None:
     """Checks that the server may compile a module, and loads what its custom calls need.
 
     Args:
       module: the module.
+      platform: where it is to run.
       dialects: the dialects that it may use.
 
     Raises:
@@ -261,12 +263,16 @@ def check_module(module: ir.Module, dialects: Collection[str] = _DIALECTS) -> No
     problem = problem_of(module, "a program", dialects, advice=", which are all that the server runs")
     if problem is not None:
         raise StatusError(StatusCode.UNIMPLEMENTED, f"the program {problem}")
-    _check_shapes(module)
+    _check_shapes(module, platform)
     if any(call.startswith("lapack_") for call in custom_calls(module)):
         pjrt.initialize_lapack()
 
 
-def _check_shapes(module: ir.Module) -> None:
+_MAX_CPU_SIZE = 1 << 35
+"""Elements of a value: for more, XLA divides by zero where it shares the work among threads."""
+
+
+def _check_shapes(module: ir.Module, platform: str) -> None:
     """Checks the sizes of all values of a module, which XLA multiplies without care.
 
     Raises:
@@ -282,7 +288,13 @@ def _check_shapes(module: ir.Module) -> None:
     module.operation.walk(visit)
     for type_ in types:
         if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
-            checked_shape(type_.shape)
+            size = math.prod(checked_shape(type_.shape))
+            if platform == "cpu" and size > _MAX_CPU_SIZE:
+                raise StatusError(
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    f"the program has a value of {size} elements; XLA computes at most {_MAX_CPU_SIZE} on a "
+                    "CPU",
+                )
 
 
 _BUILD_OPTIONS = (

@@ -88,7 +88,8 @@ def wait_for_end_of_sessions(server: ProxyServer) -> None:
 def test_a_failed_execution_is_raised_when_it_is_read_and_the_session_goes_on(server: ProxyServer) -> None:
     program = """if True:
         import jax, jax.numpy as jnp
-        large = jax.jit(lambda x: jnp.zeros((1 << 21, 1 << 21)).at[0].set(x))
+        jax.config.update("jax_enable_x64", True)
+        large = jax.jit(lambda x: jnp.zeros((1 << 20, 1 << 15), "complex128").at[0].set(x))
         failed = large(1.0)
         further = failed[0] + 1
         print("called")
@@ -97,7 +98,7 @@ def test_a_failed_execution_is_raised_when_it_is_read_and_the_session_goes_on(se
                 array.block_until_ready()
             except jax.errors.JaxRuntimeError as error:
                 print(str(error).partition(":")[0])
-        print(jnp.ones(2) + 1)
+        print(jnp.ones(2, "float32") + 1)
         """
     with start_client(server, program) as client:
         out, err = client.communicate(timeout=120)

@@ -531,11 +531,23 @@ def test_a_program_with_a_name_that_is_no_text(client: Client) -> None:
     assert status.message.startswith("the program is not StableHLO: ")
 
 
-def test_a_program_with_values_that_are_too_large(client: Client) -> None:
-    large = "tensor<2147483648x2147483648xf32>"
+@pytest.mark.parametrize(
+    ("large", "code", "message"),
+    [
+        ("tensor<2147483648x2147483648xf32>", 3, f"invalid shape: {(2**31, 2**31)}"),
+        (
+            "tensor<1048576x65536xf32>",
+            8,
+            "the program has a value of 68719476736 elements; XLA computes at most 34359738368 on a CPU",
+        ),
+    ],
+)
+def test_a_program_with_values_that_are_too_large(
+    client: Client, large: str, code: int, message: str
+) -> None:
     body = f"%0 = stablehlo.broadcast_in_dim %x, dims = [] : (tensor<f32>) -> {large} return %x : tensor<f32>"
     status = compile_text(client, module(body))
-    assert (status.code, status.message) == (3, f"invalid shape: {(2**31, 2**31)}")
+    assert (status.code, status.message) == (code, message)
 
 
 @pytest.mark.parametrize(
