@@ -291,14 +291,14 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
 
 
 def _handed_out(container: Any, keys: Collection[Any]) -> list[ir.Attribute]:
-    """The attributes in a container but for locations, which the bindings cannot return."""
+    """The attributes in a container but locations and names with NUL, which bindings cannot return."""
     try:
         return [container[key] for key in keys]
-    except TypeError:
+    except (TypeError, KeyError):
         pass
     attributes = []
     for key in keys:
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, KeyError):
             attributes.append(container[key])
     return attributes
 

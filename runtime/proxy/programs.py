@@ -15,6 +15,7 @@ import jax
 from jax.experimental.layout import Layout
 from jaxlib.mlir import ir
 
+from pathways.dialect.operations.operation import printed
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import (
@@ -247,6 +248,8 @@ def _plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram | Pers
 _DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy")
 _FILES = re.compile(r"dump|path|file|dir$|_dir_|_to$")
 """Options of the compiler that name files, or have it write some."""
+_NOT_OF_CLIENTS = re.compile(rf"{_FILES.pattern}|crash")
+"""Options of the compiler that are those of the server: files, and what ends the process."""
 
 
 def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _DIALECTS) -> None:
@@ -264,8 +267,27 @@ def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _
     if problem is not None:
         raise StatusError(StatusCode.UNIMPLEMENTED, f"the program {problem}")
     _check_shapes(module, platform)
+    _check_meshes(module)
     if any(call.startswith("lapack_") for call in custom_calls(module)):
         pjrt.initialize_lapack()
+
+
+_MESH = re.compile(rb'<\[("(?:[^"\\]|\\.)*"=\d+(?:, )?)+\]')
+_AXIS_SIZE = re.compile(rb'"=(\d+)')
+_MAX_MESH = 1 << 20
+"""Devices of a mesh in a program: XLA computes with their number without care."""
+
+
+def _check_meshes(module: ir.Module) -> None:
+    """Checks the sizes of meshes, which shardings name or hold.
+
+    Raises:
+      StatusError: one is too large.
+    """
+    for mesh in _MESH.finditer(printed(module)):
+        sizes = [int(size) for size in _AXIS_SIZE.findall(mesh[0])]
+        if math.prod(sizes) > _MAX_MESH:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"the program has a mesh of {sizes[:8]}")
 
 
 _MAX_CPU_SIZE = 1 << 35
@@ -292,8 +314,8 @@ def _check_shapes(module: ir.Module, platform: str) -> None:
             if platform == "cpu" and size > _MAX_CPU_SIZE:
                 raise StatusError(
                     StatusCode.RESOURCE_EXHAUSTED,
-                    f"the program has a value of {size} elements; XLA computes at most {_MAX_CPU_SIZE} on a "
-                    "CPU",
+                    f"the program has a value of {size} elements; XLA computes at most {_MAX_CPU_SIZE} "
+                    "on a CPU",
                 )
 
 
@@ -338,16 +360,17 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
         default = type(build.debug_options).FromString(build.debug_options.SerializeToString())
         build.debug_options.CopyFrom(of_client.debug_options)
         for field in build.debug_options.DESCRIPTOR.fields:
-            if _FILES.search(field.name):
+            if _NOT_OF_CLIENTS.search(field.name):
                 build.debug_options.ClearField(field.name)
                 if field.is_repeated:
                     getattr(build.debug_options, field.name).extend(getattr(default, field.name))
                 elif default.HasField(field.name):
                     setattr(build.debug_options, field.name, getattr(default, field.name))
     for name in proto.env_option_overrides:
-        if _FILES.search(name):
+        if _NOT_OF_CLIENTS.search(name):
+            effect = "use files" if _FILES.search(name) else "end"
             raise StatusError(
-                StatusCode.PERMISSION_DENIED, f"the compiler option {name!r} would have the server use files"
+                StatusCode.PERMISSION_DENIED, f"the compiler option {name!r} would have the server {effect}"
             )
         own.env_option_overrides[name].CopyFrom(proto.env_option_overrides[name])
 

@@ -550,6 +550,14 @@ def test_a_program_with_values_that_are_too_large(
     assert (status.code, status.message) == (code, message)
 
 
+def test_a_program_with_a_mesh_that_is_too_large(client: Client) -> None:
+    text = module("return %x : tensor<f32>").replace(
+        "{ func", '{ sdy.mesh @mesh = <["x"=4611686018427387903, "y"=2]> func'
+    )
+    status = compile_text(client, text)
+    assert (status.code, status.message) == (3, f"the program has a mesh of {[2**62 - 1, 2]}")
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -620,11 +628,35 @@ def test_a_request_with_more_of_one_than_of_the_others(client: Client) -> None:
     assert reply.response_metadata.status.message == expected
 
 
-def test_options_of_the_compiler_that_name_files(client: Client) -> None:
-    overrides = {"xla_dump_to": {"string_field": "/tmp/x"}}
+@pytest.mark.parametrize(
+    ("name", "value", "effect"),
+    [
+        ("xla_dump_to", {"string_field": "/tmp/x"}, "use files"),
+        ("xla_unsupported_crash_on_hlo_pass_silent_hlo_change", {"bool_field": True}, "end"),
+    ],
+)
+def test_options_of_the_compiler_that_are_the_servers(
+    client: Client, name: str, value: dict[str, Any], effect: str
+) -> None:
+    overrides = {name: value}
     status = compile_text(client, module("return %x : tensor<f32>"), env_option_overrides=overrides)
     assert status.code == 7
-    assert "'xla_dump_to' would have the server use files" in status.message
+    assert f"{name!r} would have the server {effect}" in status.message
+    # Those that come from flags of the client are left out.
+    if "bool_field" in value:
+        own = pjrt.compile_options(jax.devices("cpu")[:1], 1, 1).SerializeAsString()
+        flags = MESSAGES.parse("xla.CompileOptionsProto", own).executable_build_options.debug_options
+        setattr(flags, name, True)
+        options = {"debug_options": flags}
+        text = module("%0 = stablehlo.add %x, %x : tensor<f32> return %0 : tensor<f32>")
+        assert compile_text(client, text, executable_build_options=options).code == 0
+
+
+def test_a_program_with_a_name_that_holds_nul(client: Client) -> None:
+    text = module("return %x : tensor<f32>").replace(
+        "@test", '@test attributes {mhlo.a = {"b\\00c" = @main}}'
+    )
+    assert compile_text(client, text).code == 0
 
 
 def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
