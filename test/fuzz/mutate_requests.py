@@ -269,12 +269,12 @@ def _keep_programs() -> None:
     compile_program = programs.compile_program
     kept: dict[tuple[bytes, bytes], Any] = {}
 
-    def compile_once(served: Any, program: Any, options: Any) -> Any:
+    def compile_once(served: Any, program: Any, options: Any, *watch: Any) -> Any:
         key = program.SerializeToString(), options.SerializeToString()
         if key not in kept:
             if len(kept) > 300:
                 kept.clear()
-            kept[key] = compile_program(served, program, options)
+            kept[key] = compile_program(served, program, options, *watch)
         return kept[key]
 
     session.programs.compile_program = compile_once  # type: ignore[assignment]
