@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -34,29 +33,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
 @pytest.fixture(scope="module")
 def proxied(server: ProxyServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of all programs, from one process that uses the server."""
-    results = tmp_path_factory.mktemp("proxied") / "results"
-    command = [sys.executable, proxy_programs.__file__, str(results)]
-    done = subprocess.run(
-        command, env=os.environ | server.environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return pickle.loads(results.read_bytes())
+    return proxy_programs.run_proxied(server, proxy_programs.__file__, tmp_path_factory.mktemp("proxied"))
 
 
 @pytest.mark.parametrize("name", proxy_programs.PROGRAMS)
 def test_equals_local_jax(name: str, proxied: dict[str, Any]) -> None:
-    got = proxied[name]
-    if isinstance(got, Exception):
-        raise got
-    want = proxy_programs.to_host(proxy_programs.PROGRAMS[name]())
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        if isinstance(other, np.ndarray):
-            assert one.dtype == other.dtype
-            assert one.shape == other.shape
-            assert one.tobytes() == other.tobytes()
-        else:
-            assert one == other
+    proxy_programs.assert_equal(proxied[name], proxy_programs.PROGRAMS[name])
 
 
 def test_nothing_is_left_of_a_session(server: ProxyServer, proxied: dict[str, Any]) -> None:

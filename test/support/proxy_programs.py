@@ -7,7 +7,9 @@ As a script, runs them on whatever backend JAX has and pickles what they return 
 from __future__ import annotations
 
 import functools
+import os
 import pickle
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -23,6 +25,8 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxlib import _pathways
+
+from pathways.proxy import ProxyServer
 
 Program = Callable[[], Any]
 
@@ -377,10 +381,10 @@ def to_host(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, tree)
 
 
-def run_all() -> dict[str, Any]:
+def run_all(programs: dict[str, Program]) -> dict[str, Any]:
     """Returns what each program returned, with arrays of NumPy, or an error."""
     results = {}
-    for name, function in PROGRAMS.items():
+    for name, function in programs.items():
         try:
             results[name] = to_host(function())
         except Exception as error:
@@ -388,5 +392,29 @@ def run_all() -> dict[str, Any]:
     return results
 
 
+def run_proxied(server: ProxyServer, script: str, folder: Path) -> dict[str, Any]:
+    """Returns the results of a script like this one, from a process that uses a server."""
+    command = [sys.executable, script, str(folder / "results")]
+    environment = os.environ | server.environment | {"EQX_ON_ERROR": "nan"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return pickle.loads((folder / "results").read_bytes())
+
+
+def assert_equal(got: Any, function: Program) -> None:
+    """Checks that what a program returned elsewhere is what it returns here, bit by bit."""
+    if isinstance(got, Exception):
+        raise got
+    want = to_host(function())
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if isinstance(other, np.ndarray):
+            assert one.dtype == other.dtype
+            assert one.shape == other.shape
+            assert one.tobytes() == other.tobytes()
+        else:
+            assert one == other
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_bytes(pickle.dumps(run_all()))
+    Path(sys.argv[1]).write_bytes(pickle.dumps(run_all(PROGRAMS)))
