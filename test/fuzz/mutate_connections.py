@@ -398,7 +398,8 @@ def _run_batch(seed: int, batch: Sequence[int], folder: Path, note: Callable[[st
     threading.excepthook = on_exception
     # A path of a socket may have 107 characters.
     os.chdir(folder)
-    server = ProxyServer(Path("socket"), ServedDevices(jax.devices("cpu"), descriptors.messages()))
+    Path("own").mkdir(mode=0o700)
+    server = ProxyServer(Path("own/socket"), ServedDevices(jax.devices("cpu"), descriptors.messages()))
     resident = 0
     with Path("verdicts").open("a") as file:
         for n, number in enumerate(batch):

@@ -82,7 +82,7 @@ class CaseVerdict:
     """What became of a case.
 
     Attributes:
-      kind: `ended`, `loops`, `unmade` or `bytecode`; or `crash`, `hang`, `python`, `left`, which are failures.
+      kind: `ended`, `loops`, `unmade`, `bytecode`, or one of `FAILURES`.
       cause: what failures of one cause have in common.
       statuses: how often replies had each status.
       mutated: how many mutated requests were sent.
@@ -148,7 +148,9 @@ class Mutated:
         chance = random.Random(f"{self._seed} {number}")
         seed = chance.choice(self._seeds)
         share = chance.choice((0.05, 0.2, 0.5))
-        return RequestCase(mutate_stream(chance, seed.requests, self._all, self._pool, share), seed.buffers)
+        requests = mutate_stream(chance, seed.requests, self._all, self._pool, share)
+        changed = any(_bytecode(data) - self._programs for data, was_mutated in requests if was_mutated)
+        return RequestCase(requests, seed.buffers, changed)
 
 
 def _bytecode(data: bytes) -> set[bytes]:
