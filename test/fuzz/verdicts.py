@@ -63,6 +63,15 @@ def judge(sketch: Sketch, hosts: int = 0) -> ProgramVerdict:
         return _judge_bits(sketch, results, hosts)
 
 
+def run_plain(sketch: Sketch, place: int | None = None) -> list[Any]:
+    """The results of `jax.jit` alone, on one device or over a mesh like that of a slice."""
+    with jax.enable_x64(sketch.x64):
+        if place is None:
+            return _run(Plain(), sketch, values_of(sketch), 1)
+        with jax.set_mesh(mesh_like(sketch.slices[place])):
+            return _run(OnMesh(place), sketch, values_of(sketch), 1)
+
+
 def _attempt(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
         return run(), None
