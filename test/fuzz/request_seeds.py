@@ -62,19 +62,19 @@ def _serve(folder: Path, names: Sequence[str]) -> None:
     class RecordingSession(ProxySession):
         """Session that keeps what it receives. It waits in its own thread, so that handles are the same."""
 
-        def __init__(self, number: int, served: Any, send: Send, wait: Any) -> None:
-            super().__init__(number, served, send, lambda work: work())
+        def __init__(self, number: int, served: Any, send: Send, wait: Any, *rest: Any) -> None:
+            super().__init__(number, served, send, lambda work: work(), *rest)
             self.requests: list[bytes] = []
             self.buffers: dict[int, bytes] = {}
             self.thread = 0
             sessions.append(self)
             store = self.host_buffers.store
 
-            def record_buffer(handle: int, data: bytes) -> None:
+            def record_buffer(handle: int, data: bytes, **flags: bool) -> None:
                 # The session itself stores what the client fetches.
                 if threading.get_ident() != self.thread:
                     self.buffers[handle] = bytes(data)
-                store(handle, data)
+                store(handle, data, **flags)
 
             self.host_buffers.store = record_buffer  # type: ignore[method-assign]
 

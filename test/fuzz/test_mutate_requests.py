@@ -1,4 +1,4 @@
-"""Mutated requests of JAX clients: each gets a status, and none kills the server or leaves arrays."""
+"""Mutated requests and frames of JAX clients: each gets a status, and none kills the server."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def test_mutated_requests_get_a_status(tmp_path: Path) -> None:
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"{COUNT} sessions, ")
     assert last.endswith(" 0 failures")
+
+
+@pytest.mark.process
+def test_mutated_connections_end(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("mutate_connections.py")
+    command = [sys.executable, script, "--count", "60", "--keep", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "60 connections, 0 failures\n"
