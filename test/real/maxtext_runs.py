@@ -132,33 +132,35 @@ def training(flags: Mapping[str, object], slices: int = 1) -> Run:
     return lambda name, side: _train(name, side, {**_mesh(side, slices), **flags})
 
 
-def resumed_locally(name: str) -> tuple[Outcome, Outcome]:
-    """Saves behind the server, and continues with local JAX."""
-    return _resumed(name, proxied(), local_side())
-
-
-def resumed_proxied(name: str) -> tuple[Outcome, Outcome]:
-    """Saves with local JAX, and continues behind the server."""
-    return _resumed(name, local_side(), proxied())
-
-
-def _resumed(name: str, first: Side, second: Side) -> tuple[Outcome, Outcome]:
-    """Trains and saves on one side and continues on the other; the reference continues and stays local."""
-    folders = [f"{name}-{kind}" for kind in ("across", "local")]
-    for folder in folders:
+def checkpoints(name: str) -> tuple[Outcome, Outcome]:
+    """Saves on each side, and continues on the other; the reference saves and continues with local JAX."""
+    locally, across, back = (f"{name}-{kind}" for kind in ("local", "local-to-proxied", "proxied-to-local"))
+    for folder in (locally, across, back):
         shutil.rmtree(BUILD / "out" / folder, ignore_errors=True)
-    outcomes = []
-    for folder, sides in zip(folders, ((first, second), (local_side(), local_side())), strict=True):
-        halves = [
-            _train(f"{folder}-{steps}", side, {**CHECKPOINTS, "steps": steps}, folder)
-            for steps, side in zip((3, 6), sides, strict=True)
-        ]
-        values = halves[0].values | halves[1].values
-        continued = [int(key.rpartition(" ")[2]) for key in halves[1].values]
-        if min(continued, default=0) != 3:
-            raise RunError(f"{folder}: did not continue at step 3 but at {min(continued, default=None)}")
-        outcomes.append(Outcome(values, sum(half.seconds for half in halves)))
-    return outcomes[0], outcomes[1]
+
+    saved = _train(f"{locally}-saves", local_side(), {**CHECKPOINTS, "steps": 3}, locally)
+    shutil.copytree(BUILD / "out" / locally, BUILD / "out" / across)
+    saved_proxied = _train(f"{back}-saves", proxied(), {**CHECKPOINTS, "steps": 3}, back)
+    sides = {locally: local_side(), across: proxied(), back: local_side()}
+    continued = {
+        folder: _train(folder, side, {**CHECKPOINTS, "steps": 6}, folder) for folder, side in sides.items()
+    }
+    for folder, outcome in continued.items():
+        if not outcome.values or any(key.endswith("step 2") for key in outcome.values):
+            raise RunError(f"{folder}: did not continue after step 2")
+
+    def joined(*outcomes: Outcome) -> Outcome:
+        values = {
+            f"{key}, run {number}": value
+            for number, outcome in enumerate(outcomes)
+            for key, value in outcome.values.items()
+        }
+        return Outcome(values, sum(outcome.seconds for outcome in outcomes))
+
+    return (
+        joined(saved_proxied, continued[across], continued[back]),
+        joined(saved, continued[locally], continued[locally]),
+    )
 
 
 # Elastic training.

@@ -84,7 +84,8 @@ def unit_tests(path: str) -> Run:
             test, _, outcome = line.partition(" ")
             if "::" in test and outcome.split()[:1] in (["PASSED"], ["FAILED"], ["SKIPPED"], ["ERROR"]):
                 values[test.rpartition("::")[2]] = outcome.split()[0]
-        return Outcome(values, seconds)
+        passed = sum(outcome == "PASSED" for outcome in values.values())
+        return Outcome(values, seconds, notes=(f"{passed} tests pass",))
 
     return run
 
@@ -133,12 +134,7 @@ ALL = (
         ici_fsdp_parallelism=4,
         ici_tensor_parallelism=2,
     ),
-    Program(
-        "maxtext-saved-proxied", compare=lambda name: maxtext_runs.resumed(name, proxied(), local_side())
-    ),
-    Program(
-        "maxtext-saved-locally", compare=lambda name: maxtext_runs.resumed(name, local_side(), proxied())
-    ),
+    Program("maxtext-checkpoints", compare=maxtext_runs.checkpoints),
     Program("maxtext-elastic", compare=maxtext_runs.elastic),
     Program("tunix-sft", script),
     Program("nnx-training", script),
