@@ -267,12 +267,16 @@ def elastic(name: str) -> tuple[Outcome, Outcome]:
 
 def _attempts(log: str, lines: Sequence[Mapping[str, float]], slices: Sequence[int]) -> Iterator[_Attempt]:
     """Yields the attempts that have steps, of a log and of what was reported of all steps."""
-    counts = [len(re.findall(_STEP, text)) for text in re.split(_ATTEMPT.format(r"\d+"), log)[1:]]
-    if len(counts) != len(slices):
-        raise RunError(f"{len(counts)} attempts in place of {len(slices)}")
-    rest = iter(lines)
-    for count, steps in zip(slices, counts, strict=True):
-        reported = [*itertools.islice(rest, steps)]
+    attempts = [re.findall(_STEP, text) for text in re.split(_ATTEMPT.format(r"\d+"), log)[1:]]
+    if len(attempts) != len(slices):
+        raise RunError(f"{len(attempts)} attempts in place of {len(slices)}")
+    rest = [*lines]
+    for count, steps in zip(slices, attempts, strict=True):
+        reported = []
+        for step in steps:
+            # An attempt may fail between its log and its report of a step.
+            if rest and int(rest[0]["step"]) == int(step.rpartition(" ")[2]):
+                reported.append(rest.pop(0))
         if reported:
             yield _Attempt(count, int(reported[0]["step"]), _values(reported))
 

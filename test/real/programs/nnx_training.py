@@ -43,4 +43,4 @@ for number in range(6):
     labels = random.integers(0, 10, 32)
     loss = step(model, optimizer, *jax.device_put((images, jnp.asarray(labels)), rows))
     report(f"loss {number}", loss)
-report("state", nnx.to_pure_dict(nnx.state(model, nnx.Param, nnx.BatchStat)))
+report("state", nnx.to_pure_dict(nnx.state(model, nnx.Any(nnx.Param, nnx.BatchStat))))
