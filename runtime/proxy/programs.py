@@ -402,6 +402,9 @@ def _results(
 
 
 def _spec(type_: ir.Type, placement: ArrayPlacement, layout: Layout | None) -> ArraySpec:
+    if str(type_) == "!stablehlo.token":
+        # As JAX has them outside of programs: arrays that nothing reads.
+        return ArraySpec(DTYPES["PRED"], (0,), placement, layout)
     if not isinstance(type_, ir.RankedTensorType):
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"results of type {type_} are not supported by the server"

@@ -366,6 +366,13 @@ def many_results_at_once() -> Any:
 
 
 @program
+def tokens_between_programs() -> Any:
+    token, x = jax.jit(lambda x: (jax.lax.create_token(x), x + 1))(values(3))
+    ordered, y = jax.jit(lambda token, x: (jax.lax.after_all(token), x * 2))(token, x)
+    return ordered.block_until_ready(), y
+
+
+@program
 def callbacks_are_refused() -> Any:
     if jax.devices()[0].client.runtime_type != "proxy/pathways":
         return True

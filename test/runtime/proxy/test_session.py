@@ -475,6 +475,26 @@ def test_a_program_on_several_meshes() -> None:
     assert client.session.counts[:2] == (0, 0)
 
 
+def test_a_token_goes_from_program_to_program_and_cannot_be_read(client: Client) -> None:
+    token = "%t = stablehlo.create_token : !stablehlo.token return %t : !stablehlo.token"
+    compile_text(client, module(token).replace("-> tensor<f32>", "-> !stablehlo.token"))
+    made = client.replies[-1].compile_response.loaded_executable_handle
+    client.put(1, np.ones((), np.float32))
+    client.request(
+        "loaded_executable_execute", loaded_executable_handle=made, args_handles=[1], result_array_handle=[2]
+    )
+    assert "token" in client.fetch(2)[1]
+    compile_text(client, module("return %y : tensor<f32>").replace("%x:", "%t: !stablehlo.token, %y:"))
+    taken = client.replies[-1].compile_response.loaded_executable_handle
+    client.request(
+        "loaded_executable_execute",
+        loaded_executable_handle=taken,
+        args_handles=[2, 1],
+        result_array_handle=[3],
+    )
+    assert client.fetch(3) == [1.0]
+
+
 def test_a_failed_execution_is_an_error_in_each_result(client: Client) -> None:
     compile_text(client, module("return %x : tensor<f32>"))
     program = client.replies[-1].compile_response.loaded_executable_handle
