@@ -44,6 +44,7 @@ ROOMS = (
     "runtime.simulate.cluster",
     "runtime.xla",
     "runtime.local",
+    "runtime.proxy.wire",
     "runtime.proxy",
     "runtime.hosts.protocol",
     "runtime.hosts.launch",

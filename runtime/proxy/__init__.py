@@ -1,5 +1,5 @@
 """Server for the IFRT proxy client of every jaxlib: unmodified JAX programs on devices of this process.
 
-`grpc_connection` and `session` are state machines, `serving` has their sockets and threads. Imports jax and
+`wire` is the protocol. `session` is a state machine, `serving` has its sockets and threads. Imports jax and
 the rooms of the runtime to its left; never `hosts`, nor the compiler.
 """

@@ -14,9 +14,9 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
-from pathways.runtime.proxy.descriptors import Messages
 from pathways.runtime.proxy.shardings import check_op_sharding
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire.descriptors import Messages
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.resources.folders import PermittedFolders
 from pathways.runtime.resources.memory_account import MemoryAccount
 from pathways.runtime.resources.slice_states import SliceStates

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 Buffer = bytes | bytearray | memoryview
 

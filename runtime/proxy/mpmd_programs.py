@@ -16,7 +16,7 @@ from pathways.runtime.local.load import Executable, Port
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
-from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.memory_account import Allocation
 from pathways.runtime.xla import ifrt, pjrt

@@ -37,7 +37,7 @@ from pathways.runtime.proxy.devices import (
     checked_shape,
 )
 from pathways.runtime.proxy.plugin_programs import PluginProgram
-from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.folders import PermittedFolders, descend, refuse_links_below
 from pathways.runtime.xla import ifrt
 

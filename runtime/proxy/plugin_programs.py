@@ -14,7 +14,7 @@ import jax
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
-from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 
 _PREFIX = b"__serialized_plugin_program "
 

@@ -28,7 +28,7 @@ from pathways.runtime.proxy.devices import (
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
 from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
-from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.memory_account import Allocation
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
 from pathways.runtime.xla.layouts import layout_of

@@ -21,9 +21,13 @@ from typing import Any, Self
 
 import jax
 
-from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import FOLDERS_ADVICE, CompileIfrt, ServedDevices
-from pathways.runtime.proxy.grpc_connection import (
+from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_header, data_of, take_file
+from pathways.runtime.proxy.session import ProxySession, Run
+from pathways.runtime.proxy.stalls import WAIT_LIMIT_S, StallMonitor
+from pathways.runtime.proxy.waiting import WaitingThreads
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.grpc_connection import (
     Buffer,
     CallCancelled,
     CallStarted,
@@ -35,13 +39,9 @@ from pathways.runtime.proxy.grpc_connection import (
     RequestsEnded,
     StreamId,
 )
-from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_header, data_of, take_file
-from pathways.runtime.proxy.session import ProxySession, Run
-from pathways.runtime.proxy.socket_writer import SocketWriter
-from pathways.runtime.proxy.stalls import WAIT_LIMIT_S, StallMonitor
-from pathways.runtime.proxy.statuses import StatusCode, StatusError, status_of
-from pathways.runtime.proxy.versions import PROTOCOL, SERIALIZATION
-from pathways.runtime.proxy.waiting import WaitingThreads
+from pathways.runtime.proxy.wire.socket_writer import SocketWriter
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.proxy.wire.versions import PROTOCOL, SERIALIZATION
 from pathways.runtime.resources.folders import PermittedFolders
 from pathways.runtime.resources.listening_socket import Address, ListeningSocket
 from pathways.runtime.resources.threads import start_thread

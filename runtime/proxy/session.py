@@ -28,7 +28,7 @@ from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
 from pathways.runtime.proxy.programs import Program, ProxyProgram
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
-from pathways.runtime.proxy.statuses import StatusCode, StatusError, slice_lost, status_of
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
 from pathways.runtime.resources.manager import ResourceError
 
 FIRST_SERVER_HANDLE = 1 << 62

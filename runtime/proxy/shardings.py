@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 _MAX_DIMENSIONS = 64
 _REPLICATED, _MAXIMAL, _TUPLE, _OTHER, _MANUAL, _UNKNOWN, _UNREDUCED = range(7)

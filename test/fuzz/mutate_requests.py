@@ -43,11 +43,12 @@ from jaxlib.mlir import ir
 from request_mutations import Pool, mutate_stream
 from request_seeds import RecordedSession, read_seeds, record
 
-from pathways.runtime.proxy import descriptors, programs, session
+from pathways.runtime.proxy import programs, session
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
 from pathways.runtime.proxy.session import ProxySession
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.xla import pjrt
 
 jax.config.update("jax_num_cpu_devices", 8)

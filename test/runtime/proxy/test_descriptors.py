@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pathways.runtime.proxy import descriptors
-from pathways.runtime.proxy.descriptors import DescriptorError
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.descriptors import DescriptorError
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.code_store import CodeStore
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies
 from proxy_client import HttpClient
 
-from pathways.runtime.proxy import grpc_connection
-from pathways.runtime.proxy.grpc_connection import (
+from pathways.runtime.proxy.wire import grpc_connection
+from pathways.runtime.proxy.wire.grpc_connection import (
     CallCancelled,
     CallStarted,
     ConnectionLost,
@@ -19,7 +19,7 @@ from pathways.runtime.proxy.grpc_connection import (
     MessageReceived,
     RequestsEnded,
 )
-from pathways.runtime.proxy.statuses import StatusCode
+from pathways.runtime.proxy.wire.statuses import StatusCode
 
 
 class Pair:

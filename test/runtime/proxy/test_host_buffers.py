@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pathways.runtime.proxy import descriptors, host_buffers
+from pathways.runtime.proxy import host_buffers
 from pathways.runtime.proxy.host_buffers import HostBuffers, IncomingBuffer, data_header, data_of
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MESSAGES = descriptors.messages()
 

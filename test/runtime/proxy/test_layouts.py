@@ -10,10 +10,11 @@ import pytest
 from jax.experimental.layout import Layout
 from jax.sharding import PartitionSpec as P
 
-from pathways.runtime.proxy import arrays, descriptors
+from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
-from pathways.runtime.proxy.statuses import StatusError
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.xla import ifrt
 from pathways.runtime.xla.layouts import layout_of, parse_layout
 

@@ -17,11 +17,12 @@ import tensorstore
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pathways.runtime.proxy import arrays, descriptors
+from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import DTYPES, ArraySpec, ServedDevices
 from pathways.runtime.proxy.persistence import FileJob, parse_read, parse_write
-from pathways.runtime.proxy.statuses import StatusError
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.resources.folders import PermittedFolders, descend
 from pathways.runtime.xla import ifrt
 

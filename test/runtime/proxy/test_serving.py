@@ -14,10 +14,11 @@ import jax
 import pytest
 from proxy_client import SocketClient
 
-from pathways.runtime.proxy import descriptors, grpc_connection, serving
+from pathways.runtime.proxy import serving
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.serving import TRANSFER_FOLDER_VARIABLE, ProxyServer
-from pathways.runtime.proxy.statuses import StatusError
+from pathways.runtime.proxy.wire import descriptors, grpc_connection
+from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.resources.folders import PermittedFolders
 
 MESSAGES = descriptors.messages()

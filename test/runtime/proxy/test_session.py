@@ -16,10 +16,10 @@ import pytest
 from hypothesis import strategies
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
-from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.session import Later, ProxySession
-from pathways.runtime.proxy.statuses import StatusCode
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.statuses import StatusCode
 from pathways.runtime.xla import pjrt
 
 MESSAGES = descriptors.messages()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pathways.runtime.proxy import descriptors
 from pathways.runtime.proxy.shardings import check_op_sharding
-from pathways.runtime.proxy.statuses import StatusError
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.xla import ifrt
 
 MESSAGES = descriptors.messages()

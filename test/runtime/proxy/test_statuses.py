@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from pathways.runtime import proxy
-from pathways.runtime.proxy.statuses import OF_LOST_SLICES, StatusCode, StatusError, status_of
+from pathways.runtime.proxy.wire.statuses import OF_LOST_SLICES, StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
 
 ROOM = Path(proxy.__file__).parent
@@ -24,7 +24,7 @@ def codes_of_errors(path: Path) -> Iterator[tuple[str, int]]:
                 yield code, node.lineno
 
 
-@pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(ROOM.rglob("*.py")), ids=lambda path: path.stem)
 def test_own_faults_are_never_taken_for_a_lost_slice(path: Path) -> None:
     if path.name == "statuses.py":
         return

@@ -26,7 +26,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MAX_MESSAGE_BYTES = 1 << 31
 """Largest message: a computation with its constants. Its bytes are only allocated as they arrive."""

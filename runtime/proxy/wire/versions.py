@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pathways.runtime.proxy.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 
 @dataclasses.dataclass(frozen=True)
