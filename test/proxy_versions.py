@@ -41,7 +41,7 @@ def run_programs(results: Path) -> None:
 
     proxy_programs.PROGRAMS["errors_are_raised_when_they_are_read"] = errors
     proxy_programs.PROGRAMS["pathwaysutils_reshards"] = reshard
-    results.write_bytes(pickle.dumps((jax.__version__, proxy_programs.run_all())))
+    results.write_bytes(pickle.dumps((jax.__version__, proxy_programs.run_all(proxy_programs.PROGRAMS))))
 
 
 def errors() -> Any:

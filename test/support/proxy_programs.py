@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,9 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxlib import _pathways
 
-from pathways.proxy import ProxyServer
+if TYPE_CHECKING:
+    # Environments of older releases of JAX have no Pathways.
+    from pathways.proxy import ProxyServer
 
 Program = Callable[[], Any]
 
