@@ -109,6 +109,7 @@ def test_commands_work(text: str, folder: Path) -> None:
 def check_flags(command: str) -> None:
     """Fails unless a tool knows the flags that a command gives it."""
     tool, *words = shlex.split(command)
+    words = words[: words.index("--")] if "--" in words else words  # What follows is another command.
     flags = {word.partition("=")[0] for word in words if word.startswith("--")}
     if tool.endswith("pw-opt"):
         flags -= {f"--{name}" for name in MODULES}

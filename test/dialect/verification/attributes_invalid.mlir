@@ -97,7 +97,7 @@ sdy.mesh @mesh = <["x"=2]>
 // -----
 
 // The form of a module is one of a list.
-// expected-error@below {{'builtin.module' op expected `pw.form` to be one of "traced", "mpmd", "imported", "located", "outlined", "placed", "sharded", "parts", "unrolled", "ordered", "scheduled", "bound", "host", got "ready"}}
+// expected-error@below {{'builtin.module' op expected `pw.form` to be one of "traced", "mpmd", "ifrt", "imported", "located", "outlined", "placed", "sharded", "parts", "unrolled", "ordered", "scheduled", "bound", "host", got "ready"}}
 module attributes {pw.form = "ready"} {
 }
 
@@ -156,7 +156,7 @@ func.func @main(%p: tensor<i1>) {
 // -----
 
 // A location, which the bindings cannot hand out, is no form.
-// expected-error@below {{'builtin.module' op expected `pw.form` to be one of "traced", "mpmd", "imported", "located", "outlined", "placed", "sharded", "parts", "unrolled", "ordered", "scheduled", "bound", "host", got a location}}
+// expected-error@below {{'builtin.module' op expected `pw.form` to be one of "traced", "mpmd", "ifrt", "imported", "located", "outlined", "placed", "sharded", "parts", "unrolled", "ordered", "scheduled", "bound", "host", got a location}}
 module attributes {pw.form = loc("placed")} {
 }
 
