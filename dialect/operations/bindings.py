@@ -14,7 +14,6 @@ import threading
 import types
 from typing import Any
 
-import jaxlib._jax
 import jaxlib.mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext, _mlir
@@ -68,7 +67,7 @@ def load_ifrt(context: ir.Context) -> None:
     _sdy_mpmd().lower_to_ifrt(ir.Module.parse(text, context))
 
 
-_NAMES_WHERE_BUILT = {"jax.jaxlib._jax": jaxlib._jax, "mlir": jaxlib.mlir, "mlir.ir": ir}
+_NAMES_WHERE_BUILT = {"mlir": jaxlib.mlir, "mlir.ir": ir}
 """What `_sdy_mpmd` imports, by the names that these modules had where Shardy was built."""
 
 
@@ -76,6 +75,8 @@ _NAMES_WHERE_BUILT = {"jax.jaxlib._jax": jaxlib._jax, "mlir": jaxlib.mlir, "mlir
 def _sdy_mpmd() -> Any:
     """Imports the bindings of Shardy's MPMD compiler, without the jax that these would import."""
     stand_ins = {name: types.ModuleType(name) for name in ("jax", "jax.jaxlib")} | _NAMES_WHERE_BUILT
+    # Not above: it imports the core of NumPy, which few tools need.
+    stand_ins["jax.jaxlib._jax"] = importlib.import_module("jaxlib._jax")
     added = {name: module for name, module in stand_ins.items() if name not in sys.modules}
     sys.modules.update(added)
     try:
