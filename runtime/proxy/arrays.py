@@ -59,7 +59,7 @@ class ProxyArray:
 
     @property
     def shard_memory(self) -> list[tuple[Allocation, ...]]:
-        """What the account has of each of `shards`."""
+        """The account's record of each of `shards`."""
         return [(allocation,) for allocation in self.memory] or [()] * len(self.shards)
 
     def with_memory(self, memory: tuple[Allocation, ...]) -> ProxyArray:

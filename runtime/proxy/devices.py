@@ -139,7 +139,7 @@ class ArraySpec:
 
     @functools.cached_property
     def shard_bytes(self) -> int:
-        """How many bytes each shard has; the mean where the shapes of shards are not known."""
+        """Bytes of each shard; the mean where the shapes of shards are not known."""
         placement = self.placement
         if placement.shard_shape is not None:
             return math.prod(placement.shard_shape) * self.dtype.itemsize

@@ -64,7 +64,7 @@ class MpmdProgram:
 
     @functools.cached_property
     def needed_bytes(self) -> int:
-        """How many bytes an execution needs besides its arguments, if it consumes none."""
+        """Bytes that an execution needs besides its arguments, if it consumes none."""
         return sum(
             slice.peak_memory_in_bytes - slice.argument_size_in_bytes + slice.alias_size_in_bytes
             for slice in self.slice_memory.values()

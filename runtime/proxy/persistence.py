@@ -8,6 +8,7 @@ an older one.
 
 from __future__ import annotations
 
+import abc
 import base64
 import collections
 import concurrent.futures
@@ -170,13 +171,13 @@ class PersistenceProgram(PluginProgram):
     stored: tuple[StoredArray, ...]
     timeout: float
 
+    @abc.abstractmethod
     def start(self, arguments: Sequence[ProxyArray], run: Run) -> FileJob:
         """Starts an execution, of which another thread does all that waits.
 
         Raises:
           StatusError: the arguments are not those of the program.
         """
-        raise NotImplementedError
 
 
 class WriteProgram(PersistenceProgram):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import base64
 import binascii
 import dataclasses
@@ -20,7 +21,7 @@ _PREFIX = b"__serialized_plugin_program "
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PluginProgram:
+class PluginProgram(abc.ABC):
     """A request in JSON, in place of a program.
 
     Attributes:
@@ -33,9 +34,9 @@ class PluginProgram:
 
     name: ClassVar[str]
 
+    @abc.abstractmethod
     def fail(self, error: StatusError) -> list[ProxyArray]:
         """Returns results that all raise an error."""
-        raise NotImplementedError
 
     def describe(self, response: Any) -> None:
         """Fills a `LoadedExecutableMetadataResponse`; what XLA would know of a program, nobody does."""

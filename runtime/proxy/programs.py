@@ -62,7 +62,7 @@ class ProxyProgram:
 
     @functools.cached_property
     def needed_bytes(self) -> int:
-        """How many bytes an execution needs for results and temporary values, on all devices."""
+        """Bytes that an execution needs for results and temporary values, on all devices."""
         stats = pjrt.memory_stats(self.executable)
         temporary = 0 if stats is None else stats.temp_size_in_bytes
         return len(self.devices) * (temporary + sum(spec.shard_bytes for spec in self.results))

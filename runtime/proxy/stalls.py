@@ -24,7 +24,7 @@ class _Activity:
 
 
 class StallMonitor:
-    """What is going on, and since when. Each activity is reported once when it takes long, and when it ends.
+    """Activities and their beginnings. Each is reported once when it takes long, and when it ends.
 
     Args:
       report: writes a line to the log.

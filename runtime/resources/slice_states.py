@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclasses.dataclass(frozen=True)
 class SliceStates:
-    """Which slices are lost, and when each of them was lost last.
+    """Record of the slices that are lost, and of the epoch in which each was lost last.
 
     A record that is never changed: `lose` and `restore` return the next one. Sessions compare the one that
     they have seen with the current one, and drop the arrays on slices that were lost in between, also on

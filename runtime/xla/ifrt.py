@@ -54,7 +54,7 @@ def sharding_on(
 
 
 def hlo_of(sharding: jax.sharding.Sharding, rank: int) -> HloSharding:
-    """How a sharding of JAX cuts an array of a rank into shards."""
+    """Returns XLA's form of a sharding of JAX, for arrays of a rank."""
     return sharding._to_xla_hlo_sharding(rank)
 
 
