@@ -70,7 +70,7 @@ hypothesis.settings.load_profile("pathways")
 
 ROOT = Path(__file__).parents[1]
 
-MAX_UNMARKED_TEST_S = 2.0
+MAX_UNMARKED_TEST_S = 0.8
 """What a test may take that is in the quick layer without showing a feature."""
 
 MARKERS = (
