@@ -30,7 +30,7 @@ from pathways.passes.measured.trace_file import read_trace
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.step import FunctionCall
 from pathways.runtime.hosts.attached.attached_controller import AttachedController
-from pathways.runtime.hosts.cluster.listener import Listener
+from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
@@ -454,13 +454,13 @@ def test_service_client_sees_hosts_as_their_owner_does(tmp_path, monkeypatch, de
         slow = pw.jit(lambda x: jax.lax.fori_loop(0, 10**9, lambda n, x: jnp.sin(x), x), devices=slices[0])
         program = pw.program(lambda x: b(slow(x)))
         program.lower(np.float32(1)).compile()
-        lose = Listener.lose
+        lose = WorkerListener._explain_loss
 
-        def lose_late(self: Listener, *args: Any) -> None:
+        def lose_late(self: WorkerListener, *args: Any) -> None:
             time.sleep(0.3)
             lose(self, *args)
 
-        monkeypatch.setattr(Listener, "lose", lose_late)
+        monkeypatch.setattr(WorkerListener, "_explain_loss", lose_late)
         result = program(np.float32(1))
         time.sleep(0.2)
         os.kill(service.service._controller.hosts[0].process.pid, signal.SIGKILL)

@@ -17,8 +17,8 @@ from pathways.runtime.control.errors import ClusterClosedError, Failure, HostErr
 from pathways.runtime.control.events import GangKey, Tick
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.attached.relayed import relayed_host
+from pathways.runtime.hosts.attached.service_listener import AttachedService, ServiceListener
 from pathways.runtime.hosts.attached.shared_slices import SharedSlices
-from pathways.runtime.hosts.attached.told_listener import AttachedService, ToldListener
 from pathways.runtime.hosts.cluster.controller import Controller, Split
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
@@ -79,8 +79,8 @@ class AttachedController(Controller):
         shared = SharedCore(core)
         islands = Islands([self._gang_of(number, island) for number, island in enumerate(facts)])
         self.traces = HostTraces(islands.hosts, self.tell_all)
-        self._listener = ToldListener(shared, islands, self.traces, service, self._gang_of)
-        super().__init__(shared, islands, self._listener.answers)
+        self._listener = ServiceListener(shared, islands, self.traces, service, self._gang_of)
+        super().__init__(shared, islands, self._listener.loop)
         shared.act = self._act
         self._listener.start()
         start_thread(self._keep_time, "clock")
@@ -98,10 +98,11 @@ class AttachedController(Controller):
         self.traces.close()
         self._closed.set()
         self._core.tell(*self._closed_events("is closed"))
-        self._answers.forget(self._service)
+        self._loop.forget(self._service.steps)
         self._service.close()
         self.islands.wake()
-        self._answers.wake()
+        self._loop.wake()
+        self._loop.close()
 
     def leave(self) -> None:
         """See `Controller.leave`."""
@@ -119,7 +120,7 @@ class AttachedController(Controller):
         request = self._core.ask(hosts)
         try:
             self._tell("watch", LoadProgram(request.number, program))
-            self._answers.wait(lambda: request.is_done() or bool(request.failures))
+            self._loop.wait(lambda: request.is_done() or bool(request.failures))
         finally:
             if not request.is_done():
                 self._core.drop(request)
@@ -177,7 +178,7 @@ class AttachedController(Controller):
         steps = self._mirror.steps
         if len(steps) >= MOST_UNFINISHED:
             began = steps.unfinished()[:1]
-            self._answers.wait(lambda: len(steps) < MOST_UNFINISHED)
+            self._loop.wait(lambda: len(steps) < MOST_UNFINISHED)
             if began:
                 self._waits.add(time.monotonic() - began[0].began)
             for life in program.lives:
@@ -262,7 +263,7 @@ class AttachedController(Controller):
         numbers, asked = itertools.count(), -math.inf
         heard, silent = self._service.heard, 0.0
         while not self._closed.wait(_TICK_SECONDS):
-            self._answers.poll()
+            self._loop.poll()
             self._core.tell(Tick())
             before, now = now, time.monotonic()
             if now - asked > self._heartbeat / 4:

@@ -9,7 +9,7 @@ import re
 
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.hosts.attached.attached_controller import AttachedController
-from pathways.runtime.hosts.attached.told_listener import AttachedService
+from pathways.runtime.hosts.attached.service_listener import AttachedService
 from pathways.runtime.hosts.launch.folders import call_service, check_name, find
 from pathways.runtime.hosts.launch.listening import Address
 from pathways.runtime.hosts.protocol.messages import CHANNELS, MessageError, Purpose

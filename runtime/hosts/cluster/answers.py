@@ -1,102 +1,58 @@
-"""What workers say of steps, read by whoever waits for it.
-
-A thread that only reads would have to be woken, and then wake the one that waits: two switches of threads for
-each answer, while the thread that issues steps needs the interpreter, too.
-"""
+"""Where answers of workers to requests go."""
 
 from __future__ import annotations
 
-import select
-import threading
-from collections.abc import Callable
-from typing import Any, Protocol
+import abc
+from collections.abc import Sequence
 
-from pathways.runtime.hosts.protocol.wire import Connection
+from pathways.runtime.hosts.cluster.host import HostProcess
+from pathways.runtime.hosts.protocol.messages import Chunk, Described, Failed, Report
+from pathways.runtime.hosts.protocol.reassembly import Reassembly
 
-_SECONDS = 0.5
-"""How long one look takes at most: another thread may end what is waited for, as when a host is lost."""
-
-
-class Answering(Protocol):
-    """Who answers: a worker, or a service in front of workers."""
-
-    steps: Connection[Any]
+Answer = Chunk | Failed | Described | Report
 
 
-class Answers:
-    """The connections of all workers on which they answer.
+class AnswerSink(abc.ABC):
+    """Takes the answer of a worker to a request, whole or in pieces.
 
-    Args:
-      read: reads what is there of a worker, and acts on it.
+    Attributes:
+      takes_all: whether it takes all kinds of answers, as one that passes them on; else it takes bytes of
+        arrays alone, and the core is told the others.
     """
 
-    def __init__(self, read: Callable[[Any], None]) -> None:
-        self._read = read
-        self._hosts: dict[int, Answering] = {}
-        self._poll = select.poll()
-        self.forget_threads()
+    takes_all = True
 
-    def add(self, host: Answering) -> None:
-        """Looks at a worker from now on."""
-        with self._changing:
-            self._hosts[host.steps.fileno()] = host
-            self._poll.register(host.steps.fileno(), select.POLLIN)
+    @abc.abstractmethod
+    def place(self, chunk: Chunk, size: int) -> memoryview:
+        """Returns where so many bytes of an array go that come after a message."""
 
-    def forget_threads(self) -> None:
-        """Makes locks anew in a forked process, where no thread would release them."""
-        self._reading = threading.Lock()
-        self._changing = threading.Lock()
-        self._followers = 0
-        self._turn = threading.Condition()
+    @abc.abstractmethod
+    def take(self, host: HostProcess, answer: Answer) -> bool:
+        """Takes an answer, or a piece of it; returns whether nothing more of it comes."""
 
-    def wait(self, is_done: Callable[[], bool]) -> None:
-        """Waits until something is true that changes only as answers come, or hosts are lost."""
-        while not is_done():
-            if self._reading.acquire(blocking=False):
-                try:
-                    while not is_done():
-                        self._look(_SECONDS)
-                finally:
-                    self._reading.release()
-                    self.wake()
-            else:
-                with self._turn:
-                    self._followers += 1
-                    # Whoever reads wakes all when it ends, which is after it released the lock.
-                    if not is_done() and self._reading.locked():
-                        self._turn.wait(_SECONDS)
-                    self._followers -= 1
 
-    def poll(self) -> None:
-        """Reads what is there, unless another thread does, without waiting."""
-        if self._reading.acquire(blocking=False):
-            try:
-                self._look(0)
-            finally:
-                self._reading.release()
-                self.wake()
+class Fetched(AnswerSink):
+    """Shards that are coming.
 
-    def wake(self) -> None:
-        """Lets all who wait look again."""
-        if self._followers:
-            with self._turn:
-                self._turn.notify_all()
+    Args:
+      sizes: their bytes.
 
-    def forget(self, host: Answering) -> None:
-        """Looks at a worker no more."""
-        # Several threads may hear of its end at the same time.
-        with self._changing:
-            for number, other in [*self._hosts.items()]:
-                if other is host:
-                    del self._hosts[number]
-                    self._poll.unregister(number)
+    Attributes:
+      shards: what has come of them.
+    """
 
-    def _look(self, seconds: float) -> None:
-        ready = self._poll.poll(seconds * 1e3)
-        if not ready:
-            return
-        for number, _ in ready:
-            host = self._hosts.get(number)
-            if host is not None:
-                self._read(host)
-        self.wake()
+    takes_all = False
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.shards = [bytearray(size) for size in sizes]
+        self._reassembly = Reassembly([memoryview(shard) for shard in self.shards])
+
+    def place(self, chunk: Chunk, size: int) -> memoryview:
+        """See `AnswerSink.place`."""
+        return self._reassembly.place(chunk, size)
+
+    def take(self, host: HostProcess, answer: Answer) -> bool:
+        """See `AnswerSink.take`."""
+        assert isinstance(answer, Chunk)
+        self._reassembly.take(answer)
+        return self._reassembly.is_complete()

@@ -19,8 +19,8 @@ from pathways.runtime.control.replies import HostRequest
 from pathways.runtime.control.stalls import described
 from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.unused import Unused
-from pathways.runtime.hosts.cluster.answers import Answers
-from pathways.runtime.hosts.cluster.fetching import Fetched
+from pathways.runtime.hosts.cluster.answers import Fetched
+from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.cluster.islands import Islands
@@ -49,7 +49,7 @@ class Controller(abc.ABC):
     Args:
       core: decides what becomes of them.
       islands: the islands.
-      answers: what workers say about steps.
+      loop: reads what workers say about steps.
 
     Attributes:
       islands: the islands, with the workers that each has now.
@@ -64,13 +64,13 @@ class Controller(abc.ABC):
 
     traces: HostTraces
 
-    def __init__(self, core: SharedCore, islands: Islands, answers: Answers) -> None:
+    def __init__(self, core: SharedCore, islands: Islands, loop: EventLoop) -> None:
         self._core = core
         self._is_several = core.core.is_several
         self.islands = islands
         self.hosts = islands.hosts
         self.cluster = islands.cluster
-        self._answers = answers
+        self._loop = loop
         self._closed = threading.Event()
         # Submission is atomic, so that every host sees one order of steps.
         self.order = threading.RLock()
@@ -95,7 +95,7 @@ class Controller(abc.ABC):
         self.order, self.asking = threading.RLock(), threading.Lock()
         self._closed = threading.Event()
         self._closed.set()
-        self._answers.forget_threads()
+        self._loop.leave()
         self._core.forget_threads()
         self.islands.forget_threads()
         # What is to be done, the other process does.
@@ -350,7 +350,7 @@ class Controller(abc.ABC):
           HostError: the array failed, or a host is gone.
         """
         hosts = None if location is None else [host.index for host in location.holders]
-        self._answers.wait(self._is_known(step, hosts))
+        self._loop.wait(self._is_known(step, hosts))
         step.check(hosts, number)
         if location is not None:
             location.gang.life.check()
@@ -361,7 +361,7 @@ class Controller(abc.ABC):
         Raises:
           HostError: it is unknown what it took.
         """
-        self._answers.wait(self._is_known(call, None))
+        self._loop.wait(self._is_known(call, None))
         call.check_spoiled()
 
     def described(self, call: FunctionCall) -> str:
@@ -374,7 +374,7 @@ class Controller(abc.ABC):
     def has_ended(self, call: FunctionCall) -> bool:
         """Whether all hosts have ended a call, or are gone."""
         if not call.is_done():
-            self._answers.poll()
+            self._loop.poll()
         return call.is_done()
 
     def settle(self, step: Step) -> None:
@@ -384,7 +384,7 @@ class Controller(abc.ABC):
           HostError: it is spoiled.
         """
         if self._is_several:
-            self._answers.wait(step.is_settled)
+            self._loop.wait(step.is_settled)
             step.check_spoiled()
 
     def is_done(self, step: Step, location: Location) -> bool:
@@ -392,7 +392,7 @@ class Controller(abc.ABC):
         hosts = [host.index for host in location.holders]
         is_done = self._is_known(step, hosts)
         if not is_done():
-            self._answers.poll()
+            self._loop.poll()
         return is_done()
 
     def _is_known(self, step: Step, hosts: Sequence[int] | None) -> Callable[[], bool]:
@@ -432,7 +432,7 @@ class Controller(abc.ABC):
         request = self._core.ask_reports(range(len(self.hosts)))
         # Longer than the core lets it take, which has no clock when the cluster is closed meanwhile.
         self._core.wait_for(request, 2 * REPORT_SECONDS)
-        self._answers.poll()
+        self._loop.poll()
         reports = {host: said[-1] for host, said in request.answers.items()}
         now = time.monotonic()
         return (

@@ -25,8 +25,8 @@ from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.events import Buried, GangKey, NotStarted, Started
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.islands import Islands
-from pathways.runtime.hosts.cluster.listener import Listener
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.endings import end_all
 from pathways.runtime.hosts.protocol.messages import Ask, Cancel, Leave, Lost, Message, Ping
@@ -57,7 +57,7 @@ class EffectRunner:
         self,
         core: SharedCore,
         islands: Islands,
-        listener: Listener,
+        listener: WorkerListener,
         traces: HostTraces,
         starter: Starter,
         order: threading.RLock,
@@ -92,7 +92,7 @@ class EffectRunner:
                 case Disconnect():
                     self._disconnect(self._islands.get(effect.gang))
                 case LookAgain():
-                    self._listener.answers.wake()
+                    self._listener.loop.wake()
                 case Bury():
                     self._begin(functools.partial(self._bury, effect))
                 case StartAnew():

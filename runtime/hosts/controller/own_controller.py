@@ -6,18 +6,19 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.events import Closed, Event, Tick
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.cluster.controller import Controller, Split
+from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.cluster.islands import Islands
-from pathways.runtime.hosts.cluster.listener import Listener
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.worker_listener import WorkerListener, WorkerSink
 from pathways.runtime.hosts.controller.effect_runner import EffectRunner
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD, HostOptions
@@ -36,16 +37,17 @@ _FREE_SECONDS = 0.05
 class OwnController(Controller):
     """The controller of workers that this process has started; they end with it.
 
-    What becomes of them is decided by a core (`runtime.control`); `Listener` tells it what they say, and
-    `EffectRunner` carries out its effects.
+    What becomes of them is decided by a core (`runtime.control`); `WorkerListener` tells it what they say,
+    and `EffectRunner` carries out its effects.
 
     Args:
       starter: starts the workers.
       settings: what the user says of them.
-      listens: makes what listens to them.
+      sink: hears what workers say of steps, for a service; see `WorkerListener`.
 
     Attributes:
       settings: what the user says of them.
+      listener: listens to them.
 
     Raises:
       HostError: a worker does not start.
@@ -55,7 +57,7 @@ class OwnController(Controller):
         self,
         starter: Starter,
         settings: Settings,
-        listens: Callable[[SharedCore, Islands, HostTraces], Listener] = Listener,
+        sink: WorkerSink | None = None,
     ) -> None:
         self.settings = settings
         closed = threading.Event()
@@ -65,10 +67,11 @@ class OwnController(Controller):
         shared = SharedCore(core)
         islands = Islands([HostGang(life, own) for life, own in zip(core.gangs, started, strict=True)])
         self.traces = HostTraces(islands.hosts, self.tell_all)
-        listener = listens(shared, islands, self.traces)
-        super().__init__(shared, islands, listener.answers)
+        loop = EventLoop(is_served=sink is not None)
+        listener = WorkerListener(shared, islands, self.traces, loop, sink)
+        super().__init__(shared, islands, listener.loop)
         self._closed = closed
-        self._listener = listener
+        self.listener = listener
         self._effect_runner = EffectRunner(
             self._core, self.islands, listener, self.traces, starter, self.order, self._closed
         )
@@ -93,6 +96,7 @@ class OwnController(Controller):
         # Not with a message, which a worker that is stopped would not take: it hears that this side is gone.
         self._core.tell(*self._closed_events("is closed"))
         self._effect_runner.close()
+        self._loop.close()
 
     def _closed_events(self, how: str) -> Sequence[Event]:
         return [Closed(gang.life.key, how) for gang in self.islands.gangs]
@@ -136,7 +140,7 @@ class OwnController(Controller):
                 for host in gang.hosts:
                     # Not among steps: a large one would hold them up.
                     self._speak(host, host.arrays.send, load)
-            self._answers.wait(lambda: request.is_done() or bool(request.failures))
+            self._loop.wait(lambda: request.is_done() or bool(request.failures))
             for index, failure in request.first_failure():
                 raise failure.error(f"program {program.name}, host {index}")
         except BaseException:
@@ -150,7 +154,7 @@ class OwnController(Controller):
         for life in program.lives:
             life.check_open()
             while (oldest := life.window.blocker(program.share)) is not None:
-                self._answers.wait(oldest.is_done)
+                self._loop.wait(oldest.is_done)
                 self._waits.add(time.monotonic() - oldest.began)
 
     def _frames(
@@ -174,12 +178,12 @@ class OwnController(Controller):
                 self._lose(host, error)
 
     def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
-        self._listener.lose(host, error)
+        self.listener.lose(host, error)
 
     def _keep_time(self) -> None:
         """Tells the core how time goes by."""
         while not self._closed.wait(_TICK_SECONDS):
-            self._answers.poll()
+            self._loop.poll()
             self._core.tell(Tick())
 
     def _free(self) -> None:

@@ -44,7 +44,7 @@ from pathways.runtime.hosts.protocol.serving import (
 )
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.service.bound_slices import BoundSlices
-from pathways.runtime.hosts.service.relay_listener import RelayedQuestion
+from pathways.runtime.hosts.service.relayed_answers import RelayedQuestion
 from pathways.runtime.hosts.service.served_client import ServedClient
 from pathways.runtime.hosts.splitting.splitter import ProgramSplitter
 from pathways.runtime.resources.threads import start_thread

@@ -107,7 +107,7 @@ class ServedClient:
 
     Attributes:
       connections: to it, by the names of `messages.CHANNELS`.
-      steps: the one that has an order, which the dispatch loop reads.
+      steps: the one that has an order, which the event loop reads.
       programs: its programs, by their numbers.
       last: the number of the last step that it has asked for.
       fetches: what it fetches, by the numbers of requests to workers.
@@ -115,7 +115,6 @@ class ServedClient:
       is_gone: whether it has ended.
     """
 
-    is_client = True
     steps: Connection[Any]
     arrays: ArraySender
     watch: Sender

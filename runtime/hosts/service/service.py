@@ -44,8 +44,7 @@ from pathways.runtime.control.reports import HostReport
 from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.cluster.islands import Islands
-from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.worker_listener import FromTracing
 from pathways.runtime.hosts.controller.own_controller import OwnController
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD
@@ -84,11 +83,7 @@ from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
 from pathways.runtime.hosts.service.known_islands import KnownIslands
 from pathways.runtime.hosts.service.questions import Questions
-from pathways.runtime.hosts.service.relay_listener import (
-    ClientFetch,
-    FromTracing,
-    RelayListener,
-)
+from pathways.runtime.hosts.service.relayed_answers import ClientFetch
 from pathways.runtime.hosts.service.relayed_traces import RelayedTraces
 from pathways.runtime.hosts.service.requests import Requests
 from pathways.runtime.hosts.service.sending import FIRST_BYTES, ArraySender, RelayedFetch, Sender
@@ -99,7 +94,6 @@ from pathways.runtime.hosts.service.served_client import (
     ServedStep,
     ServedTrace,
 )
-from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.service_status import (
     ClientStatus,
     IslandStatus,
@@ -162,14 +156,15 @@ class Service:
         self._unexplained: list[tuple[float, ServedStep, list[FromHost]]] = []
         starter = Starter.of(settings) if starter is None else starter
         try:
-            self._controller = OwnController(starter, settings, self._listens)
+            self._controller = OwnController(starter, settings, self)
         except BaseException:
             starter.close()
             raise
         self._settings = settings
         self._core = self._controller._core
         self._islands = self._controller.islands
-        self._loop = self._listener.answers
+        self._listener = self._controller.listener
+        self._loop = self._listener.loop
         ahead = settings.options.ahead
         count = len(self._islands.gangs)
         self._scheduler = Scheduler(count, MOST_AHEAD if ahead == AUTO else int(ahead), policy)
@@ -179,10 +174,6 @@ class Service:
         self._looked = 0.0
         self._traces = RelayedTraces()
         self._questions = Questions(self._controller, self._loaded, self._unload, self._number_of)
-
-    def _listens(self, core: SharedCore, islands: Islands, traces: HostTraces) -> RelayListener:
-        self._listener = RelayListener(core, islands, traces, self)
-        return self._listener
 
     # What other threads say.
 
@@ -328,7 +319,6 @@ class Service:
                 self._leave(client, "the service has ended")
             self._questions.close()
             self._controller.close()
-            self._loop.close()
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -505,7 +495,7 @@ class Service:
                     self._listener.lose(host, error)
 
     def on_called(self, host: HostProcess, called: Called) -> None:
-        """See `Hears`."""
+        """See `WorkerSink`."""
         served = self._calls.get(called.call)
         if served is None:
             return
@@ -562,7 +552,7 @@ class Service:
             self._controller.unload(program.hosted)
 
     def on_done(self, host: HostProcess, done: Done) -> None:
-        """See `Hears`."""
+        """See `WorkerSink`."""
         served = self._issued.get(done.run)
         if served is None or served.step is None:
             return
@@ -630,7 +620,7 @@ class Service:
         self._unsettled = kept
 
     def on_tracing(self, host: HostProcess, message: FromTracing) -> None:
-        """See `Hears`."""
+        """See `WorkerSink`."""
         start = host.gang.life.key.start
         if isinstance(message, ClockTime):
             self._questions.on_clock(host, message)
@@ -674,7 +664,7 @@ class Service:
         client.is_joined = True
         log.info("%s is there", client)
         self._tell(ClientJoined(client.number, client.weight))
-        self._loop.add(client)
+        self._loop.add(client.steps, functools.partial(self._read_client, client), keeps=True, pauses=True)
         # What became of islands since it was told of them first.
         for message in self._known.whole():
             self._say(client, message)
@@ -694,7 +684,7 @@ class Service:
         self._say_end(client, why)
         client.is_gone.set()
         if client.is_joined:
-            self._loop.forget(client)
+            self._loop.forget(client.steps)
             client.arrays.close()
             client.watch.close()
         for connection in client.connections.values():
@@ -729,8 +719,8 @@ class Service:
         with contextlib.suppress(ConnectionEnded):
             client.connections.get("steps", client.connections["watch"]).send(Denied(why))
 
-    def read_client(self, client: ServedClient) -> None:
-        """See `Hears`."""
+    def _read_client(self, client: ServedClient) -> None:
+        """Reads what a client has said that has an order."""
         try:
             for message in client.steps.take_some():
                 for asked in self._requests.read(client, message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from pathways.runtime.control.errors import CallFailedError, Failure, failed
 from pathways.runtime.control.events import (
@@ -16,8 +16,8 @@ from pathways.runtime.control.events import (
     PeerReached,
     PeerUnreachable,
 )
-from pathways.runtime.hosts.cluster.answers import Answers
-from pathways.runtime.hosts.cluster.fetching import Fetched
+from pathways.runtime.hosts.cluster.answers import Answer, AnswerSink
+from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
@@ -48,18 +48,35 @@ from pathways.runtime.resources.threads import start_thread
 _END_SECONDS = 0.1
 """How long a process may take to end after its connections."""
 
+FromTracing = ClockTime | RunTimes | TraceDone | TraceStarted
 
-class Listener:
+
+class WorkerSink(Protocol):
+    """Hears what workers say of steps, beside the core; for a service, which passes it on to its clients."""
+
+    def on_done(self, host: HostProcess, done: Done) -> None:
+        """A host is done with its part of a step; in the thread that runs the loop."""
+
+    def on_called(self, host: HostProcess, called: Called) -> None:
+        """A host has ended its part of a call; in the thread that runs the loop."""
+
+    def on_tracing(self, host: HostProcess, message: FromTracing) -> None:
+        """A worker says something of a trace."""
+
+
+class WorkerListener:
     """Listens to the workers of a cluster.
 
     Args:
       core: is told.
       islands: the workers.
-      traces: takes what they say about traces.
-      answers: makes what reads what they say about steps, of what reads one of them.
+      traces: takes what they say about traces, unless a sink does.
+      loop: reads what they say about steps.
+      sink: hears of steps, calls and traces. With one the loop has a thread of its own, which waits for
+        nobody; without one it runs in the threads that wait for steps.
 
     Attributes:
-      answers: what they say about steps; read by those who wait for it.
+      loop: see above.
     """
 
     def __init__(
@@ -67,17 +84,24 @@ class Listener:
         core: SharedCore,
         islands: Islands,
         traces: HostTraces,
-        answers: Callable[[Callable[[Any], None]], Answers] = Answers,
+        loop: EventLoop,
+        sink: WorkerSink | None = None,
     ) -> None:
         self._core = core
         self._islands = islands
         self._traces = traces
-        self.answers = answers(self._on_step_messages)
+        self._sink = sink
+        self.loop = loop
 
     def attach(self, gang: HostGang) -> None:
         """Listens to some workers from now on."""
         for host in gang.hosts:
-            self.answers.add(host)
+            if self._sink is None:
+                # Ctrl-C may end a thread that reads, and loses no message of these.
+                read = functools.partial(host.steps.act_on_some, functools.partial(self._on_message, host))
+            else:
+                read = functools.partial(self._take_some, host)
+            self.loop.add(host.steps, functools.partial(self._read, host, read), keeps=self._sink is not None)
             host.arrays.place = functools.partial(self._place, host)
             for connection in (host.arrays, host.watch):
                 start_thread(functools.partial(self._listen, host, connection), "listen")
@@ -85,12 +109,19 @@ class Listener:
     def detach(self, gang: HostGang) -> None:
         """Stops listening to some workers, and wakes all who wait for them."""
         for host in gang.hosts:
-            self.answers.forget(host)
-        self.answers.wake()
+            self.loop.forget(host.steps)
+        self.loop.wake()
 
     def lose(self, host: HostProcess, error: ConnectionEnded) -> None:
         """A worker is gone whose connection has ended, which its process explains where it has ended, too."""
-        self.answers.forget(host)
+        self.loop.forget(host.steps)
+        if self._sink is None:
+            self._explain_loss(host, error)
+        else:
+            # The end of a process takes a while.
+            start_thread(functools.partial(self._explain_loss, host, error), "lose")
+
+    def _explain_loss(self, host: HostProcess, error: ConnectionEnded) -> None:
         if host.gang.is_lost():
             return
         how = host.ending() or str(error)
@@ -107,7 +138,8 @@ class Listener:
         Args:
           seconds: how long to look for one: another worker may hear of the end of its connections first.
         """
-        until = time.monotonic() + seconds
+        # The thread that runs the loop for a service waits for nobody.
+        until = time.monotonic() + (seconds if self._sink is None else 0.0)
         while True:
             hosts = [host for host in [*self._islands.hosts] if not host.gang.is_lost()]
             ended = [host for host in hosts if host.ending(0) or host.watch.has_ended()]
@@ -117,20 +149,22 @@ class Listener:
                 return
             time.sleep(0.005)
 
-    def _on_step_messages(self, host: HostProcess) -> None:
-        """Handles what a worker has sent about steps."""
-        try:
-            host.steps.act_on_some(functools.partial(self._on_message, host))
-        except ConnectionEnded as error:
-            self.lose(host, error)
-        except MessageError as error:
-            self._core.tell(HostEnded(host.gang.life.key, host.index, str(error)))
-
     def _listen(self, host: HostProcess, connection: Connection[Any]) -> None:
-        """Handles all other messages of a worker."""
-        try:
+        """Handles what a worker sends that has no order among steps."""
+
+        def read() -> None:
             while True:
                 self._on_message(host, connection.receive())
+
+        self._read(host, read)
+
+    def _take_some(self, host: HostProcess) -> None:
+        for message in host.steps.take_some():
+            self._on_message(host, message)
+
+    def _read(self, host: HostProcess, read: Callable[[], None]) -> None:
+        try:
+            read()
         except ConnectionEnded as error:
             self.lose(host, error)
         except MessageError as error:
@@ -144,31 +178,29 @@ class Listener:
                     self._core.done(host.gang.life, host.index, message.run, now)
                 else:
                     self._on_failure(host, message)
+                if self._sink is not None:
+                    self._sink.on_done(host, message)
             case Missed():
                 self._find_cause(message.run)
                 self._core.tell(InputMissed(host.gang.life.key, host.index, message.run, message.why))
             case LoadDone():
                 what = None if message.error is None else failed(message.error)
                 self._core.tell(Answered(host.index, message.request, what))
-            case Chunk():
-                self._take(host, message)
-            case Failed():
-                self.find_ended()
-                self._core.tell(Answered(host.index, message.request, failed(f"{host}: {message.error}")))
+            case Chunk() | Failed() | Described() | Report():
+                self._on_answer(host, message)
             case Called():
                 self._on_called(host, message)
             case Pong():
                 host.round_trip.answered(message.number, now)
-            case Report():
-                self._core.tell(Answered(host.index, message.request, message.report))
-            case Described():
-                self._core.tell(Answered(host.index, message.request, message, message.last))
             case PeerLost() | PeerFound():
                 self._on_peer(host, message)
             case Leaving():
                 self._core.tell(LeaveAsked(host.gang.life.key, host.index))
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
-                self._traces.on_message(host.index, message)
+                if self._sink is None:
+                    self._traces.on_message(host.index, message)
+                else:
+                    self._sink.on_tracing(host, message)
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
@@ -188,6 +220,8 @@ class Listener:
         failure = said.failure
         what = None if failure is None else Failure(CallFailedError, described(str(host), failure))
         self._core.called(host.index, said.call, said, what)
+        if self._sink is not None:
+            self._sink.on_called(host, said)
 
     def _on_peer(self, host: HostProcess, said: PeerLost | PeerFound) -> None:
         """Handles the report of a worker that another one cannot be reached, or can be again.
@@ -207,31 +241,40 @@ class Listener:
         else:
             self._core.tell(PeerUnreachable(by, host.index, of, peer.index, said.error))
 
-    def _fetched(self, host: HostProcess, number: int) -> Fetched | None:
+    def _sink_of(self, host: HostProcess, number: int) -> AnswerSink | None:
+        """Where answers of a worker to a request go; None where it is no longer wanted."""
         request = self._core.core.replies.get(number)
         if request is None or host.index not in request.hosts:
             return None
-        return request.sink if isinstance(request.sink, Fetched) else None
+        return request.sink if isinstance(request.sink, AnswerSink) else None
 
     def _place(self, host: HostProcess, message: object, size: int) -> memoryview:
-        """Where the bytes after a message of a worker go.
+        """Returns where the bytes after a message of a worker go.
 
         Raises:
           MessageError: they are of no array.
         """
         if not isinstance(message, Chunk):
             raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
-        fetched = self._fetched(host, message.number)
-        # It may no longer be wanted.
-        return memoryview(bytearray(size)) if fetched is None else fetched.reassembly.place(message, size)
+        sink = self._sink_of(host, message.number)
+        return memoryview(bytearray(size)) if sink is None else sink.place(message, size)
 
-    def _take(self, host: HostProcess, chunk: Chunk) -> None:
-        fetched = self._fetched(host, chunk.number)
-        if fetched is None:
+    def _on_answer(self, host: HostProcess, answer: Answer) -> None:
+        """Handles an answer to a request, or a piece of it."""
+        number = answer.number if isinstance(answer, Chunk) else answer.request
+        sink = self._sink_of(host, number)
+        if sink is not None and (sink.takes_all or isinstance(answer, Chunk)):
+            if sink.take(host, answer):
+                self._core.tell(Answered(host.index, number, None))
             return
-        fetched.reassembly.take(chunk)
-        if fetched.reassembly.is_complete():
-            self._core.tell(Answered(host.index, chunk.number, None))
+        match answer:
+            case Failed():
+                self.find_ended()
+                self._core.tell(Answered(host.index, number, failed(f"{host}: {answer.error}")))
+            case Report():
+                self._core.tell(Answered(host.index, number, answer.report))
+            case Described():
+                self._core.tell(Answered(host.index, number, answer, answer.last))
 
 
 def described(host: str, failure: CallFailure) -> str:

@@ -20,11 +20,12 @@ from pathways.runtime.control.clients.attached import (
 )
 from pathways.runtime.control.errors import lost
 from pathways.runtime.control.events import Answered, GangKey
+from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.cluster.islands import Islands
-from pathways.runtime.hosts.cluster.listener import Listener
 from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.protocol.messages import MessageError, Unload
 from pathways.runtime.hosts.protocol.serving import (
     Denied,
@@ -84,7 +85,7 @@ class AttachedService:
             connection.leave()
 
 
-class ToldListener(Listener):
+class ServiceListener(WorkerListener):
     """Listens to a service.
 
     Args:
@@ -103,11 +104,12 @@ class ToldListener(Listener):
         service: AttachedService,
         gang_of: Callable[[int, IslandFacts], HostGang],
     ) -> None:
-        super().__init__(core, islands, traces)
+        super().__init__(core, islands, traces, EventLoop())
         self._service = service
         self._gang_of = gang_of
         service.arrays.place = self._place_told
-        self.answers.add(service)
+        read = functools.partial(service.steps.act_on_some, self._on_told)
+        self.loop.add(service.steps, functools.partial(self._act, read))
 
     def start(self) -> None:
         """Listens from now on."""
@@ -117,21 +119,18 @@ class ToldListener(Listener):
     def lose_service(self, error: ConnectionEnded) -> None:
         """A connection to the service has ended; it may have said why on another one."""
         time.sleep(_REASON_SECONDS)
-        self.answers.poll()
+        self.loop.poll()
         self.end(f"is gone: {error}")
 
     def end(self, why: str) -> None:
         """The service is gone; who says so first says why."""
-        self.answers.forget(self._service)
+        self.loop.forget(self._service.steps)
         self._core.tell(ServiceEnded(lost(f"{self._service} {why}")))
         self._islands.wake()
-        self.answers.wake()
+        self.loop.wake()
 
     def find_ended(self, seconds: float = 0.0) -> None:
         """What becomes of workers, the service says."""
-
-    def _on_step_messages(self, host: Any) -> None:
-        self._act(lambda: self._service.steps.act_on_some(self._on_told))
 
     def _listen_to(self, connection: Connection[Any]) -> None:
         def listen() -> None:
@@ -201,7 +200,7 @@ class ToldListener(Listener):
             self._traces.lose(host.index)
         self._core.tell(GangLost(key, message.why.failure(), message.is_dead))
         self._islands.wake()
-        self.answers.wake()
+        self.loop.wake()
 
     def _replace(self, message: IslandIsBack) -> None:
         self._core.tell(GangBack(GangKey(message.island, message.facts.start)))

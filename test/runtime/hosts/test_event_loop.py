@@ -1,0 +1,196 @@
+"""The loop that reads, in whatever thread waits or in one of its own, also those who do not read."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+
+from pathways.runtime.hosts.cluster import event_loop
+from pathways.runtime.hosts.cluster.event_loop import EventLoop
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+
+THREADS = 4
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads that take turns at nearly every instruction."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoop]:
+    loop = EventLoop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def served_loop() -> Iterator[EventLoop]:
+    """A loop that this thread runs."""
+    loop = EventLoop(is_served=True)
+    yield loop
+    loop.close()
+
+
+class FakeConnection:
+    """A connection whose other side takes nothing."""
+
+    def __init__(self) -> None:
+        self._socket, self.other = socket.socketpair()
+        self.kept = 1
+        self.flushed = 0
+        self.has_ended = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def keep_sending(self, wake: Callable[[], None]) -> None:
+        self.say_full = wake
+
+    def flush(self) -> None:
+        if self.has_ended:
+            raise ConnectionEnded("the connection has ended")
+        self.flushed += 1
+
+    def has_kept(self) -> bool:
+        return self.kept > 0
+
+    def close(self) -> None:
+        self._socket.close()
+        self.other.close()
+
+
+@pytest.fixture
+def connections() -> Iterator[list[FakeConnection]]:
+    found = [FakeConnection(), FakeConnection()]
+    yield found
+    for connection in found:
+        connection.close()
+
+
+def add(loop: EventLoop, connection: FakeConnection, read: Callable[[], None], **flags: bool) -> None:
+    loop.add(cast(Connection[Any], connection), read, **flags)
+
+
+def forget(loop: EventLoop, connection: Any) -> None:
+    loop.forget(cast(Connection[Any], connection))
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_event_loop_lets_several_threads_forget_a_connection(loop):
+    numbered = [types.SimpleNamespace(fileno=lambda number=number: number) for number in range(5000, 7000)]
+    for each in numbered:
+        loop.add(cast(Connection[Any], each), lambda: None)
+    begin = threading.Barrier(THREADS)
+
+    def forget_last() -> None:
+        begin.wait()
+        for each in numbered[-50:]:
+            forget(loop, each)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(forget_last) for _ in range(THREADS)]:
+            done.result()
+
+
+def test_event_loop_does_not_read_a_forgotten_connection(loop, connections):
+    read: list[FakeConnection] = []
+    first, second = connections
+    for connection in connections:
+        add(loop, connection, functools.partial(read.append, connection))
+        connection.other.send(b"done")
+    forget(loop, first)
+    loop.poll()
+    assert read == [second]
+
+
+def test_event_loop_is_run_by_the_thread_that_waits(loop, connections):
+    readers: list[int] = []
+    first, _ = connections
+    add(loop, first, lambda: readers.append(threading.get_ident()))
+    first.other.send(b"done")
+    loop.wait(lambda: bool(readers))
+    assert set(readers) == {threading.get_ident()}
+
+
+def test_event_loop_wakes_the_thread_that_runs_it(loop, monkeypatch):
+    """What another thread does ends a wait at once, though nothing is read."""
+    monkeypatch.setattr(event_loop, "_SECONDS", 1000.0)
+    is_done = threading.Event()
+    waiting = threading.Thread(target=loop.wait, args=(is_done.is_set,))
+    waiting.start()
+    is_done.set()
+    loop.wake()
+    waiting.join()
+
+
+def test_event_loop_that_is_served_is_run_by_its_thread_alone(served_loop, connections):
+    """Others wait until that thread has read what they wait for, or done what was posted."""
+    first, _ = connections
+    read: list[int] = []
+    add(served_loop, first, lambda: read.append(threading.get_ident()))
+    first.other.send(b"done")
+    served_loop.poll()
+    assert not read
+    posted: list[int] = []
+    waiting = threading.Thread(target=served_loop.wait, args=(lambda: bool(posted),))
+    waiting.start()
+    served_loop.post(lambda: posted.append(threading.get_ident()))
+    served_loop.look(10)
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert set(read) | set(posted) == {threading.get_ident()}
+
+
+def test_event_loop_sends_what_is_kept_until_it_is_taken(served_loop, connections):
+    """Others go on meanwhile, and it hears late of one that was forgotten."""
+    first, second = connections
+    for connection in connections:
+        add(served_loop, connection, lambda: None, keeps=True)
+        connection.say_full()
+    served_loop.look(0)
+    forget(served_loop, first)
+    first.say_full()
+    served_loop.look(0)
+    assert (first.flushed, second.flushed) == (1, 2)
+    second.kept = 0
+    served_loop.look(0)
+    served_loop.look(0)
+    assert second.flushed == 3
+
+
+def test_event_loop_does_not_read_who_does_not_read(served_loop, connections):
+    """A client that takes nothing is not read; a worker that takes nothing is."""
+    read: list[FakeConnection] = []
+    for connection, pauses in zip(connections, (True, False), strict=True):
+        add(served_loop, connection, functools.partial(read.append, connection), keeps=True, pauses=pauses)
+        connection.say_full()
+        connection.other.send(b"work")
+    served_loop.look(0)
+    assert read == connections[1:]
+    connections[0].kept = 0
+    served_loop.look(0)
+    served_loop.look(0)
+    assert connections[0] in read
+
+
+def test_event_loop_reads_why_sending_has_failed(served_loop, connections):
+    read: list[FakeConnection] = []
+    first, _ = connections
+    add(served_loop, first, functools.partial(read.append, first), keeps=True, pauses=True)
+    first.has_ended = True
+    first.say_full()
+    served_loop.look(0)
+    assert read == [first]
