@@ -46,6 +46,8 @@ ROOMS = (
     "runtime.local",
     "runtime.proxy.wire",
     "runtime.proxy",
+    "runtime.proxy.sessions",
+    "runtime.proxy.serving",
     "runtime.hosts.protocol",
     "runtime.hosts.launch",
     "runtime.hosts.splitting",

@@ -23,7 +23,8 @@ import jax
 
 from pathways.runtime.proxy.devices import FOLDERS_ADVICE, CompileIfrt, ServedDevices
 from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_header, data_of, take_file
-from pathways.runtime.proxy.session import ProxySession, Run
+from pathways.runtime.proxy.sessions.session import ProxySession
+from pathways.runtime.proxy.sessions.state import Run
 from pathways.runtime.proxy.stalls import WAIT_LIMIT_S, StallMonitor
 from pathways.runtime.proxy.waiting import WaitingThreads
 from pathways.runtime.proxy.wire import descriptors

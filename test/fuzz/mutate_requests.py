@@ -43,10 +43,10 @@ from jaxlib.mlir import ir
 from request_mutations import Pool, mutate_stream
 from request_seeds import RecordedSession, read_seeds, record
 
-from pathways.runtime.proxy import programs, session
+from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
-from pathways.runtime.proxy.session import ProxySession
+from pathways.runtime.proxy.sessions.session import ProxySession
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.xla import pjrt
@@ -297,7 +297,7 @@ def _keep_programs() -> None:
             kept[key] = compile_program(served, program, options, *watch)
         return kept[key]
 
-    session.programs.compile_program = compile_once  # type: ignore[assignment]
+    programs.compile_program = compile_once  # type: ignore[assignment]
 
 
 class StoredBuffers(HostBuffers):
@@ -331,7 +331,7 @@ def run_case(served: ServedDevices, case: RequestCase, note: Callable[[str], Non
 
     before = len(served.client.live_arrays())
     ended = ProxySession(1, served, read, lambda work: work())
-    ended.host_buffers = StoredBuffers()
+    ended.state.host_buffers = StoredBuffers()
     for handle, data in case.buffers.items():
         ended.host_buffers.store(handle, data)
     sent = 0

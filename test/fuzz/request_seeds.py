@@ -55,7 +55,7 @@ def _serve(folder: Path, names: Sequence[str]) -> None:
 
     import pathways.proxy
     from pathways.runtime.proxy import serving
-    from pathways.runtime.proxy.session import ProxySession, Send
+    from pathways.runtime.proxy.sessions.session import ProxySession, Send
 
     sessions: list[RecordingSession] = []
 

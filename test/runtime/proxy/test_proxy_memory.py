@@ -32,7 +32,7 @@ def held_by(*clients: Client) -> tuple[int, bool]:
     buffers = {}
     is_complete = True
     for client in clients:
-        for array in client.session._arrays.values():
+        for array in client.session.state.arrays.values():
             if isinstance(array.value, jax.Array) and not array.value.is_deleted():
                 for shard in array.shards:
                     if shard.is_deleted():
@@ -111,7 +111,7 @@ def test_no_limit_is_no_account() -> None:
     devices = served(None)
     client = Client(devices)
     put(client, 1)
-    assert client.session._arrays[1].memory == ()
+    assert client.session.state.arrays[1].memory == ()
     assert devices.memory.used == 0
     client.session.close()
 
@@ -174,13 +174,13 @@ OPERATIONS = (
 
 def devices_of(client: Client, handle: int) -> list[int]:
     """Returns the ids of the devices of an array; none of one that failed early."""
-    spec = client.session._arrays[handle].spec
+    spec = client.session.state.arrays[handle].spec
     return [device.id for device in spec.placement.devices] if spec else []
 
 
 def act(client: Client, program: int, operation: str, handle: int, old: int) -> None:
     """Sends a request that makes arrays of an old one, which may be deleted, or does not fit."""
-    known = client.session._arrays
+    known = client.session.state.arrays
     old = sorted(known)[old % len(known)] if known else 0
     count = len(devices_of(client, old)) if known else 1
     device = handle % 2

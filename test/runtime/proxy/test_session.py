@@ -17,7 +17,8 @@ from hypothesis import strategies
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.session import Later, ProxySession
+from pathways.runtime.proxy.sessions.replies import Later
+from pathways.runtime.proxy.sessions.session import ProxySession
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusCode
 from pathways.runtime.xla import pjrt
@@ -369,7 +370,7 @@ def test_what_is_no_request_ends_the_session(client: Client) -> None:
 def test_the_end_frees_everything(client: Client) -> None:
     client.put(1, np.ones(2, np.float32))
     client.session.host_buffers.store(9, b"abc")
-    value = client.session._arrays[1].value
+    value = client.session.state.arrays[1].value
     client.session.close()
     assert client.session.counts == (0, 0, 0, 0)
     sent = len(client.replies)
@@ -607,7 +608,7 @@ def test_an_array_that_failed_holds_nothing_else(client: Client) -> None:
     program = client.replies[-1].compile_response.loaded_executable_handle
     client.put(1, np.array(3, np.float32))
     client.put(2, np.array(3, np.float32), device=77)
-    held = weakref.ref(client.session._arrays[1].value)
+    held = weakref.ref(client.session.state.arrays[1].value)
     execute = {"loaded_executable_handle": program, "result_array_handle": [3]}
     client.request("loaded_executable_execute", **execute, args_handles=[1, 2])
     assert client.fetch(3) == (3, "no device has the id 77")

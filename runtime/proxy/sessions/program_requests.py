@@ -1,0 +1,199 @@
+"""Requests of programs: compiled, described, executed, and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pathways.runtime.proxy import programs
+from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.mpmd_programs import MpmdProgram
+from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
+from pathways.runtime.proxy.programs import Program, ProxyProgram
+from pathways.runtime.proxy.sessions.replies import Later, wait_for
+from pathways.runtime.proxy.sessions.state import Handler, SessionState
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
+
+
+def _compile(state: SessionState, body: Any, answer: Any) -> Later:
+    if body.host_callbacks:
+        raise StatusError(StatusCode.UNIMPLEMENTED, "the server does not call back into the client")
+
+    def compile_() -> None:
+        program = programs.compile_program(
+            state.served, body.program, body.compile_options, state.watch_compile
+        )
+        handles = state.add_program(program)
+        if handles is None:
+            return
+        answer.loaded_executable_handle, answer.ready_future_handle = handles
+        ids = [device.id for device in program.devices]
+        answer.name = program.name
+        answer.num_devices = len(ids)
+        answer.device_ids.extend(ids)
+        answer.addressable_device_ids.extend(ids)
+        if isinstance(program, MpmdProgram):
+            program.describe_slices(answer)
+
+    return Later(fill=compile_)
+
+
+def _loaded_executable_metadata(state: SessionState, body: Any, answer: Any) -> None:
+    state.program(body.loaded_executable_handle).describe(answer)
+
+
+def _loaded_executable_execute(state: SessionState, body: Any, answer: Any) -> None:
+    program = state.programs.get(body.loaded_executable_handle)
+    if program is None:
+        # Without its results there is nothing that could hold the error.
+        state.put(body.result_array_handle, lambda: [state.program(body.loaded_executable_handle)])  # type: ignore[list-item]
+        return
+    results: list[ProxyArray]
+    waited: Sequence[ProxyArray | FileJob]
+    try:
+        _check_execution(body, program)
+        arguments = state.arrays_of(body.args_handles)
+        kept = body.execute_options.non_donatable_input_indices
+        if state.is_restricted:
+            results, job = _start_restricted(state, program, arguments, kept)
+        else:
+            results, job = _start(state, program, arguments, kept)
+        waited = results if job is None else [job]
+    except Exception as error:
+        results = program.fail(status_of(error))
+        # A program without results fails, too.
+        waited = results or [ProxyArray(None, status_of(error))]
+    handles = body.result_array_handle or state.new_handles(len(results))
+    state.put(handles, lambda: results)
+    if body.execute_options.fill_status:
+        if body.result_status_handle:
+            state.futures[body.result_status_handle] = waited
+            answer.status_handle = body.result_status_handle
+        else:
+            answer.status_handle = state.add_future(waited)
+    if not body.result_array_handle:
+        for handle, result in zip(handles, results, strict=True):
+            _describe_output(state, answer.outputs.add(array_handle=handle), result)
+
+
+def _start(
+    state: SessionState, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
+) -> tuple[list[ProxyArray], FileJob | None]:
+    """Starts an execution; returns its results, and its work on files if that is what it does."""
+    if not isinstance(program, PersistenceProgram):
+        return program.execute(arguments, kept), None
+    job = program.start(arguments, state.run)
+    state.add_file_job(job)
+    return list(job.results), job
+
+
+def _start_restricted(
+    state: SessionState, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
+) -> tuple[list[ProxyArray], FileJob | None]:
+    """Starts an execution where slices are lost, or memory has a limit.
+
+    Raises:
+      StatusError: the program is on a lost slice.
+      ResourceError: it needs too much memory.
+    """
+    lost = state.lost_slices & state.served.slices_of(program.devices)
+    if lost:
+        raise slice_lost(lost)
+    donated = [arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)]
+    if isinstance(program, ProxyProgram | MpmdProgram):
+        consumed = sum(allocation.size for array in donated for allocation in array.memory)
+        state.served.memory.check(program.needed_bytes - consumed)
+    results, job = _start(state, program, arguments, kept)
+    for array in donated:
+        if not isinstance(array.value, StatusError) and array.value.is_deleted():
+            array.free()
+    return [state.admit(array) for array in results], job
+
+
+def _describe_output(state: SessionState, output: Any, result: ProxyArray) -> None:
+    if result.spec is None:
+        result.read()
+        return
+    state.served.describe_dtype(output.dtype, result.spec.dtype)
+    output.shape.dims.extend(result.spec.shape)
+    state.served.describe_placement(output.sharding, result.spec.placement)
+
+
+def _loaded_executable_fetch_execute_result(state: SessionState, body: Any, answer: Any) -> Later | None:
+    waited = state.futures.pop(body.result_status_handle, None)
+    if waited is None:
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT, f"no execution has the handle {body.result_status_handle}"
+        )
+    return wait_for(waited)
+
+
+def _loaded_executable_cost_analysis(state: SessionState, body: Any, answer: Any) -> None:
+    program = state.xla_program(body.loaded_executable_handle)
+    answer.attributes.SetInParent()
+    for name, value in program.executable.cost_analysis().items():
+        answer.attributes.attributes[name].float_value = value
+
+
+def _loaded_executable_mpmd_metadata(state: SessionState, body: Any, answer: Any) -> None:
+    state.mpmd_program(body.mpmd_loaded_executable_handle).describe_memory(answer)
+
+
+def _loaded_executable_mpmd_cost_analysis(state: SessionState, body: Any, answer: Any) -> None:
+    state.mpmd_program(body.loaded_executable_handle).describe_costs(answer)
+
+
+def _loaded_executable_human_readable_program_text(state: SessionState, body: Any, answer: Any) -> None:
+    program = state.xla_program(body.loaded_executable_handle)
+    answer.human_readable_program_text = program.executable.get_hlo_text()
+
+
+def _loaded_executable_delete(state: SessionState, body: Any, answer: Any) -> None:
+    state.programs.pop(body.loaded_executable_handle, None)
+    answer.future_handle = state.add_future()
+
+
+def _loaded_executable_is_deleted(state: SessionState, body: Any, answer: Any) -> None:
+    answer.is_deleted = body.loaded_executable_handle not in state.programs
+
+
+def _loaded_executable_destruct(state: SessionState, body: Any, answer: Any) -> None:
+    state.programs.pop(body.loaded_executable_handle, None)
+
+
+_KNOWN_OPTIONS = frozenset({"call_location"})
+"""Custom options of an execution that change nothing that it computes."""
+
+
+def _check_execution(body: Any, program: Program) -> None:
+    """Checks what a client wants of an execution.
+
+    Raises:
+      StatusError: the server does not do it.
+    """
+    devices = [device.id for device in program.devices]
+    if body.device_ids and list(body.device_ids) != devices:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED,
+            f"a program for devices {devices[:64]} cannot run on devices {list(body.device_ids[:64])}",
+        )
+    others = sorted(body.execute_options.custom_options.attributes.keys() - _KNOWN_OPTIONS)
+    if others:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED, f"options of executions that the server does not know: {others}"[:1000]
+        )
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "compile_request": _compile,
+    "loaded_executable_metadata_request": _loaded_executable_metadata,
+    "loaded_executable_execute_request": _loaded_executable_execute,
+    "loaded_executable_fetch_execute_result_request": _loaded_executable_fetch_execute_result,
+    "loaded_executable_cost_analysis_request": _loaded_executable_cost_analysis,
+    "loaded_executable_mpmd_metadata_request": _loaded_executable_mpmd_metadata,
+    "loaded_executable_mpmd_cost_analysis_request": _loaded_executable_mpmd_cost_analysis,
+    "loaded_executable_human_readable_program_text_request": _loaded_executable_human_readable_program_text,
+    "loaded_executable_delete_request": _loaded_executable_delete,
+    "loaded_executable_is_deleted_request": _loaded_executable_is_deleted,
+    "loaded_executable_destruct_request": _loaded_executable_destruct,
+}

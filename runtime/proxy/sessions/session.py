@@ -1,0 +1,152 @@
+"""Session of a client: the reply to each request of its stream, in order.
+
+Requests are dispatched one after the other, in the order of the stream. None of them waits for a device: what
+does is replied to from other threads. A session owns what its handles stand for, and frees it when it ends.
+
+The client chooses the handles of most results and sends the next request without waiting for a reply. An
+error of such a request is therefore stored under its handles, and raised when one of them is read.
+
+A handler gets the state of the session and the bodies of request and response. All fields of requests are
+read, or an error, but for those that need nothing:
+
+- `user_context_id` and `payloads` are the client's own, for its messages and traces; so are payloads of the
+  errors of which it makes arrays;
+- `version_number` of what is serialised was agreed upon when the client connected;
+- `launch_id`, `execution_stream_id` and `deletion_stream_id` order what several processes or streams do, and
+  one thread does all of a session, in the order of its stream;
+- `untuple_result`: results are never tuples;
+- `single_device_shard_semantics`: all shards are addressable;
+- `copy_semantics` of requests that cut or join arrays: they share buffers, as in local JAX;
+- `input_specs` of a remap plan: the server knows the arrays;
+- `compile_options` of plugin programs, which are empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
+from pathways.runtime.proxy.sessions import array_requests, program_requests, session_requests
+from pathways.runtime.proxy.sessions.replies import Later, ReplyEncoder, wait_all
+from pathways.runtime.proxy.sessions.state import Handler, Run, SessionState, Watch
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
+
+Send = Callable[[bytes], None]
+"""Sends a serialised `IfrtResponse` to the client, from any thread."""
+
+_HANDLERS: Mapping[str, Handler] = {
+    **session_requests.HANDLERS,
+    **array_requests.HANDLERS,
+    **program_requests.HANDLERS,
+}
+
+
+class ProxySession:
+    """The server's side of one connection of a client.
+
+    Args:
+      number: its id, by which calls that carry host buffers name it.
+      served: the devices.
+      send: sends replies.
+      wait: runs what waits for arrays or compiles.
+      watch: reports what takes long.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        served: ServedDevices,
+        send: Send,
+        wait: Run,
+        watch: Watch = lambda *_: contextlib.nullcontext(),
+    ) -> None:
+        self.number = number
+        self.state = SessionState(number, served, wait, watch)
+        self._served = served
+        self._send = send
+        self._wait = wait
+        self._replies = ReplyEncoder(served.messages)
+        # Replies that other threads compute, and the requests that they are for. Who takes one out of it,
+        # a thread that computed it or that of a lost slice, sends it: so each is sent once.
+        self._pending: dict[Later, int] = {}
+
+    @property
+    def host_buffers(self) -> HostBuffers:
+        """What the client has stored, or will fetch."""
+        return self.state.host_buffers
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Numbers of arrays, programs, futures and host buffers that the session owns."""
+        return self.state.counts
+
+    def dispatch(self, data: Buffer) -> bytes | None:
+        """Handles the next request of the stream; returns its reply, or None when that is sent later.
+
+        Raises:
+          ValueError: the data is no request; the session cannot go on.
+        """
+        request = self._served.messages.parse("xla.ifrt.proxy.IfrtRequest", data)
+        if self.state.has_new_losses:
+            self.state.lose_arrays()
+        op_id = request.request_metadata.op_id
+        kind = request.WhichOneof("request")
+        response = self._replies.new()
+        try:
+            handler = _HANDLERS.get(kind or "")
+            if handler is None:
+                raise StatusError(
+                    StatusCode.UNIMPLEMENTED, f"requests of the kind {kind!r} are not supported by the server"
+                )
+            body = getattr(request, kind)
+            answer = getattr(response, kind.removesuffix("request") + "response")
+            answer.SetInParent()
+            later = handler(self.state, body, answer)
+        except Exception as error:
+            return self._replies.encode_error(op_id, status_of(error))
+        if later is None:
+            return self._replies.encode(op_id, response)
+        self._pending[later] = op_id
+        self._wait(lambda: self._reply_later(later, response))
+        if self.state.has_new_losses:
+            self.fail_pending()  # The slice was lost too early for its own call.
+        return None
+
+    def fail_pending(self) -> None:
+        """Replies to requests that wait for arrays of slices that are lost; called from any thread."""
+        lost = self._served.slice_states.lost
+        for later in tuple(self._pending):
+            error = next(filter(None, (self.state.loss_of(array, lost) for array in later.waited)), None)
+            op_id = None if error is None else self._pending.pop(later, None)
+            if error is not None and op_id is not None and not self.state.is_closed:
+                self._send(self._replies.encode_error(op_id, error))
+
+    def close(self) -> None:
+        """Frees all that the session owns; later replies are dropped."""
+        self.state.close()
+
+    def interrupt(self) -> None:
+        """Ends what requests wait for: host buffers that will not come, and files."""
+        self.state.interrupt()
+
+    def _reply_later(self, later: Later, response: Any) -> None:
+        failed: Exception | None = None
+        try:
+            wait_all(later.waited)
+        except Exception as error:
+            failed = error
+        op_id = self._pending.pop(later, None)
+        if op_id is None:  # A slice was lost meanwhile, which was the reply.
+            return
+        try:
+            if failed is not None:
+                raise failed
+            later.fill()
+            reply = self._replies.encode(op_id, response)
+        except Exception as error:
+            reply = self._replies.encode_error(op_id, status_of(error))
+        if not self.state.is_closed:
+            self._send(reply)

@@ -1,0 +1,263 @@
+"""State of a session: what its handles stand for, and which of that is lost, donated or too large."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
+from pathways.runtime.proxy.mpmd_programs import MpmdProgram
+from pathways.runtime.proxy.persistence import FileJob
+from pathways.runtime.proxy.programs import Program, ProxyProgram
+from pathways.runtime.proxy.sessions.replies import Later
+from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
+from pathways.runtime.resources.manager import ResourceError
+
+FIRST_SERVER_HANDLE = 1 << 62
+"""Handles from here on are chosen by the server; clients count from 1."""
+
+DONATED = StatusError(StatusCode.INVALID_ARGUMENT, "the array was deleted: it was donated")
+"""What takes the place of an array whose buffers another one has taken over."""
+
+Run = Callable[[Callable[[], None]], None]
+"""Runs a function in another thread."""
+
+Watch = Callable[[str, float], AbstractContextManager[object]]
+"""Makes the context of an activity, which is reported when it takes longer than so many seconds."""
+
+
+class SessionState:
+    """What a session owns, by handle.
+
+    The dispatching thread alone reads and changes the tables. What other threads compute is in arrays that
+    are there already, in host buffers, which have a lock of their own, or added by `add_program`.
+
+    Args:
+      number: the id of the session.
+      served: the devices.
+      run: runs what waits for arrays or compiles.
+      watch: reports what takes long.
+
+    Attributes:
+      arrays: the arrays, or the errors in their places.
+      programs: the compiled programs.
+      futures: what each future waits for.
+      host_buffers: what the client has stored, or will fetch.
+      is_closed: whether the session has ended.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        served: ServedDevices,
+        run: Run,
+        watch: Watch = lambda *_: contextlib.nullcontext(),
+    ) -> None:
+        self.number = number
+        self.served = served
+        self.run = run
+        self.arrays: dict[int, ProxyArray] = {}
+        self.programs: dict[int, Program] = {}
+        self.futures: dict[int, Sequence[ProxyArray | FileJob]] = {}
+        self.host_buffers = HostBuffers(max_bytes(), self._watch_host_buffer)
+        self.is_closed = False
+        self._watch = watch
+        self._slices = served.slice_states
+        self._file_jobs: list[FileJob] = []
+        self._handles = itertools.count(FIRST_SERVER_HANDLE)
+        self._closing = threading.Lock()
+        fields = served.messages["xla.ifrt.proxy.CopyArraysRequest"].DESCRIPTOR.fields_by_name
+        semantics = fields["copy_semantics"].enum_type.values_by_name
+        self._donates = semantics["ARRAY_COPY_SEMANTICS_DONATE_INPUT"].number
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Numbers of arrays, programs, futures and host buffers."""
+        return len(self.arrays), len(self.programs), len(self.futures), len(self.host_buffers)
+
+    def close(self) -> None:
+        """Frees all that the session owns."""
+        with self._closing:
+            self.is_closed = True
+        self.interrupt()
+        self.arrays.clear()
+        self.programs.clear()
+        self.futures.clear()
+
+    def interrupt(self) -> None:
+        """Ends what requests wait for: host buffers that will not come, and files."""
+        self.host_buffers.close()
+        for job in self._file_jobs:
+            job.cancel()
+
+    def watch_compile(self, name: str) -> AbstractContextManager[object]:
+        """Makes the context in which a program is compiled."""
+        return self._watch(f"session {self.number}: compiling program {name!r}", COMPILE_LIMIT_S)
+
+    def _watch_host_buffer(self, handle: int) -> AbstractContextManager[object]:
+        subject = f"session {self.number}: waiting for host buffer {handle}, which the client has not sent"
+        return self._watch(subject, WAIT_LIMIT_S)
+
+    def array(self, handle: int) -> ProxyArray:
+        """Returns an array by its handle.
+
+        Raises:
+          StatusError: there is none.
+        """
+        array = self.arrays.get(handle)
+        if array is None:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"no array has the handle {handle}")
+        return array
+
+    def arrays_of(self, handles: Iterable[int]) -> list[ProxyArray]:
+        """Returns arrays by their handles.
+
+        Raises:
+          StatusError: one does not exist.
+        """
+        return [self.array(handle) for handle in handles]
+
+    def program(self, handle: int) -> Program:
+        """Returns a program by its handle.
+
+        Raises:
+          StatusError: there is none.
+        """
+        program = self.programs.get(handle)
+        if program is None:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"no program has the handle {handle}")
+        return program
+
+    def xla_program(self, handle: int) -> ProxyProgram:
+        """Returns a program that is one XLA program.
+
+        Raises:
+          StatusError: there is none, or it is another kind of program.
+        """
+        program = self.program(handle)
+        if not isinstance(program, ProxyProgram):
+            raise StatusError(StatusCode.UNIMPLEMENTED, "the program is no XLA program")
+        return program
+
+    def mpmd_program(self, handle: int) -> MpmdProgram:
+        """Returns a program on several meshes.
+
+        Raises:
+          StatusError: there is none, or it is another kind of program.
+        """
+        program = self.program(handle)
+        if not isinstance(program, MpmdProgram):
+            raise StatusError(StatusCode.UNIMPLEMENTED, "the program is not one of several meshes")
+        return program
+
+    def put(self, handles: Sequence[int], make: Callable[[], Sequence[ProxyArray]]) -> None:
+        """Stores what `make` returns under the handles, or its error under each of them."""
+        if 0 in handles:
+            raise StatusError(StatusCode.INVALID_ARGUMENT, "the client has not chosen the handle of a result")
+        try:
+            made = make()
+            if len(made) != len(handles):
+                raise StatusError(
+                    StatusCode.INVALID_ARGUMENT, f"{len(handles)} handles for {len(made)} results"
+                )
+            made = [self.admit(array) for array in made] if self.is_restricted else made
+        except Exception as error:
+            made = [ProxyArray(None, status_of(error))] * len(handles)
+        self.arrays.update(zip(handles, made, strict=True))
+
+    def donate(self, handles: Iterable[int], copy_semantics: int) -> None:
+        """Takes arrays from handles whose buffers were given to the result of a request."""
+        if copy_semantics == self._donates:
+            for handle in handles:
+                if handle in self.arrays:
+                    self.arrays[handle] = ProxyArray(self.arrays[handle].spec, DONATED)
+
+    def new_handles(self, count: int) -> list[int]:
+        """Returns handles that the server chooses."""
+        return [next(self._handles) for _ in range(count)]
+
+    def add_future(self, waited: Sequence[ProxyArray | FileJob] = ()) -> int:
+        """Returns the handle of a new future, which is ready when arrays are."""
+        handle = next(self._handles)
+        self.futures[handle] = waited
+        return handle
+
+    def add_program(self, program: Program) -> tuple[int, int] | None:
+        """Adds a program, from any thread.
+
+        Returns:
+          its handle and that of a future that is ready; None if the session has ended meanwhile.
+        """
+        # A session that ends meanwhile would never free it.
+        with self._closing:
+            if self.is_closed:
+                return None
+            handle = next(self._handles)
+            self.programs[handle] = program
+            return handle, self.add_future()
+
+    def add_file_job(self, job: FileJob) -> None:
+        """Adds a job that ends with the session."""
+        self._file_jobs = [other for other in self._file_jobs if not other.is_ready] + [job]
+
+    @property
+    def has_new_losses(self) -> bool:
+        """Returns whether slices were lost or returned since `lose_arrays`."""
+        return self._slices is not self.served.slice_states
+
+    def lose_arrays(self) -> None:
+        """Puts errors in place of arrays on slices that were lost since the last call."""
+        states = self.served.slice_states
+        lost = states.lost_since(self._slices.epoch)
+        self._slices = states
+        for handle, array in self.arrays.items():
+            self.arrays[handle] = self._unless_lost(array, lost)
+        for handle, waited in tuple(self.futures.items()):
+            self.futures[handle] = [
+                array if isinstance(array, FileJob) else self._unless_lost(array, lost) for array in waited
+            ]
+
+    @property
+    def lost_slices(self) -> frozenset[int]:
+        """The slices that were lost when `lose_arrays` was called last."""
+        return self._slices.lost
+
+    @property
+    def is_restricted(self) -> bool:
+        """Returns whether arrays may be lost, or too many."""
+        return bool(self._slices.lost) or self.served.memory.limit is not None
+
+    def admit(self, array: ProxyArray) -> ProxyArray:
+        """Accounts for a new array; returns its error if it is on a lost slice, or too large."""
+        array = self._unless_lost(array, self._slices.lost)
+        if self.served.memory.limit is None or array.spec is None:
+            return array
+        if array.error is not None or array.memory:
+            return array
+        try:
+            memory = self.served.memory.reserve([array.spec.shard_bytes] * len(array.spec.placement.devices))
+        except ResourceError as error:
+            return ProxyArray(array.spec, status_of(error))
+        return array.with_memory(memory)
+
+    def _unless_lost(self, array: ProxyArray, lost: frozenset[int]) -> ProxyArray:
+        error = self.loss_of(array, lost)
+        return array if error is None else ProxyArray(array.spec, error)
+
+    def loss_of(self, array: ProxyArray | FileJob, lost: frozenset[int]) -> StatusError | None:
+        """Returns the error in place of an array that has a shard on slices that are lost."""
+        if isinstance(array, FileJob) or not lost or array.spec is None:
+            return None
+        on_lost = lost & self.served.slices_of(array.spec.placement.devices)
+        return slice_lost(on_lost) if on_lost and array.error is None else None
+
+
+Handler = Callable[[SessionState, Any, Any], Later | None]
+"""Handles a request, given the bodies of request and response: it fills the latter, or says how to later."""
