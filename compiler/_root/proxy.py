@@ -14,10 +14,10 @@ from __future__ import annotations
 import functools
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
-from pathways.runtime.proxy import serving
-from pathways.runtime.proxy.serving import ProxyServer
+from pathways.runtime.proxy.serving import server
+from pathways.runtime.proxy.serving.server import ProxyServer
 
-serve = functools.partial(serving.serve, compile_ifrt=compile_ifrt)
-serve.__doc__ = serving.serve.__doc__
+serve = functools.partial(server.serve, compile_ifrt=compile_ifrt)
+serve.__doc__ = server.serve.__doc__
 
 __all__ = ["ProxyServer", "serve"]

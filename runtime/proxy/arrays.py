@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec
-from pathways.runtime.proxy.host_buffers import Buffer
+from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.memory_account import Allocation
 from pathways.runtime.xla import ifrt, pjrt

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
-
-Buffer = bytes | bytearray | memoryview
 
 MAX_BUFFERS = 1 << 16
 """How many buffers a session may have; a client has a few, which it takes or deletes soon."""

@@ -54,7 +54,7 @@ from proxy_client import HttpClient, SocketClient
 from request_mutations import mutate_bytes
 
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.serving import ProxyServer
+from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.wire import descriptors
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -45,9 +45,10 @@ from request_seeds import RecordedSession, read_seeds, record
 
 from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
+from pathways.runtime.proxy.host_buffers import HostBuffers
 from pathways.runtime.proxy.sessions.session import ProxySession
 from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.xla import pjrt
 

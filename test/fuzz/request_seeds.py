@@ -54,7 +54,7 @@ def _serve(folder: Path, names: Sequence[str]) -> None:
     jax.config.update("jax_num_cpu_devices", 8)
 
     import pathways.proxy
-    from pathways.runtime.proxy import serving
+    from pathways.runtime.proxy.serving import registry
     from pathways.runtime.proxy.sessions.session import ProxySession, Send
 
     sessions: list[RecordingSession] = []
@@ -83,7 +83,7 @@ def _serve(folder: Path, names: Sequence[str]) -> None:
             self.thread = threading.get_ident()
             return super().dispatch(data)
 
-    serving.ProxySession = RecordingSession  # type: ignore[misc]
+    registry.ProxySession = RecordingSession  # type: ignore[misc]
     with pathways.proxy.serve() as server:
         command = [sys.executable, __file__, "--client", *names]
         environment = os.environ | server.environment

@@ -21,7 +21,7 @@ from pathways.passes.util.quantities import TimesError, read_bytes
 from pathways.tools.common.errors import UserError
 
 if TYPE_CHECKING:
-    from pathways.runtime.proxy.serving import ProxyServer
+    from pathways.runtime.proxy.serving.server import ProxyServer
 
 
 _LOG = logging.getLogger("pathways.proxy")
@@ -83,7 +83,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
         import jax
 
         from pathways.compiler.mpmd.from_ifrt import compile_ifrt
-        from pathways.runtime.proxy.serving import serve
+        from pathways.runtime.proxy.serving.server import serve
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] in ("google", "h2"):
             raise UserError("pw-proxy needs more packages: pip install 'pathways-mlir[proxy]'") from None

@@ -11,9 +11,9 @@ import numpy as np
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import STRING, ArraySpec, shape_of
-from pathways.runtime.proxy.host_buffers import Buffer
 from pathways.runtime.proxy.sessions.replies import Later
 from pathways.runtime.proxy.sessions.state import DONATED, Handler, SessionState
+from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 _STRINGS = "xla.ifrt.proto.StringArrayContents"

@@ -28,10 +28,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.host_buffers import Buffer, HostBuffers
+from pathways.runtime.proxy.host_buffers import HostBuffers
 from pathways.runtime.proxy.sessions import array_requests, program_requests, session_requests
 from pathways.runtime.proxy.sessions.replies import Later, ReplyEncoder, wait_all
 from pathways.runtime.proxy.sessions.state import Handler, Run, SessionState, Watch
+from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 
 Send = Callable[[bytes], None]
@@ -77,6 +78,11 @@ class ProxySession:
     def host_buffers(self) -> HostBuffers:
         """What the client has stored, or will fetch."""
         return self.state.host_buffers
+
+    @property
+    def is_closed(self) -> bool:
+        """Returns whether the session has ended."""
+        return self.state.is_closed
 
     @property
     def counts(self) -> tuple[int, int, int, int]:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import base64
 import binascii
 import collections
-import dataclasses
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import h2.config
 import h2.connection
@@ -26,6 +25,17 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
+from pathways.runtime.proxy.wire.events import (
+    Buffer,
+    CallCancelled,
+    CallStarted,
+    ConnectionLost,
+    Event,
+    Message,
+    MessageReceived,
+    RequestsEnded,
+    StreamId,
+)
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MAX_MESSAGE_BYTES = 1 << 31
@@ -57,60 +67,6 @@ _WINDOW_UPDATE = 8
 _END_STREAM = 0x1
 _PADDED = 0x8
 _MAX_WINDOW = (1 << 31) - 1
-
-Buffer = bytes | bytearray | memoryview
-
-Message = Buffer | Sequence[Buffer]
-"""A message, whole or as parts that follow each other, which must not change until they are sent."""
-
-StreamId = int
-
-
-@dataclasses.dataclass(frozen=True)
-class CallStarted:
-    """A client called a method.
-
-    Attributes:
-      stream: the call.
-      method: the path, `/package.Service/Method`.
-      metadata: the headers that end in `-bin`, decoded.
-    """
-
-    stream: StreamId
-    method: str
-    metadata: Mapping[str, bytes]
-
-
-@dataclasses.dataclass(frozen=True)
-class MessageReceived:
-    """A whole message of a call; `GrpcConnection.handled` has to be called for its bytes."""
-
-    stream: StreamId
-    data: Buffer
-
-
-@dataclasses.dataclass(frozen=True)
-class RequestsEnded:
-    """The client sends no further messages in a call, and expects the rest of the replies."""
-
-    stream: StreamId
-
-
-@dataclasses.dataclass(frozen=True)
-class CallCancelled:
-    """A call ended without a status: the client cancelled it, or broke the protocol."""
-
-    stream: StreamId
-
-
-@dataclasses.dataclass(frozen=True)
-class ConnectionLost:
-    """The connection ended; so did all of its calls."""
-
-    reason: str
-
-
-Event = CallStarted | MessageReceived | RequestsEnded | CallCancelled | ConnectionLost
 
 
 class _HttpState(h2.connection.H2Connection):

@@ -7,7 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from pathways.runtime.proxy.wire.grpc_connection import Buffer, GrpcConnection
+from pathways.runtime.proxy.wire.events import Buffer
+from pathways.runtime.proxy.wire.grpc_connection import GrpcConnection
 from pathways.runtime.resources.threads import start_thread
 
 _WRITE_BYTES = 512 << 10

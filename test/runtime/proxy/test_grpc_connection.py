@@ -10,15 +10,15 @@ from hypothesis import strategies
 from proxy_client import HttpClient
 
 from pathways.runtime.proxy.wire import grpc_connection
-from pathways.runtime.proxy.wire.grpc_connection import (
+from pathways.runtime.proxy.wire.events import (
     CallCancelled,
     CallStarted,
     ConnectionLost,
     Event,
-    GrpcConnection,
     MessageReceived,
     RequestsEnded,
 )
+from pathways.runtime.proxy.wire.grpc_connection import GrpcConnection
 from pathways.runtime.proxy.wire.statuses import StatusCode
 
 

@@ -15,7 +15,7 @@ from test_session import MESSAGES, Client, compile_text, module, on_device, over
 
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.serving import ProxyServer
+from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.sessions.session import ProxySession
 from pathways.runtime.resources.slice_states import SliceStates
 

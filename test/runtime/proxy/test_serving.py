@@ -14,9 +14,10 @@ import jax
 import pytest
 from proxy_client import SocketClient
 
-from pathways.runtime.proxy import serving
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.serving import TRANSFER_FOLDER_VARIABLE, ProxyServer
+from pathways.runtime.proxy.serving import call_writer
+from pathways.runtime.proxy.serving.server import ProxyServer
+from pathways.runtime.proxy.serving.transfer_folder import TRANSFER_FOLDER_VARIABLE
 from pathways.runtime.proxy.wire import descriptors, grpc_connection
 from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.resources.folders import PermittedFolders
@@ -174,7 +175,7 @@ def test_a_host_buffer_may_come_after_the_request_that_needs_it(
     delete = other.call(f"{SERVICE}HostBufferDelete")
     other.send(delete, encode("GrpcHostBufferDeleteRequest", session_id=session, handle=2), end=True)
     assert other.wait_for_status(delete) == (0, "")
-    assert server.session(session).counts == (1, 0, 0, 0)
+    assert server.registry.session(session).counts == (1, 0, 0, 0)
     other.close()
 
 
@@ -301,19 +302,19 @@ def stop_reading(client: SocketClient, session: int, handle: int) -> None:
 
 def is_blocked(server: ProxyServer) -> bool:
     """Returns whether a thread writes to a client that does not read."""
-    return any(connection._writer._left for connection in server._connections)
+    return any(connection._writer.socket._left for connection in server._connections)
 
 
 def test_a_client_that_does_not_read_stops_nobody(server: ProxyServer, client: SocketClient) -> None:
     stream, session = start_session(client)
-    server.session(session).host_buffers.store(5, bytes(64 << 20))
+    server.registry.session(session).host_buffers.store(5, bytes(64 << 20))
     stop_reading(client, session, 5)
     wait_until(lambda: is_blocked(server))
     # Its own session goes on, as do others.
     client.send(stream, make_array(7, 0))
-    server.session(session).host_buffers.store(7, b"")
+    server.registry.session(session).host_buffers.store(7, b"")
     client.flush()
-    wait_until(lambda: server.session(session).counts[0] == 1)
+    wait_until(lambda: server.registry.session(session).counts[0] == 1)
     other = SocketClient(server.path)
     start_session(other)
     other.close()
@@ -339,7 +340,7 @@ def test_a_client_that_sends_and_does_not_read(
         nonlocal sent
         with contextlib.suppress(BlockingIOError):
             sent += client._socket.send(pings[sent % len(pings) :])
-        return connection._grpc.is_congested
+        return connection._writer.grpc.is_congested
 
     # The server reads no more when its answers are above a limit.
     wait_until(send)
@@ -350,14 +351,14 @@ def test_a_client_that_sends_and_does_not_read(
 def test_a_client_that_does_not_read_its_replies(
     server: ProxyServer, client: SocketClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "_MAX_PENDING_BYTES", 10_000)
+    monkeypatch.setattr(call_writer, "MAX_PENDING_BYTES", 10_000)
     stream, _ = start_session(client)
     for _ in range(500):
         client.send(stream, encode("IfrtRequest", init_request={}))
     client.flush()
     (connection,) = server._connections
-    wait_until(lambda: connection._grpc.pending_bytes(stream) > 10_000)
-    assert connection._grpc._streams[stream].unhandled_bytes > 0
+    wait_until(lambda: connection._writer.grpc.pending_bytes(stream) > 10_000)
+    assert connection._writer.grpc._streams[stream].unhandled_bytes > 0
     # It reads again, and gets them all.
     for _ in range(500):
         client.wait_for_message(stream)
@@ -367,7 +368,7 @@ def test_a_server_closes_at_once_whoever_does_not_read(tmp_path: Path) -> None:
     server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), MESSAGES))
     client = SocketClient(server.path)
     _, session = start_session(client)
-    server.session(session).host_buffers.store(5, bytes(8 << 20))
+    server.registry.session(session).host_buffers.store(5, bytes(8 << 20))
     stop_reading(client, session, 5)
     wait_until(lambda: is_blocked(server))
     began = time.monotonic()
@@ -430,7 +431,7 @@ def test_a_host_buffer_in_a_file(transfers: tuple[ProxyServer, Path], size: int)
     _, session = start_session(client)
     (folder / "lt_7").write_bytes(b"x" * size)
     assert read_from_disk(client, session, 7, size) == (0, "")
-    assert bytes(server.session(session).host_buffers.take(7)) == b"x" * size
+    assert bytes(server.registry.session(session).host_buffers.take(7)) == b"x" * size
     assert not list(folder.iterdir())
     client.close()
 
@@ -454,7 +455,7 @@ def test_files_that_are_no_host_buffers(
     )
     # A request that needs one has the same error.
     with pytest.raises(StatusError, match="'lt_2' is no file of 3 bytes"):
-        server.session(session).host_buffers.take(2)
+        server.registry.session(session).host_buffers.take(2)
     # Another program would write files of the same names.
     _, second = start_session(other)
     code, message = read_from_disk(other, second, 1, 3)

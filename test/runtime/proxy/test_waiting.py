@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from pathways.runtime.proxy.waiting import WaitingThreads
+from pathways.runtime.proxy.serving.waiting import WaitingThreads
 
 
 def test_a_session_that_has_too_much_pending_waits() -> None:

@@ -1,0 +1,96 @@
+"""Writes replies, statuses and credit of calls to a connection, from any thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from pathways.runtime.proxy.wire.events import Buffer, Event, Message, StreamId
+from pathways.runtime.proxy.wire.grpc_connection import GrpcConnection
+from pathways.runtime.proxy.wire.socket_writer import SocketWriter
+from pathways.runtime.proxy.wire.statuses import StatusCode
+
+MAX_PENDING_BYTES = 8 << 20
+"""Replies that may wait for a client that does not read, before its session waits for it."""
+
+
+class CallWriter:
+    """A connection and its socket under one lock. What is written after its end is dropped."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self.grpc = GrpcConnection()
+        self._lock = threading.Lock()
+        self.socket = SocketWriter(client, self.grpc, self._lock)
+
+    def flush(self) -> None:
+        """Writes what the connection begins with."""
+        with self._lock:
+            self.socket.flush()
+
+    def receive(self, data: Buffer) -> list[Event]:
+        """Returns the events in what came from the socket."""
+        with self._lock:
+            events = self.grpc.receive(data)
+            self.socket.flush()
+            # Answers to frames of a client that reads none would add up.
+            self.socket.wait_for(lambda: not self.grpc.is_congested)
+        return events
+
+    def send(self, stream: StreamId, *messages: Message) -> None:
+        """Sends messages of a call."""
+        with self._lock:
+            if not self.grpc.is_lost:
+                self.grpc.send(stream, *messages)
+                self.socket.flush()
+
+    def finish(self, stream: StreamId, code: StatusCode = StatusCode.OK, message: str = "") -> None:
+        """Ends a call."""
+        with self._lock:
+            if not self.grpc.is_lost:
+                self.grpc.finish(stream, code, message)
+                self.socket.flush()
+
+    def return_credit(self, stream: StreamId, size: int) -> None:
+        """Lets the client send more, after a message of so many bytes was handled."""
+        with self._lock:
+            if not self.grpc.is_lost:
+                self.grpc.handled(stream, size)
+                self.socket.flush()
+
+    def reply(
+        self,
+        stream: StreamId,
+        replies: Sequence[bytes],
+        handled: int,
+        count: int,
+        watch: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        """Sends replies to requests; waits while too many are unread and the client is connected.
+
+        Args:
+          stream: the call.
+          replies: the replies.
+          handled: bytes of the requests.
+          count: how many requests these were.
+          watch: makes the context in which it waits.
+        """
+
+        def is_drained() -> bool:
+            return self.grpc.pending_bytes(stream) <= MAX_PENDING_BYTES
+
+        with self._lock:
+            if not self.grpc.is_lost:
+                self.grpc.send(stream, *replies)
+                self.grpc.handled(stream, handled, count)
+                self.socket.flush()
+            if not is_drained():
+                with watch():
+                    self.socket.wait_for(is_drained)
+
+    def close(self) -> None:
+        """Drops all that is not written."""
+        with self._lock:
+            self.grpc.is_lost = True
+            self.socket.close()

@@ -1,0 +1,206 @@
+"""Calls of a client by their kind: a session, a host buffer that is sent, a request with one reply."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import logging
+import queue
+from collections.abc import Callable, Sequence
+
+from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_of
+from pathways.runtime.proxy.serving.call_writer import CallWriter
+from pathways.runtime.proxy.serving.registry import SessionRegistry
+from pathways.runtime.proxy.serving.waiting import WaitingThreads
+from pathways.runtime.proxy.sessions.session import ProxySession
+from pathways.runtime.proxy.stalls import WAIT_LIMIT_S
+from pathways.runtime.proxy.wire.descriptors import Messages
+from pathways.runtime.proxy.wire.events import Buffer, Message, StreamId
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
+from pathways.runtime.resources.threads import start_thread
+
+_LOG = logging.getLogger("pathways.proxy")
+
+_WAITING_THREADS = 16
+_MAX_WAITING = 1024
+"""How many requests of a session may wait for arrays or compilations."""
+
+_MAX_REPLIES_AT_ONCE = 16
+
+Requests = queue.SimpleQueue[Buffer | None]
+"""Requests of a session that are not dispatched; None is the end of its stream."""
+
+
+class ServiceCall(abc.ABC):
+    """A call of one method. The reading thread of the connection calls all of its methods.
+
+    Args:
+      writer: writes to the connection.
+      stream: the id of the call.
+
+    Attributes:
+      is_finished: whether the call expects nothing more from the client.
+    """
+
+    is_finished = False
+
+    def __init__(self, writer: CallWriter, stream: StreamId) -> None:
+        self.writer = writer
+        self.stream = stream
+
+    @abc.abstractmethod
+    def receive(self, data: Buffer) -> None:
+        """Handles a message of the client; an error ends the call."""
+
+    @abc.abstractmethod
+    def end(self) -> None:
+        """Handles the end of the client's messages; an error ends the call."""
+
+    @abc.abstractmethod
+    def fail(self, error: StatusError) -> None:
+        """Frees what the call has: it was cancelled, or has failed."""
+
+
+class UnaryCall(ServiceCall):
+    """A request with one reply.
+
+    Args:
+      reply: returns the messages of the reply to a request.
+    """
+
+    def __init__(
+        self, writer: CallWriter, stream: StreamId, reply: Callable[[Buffer], Sequence[Message]]
+    ) -> None:
+        super().__init__(writer, stream)
+        self._reply = reply
+
+    def receive(self, data: Buffer) -> None:
+        # Whether or not there is a reply: a further message would be handled again.
+        self.is_finished = True
+        self.writer.return_credit(self.stream, len(data))
+        self.writer.send(self.stream, *self._reply(data))
+        self.writer.finish(self.stream)
+
+    def end(self) -> None:
+        """No-op: its one message has ended the call, or it stays without a reply."""
+
+    def fail(self, error: StatusError) -> None:
+        """No-op: the call has nothing to free."""
+
+
+class StoreCall(ServiceCall):
+    """A host buffer that a client sends to a session.
+
+    Args:
+      session: the session.
+      handle: the handle of the buffer.
+      size: how many bytes it is to have.
+      messages: the classes of messages.
+
+    Raises:
+      StatusError: the buffer is too large; the request that needs it has the same error.
+    """
+
+    def __init__(
+        self,
+        writer: CallWriter,
+        stream: StreamId,
+        session: ProxySession,
+        handle: int,
+        size: int,
+        messages: Messages,
+    ) -> None:
+        super().__init__(writer, stream)
+        self._buffers = session.host_buffers
+        self._handle = handle
+        self._messages = messages
+        try:
+            self._buffer = IncomingBuffer(size)
+            self._buffers.reserve(size)
+        except StatusError as error:
+            self._buffers.fail(handle, error)
+            raise
+
+    def receive(self, data: Buffer) -> None:
+        try:
+            content = data_of(data)
+            if content is None:
+                kind = "xla.ifrt.proxy.GrpcHostBufferStoreRequest"
+                content = self._messages.parse(kind, data).data
+            self._buffer.add(content)
+        finally:
+            self.writer.return_credit(self.stream, len(data))
+
+    def end(self) -> None:
+        self._buffers.store(self._handle, self._buffer.finish(), is_reserved=True)
+        reply = self._messages["xla.ifrt.proxy.GrpcHostBufferStoreResponse"]()
+        self.writer.send(self.stream, reply.SerializeToString())
+        self.writer.finish(self.stream)
+
+    def fail(self, error: StatusError) -> None:
+        # Otherwise a request would wait for a buffer that does not come.
+        self._buffers.release(self._buffer.size)
+        self._buffers.fail(self._handle, error)
+
+
+class SessionCall(ServiceCall):
+    """The stream of a session: its requests that are not dispatched, and its threads.
+
+    Args:
+      registry: the sessions of the server, of which this is a new one.
+    """
+
+    def __init__(self, writer: CallWriter, stream: StreamId, registry: SessionRegistry) -> None:
+        super().__init__(writer, stream)
+        self._registry = registry
+        self._requests: Requests = queue.SimpleQueue()
+        self._waiting = WaitingThreads(_WAITING_THREADS, _MAX_WAITING)
+        self._session = registry.start(functools.partial(writer.send, stream), self._waiting.run)
+        start_thread(self._dispatch, "proxy dispatches")
+
+    def receive(self, data: Buffer) -> None:
+        # The dispatching thread returns the credit.
+        self._requests.put(data)
+
+    def end(self) -> None:
+        self._requests.put(None)
+        self._session.interrupt()
+        self._waiting.close()
+
+    def fail(self, error: StatusError) -> None:
+        self.end()
+
+    def _dispatch(self) -> None:
+        session, requests = self._session, self._requests
+        subject = f"session {session.number}: waiting for the client to read replies"
+        watch = functools.partial(self._registry.stalls.watching, subject, WAIT_LIMIT_S)
+        try:
+            while (data := requests.get()) is not None:
+                replies, size, count = [], 0, 0
+                # What has arrived meanwhile is handled at once: a message costs less than a write.
+                while data is not None:
+                    size += len(data)
+                    count += 1
+                    reply = session.dispatch(data)
+                    if reply is not None:
+                        replies.append(reply)
+                    data = _next(requests) if count < _MAX_REPLIES_AT_ONCE else None
+                self.writer.reply(self.stream, replies, size, count, watch)
+            self.writer.finish(self.stream)
+        except ValueError as error:
+            _LOG.warning("session %d: %s", session.number, error)
+            self.writer.finish(self.stream, StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._waiting.close()
+            self._registry.end(session)
+
+
+def _next(requests: Requests) -> Buffer | None:
+    """Returns the next request if there is one; the end of the stream is left in the queue."""
+    try:
+        data = requests.get_nowait()
+    except queue.Empty:
+        return None
+    if data is None:
+        requests.put(None)
+    return data

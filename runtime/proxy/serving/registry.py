@@ -1,0 +1,81 @@
+"""Sessions of a server by id."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.serving.transfer_folder import TransferFolder
+from pathways.runtime.proxy.sessions.session import ProxySession
+from pathways.runtime.proxy.sessions.state import Run
+from pathways.runtime.proxy.stalls import StallMonitor
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
+
+_LOG = logging.getLogger("pathways.proxy")
+
+
+class SessionRegistry:
+    """The sessions that have not ended, and what they share. Safe for several threads.
+
+    Attributes:
+      served: the devices.
+      stalls: reports what takes long in sessions.
+      transfer_folder: the files in which clients send large host buffers.
+    """
+
+    def __init__(self, served: ServedDevices) -> None:
+        self.served = served
+        self.stalls = StallMonitor(_LOG.warning)
+        self.transfer_folder = TransferFolder(served.folders)
+        self._lock = threading.Lock()
+        self._sessions: dict[int, ProxySession] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def sessions(self) -> tuple[ProxySession, ...]:
+        """The sessions that have not ended."""
+        with self._lock:
+            return tuple(self._sessions.values())
+
+    def start(self, send: Callable[[bytes], None], wait: Run) -> ProxySession:
+        """Registers a new session."""
+        with self._lock:
+            session = ProxySession(next(self._numbers), self.served, send, wait, self.stalls.watching)
+            self._sessions[session.number] = session
+        _LOG.info("session %d started", session.number)
+        return session
+
+    def end(self, session: ProxySession) -> None:
+        """Ends a session and frees all that it owns."""
+        counts = session.counts
+        session.close()
+        with self._lock:
+            self._sessions.pop(session.number, None)
+        _LOG.info("session %d ended: freed %d arrays, %d programs", session.number, *counts[:2])
+
+    def session(self, number: int) -> ProxySession:
+        """Returns a session by its id.
+
+        Raises:
+          StatusError: there is none.
+        """
+        with self._lock:
+            if number not in self._sessions:
+                raise StatusError(StatusCode.INVALID_ARGUMENT, f"no session has the id {number}")
+            return self._sessions[number]
+
+    def lose_slice(self, index: int) -> None:
+        """Treats a slice as lost, as of `ProxyServer.lose_slice`."""
+        with self._lock:
+            self.served.slice_states = self.served.slice_states.lose(index)
+            sessions = tuple(self._sessions.values())
+        for session in sessions:
+            session.fail_pending()
+
+    def return_slice(self, index: int) -> None:
+        """Returns a slice that was lost, as of `ProxyServer.return_slice`."""
+        with self._lock:
+            self.served.slice_states = self.served.slice_states.restore(index)

@@ -1,0 +1,170 @@
+"""Server of JAX programs at a socket."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import jax
+
+from pathways.runtime.proxy.devices import FOLDERS_ADVICE, CompileIfrt, ServedDevices
+from pathways.runtime.proxy.serving.client_connection import ClientConnection
+from pathways.runtime.proxy.serving.registry import SessionRegistry
+from pathways.runtime.proxy.sessions.session import ProxySession
+from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.resources.folders import PermittedFolders
+from pathways.runtime.resources.listening_socket import Address, ListeningSocket
+from pathways.runtime.resources.threads import start_thread
+
+
+class ProxyServer:
+    """Serves the devices of this process.
+
+    Args:
+      where: where to listen, as of `ListeningSocket`.
+      served: the devices.
+
+    Raises:
+      ServerError: another server listens there, or it is not possible, or not safe.
+
+    Attributes:
+      served: the devices.
+      registry: the sessions.
+      was_used: whether a client has ever connected.
+    """
+
+    def __init__(self, where: Path | Address | None, served: ServedDevices) -> None:
+        self.served = served
+        self.was_used = False
+        self.registry = SessionRegistry(served)
+        self._listener = ListeningSocket(where)
+        self._lock = threading.Lock()
+        self._connections: set[ClientConnection] = set()
+        self._is_closed = False
+        start_thread(self._accept, "proxy accepts")
+        self.registry.stalls.start()
+
+    @property
+    def path(self) -> Path:
+        """The UNIX socket of a server that has one."""
+        assert self._listener.path is not None
+        return self._listener.path
+
+    @property
+    def address(self) -> str:
+        """Value of `JAX_BACKEND_TARGET` for clients."""
+        return self._listener.target
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that a program needs in its environment to use the server."""
+        return {
+            "JAX_PLATFORMS": "proxy",
+            "JAX_BACKEND_TARGET": self.address,
+            "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def sessions(self) -> tuple[ProxySession, ...]:
+        """The sessions that have not ended."""
+        return self.registry.sessions
+
+    def close(self) -> None:
+        """Ends all sessions, and stops listening."""
+        with self._lock:
+            self._is_closed = True
+            connections = tuple(self._connections)
+        self._listener.close()
+        for connection in connections:
+            connection.close()
+        self.registry.stalls.close()
+
+    def lose_slice(self, index: int) -> None:
+        """Treats a slice as lost: its arrays have no value any more, nor has anything that is made on it.
+
+        Raises:
+          ValueError: there is no such slice, or it is lost already.
+        """
+        self.registry.lose_slice(index)
+
+    def return_slice(self, index: int) -> None:
+        """Returns a slice that was lost, for new arrays; those that it had stay lost.
+
+        Raises:
+          ValueError: there is no such slice, or it is not lost.
+        """
+        self.registry.return_slice(index)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client = self._listener.accept()
+            except OSError:
+                return
+            self.was_used = True
+            connection = ClientConnection(self.registry, client)
+            with self._lock:
+                if self._is_closed:
+                    client.close()
+                    return
+                self._connections.add(connection)
+            start_thread(functools.partial(self._read, connection), "proxy reads")
+
+    def _read(self, connection: ClientConnection) -> None:
+        try:
+            connection.read()
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+
+def serve(
+    path: str | os.PathLike[str] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    slices: int = 1,
+    *,
+    max_memory: int | None = None,
+    files: Sequence[str | os.PathLike[str]] = (),
+    insecure_address: Address | None = None,
+    compile_ifrt: CompileIfrt | None = None,
+) -> ProxyServer:
+    """Serves devices of this process to unmodified JAX programs, until the server is closed.
+
+    Args:
+      path: a UNIX socket, in a folder that only this user may enter, which is made if its parent exists; by
+        default one in a new folder.
+      devices: what to serve; by default all devices of JAX.
+      slices: how many equal slices the devices form; if several, devices have a `slice_index`.
+      max_memory: bytes that arrays and programs of all clients may have together; what would exceed it is an
+        error with the status RESOURCE_EXHAUSTED. None for no limit.
+      files: folders below which programs may have the server write and read arrays; by default none.
+      insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
+        cannot prove who it is, and whoever connects runs code in this process.
+      compile_ifrt: compiles programs of Shardy's MPMD compiler; None refuses them.
+
+    Returns:
+      the server, a context manager that closes it; its `environment` is that of the programs.
+
+    Raises:
+      ServerError: it cannot listen there.
+      DescriptorError: this release of jaxlib is not supported.
+      ValueError: so many slices are not possible, there is both a path and an address, or one of the
+        folders does not exist.
+    """
+    if path is not None and insecure_address is not None:
+        raise ValueError("expected a path or an address to listen at, got both")
+    chosen = jax.devices() if devices is None else devices
+    folders = PermittedFolders(files, FOLDERS_ADVICE)
+    served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt, max_memory, folders)
+    where = insecure_address if path is None else Path(path).absolute()
+    return ProxyServer(where, served)

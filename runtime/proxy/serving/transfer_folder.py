@@ -1,0 +1,73 @@
+"""Host buffers that clients on the same machine write to files in place of the connection."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from pathways.runtime.proxy.host_buffers import take_file
+from pathways.runtime.proxy.sessions.session import ProxySession
+from pathways.runtime.proxy.wire.events import Buffer
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
+from pathways.runtime.resources.folders import PermittedFolders
+
+TRANSFER_FOLDER_VARIABLE = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
+"""The client in JAX has it, too: the folder in which it writes large host buffers to files."""
+
+
+class TransferFolder:
+    """The folder that `TRANSFER_FOLDER_VARIABLE` names; one session at a time has files there.
+
+    Args:
+      folders: the folders that the server may use.
+    """
+
+    def __init__(self, folders: PermittedFolders) -> None:
+        self._folders = folders
+        self._lock = threading.Lock()
+        self._owner: ProxySession | None = None
+
+    def read(self, session: ProxySession, handle: int, size: int) -> None:
+        """Stores a host buffer that the client of a session has written to a file.
+
+        Raises:
+          StatusError: it cannot be read; the request that needs it has the same error.
+        """
+        buffers = session.host_buffers
+        try:
+            buffers.reserve(max(size, 0))
+            try:
+                buffers.store(handle, self._take_file(session, handle, size), is_reserved=True)
+            except Exception:
+                buffers.release(max(size, 0))
+                raise
+        except Exception as error:
+            status = status_of(error)
+            if isinstance(error, OSError) and error.errno is not None:
+                status = StatusError(
+                    StatusCode.FAILED_PRECONDITION, f"folder of large transfers: {error.strerror}"
+                )
+            buffers.fail(handle, status)
+            raise status from None
+
+    def _take_file(self, session: ProxySession, handle: int, size: int) -> Buffer:
+        folder = os.environ.get(TRANSFER_FOLDER_VARIABLE)
+        if not folder:
+            raise StatusError(
+                StatusCode.FAILED_PRECONDITION, f"{TRANSFER_FOLDER_VARIABLE} is not set for the server"
+            )
+        with self._lock:
+            if self._owner is None or self._owner.is_closed:
+                self._owner = session
+            owner = self._owner
+        if owner is not session:
+            # Handles, of which clients make the names of files, start at 1 in each of them.
+            raise StatusError(
+                StatusCode.FAILED_PRECONDITION,
+                f"session {owner.number} uses the folder of {TRANSFER_FOLDER_VARIABLE}; each program needs "
+                "its own",
+            )
+        with self._folders.open(folder) as number:
+            # Clients count in 32 bits here.
+            name = int.from_bytes((handle & 0xFFFFFFFF).to_bytes(4, "big"), "big", signed=True)
+            return take_file(number, f"lt_{name}", size)
