@@ -30,12 +30,11 @@ from pathways.runtime.bundle.manifest import (
     ListedComputation,
     Manifest,
     Root,
-    Slice,
 )
 from pathways.runtime.bundle.program import custom_calls, read_artifact, stored_name
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.parts import calls_of
-from pathways.runtime.plan.plan import Argument, Computation, Result
+from pathways.runtime.plan.plan import Argument, Computation, Result, SliceSpec
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Request, code_target, serialize_all
 
@@ -99,7 +98,7 @@ def _save(
         passed = [argument for argument in plans[""].arguments if argument.constant is None]
         made = plans[""].results
     positional, named = argument_roots(signature.tree, signature.keys, interface.argument_paths)
-    result = Root(RESULT, tree_of(interface.out_tree, interface.out_keys))
+    result = Root.of(RESULT, tree_of(interface.out_tree, interface.out_keys))
     artifacts = [pjrt.portable_artifact(computation.module) for computation in computations.values()]
     calls = {call for artifact in artifacts for call in custom_calls(read_artifact(artifact))}
     constants = {
@@ -116,7 +115,7 @@ def _save(
             "jaxlib": jax.lib.__version__,
         },
         slices=tuple(
-            Slice(virtual_name, v.axis_names, v.shape, v.island, v.overlap)
+            SliceSpec(virtual_name, v.axis_names, v.shape, v.island, v.overlap)
             for virtual_name, v in interface.slices.items()
         ),
         positional=positional,

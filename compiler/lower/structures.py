@@ -25,10 +25,10 @@ def argument_roots(
     positional, named, first = [], [], 0
     for n, child in enumerate(args.children()):
         name = _root_name(paths[first], inside[first], n) if child.num_leaves else f"args.{n}"
-        positional.append(Root(name, tree_of(child, inside[first : first + child.num_leaves], first)))
+        positional.append(Root.of(name, tree_of(child, inside[first : first + child.num_leaves], first)))
         first += child.num_leaves
     for name, child in zip(kwargs.node_data()[1], kwargs.children(), strict=True):
-        named.append(Root(name, tree_of(child, inside[first : first + child.num_leaves], first)))
+        named.append(Root.of(name, tree_of(child, inside[first : first + child.num_leaves], first)))
         first += child.num_leaves
     return tuple(positional), tuple(named)
 

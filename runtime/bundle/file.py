@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
+import msgspec
 import numpy as np
 
 from pathways.runtime.bundle import stored_zip
@@ -23,11 +24,11 @@ from pathways.runtime.bundle.manifest import (
     MANIFEST,
     BundleError,
     Code,
+    CodeIndex,
     Manifest,
     read_index,
     read_manifest,
-    write_index,
-    write_manifest,
+    write_record,
 )
 from pathways.runtime.bundle.stored_zip import StoredZipError
 
@@ -117,10 +118,10 @@ def write(
     members = {PROGRAM: program}
     members |= {computation_member(n): data for n, data in enumerate(artifacts)}
     members |= {constant_member(n): data for n, data in enumerate(constants)}
-    manifest = dataclasses.replace(manifest, digests={name: sha256(data) for name, data in members.items()})
-    described = write_manifest(manifest)
+    digests = {name: sha256(data) for name, data in members.items()}
+    described = write_record(msgspec.structs.replace(manifest, digests=digests))
     if executables:
-        members[INDEX] = write_index(sha256(described), [code for code, _ in executables])
+        members[INDEX] = write_record(CodeIndex(sha256(described), tuple(code for code, _ in executables)))
         members |= {code_member(n): data for n, (_, data) in enumerate(executables)}
     members = {MANIFEST: described, **members}
     try:
@@ -219,12 +220,12 @@ def _executables(
 ) -> tuple[tuple[Code, memoryview], ...]:
     if INDEX not in members:
         return ()
-    belongs_to, codes = read_index(members[INDEX])
-    if belongs_to != digest:
+    index = read_index(members[INDEX])
+    if index.manifest != digest:
         raise BundleError("its executables belong to another bundle")
     names = {computation.name for computation in manifest.computations}
     executables = []
-    for n, code in enumerate(codes):
+    for n, code in enumerate(index.executables):
         member = code_member(n)
         if code.computation not in names:
             raise BundleError(f"{INDEX}: there is no computation '{code.computation}'")

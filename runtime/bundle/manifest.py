@@ -5,19 +5,19 @@ Every entry is checked for its type and range when it is read. Never imports jax
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
+import msgspec
+from msgspec import Meta
 
 from pathways.dialect.attributes.names import MOST_DEVICES, MOST_ELEMENTS
 from pathways.dialect.errors import PathwaysError
+from pathways.dialect.plain_data import Count, PlainDataError, Symbol, Text, parse_json, read_record, shown
 from pathways.runtime.bundle import trees
-from pathways.runtime.plan.plan import ArrayType
+from pathways.runtime.plan.plan import ArrayType, SliceSpec
 
 VERSION = 1
 """The version of the format; a reader refuses those that it does not know."""
@@ -25,28 +25,22 @@ VERSION = 1
 VERSION_OF_PARTS = 2
 """That of a bundle whose program has parts, which readers of the first version know nothing of."""
 
-FORMAT = "pathways-bundle"
 MANIFEST = "manifest.json"
 INDEX = "executables/index.json"
 
-_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY_WORDS = {"key<threefry2x32>": 2, "key<rbg>": 4, "key<unsafe_rbg>": 4}
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_DTYPES = (
-    frozenset(
-        f"{kind}{bits}"
-        for kind, widths in (
-            ("int", (2, 4, 8, 16, 32, 64)),
-            ("uint", (2, 4, 8, 16, 32, 64)),
-            ("float", (16, 32, 64)),
-            ("complex", (64, 128)),
-            ("bfloat", (16,)),
-        )
-        for bits in widths
-    )
-    | {"bool", "float8_e3m4", "float8_e4m3", "float8_e8m0fnu", "float4_e2m1fn"}
-    | {f"float8_{kind}" for kind in ("e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+_DTYPE = (
+    r"bool|u?int(2|4|8|16|32|64)|float(16|32|64)|bfloat16|complex(64|128)|float4_e2m1fn|"
+    r"float8_(e3m4|e4m3|e8m0fnu|e4m3b11fnuz|e4m3fn|e4m3fnuz|e5m2|e5m2fnuz)"
 )
+
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="a SHA-256 in hexadecimal digits")]
+Dtype = Annotated[str, Meta(pattern=rf"\A({_DTYPE})\Z", description="the name of a dtype")]
+LeafDtype = Annotated[
+    str, Meta(pattern=rf"\A({_DTYPE}|{'|'.join(_KEY_WORDS)})\Z", description="the name of a dtype")
+]
+Size = Annotated[int, Meta(ge=0, le=MOST_ELEMENTS, description="a whole number of at least 0")]
+Shape = Annotated[tuple[Size, ...], Meta(max_length=64, description="a shape of at most 64 dimensions")]
 
 
 class BundleError(PathwaysError, ValueError):
@@ -56,19 +50,11 @@ class BundleError(PathwaysError, ValueError):
     __module__ = "pathways"
 
 
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """A virtual slice: its name in the program, its mesh, and where it may lie."""
-
-    name: str
-    axis_names: tuple[str, ...]
-    shape: tuple[int, ...]
-    island: str | None = None
-    overlap: bool = False
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Any entry of the JSON members of bundles; its fields are the keys."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Leaf:
+class Leaf(Record, frozen=True):
     """An array that a program takes or returns.
 
     Attributes:
@@ -80,12 +66,12 @@ class Leaf:
       donated: whether the program consumes it.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+    name: Text
+    shape: Shape
+    dtype: LeafDtype
     weak_type: bool
-    slices: tuple[str, ...]
-    donated: bool = False
+    slices: tuple[Symbol, ...]
+    donated: bool
 
     @property
     def buffer(self) -> ArrayType:
@@ -95,16 +81,30 @@ class Leaf:
         return ArrayType(self.shape, self.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Root:
-    """A positional or named argument, or the result: its name, and its tree of numbers of leaves."""
+class Root(Record, frozen=True):
+    """A positional or named argument, or the result: its name, and its tree of numbers of leaves, as JSON."""
 
-    name: str
-    tree: trees.Tree
+    name: Text
+    json: Any = msgspec.field(name="tree")
+
+    def __post_init__(self) -> None:
+        try:
+            trees.from_json(self.json)
+        except trees.TreeError as error:
+            raise BundleError(f"the tree {error}") from None
+
+    @classmethod
+    def of(cls, name: str, tree: trees.Tree) -> Root:
+        """Returns the root of a tree."""
+        return cls(name, trees.to_json(tree))
+
+    @property
+    def tree(self) -> trees.Tree:
+        """Its tree of numbers of leaves."""
+        return trees.from_json(self.json)
 
 
-@dataclasses.dataclass(frozen=True)
-class ListedComputation:
+class ListedComputation(Record, frozen=True):
     """A computation; its member holds it as a StableHLO portable artifact.
 
     Attributes:
@@ -113,22 +113,20 @@ class ListedComputation:
       effects: whether it has side effects.
     """
 
-    name: str
-    local: bool = False
-    effects: bool = False
+    name: Text
+    local: bool
+    effects: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Constant:
+class Constant(Record, frozen=True):
     """An array that the program closes over; its member holds the elements, in C order and little-endian."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+    name: Text
+    shape: Shape
+    dtype: Dtype
 
 
-@dataclasses.dataclass(frozen=True)
-class Manifest:
+class Manifest(Record, frozen=True):
     """What a bundle says about its program.
 
     Attributes:
@@ -148,24 +146,24 @@ class Manifest:
       version: that of the format.
     """
 
-    name: str
-    platform: str
-    versions: Mapping[str, str]
-    slices: tuple[Slice, ...]
+    name: Text
+    platform: Text
+    versions: dict[Text, Text]
+    slices: tuple[SliceSpec, ...]
     positional: tuple[Root, ...]
     named: tuple[Root, ...]
     arguments: tuple[Leaf, ...]
     result: Root
     results: tuple[Leaf, ...]
     computations: tuple[ListedComputation, ...]
-    custom_calls: tuple[str, ...]
+    custom_calls: tuple[Text, ...]
     constants: tuple[Constant, ...]
-    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    digests: dict[Text, Digest] = {}
     version: int = VERSION
+    format: Literal["pathways-bundle"] = "pathways-bundle"
 
 
-@dataclasses.dataclass(frozen=True)
-class Code:
+class Code(Record, frozen=True):
     """A serialised executable.
 
     Attributes:
@@ -175,15 +173,32 @@ class Code:
       digest: its SHA-256.
     """
 
-    computation: str
-    devices: int
-    target: str
-    digest: str
+    computation: Text
+    devices: Count
+    target: Digest
+    digest: Digest
 
 
-def write_manifest(manifest: Manifest) -> bytes:
-    """The manifest as the contents of its member."""
-    return _json(_manifest_to_json(manifest))
+class CodeIndex(Record, frozen=True):
+    """What a bundle says of its executables, in the order of their members, for the manifest of a digest."""
+
+    manifest: Digest
+    executables: tuple[Code, ...]
+
+
+def write_record(record: Record) -> bytes:
+    """The manifest or the index as the contents of its member."""
+    value = msgspec.to_builtins(record)
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+def read_index(data: memoryview) -> CodeIndex:
+    """Reads the index of executables.
+
+    Raises:
+      BundleError: it is none.
+    """
+    return _read(_parse(data, INDEX), CodeIndex, INDEX)
 
 
 def read_manifest(data: memoryview) -> Manifest:
@@ -192,207 +207,17 @@ def read_manifest(data: memoryview) -> Manifest:
     Raises:
       BundleError: it is none of this version.
     """
-    return _manifest_from_json(_read_json(data, MANIFEST))
-
-
-def write_index(manifest: str, codes: Sequence[Code]) -> bytes:
-    """The index of executables as the contents of its member; `manifest` is the digest of the manifest."""
-    return _json({"manifest": manifest, "executables": [dataclasses.asdict(code) for code in codes]})
-
-
-def read_index(data: memoryview) -> tuple[str, tuple[Code, ...]]:
-    """The digest of the manifest that an index of executables belongs to, and what it says of each.
-
-    Raises:
-      BundleError: it is no index.
-    """
-    index = _INDEX(_read_json(data, INDEX), INDEX)
-    return index["manifest"], index["executables"]
-
-
-FieldParser = Callable[[Any, str], Any]
-"""Checks a value of JSON; takes it and its place, for messages."""
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
-
-
-def _read_json(data: memoryview, member: str) -> Any:
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        members = dict(pairs)
-        if len(members) < len(pairs):
-            raise ValueError("a key occurs twice in one object")
-        return members
-
-    def no_constant(text: str) -> Any:
-        raise ValueError(f"{text} is not a number")
-
-    try:
-        return json.loads(bytes(data).decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant)
-    except RecursionError:
-        raise BundleError(f"{member}: nested too deeply") from None
-    except ValueError as error:
-        raise BundleError(f"{member}: not JSON: {error}") from None
-
-
-def _fail(where: str, expected: str) -> Any:
-    raise BundleError(f"{MANIFEST}: {where}: expected {expected}")
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= 1000:
-        _fail(where, "a printable string")
-    return value
-
-
-def _matching(pattern: re.Pattern[str], what: str) -> FieldParser:
-    def parse(value: Any, where: str) -> str:
-        return value if isinstance(value, str) and pattern.fullmatch(value) else _fail(where, what)
-
-    return parse
-
-
-def _flag(value: Any, where: str) -> bool:
-    return value if isinstance(value, bool) else _fail(where, "true or false")
-
-
-def _whole(smallest: int) -> FieldParser:
-    def parse(value: Any, where: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= MOST_ELEMENTS:
-            _fail(where, f"a whole number of at least {smallest}")
-        return value
-
-    return parse
-
-
-def _dtype(value: Any, where: str) -> str:
-    return value if isinstance(value, str) and value in _DTYPES else _fail(where, "the name of a dtype")
-
-
-def _leaf_dtype(value: Any, where: str) -> str:
-    return value if isinstance(value, str) and value in _KEY_WORDS else _dtype(value, where)
-
-
-def _shape(value: Any, where: str) -> tuple[int, ...]:
-    shape = _listed(_whole(0))(value, where)
-    if len(shape) > 64 or math.prod(max(size, 1) for size in shape) > MOST_ELEMENTS:
-        _fail(where, "a shape of at most 64 dimensions and 2^48 elements")
-    return shape
-
-
-def _optional(parser: FieldParser) -> FieldParser:
-    return lambda value, where: None if value is None else parser(value, where)
-
-
-def _listed(parser: FieldParser) -> FieldParser:
-    def parse(value: Any, where: str) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            _fail(where, "a list")
-        return tuple(parser(element, f"{where}[{n}]") for n, element in enumerate(value))
-
-    return parse
-
-
-def _table(parser: FieldParser) -> FieldParser:
-    def parse(value: Any, where: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            _fail(where, "an object")
-        return {_text(key, where): parser(member, f"{where}[{key!r}]") for key, member in value.items()}
-
-    return parse
-
-
-def _record(make: Callable[..., Any], **parsers: FieldParser) -> FieldParser:
-    def parse(value: Any, where: str) -> Any:
-        if not isinstance(value, dict) or value.keys() != parsers.keys():
-            _fail(where, f"an object of {', '.join(sorted(parsers))}")
-        return make(**{key: parser(value[key], f"{where}.{key}") for key, parser in parsers.items()})
-
-    return parse
-
-
-def _tree(value: Any, where: str) -> trees.Tree:
-    try:
-        return trees.from_json(value)
-    except trees.TreeError as error:
-        raise BundleError(f"{MANIFEST}: {where}: the tree {error}") from None
-
-
-_symbol = _matching(_SYMBOL, "a name of letters, digits and _")
-_digest = _matching(_DIGEST, "a SHA-256 in hexadecimal digits")
-_SLICE = _record(
-    Slice,
-    name=_symbol,
-    axis_names=_listed(_text),
-    shape=_listed(_whole(1)),
-    island=_optional(_text),
-    overlap=_flag,
-)
-_LEAF = _record(
-    Leaf,
-    name=_text,
-    shape=_shape,
-    dtype=_leaf_dtype,
-    weak_type=_flag,
-    slices=_listed(_symbol),
-    donated=_flag,
-)
-_ROOT = _record(Root, name=_text, tree=_tree)
-_COMPUTATION = _record(ListedComputation, name=_text, local=_flag, effects=_flag)
-_CONSTANT = _record(Constant, name=_text, shape=_shape, dtype=_dtype)
-_CODE = _record(Code, computation=_text, devices=_whole(1), target=_digest, digest=_digest)
-_INDEX = _record(dict, manifest=_digest, executables=_listed(_CODE))
-_MANIFEST = _record(
-    Manifest,
-    name=_text,
-    platform=_text,
-    versions=_table(_text),
-    slices=_listed(_SLICE),
-    positional=_listed(_ROOT),
-    named=_listed(_ROOT),
-    arguments=_listed(_LEAF),
-    result=_ROOT,
-    results=_listed(_LEAF),
-    computations=_listed(_COMPUTATION),
-    custom_calls=_listed(_text),
-    constants=_listed(_CONSTANT),
-    digests=_table(_digest),
-)
-
-
-def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    def to_json(root: Root) -> dict[str, Any]:
-        return {"name": root.name, "tree": trees.to_json(root.tree)}
-
-    plain = {
-        field.name: getattr(manifest, field.name)
-        for field in dataclasses.fields(manifest)
-        if field.name not in ("positional", "named", "result", "version")
-    }
-    for key in ("slices", "arguments", "results", "computations", "constants"):
-        plain[key] = [dataclasses.asdict(listed) for listed in plain[key]]
-    return {
-        "format": FORMAT,
-        "version": manifest.version,
-        "positional": [to_json(root) for root in manifest.positional],
-        "named": [to_json(root) for root in manifest.named],
-        "result": to_json(manifest.result),
-        **plain,
-    }
-
-
-def _manifest_from_json(value: Any) -> Manifest:
-    if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
+    value = _parse(data, MANIFEST)
+    if not isinstance(value, dict) or value.get("format") != "pathways-bundle":
         raise BundleError(f"not a bundle: {MANIFEST} does not say that it is one")
-    version = value.pop("version", None)
+    version = value.get("version")
     if type(version) is not int:
         raise BundleError(f"not a bundle: {MANIFEST} does not say its version")
     if version not in (VERSION, VERSION_OF_PARTS):
         raise BundleError(
             f"its format is version {version}, and this reader knows {VERSION} and {VERSION_OF_PARTS}"
         )
-    manifest: Manifest = dataclasses.replace(_MANIFEST(value, "bundle"), version=version)
+    manifest = _read(value, Manifest, MANIFEST)
     for what, names in (
         ("slice", [slice.name for slice in manifest.slices]),
         ("computation", [computation.name for computation in manifest.computations]),
@@ -402,12 +227,16 @@ def _manifest_from_json(value: Any) -> Manifest:
     ):
         if len(set(names)) < len(names):
             raise BundleError(f"{MANIFEST}: a name of a {what} occurs twice")
+    arrays: list[Leaf | Constant] = [*manifest.arguments, *manifest.results, *manifest.constants]
+    for array in arrays:
+        if math.prod(max(size, 1) for size in array.shape) > MOST_ELEMENTS:
+            raise BundleError(f"{MANIFEST}: '{array.name}': expected at most 2^48 elements")
     for slice in manifest.slices:
         if not slice.shape or not len(slice.shape) == len(slice.axis_names) == len(set(slice.axis_names)):
             raise BundleError(
                 f"{MANIFEST}: slice {slice.name}: expected one distinct axis name for each size"
             )
-        if math.prod(slice.shape) > MOST_DEVICES:
+        if slice.size > MOST_DEVICES:
             raise BundleError(f"{MANIFEST}: slice {slice.name}: expected at most {MOST_DEVICES} devices")
     if list(manifest.custom_calls) != sorted(set(manifest.custom_calls)):
         raise BundleError(f"{MANIFEST}: custom_calls: expected different names in alphabetical order")
@@ -424,3 +253,34 @@ def _check_leaves(roots: Sequence[Root], leaves: Sequence[Leaf], what: str) -> N
     named = [pair for root in roots for pair in trees.leaf_names(root.name, root.tree)]
     if named != [(leaf.name, n) for n, leaf in enumerate(leaves)]:
         raise BundleError(f"{MANIFEST}: the trees of the {what} do not have the leaves that are listed")
+
+
+def _parse(data: memoryview, member: str) -> Any:
+    try:
+        return parse_json(data)
+    except PlainDataError as error:
+        raise BundleError(f"{member}: {error}") from None
+
+
+def _read[T](value: Any, kind: type[T], member: str) -> T:
+    try:
+        record = read_record(value, kind)
+        _check_printable(value)
+    except PlainDataError as error:
+        raise BundleError(f"{member}: {error}") from None
+    return record
+
+
+def _check_printable(value: Any, place: str = "") -> None:
+    """Checks all texts but for keys of trees, which are quoted where they are printed."""
+    match value:
+        case str() if not value.isprintable():
+            raise PlainDataError(f"{place} = {shown(value)}: expected a printable string")
+        case list():
+            for n, each in enumerate(value):
+                _check_printable(each, f"{place}[{n}]")
+        case dict():
+            for key, each in value.items():
+                _check_printable(key, place)
+                if key != "tree":
+                    _check_printable(each, f"{place}.{key}" if place else key)

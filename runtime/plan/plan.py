@@ -13,11 +13,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
+import msgspec
 import numpy as np
 
 from pathways.dialect.attributes.blocks import block_shape
 from pathways.dialect.attributes.call_times import CallTimes
 from pathways.dialect.attributes.origins import Origin
+from pathways.dialect.plain_data import Count, Symbol, Text
 
 Slot = int
 
@@ -35,17 +37,16 @@ class ArrayType:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-@dataclasses.dataclass(frozen=True)
-class SliceSpec:
+class SliceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A virtual slice: the mesh that it needs, named axes in major-to-minor order.
 
     Slices with `overlap` may share devices, so that their work is in one queue.
     """
 
-    name: str
-    axis_names: tuple[str, ...]
-    shape: tuple[int, ...]
-    island: str | None = None
+    name: Symbol
+    axis_names: tuple[Text, ...]
+    shape: tuple[Count, ...]
+    island: Text | None = None
     overlap: bool = False
 
     @property

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import optax
 import preloaded
@@ -447,7 +448,9 @@ def test_bundle_needs_a_folder(compiled, tmp_path):
 
 
 def test_bundle_refuses_other_platforms(model, tmp_path):
-    other = rewritten(model, tmp_path / "m.pwb", manifest=lambda m: dataclasses.replace(m, platform="tpu"))
+    other = rewritten(
+        model, tmp_path / "m.pwb", manifest=lambda m: msgspec.structs.replace(m, platform="tpu")
+    )
     with pytest.raises(BundleError, match="made for platform tpu, but the cluster has cpu devices"):
         pw.load(other)
 
@@ -457,8 +460,8 @@ def test_bundle_needs_its_devices(model, tmp_path):
     big = rewritten(
         model,
         tmp_path / "m.pwb",
-        manifest=lambda m: dataclasses.replace(
-            m, slices=tuple(dataclasses.replace(s, shape=(64,)) for s in m.slices)
+        manifest=lambda m: msgspec.structs.replace(
+            m, slices=tuple(msgspec.structs.replace(s, shape=(64,)) for s in m.slices)
         ),
         program=lambda text: text.replace('<["a0"=1]>', '<["a0"=64]>'),
     )
@@ -469,22 +472,22 @@ def test_bundle_needs_its_devices(model, tmp_path):
 @pytest.mark.parametrize(
     ("what", "change"),
     [
-        ("arguments", lambda leaf: dataclasses.replace(leaf, dtype="int32")),
-        ("arguments", lambda leaf: dataclasses.replace(leaf, shape=(32, 65))),
-        ("arguments", lambda leaf: dataclasses.replace(leaf, donated=False)),
-        ("arguments", lambda leaf: dataclasses.replace(leaf, slices=())),
-        ("results", lambda leaf: dataclasses.replace(leaf, shape=(65, 64))),
-        ("slices", lambda entry: dataclasses.replace(entry, shape=(2,))),
-        ("slices", lambda entry: dataclasses.replace(entry, overlap=True)),
-        ("slices", lambda entry: dataclasses.replace(entry, island="i")),
-        ("constants", lambda entry: dataclasses.replace(entry, dtype="int32")),
-        ("computations", lambda entry: dataclasses.replace(entry, name="other")),
+        ("arguments", lambda leaf: msgspec.structs.replace(leaf, dtype="int32")),
+        ("arguments", lambda leaf: msgspec.structs.replace(leaf, shape=(32, 65))),
+        ("arguments", lambda leaf: msgspec.structs.replace(leaf, donated=False)),
+        ("arguments", lambda leaf: msgspec.structs.replace(leaf, slices=())),
+        ("results", lambda leaf: msgspec.structs.replace(leaf, shape=(65, 64))),
+        ("slices", lambda entry: msgspec.structs.replace(entry, shape=(2,))),
+        ("slices", lambda entry: msgspec.structs.replace(entry, overlap=True)),
+        ("slices", lambda entry: msgspec.structs.replace(entry, island="i")),
+        ("constants", lambda entry: msgspec.structs.replace(entry, dtype="int32")),
+        ("computations", lambda entry: msgspec.structs.replace(entry, name="other")),
     ],
 )
 def test_bundle_refuses_a_manifest_of_another_program(model, tmp_path, what, change):
     def lie(manifest):
         first, *rest = getattr(manifest, what)
-        return dataclasses.replace(manifest, **{what: (change(first), *rest)})
+        return msgspec.structs.replace(manifest, **{what: (change(first), *rest)})
 
     with pytest.raises(BundleError, match=f"the {what} in the manifest are not those of the program"):
         pw.load(rewritten(model, tmp_path / "m.pwb", manifest=lie), trust=True)
@@ -662,7 +665,9 @@ def test_bundle_imports_no_file_beside_it(tiny, tmp_path, monkeypatch):
 def test_bundle_ignores_executables_without_trust(model, tmp_path):
     """They are replaced by garbage, with digests that fit."""
     old = bundle.read(model)
-    garbage = [(dataclasses.replace(code, digest=bundle.sha256(b"x")), b"x") for code, _ in old.executables]
+    garbage = [
+        (msgspec.structs.replace(code, digest=bundle.sha256(b"x")), b"x") for code, _ in old.executables
+    ]
     path = tmp_path / "m.pwb"
     bundle.write(
         path,
@@ -673,7 +678,7 @@ def test_bundle_ignores_executables_without_trust(model, tmp_path):
         garbage,
     )
     assert pw.load(path).origins[0] == 0
-    foreign = [dataclasses.replace(code, target="0" * 64) for code, _ in old.executables]
+    foreign = [msgspec.structs.replace(code, target="0" * 64) for code, _ in old.executables]
     bundle.write(
         path,
         old.manifest,

@@ -1,12 +1,12 @@
 """The file format of bundles: what is written can be read, and nothing else, by one clear error."""
 
-import dataclasses
 import io
 import json
 import random
 import tracemalloc
 import zipfile
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -21,25 +21,25 @@ from pathways.runtime.bundle.manifest import (
     ListedComputation,
     Manifest,
     Root,
-    Slice,
 )
+from pathways.runtime.plan.plan import SliceSpec
 
 MANIFEST = Manifest(
     name="step",
     platform="cpu",
     versions={"pathways": "0"},
-    slices=(Slice("s0", ("x",), (2,)), Slice("s1", ("a", "b"), (1, 2), "island1", True)),
-    positional=(Root("params", {"b": 0, "w": [1, None]}), Root("x", 2)),
-    named=(Root("key", 3),),
+    slices=(SliceSpec("s0", ("x",), (2,)), SliceSpec("s1", ("a", "b"), (1, 2), "island1", True)),
+    positional=(Root.of("params", {"b": 0, "w": [1, None]}), Root.of("x", 2)),
+    named=(Root.of("key", 3),),
     arguments=(
         Leaf("params.b", (4,), "float32", False, ("s0",), True),
         Leaf("params.w.0", (4, 4), "bfloat16", False, ("s0", "s1"), False),
         Leaf("x", (), "float32", True, (), False),
         Leaf("key", (), "key<threefry2x32>", False, ("s0",), False),
     ),
-    result=Root("result", (0,)),
+    result=Root.of("result", (0,)),
     results=(Leaf("result.0", (4,), "float32", False, ("s1",), False),),
-    computations=(ListedComputation("f"), ListedComputation("cut", local=True)),
+    computations=(ListedComputation("f", False, False), ListedComputation("cut", True, False)),
     custom_calls=("lapack_spotrf_ffi",),
     constants=(Constant("k0", (2, 2), "bfloat16"),),
 )
@@ -82,7 +82,7 @@ def with_manifest(data, change, *, fix_index=True):
 
 def test_bundle_reads_what_was_written(data):
     read = bundle.parse(data, "model.pwb")
-    assert dataclasses.replace(read.manifest, digests={}) == MANIFEST
+    assert msgspec.structs.replace(read.manifest, digests={}) == MANIFEST
     assert bytes(read.program) == b"module {}\n"
     assert {name: bytes(raw) for name, raw in read.artifacts().items()} == {"f": FIRST, "cut": SECOND}
     assert read.constants()["k0"].tobytes() == bytes(range(8))
@@ -104,7 +104,7 @@ def test_bundle_keeps_the_old_file_when_a_write_fails(tmp_path):
     path = written(tmp_path)
     before = path.read_bytes()
     with pytest.raises(BundleError, match="printable"):
-        written(tmp_path, dataclasses.replace(MANIFEST, name="a\nb"))
+        written(tmp_path, msgspec.structs.replace(MANIFEST, name="a\nb"))
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model.pwb"]
 
@@ -228,12 +228,12 @@ def test_bundle_checks_sizes_before_it_allocates(data):
         (lambda m: m.update(version=3), "format is version 3, and this reader knows 1 and 2"),
         (lambda m: m.update(version=True), "does not say its version"),
         (lambda m: m.update(format="zip"), "not a bundle"),
-        (lambda m: m.update(extra=1), "expected an object of"),
-        (lambda m: m.pop("slices"), "expected an object of"),
+        (lambda m: m.update(extra=1), "extra: unknown key; expected some of name, platform"),
+        (lambda m: m.pop("slices"), "slices: missing"),
         (lambda m: m.update(name="a\x1b[31m"), "printable"),
         (lambda m: m.update(name=""), "printable"),
         (lambda m: m["arguments"][0].update(shape=[-1]), "whole number"),
-        (lambda m: m["arguments"][0].update(shape=[2**40, 2**40]), "at most 64 dimensions"),
+        (lambda m: m["arguments"][0].update(shape=[2**40, 2**40]), r"expected at most 2\^48 elements"),
         (lambda m: m["arguments"][0].update(shape=[1.5]), "whole number"),
         (lambda m: m["arguments"][0].update(dtype="object"), "name of a dtype"),
         (lambda m: m["arguments"][0].update(dtype="key<mine>"), "name of a dtype"),

@@ -1,7 +1,7 @@
 """Bundles of earlier releases: they are read as ever, and what is written of them has the same bytes.
 
-`Inputs/stages.pwb` has trees, donation, PRNG keys, a constant and LAPACK; `parts.pwb` is of the second version
-of the format, which has parts; `executables.pwb` has an executable, and every optional entry.
+`Inputs/stages.pwb` has trees, donation, PRNG keys, a constant and LAPACK; `parts.pwb` is of the second
+version of the format, which has parts; `executables.pwb` has an executable, and every optional entry.
 """
 
 from __future__ import annotations

@@ -1,0 +1,188 @@
+"""Plain data from outside, JSON and TOML above all: read as records, or refused by an error with the place.
+
+A record is a `msgspec.Struct`; the constraints of its fields have descriptions, which messages repeat:
+
+    Count = Annotated[int, msgspec.Meta(ge=1, description="a whole number of at least 1")]
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from pathways.dialect.attributes.names import MOST_ELEMENTS
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="a printable string")]
+Symbol = Annotated[
+    str,
+    msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z", description="a name of letters, digits and _"),
+]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_ELEMENTS, description="a whole number of at least 1")]
+
+_NO_HINTS: Mapping[str, str] = types.MappingProxyType({})
+_MISMATCHES = (msgspec.ValidationError, UnicodeEncodeError, RecursionError)
+"""What msgspec raises of data of another type, of texts with half a pair of surrogates, and of deep data."""
+
+_WORD = re.compile(r"[\w-]+")
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list"}
+
+
+class PlainDataError(ValueError):
+    """Data that is no JSON, or is not of its type; the message begins with the place in it."""
+
+
+def parse_json(data: bytes | memoryview) -> Any:
+    """Returns the value that JSON stands for, in which no key occurs twice in an object.
+
+    Raises:
+      PlainDataError: it is no JSON.
+    """
+
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) < len(pairs):
+            raise ValueError("a key occurs twice in one object")
+        return members
+
+    def no_constant(text: str) -> Any:
+        raise ValueError(f"{text} is not a number")
+
+    try:
+        return json.loads(bytes(data).decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant)
+    except RecursionError:
+        raise PlainDataError("not JSON: nested too deeply") from None
+    except ValueError as error:
+        raise PlainDataError(f"not JSON: {error}") from None
+
+
+def read_record[T](value: Any, kind: type[T], hints: Mapping[str, str] = _NO_HINTS) -> T:
+    """Returns plain data as a record.
+
+    Args:
+      value: the data.
+      kind: the type of the record.
+      hints: what to say of some unknown keys, in place of the nearest known one.
+
+    Raises:
+      PlainDataError: it is no such record; says which entry, what it is, and what is expected.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except _MISMATCHES:
+        # Msgspec names neither keys of dictionaries nor what a pattern stands for.
+        raise PlainDataError(next(_problems(value, kind, "", hints))) from None
+
+
+def check_fields(record: msgspec.Struct) -> None:
+    """Checks the fields of a record that a caller has made, for its `__post_init__`.
+
+    Raises:
+      ValueError: one of them cannot be; the message begins with its name.
+    """
+    for field in msgspec.structs.fields(type(record)):
+        value = getattr(record, field.name)
+        if (mismatch := _mismatch(value, field.type)) is not None:
+            raise ValueError(f"{field.name}={value!r}: {_expected(field.type, mismatch)}")
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Returns what to say of a key that is none of those that are known."""
+    names = list(known)
+    near = difflib.get_close_matches(key, names, 1)
+    hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(names)}"
+    return f"{_key(key)}: unknown key; {hint}"
+
+
+def shown(value: object) -> str:
+    """Returns a value as JSON on one line, shortened."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (RecursionError, ValueError, TypeError):
+        return "..."
+    text = text if text.isprintable() else json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _key(key: str) -> str:
+    return key if _WORD.fullmatch(key) else shown(key)
+
+
+def _mismatch(value: Any, kind: Any) -> str | None:
+    """Returns why a value is no such type; None where it is."""
+    try:
+        msgspec.convert(value, kind)
+    except _MISMATCHES as error:
+        return str(error).partition(" - at `")[0].replace("Expected", "expected", 1)
+    return None
+
+
+def _problems(value: Any, kind: Any, place: str, hints: Mapping[str, str]) -> Iterator[str]:
+    """Yields what is wrong with a value, the innermost entry first; nothing where it is right."""
+    if (mismatch := _mismatch(value, kind)) is None:
+        return
+    yield from _inner_problems(value, _bare(kind), place, hints)
+    if isinstance(value, dict) and _is_record(_bare(kind)):
+        # Its `__post_init__` says so.
+        yield f"{place}: {mismatch}" if place else mismatch
+    else:
+        expected = _expected(kind, mismatch)
+        yield f"{place} = {shown(value)}: {expected}" if place else expected
+
+
+def _inner_problems(value: Any, kind: Any, place: str, hints: Mapping[str, str]) -> Iterator[str]:
+    dot = f"{place}." if place else ""
+    match value, typing.get_args(kind):
+        case dict(), () if _is_record(kind):
+            fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+            for key in (key for key in value if key not in fields):
+                yield dot + (
+                    f"{key}: unknown key; {hints[key]}" if key in hints else unknown_key(key, fields)
+                )
+            for key, field in fields.items():
+                if key in value:
+                    yield from _problems(value[key], field.type, f"{dot}{key}", hints)
+                elif field.required:
+                    yield f"{dot}{key}: missing"
+        case dict(), (keys, values) if typing.get_origin(kind) is dict:
+            for key, each in value.items():
+                name = f"{dot}{_key(key)}"
+                yield from _problems(key, keys, name, hints)
+                yield from _problems(each, values, name, hints)
+        case [*items], (of,) | (of, types.EllipsisType()):
+            for n, each in enumerate(items):
+                yield from _problems(each, of, f"{place}[{n}]", hints)
+
+
+def _expected(kind: Any, mismatch: str) -> str:
+    """Returns what is expected of a value that is no such type."""
+    kind = _required(kind)
+    metas = typing.get_args(kind)[1:] if typing.get_origin(kind) is typing.Annotated else ()
+    said = [meta.description for meta in metas if isinstance(meta, msgspec.Meta) and meta.description]
+    bare = _bare(kind)
+    words = "an object" if _is_record(bare) else _EXPECTED.get(typing.get_origin(bare) or bare)
+    expected = said[-1] if said else words
+    return f"expected {expected}" if expected else mismatch
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _required(kind: Any) -> Any:
+    """Returns the one type besides None of a union, with its constraints; other types as they are."""
+    choices = [choice for choice in typing.get_args(kind) if choice is not types.NoneType]
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return choices[0] if is_union and len(choices) == 1 else kind
+
+
+def _bare(kind: Any) -> Any:
+    """Returns a type without its constraints."""
+    kind = _required(kind)
+    return _bare(typing.get_args(kind)[0]) if typing.get_origin(kind) is typing.Annotated else kind
