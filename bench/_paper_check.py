@@ -11,7 +11,7 @@ from _paper_inputs import Inputs, microseconds, milliseconds
 from _paper_measured import LATE, LONG, ClientCase, Cores, MeasuredClients, MeasuredHosts
 from _paper_page import Entry, Table
 
-from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
+from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 from pathways.runtime.simulate.cluster.costs import ControlCosts
 from pathways.runtime.simulate.cluster.figures import Usage, smallest_hidden, used_alone, used_together

@@ -5,8 +5,8 @@ an argument. `core.py` puts all cores of a cluster together, and is the one obje
 `gang.py` the life of the workers of an island, `steps.py` and `step.py` what was issued and what became of
 it, `window.py` how many steps may be under way, `replies.py` what was asked and not answered, `peers.py`
 which hosts do not reach each other, `liveness.py` and `stalls.py` what takes too long, `unused.py` what may
-be freed. `errors.py` are the words for what goes wrong, `events.py` and `effects.py` the records. `clients`
-decides whose step is next where many clients share the islands.
+be freed. `errors.py` are the words for what goes wrong, `events.py` and `effects.py` the records. Where many
+clients share the islands, the scheduler of `sharing` decides whose step is next.
 
 Rules. Calls of one core come one after the other: its shell holds one lock round them. No call waits.
 Whatever an event says, it has an answer in every state; what is late, such as word of workers that were

@@ -7,7 +7,17 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.control.effects import AskReports, Bury, Disconnect, Effect, Log, LookAgain
+from pathways.runtime.control.effects import (
+    AskReports,
+    Bury,
+    Disconnect,
+    Effect,
+    GangBack,
+    GangLeaves,
+    GangLost,
+    Log,
+    LookAgain,
+)
 from pathways.runtime.control.errors import Failure, failed, lost
 from pathways.runtime.control.events import (
     Answered,
@@ -28,6 +38,20 @@ from pathways.runtime.control.liveness import Liveness
 from pathways.runtime.control.peers import Peer, PeerWords
 from pathways.runtime.control.replies import HostRequest, PendingReplies
 from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.sharing.items import (
+    Arrived,
+    ClientLeft,
+    IslandBack,
+    IslandLeaves,
+    IslandLost,
+    Issue,
+    QueuedStep,
+    Refuse,
+    SchedulerEvent,
+    TakeTurn,
+    WorkAsked,
+)
+from pathways.runtime.control.sharing.scheduler import Policy, Scheduler
 from pathways.runtime.control.stalls import Stall, Stalls, causes, report_of
 from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
@@ -66,14 +90,18 @@ class ClusterCore:
       islands: the numbers of the hosts of each island.
       limits: how long things may take.
       now: the time, in seconds of any clock that does not go back.
+      policy: whose step is next where clients share the islands, see `Scheduler`.
 
     Attributes:
       gangs: the current gang of each island.
       steps: what was issued.
       replies: what was asked.
+      scheduler: decides whose step is next; without clients it has nothing to do.
     """
 
-    def __init__(self, islands: Iterable[Sequence[int]], limits: Limits, now: float) -> None:
+    def __init__(
+        self, islands: Iterable[Sequence[int]], limits: Limits, now: float, policy: Policy = "fair"
+    ) -> None:
         self.gangs = [
             Gang(
                 GangKey(number, 0),
@@ -88,6 +116,7 @@ class ClusterCore:
         self.is_several = any(gang.is_several for gang in self.gangs)
         self.steps = IssuedSteps(self.is_several)
         self.replies = PendingReplies()
+        self.scheduler = Scheduler(len(self.gangs), limits.ahead, policy)
         self._liveness = Liveness(limits.heartbeat, now)
         self._peers = PeerWords(limits.heartbeat, lambda peer: f"host {peer.host} (island{peer.gang.island})")
         self._stalls = Stalls(limits.stall_report, limits.step_deadline)
@@ -151,6 +180,59 @@ class ClusterCore:
             self.steps.end(step)
         return effects
 
+    # Many clients.
+
+    def schedule(self, events: Iterable[SchedulerEvent], now: float) -> list[Effect]:
+        """Takes note of what clients did and what became of it, all at the same time.
+
+        Steps that have their turn are issued, in the order of the effects that say so. What is of clients
+        that are gone, or is for workers that are, has no effect but that such steps are refused.
+        """
+        effects: list[Effect] = []
+        current: list[SchedulerEvent] = []
+        for event in events:
+            match event:
+                case WorkAsked(QueuedStep() as step) if not self._are_current(step.starts):
+                    effects.append(Refuse(step, "the workers that it is for are gone"))
+                case WorkAsked(item) if item.client not in self.scheduler.clients:
+                    pass
+                case ClientLeft(client) if client not in self.scheduler.clients:
+                    pass
+                case Arrived() if not self._are_current({event.island: event.start}):
+                    pass
+                case _:
+                    current.append(event)
+        for effect in self.scheduler.handle_all(current, now):
+            match effect:
+                case Issue(step):
+                    self._issue_queued(step, now)
+                    effects.append(effect)
+                case TakeTurn(item) if item.is_call:
+                    effects.append(self._begin_call(effect, now))
+                case _:
+                    effects.append(effect)
+        return effects
+
+    def _are_current(self, starts: Mapping[int, int]) -> bool:
+        gangs = [self.gang(GangKey(island, start)) for island, start in starts.items()]
+        return all(gang is not None and gang.failure is None for gang in gangs)
+
+    def _issue_queued(self, queued: QueuedStep, now: float) -> None:
+        number = self.take_numbers()
+        step = Step(queued.name, number, queued.hosts, queued.program, now, queued.share)
+        # It would be refused if an island were not open.
+        self.issue(step, [self.gangs[island] for island in queued.islands], ())
+        queued.issued = step
+
+    def _begin_call(self, turn: TakeTurn, now: float) -> TakeTurn:
+        """Issues a call that has its turn; or says why it is not made."""
+        item, number = turn.item, self.take_numbers()
+        gang = self.gangs[item.island]
+        why = gang.problem if turn.is_there else failed("an array that it takes is not there")
+        if why is None:
+            self.issue(FunctionCall(item.name, number, item.hosts, now), (gang,), ())
+        return dataclasses.replace(turn, number=number, why=why)
+
     # All else.
 
     def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
@@ -204,12 +286,22 @@ class ClusterCore:
         gang = self.gang(event.gang)
         if gang is None:
             return []
-        was_gone = gang.failure is not None
+        was_open, was_gone, was_dead = gang.problem is None, gang.failure is not None, gang.is_dead()
+        island = gang.key.island
         effects = gang.handle(event, now)
-        if gang.failure is not None and not was_gone:
-            effects += self._lose(gang, now)
+        if gang.failure is not None:
+            if not was_gone or gang.is_dead() > was_dead:
+                effects.append(GangLost(gang.key, gang.failure, gang.is_dead()))
+            if not was_gone:
+                # First: what else follows from the loss may have others issue steps.
+                effects += self.schedule([IslandLost(island, gang.failure.text)], now)
+                effects += self._lose(gang, now)
+        elif was_open and gang.problem is not None:
+            effects.append(GangLeaves(gang.key, gang.problem))
+            effects += self.schedule([IslandLeaves(island, gang.problem.text)], now)
         if isinstance(gang.state, Replaced):
-            self.gangs[gang.key.island] = gang.successor(now)
+            successor = self.gangs[island] = gang.successor(now)
+            effects += [GangBack(successor.key), *self.schedule([IslandBack(island)], now)]
         return effects
 
     def _lose_peer(self, event: PeerUnreachable, now: float) -> list[Effect]:

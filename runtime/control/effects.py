@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from pathways.runtime.control.errors import Failure
 from pathways.runtime.control.events import GangKey
+from pathways.runtime.control.sharing.items import SchedulerEffect
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,4 +87,43 @@ class Attach:
     gang: GangKey
 
 
-Effect = Log | AskAlive | AskReports | TellToEnd | Disconnect | LookAgain | Bury | StartAnew | Attach
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangLeaves:
+    """Tells all clients: workers take nothing new any more."""
+
+    gang: GangKey
+    why: Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangLost:
+    """Tells all clients: workers are gone; `is_dead` says whether none take their place."""
+
+    gang: GangKey
+    why: Failure
+    is_dead: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangBack:
+    """Tells all clients: these workers have taken the place of those of their island."""
+
+    gang: GangKey
+
+
+ClientEffect = GangLeaves | GangLost | GangBack
+"""What clients are told of islands, and their own cores with it."""
+
+Effect = (
+    Log
+    | AskAlive
+    | AskReports
+    | TellToEnd
+    | Disconnect
+    | LookAgain
+    | Bury
+    | StartAnew
+    | Attach
+    | ClientEffect
+    | SchedulerEffect
+)

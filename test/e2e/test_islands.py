@@ -285,7 +285,7 @@ def test_islands_report_a_step_that_begins_while_a_host_is_lost(devices, own_wor
     program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
     assert float(program(1.0)) == 2
     workers, is_known, is_issued = controller(), threading.Event(), threading.Event()
-    core = workers._core
+    core = workers.core
 
     class Slow(logging.Handler):
         def emit(self, record):

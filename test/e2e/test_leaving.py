@@ -134,7 +134,7 @@ def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
     held = double(np.float32(1)).block_until_ready()
     leave(0)
     host = controller().hosts[0]
-    controller()._core.tell(Drained(host.gang.life.key))
+    controller().core.tell(Drained(host.gang.life.key))
     host.steps.close()
     with refused(HostLostError, "host 0 (island0) has left: its process was asked to end (SIGTERM)"):
         held.fetch()

@@ -500,8 +500,8 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
         place = f"in wait_for at {host_functions.__file__}:"
         wait_until(lambda one=one, call=call, place=place: place in one.described(call))
         assert "host 0: is at it for" in one.described(call)
-    request = ann._core.ask_reports([0])
-    ann._core.wait_for(request)
+    request = ann.core.ask_reports([0])
+    ann.core.wait_for(request)
     assert [call.number for call in request.answers[0][-1].calls] == [calls[ann].number]
     (tmp_path / "go").touch()
     for one, call in calls.items():

@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.runtime.control.clients.scheduler import Policy
 from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.handshake import Keeper
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 from simulated_cluster import ClusterShape
@@ -34,6 +35,11 @@ def random_history(seed: int) -> History:
     if chance.random() < 0.1:
         acts.append(Act(chance.uniform(1, SECONDS), "close"))
     acts += _calls(random.Random(f"{seed} calls"), [act.at for act in acts])
+    sharing = random.Random(f"{seed} sharing")
+    if sharing.random() < 0.4:
+        shape = dataclasses.replace(shape, sessions=sharing.randint(1, 4))
+        for _ in range(sharing.choice((0, 0, 1, 2))):
+            acts.append(Act(sharing.uniform(0, SECONDS), "leave session", (sharing.getrandbits(16),)))
     return History(shape, tuple(sorted(acts, key=lambda act: act.at)), is_calm)
 
 

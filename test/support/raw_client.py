@@ -62,7 +62,7 @@ def flood(controller: AttachedController, program: HostedProgram) -> None:
     controller._answers.forget(controller._service)
     print("floods", flush=True)
     while True:
-        number = controller._core.take_numbers(8)
+        number = controller.core.take_numbers(8)
         controller._service.steps.send_frames(encode(Submit(number, program.number, taken, sent)))
 
 
@@ -74,7 +74,7 @@ def stop(controller: AttachedController, program: HostedProgram) -> None:
     halves = [memoryview(np.float32(half)).cast("B") for half in ([1, 2], [3, 4])]
     host.arrays.send_with(Chunk(number, 0, 0, 8), halves[0])
     taken = dict.fromkeys(program.inputs, (number,))
-    step = Submit(controller._core.take_numbers(8), program.number, taken, (number,))
+    step = Submit(controller.core.take_numbers(8), program.number, taken, (number,))
     controller._service.steps.send(step)
     # It stops for longer than it lets the service say nothing.
     controller._heartbeat = 1.0

@@ -28,6 +28,7 @@ class SimulatedHandle:
       number: its number.
       step: what makes it.
       expected: what it has to be.
+      position: which of the arrays it is that its island makes in that step.
       is_held: whether it is still held.
     """
 
@@ -35,6 +36,7 @@ class SimulatedHandle:
     number: int
     step: Step
     expected: int
+    position: int = 0
     is_held: bool = True
 
 
@@ -237,20 +239,31 @@ class SimulatedClients:
         gangs: dict[int, Gang],
         taken: dict[int, list[SimulatedHandle]],
     ) -> list[SimulatedHandle]:
-        workers = {island: self.cluster.of_gang[gang.key] for island, gang in gangs.items()}
+        self._send_run(step, program, gangs, taken, step.number + 1)
         values = {island: tuple(handle.expected for handle in taken[island]) for island in gangs}
         expected = program.expected(values)
         made = []
         for island, gang in gangs.items():
-            numbers = tuple(handle.number for handle in taken[island])
-            run = Run(step.number, program, workers, numbers, gang.unused.take())
-            for host in gang.hosts:
-                self.cluster.send(host, "steps", run)
             made += [
-                SimulatedHandle(gang, step.number + 1 + position, step, value)
+                SimulatedHandle(gang, step.number + 1 + position, step, value, position)
                 for position, value in enumerate(expected[island])
             ]
         return made
+
+    def _send_run(
+        self,
+        step: Step,
+        program: SimulatedProgram,
+        gangs: dict[int, Gang],
+        taken: dict[int, list[SimulatedHandle]],
+        first: int,
+    ) -> None:
+        workers = {island: self.cluster.of_gang[gang.key] for island, gang in gangs.items()}
+        for island, gang in gangs.items():
+            numbers = tuple(handle.number for handle in taken[island])
+            run = Run(step.number, first, program, workers, numbers, gang.unused.take())
+            for host in gang.hosts:
+                self.cluster.send(host, "steps", run)
 
     def _watch(self, step: Step, handles: list[SimulatedHandle]) -> Client:
         """Waits for each array, and looks whether what is shown is right."""
@@ -259,7 +272,7 @@ class SimulatedClients:
             is_done = step.is_settled if self.core.is_several else functools.partial(step.is_done, hosts)
             yield lambda is_done=is_done, hosts=hosts: is_done() or step.is_cut(hosts)
             try:
-                step.check(hosts, handle.number)
+                step.check(hosts, step.number + 1 + handle.position)
                 handle.gang.check()
             except HostError as error:
                 self.outcomes[type(error).__name__] += 1

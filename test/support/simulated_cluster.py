@@ -56,6 +56,7 @@ from pathways.runtime.control.events import (
     Tick,
 )
 from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.sharing.items import SchedulerEvent
 from pathways.runtime.simulate.events import LinkQuality, SimulatedLink, SimulatedTime
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -71,6 +72,7 @@ class ClusterShape:
       links: the quality of each channel.
       late: what some hosts say takes up to so many seconds, by their numbers.
       seed: of all chance in it.
+      sessions: how many share it; 0 where one user has it.
     """
 
     islands: tuple[int, ...]
@@ -78,6 +80,7 @@ class ClusterShape:
     links: Mapping[str, LinkQuality]
     late: Mapping[int, float] = dataclasses.field(default_factory=dict)
     seed: int = 0
+    sessions: int = 0
 
     def hosts(self, island: int) -> range:
         """The numbers of the hosts of an island."""
@@ -126,6 +129,9 @@ class SimulatedCluster:
         self._asleep_until = 0.0
         self._unheard: list[Callable[[], None]] = []
         self.is_closed = False
+        # Of sessions that share it, if there are any.
+        self.carry_out_for_clients: Callable[[Effect], None] = lambda effect: None
+        self.note_done: Callable[[Gang, int], None] = lambda gang, run: None
         for gang in self.core.gangs:
             self._attach(gang, self._started(gang.key.island))
         self._tick()
@@ -135,6 +141,10 @@ class SimulatedCluster:
     def tell(self, event: Event) -> None:
         """Tells the core something, and does what it says."""
         self._did(event, self.core.handle(event, self.time.now))
+
+    def schedule(self, *events: SchedulerEvent) -> None:
+        """Tells the scheduler of the core something, and does what it says."""
+        self._did(events, self.core.schedule(events, self.time.now))
 
     def do(self, what: object, effects: list[Effect]) -> None:
         """Does what the core said when it was asked something."""
@@ -179,6 +189,8 @@ class SimulatedCluster:
                 gang = self.core.gang(effect.gang)
                 assert gang is not None
                 self._attach(gang, self._starting.pop(GangKey(gang.key.island, gang.key.start - 1)))
+            case _:
+                self.carry_out_for_clients(effect)
 
     def _tick(self) -> None:
         self.time.after(self.chance.uniform(0.05, 0.1), self._tick)
@@ -292,6 +304,7 @@ class SimulatedCluster:
         match message:
             case Done(run, error, wrong):
                 self._did(message, [*self.core.done(gang, worker.host, run, error, wrong, now)])
+                self.note_done(gang, run)
             case Called(call, value, error):
                 failure = None if error is None else Failure(CallFailedError, error)
                 self.core.called(worker.host, call, value, failure)

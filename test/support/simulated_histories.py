@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from simulated_clients import SimulatedClients, verdict
 from simulated_cluster import ClusterShape, SimulatedCluster
 from simulated_messages import SimulatedProgram
+from simulated_sessions import SimulatedSessions
 
 from pathways.runtime.control.events import Answered, GangKey, HostEnded, LeaveAsked, PeerUnreachable
 from pathways.runtime.control.gang import Dead, Running
@@ -65,7 +66,8 @@ class HistoryPlayer:
     def __init__(self, history: History) -> None:
         self.history = history
         self.cluster = SimulatedCluster(history.shape)
-        self.clients = SimulatedClients(self.cluster)
+        count = history.shape.sessions
+        self.clients = SimulatedSessions(self.cluster, count) if count else SimulatedClients(self.cluster)
 
     def play(self) -> None:
         """Lets it happen.
@@ -132,6 +134,8 @@ class HistoryPlayer:
         for gang in core.gangs:
             assert gang.window.blocker() is None, f"the window of {gang} is full"
             assert isinstance(gang.state, Dead) or not gang.unused.take(), f"frees of {gang} are held"
+        if isinstance(self.clients, SimulatedSessions):
+            self.clients.check_end()
         self._check_losses()
         self._check_starts()
 
@@ -181,6 +185,11 @@ def _fetch(player: HistoryPlayer, act: Act) -> None:
 
 def _drop(player: HistoryPlayer, act: Act) -> None:
     player.clients.drop(act.on[0])
+
+
+def _leave_session(player: HistoryPlayer, act: Act) -> None:
+    if isinstance(player.clients, SimulatedSessions):
+        player.clients.leave(act.on[0])
 
 
 def _ask(player: HistoryPlayer, act: Act) -> None:
@@ -270,6 +279,7 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "fetch": _fetch,
     "drop": _drop,
     "ask": _ask,
+    "leave session": _leave_session,
     "kill": _kill,
     "stop": _stop,
     "cut off": _cut_off,
@@ -286,4 +296,4 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "late": _late,
 }
 
-_OF_USERS = {"run", "call", "fetch", "drop", "ask", "close", "late"}
+_OF_USERS = {"run", "call", "fetch", "drop", "ask", "leave session", "close", "late"}

@@ -46,9 +46,10 @@ class SimulatedProgram:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """A step; `gangs` are those of the program, by their islands."""
+    """A step; `gangs` are those of the program, by their islands, `first` is the first array it makes."""
 
     run: int
+    first: int
     program: SimulatedProgram
     gangs: Mapping[int, tuple[SimulatedWorker, ...]]
     arguments: tuple[int, ...]

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from pathways.runtime.control.clients.items import (
+from pathways.runtime.control.sharing.items import (
     Arrived,
     CallEnded,
     ClientJoined,
@@ -34,7 +34,7 @@ from pathways.runtime.control.clients.items import (
     TakeTurn,
     WorkAsked,
 )
-from pathways.runtime.control.clients.scheduler import Scheduler
+from pathways.runtime.control.sharing.scheduler import Scheduler
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 from pathways.runtime.simulate.events import SimulatedTime
 
@@ -199,7 +199,7 @@ class SimulatedSharing:
             # What a client has not sent when it ends comes no more, unless it was on its way.
             if (client.is_there or is_late) and self.losses[island] == losses:
                 self.there[island].add(array)
-                self.tell(Arrived(client.number, island, array))
+                self.tell(Arrived(client.number, island, losses, array))
 
         self.time.after(self.chance.uniform(0, 0.05), arrive)
 

@@ -325,7 +325,7 @@ class SimulatedWorker:
             if error is None and is_one_wrong and not position:
                 what = wrong[position] = "a result is wrong"
             made = hash((value, position)) if what is None else Poison(what)
-            self.store[run.run + 1 + position] = made
+            self.store[run.first + position] = made
         self._network.say(self, "steps", Done(run.run, error, wrong))
 
     def _sleep(self, seconds: float) -> Generator[Callable[[], bool]]:

@@ -104,5 +104,5 @@ def _described() -> Iterator[str]:
         lines = [f"standard error of {host}, process {host.process.pid}", *host.process.last_lines()]
         yield "\n  | ".join(lines)
     yield str(pw.status())
-    for step in connected._core.core.steps.unfinished()[:_MAX_STEPS]:
+    for step in connected.core.core.steps.unfinished()[:_MAX_STEPS]:
         yield connected.described(cast(FunctionCall, step))

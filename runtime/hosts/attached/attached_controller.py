@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from pathways.runtime.control.clients.attached import SERVICE, AttachedCore, ServiceEnded
-from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
 from pathways.runtime.control.effects import AskReports, Effect, Log
 from pathways.runtime.control.errors import ClusterClosedError, Failure, HostError
 from pathways.runtime.control.events import GangKey, Tick
+from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
 from pathways.runtime.control.step import Step
+from pathways.runtime.hosts.attached.cluster_mirror import SERVICE, ClusterMirror, ServiceEnded
 from pathways.runtime.hosts.attached.relayed import relayed_host
 from pathways.runtime.hosts.attached.service_listener import AttachedService, ServiceListener
 from pathways.runtime.hosts.attached.shared_slices import SharedSlices
@@ -70,7 +70,7 @@ class AttachedController(Controller):
         self._slices: SharedSlices | None = None
         self._releasing = threading.Lock()
         facts = admitted.islands
-        core = AttachedCore(
+        core = ClusterMirror(
             [(island.start, [host.host for host in island.hosts]) for island in facts],
             admitted.client << CLIENT_BITS | 1,
             admitted.stall_report,
@@ -97,7 +97,7 @@ class AttachedController(Controller):
             return
         self.traces.close()
         self._closed.set()
-        self._core.tell(*self._closed_events("is closed"))
+        self.core.tell(*self._closed_events("is closed"))
         self._loop.forget(self._service.steps)
         self._service.close()
         self.islands.wake()
@@ -117,13 +117,13 @@ class AttachedController(Controller):
         del split
         numbers = sorted({place.island for place in program.slices.values()})
         hosts = [host.index for gang in self.islands.current(numbers) for host in gang.hosts]
-        request = self._core.ask(hosts)
+        request = self.core.ask(hosts)
         try:
             self._tell("watch", LoadProgram(request.number, program))
             self._loop.wait(lambda: request.is_done() or bool(request.failures))
         finally:
             if not request.is_done():
-                self._core.drop(request)
+                self.core.drop(request)
         for _, failure in request.first_failure():
             raise failure.error()
         loaded = request.answers[hosts[0]][-1]
@@ -143,16 +143,16 @@ class AttachedController(Controller):
 
     def _bind(self, program: str, slices: Sequence[SliceAsked]) -> Mapping[int, Sequence[int]]:
         """Asks the service for devices of slices; see `SharedSlices`."""
-        request = self._core.ask([SERVICE])
+        request = self.core.ask([SERVICE])
         try:
             if self._mirror.ended is not None:
                 raise self._mirror.ended.error()
             self._tell_released()
             self._tell("watch", AskForDevices(request.number, program, tuple(slices)))
         except BaseException:
-            self._core.drop(request)
+            self.core.drop(request)
             raise
-        self._core.wait_for(request)
+        self.core.wait_for(request)
         for _, failure in request.first_failure():
             raise failure.error()
         (bound,) = request.answers[SERVICE]
@@ -240,15 +240,14 @@ class AttachedController(Controller):
             for gang in self._mirror.gangs:
                 gang.check()
 
-    def _act(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Log():
-                    log.log(effect.level, "%s", effect.text)
-                case AskReports():
-                    for number in effect.hosts:
-                        with contextlib.suppress(ConnectionEnded):
-                            self.islands.hosts[number].watch.send(Ask(effect.request))
+    def _act(self, effect: Effect) -> None:
+        match effect:
+            case Log():
+                log.log(effect.level, "%s", effect.text)
+            case AskReports():
+                for number in effect.hosts:
+                    with contextlib.suppress(ConnectionEnded):
+                        self.islands.hosts[number].watch.send(Ask(effect.request))
 
     def _gang_of(self, island: int, facts: IslandFacts) -> HostGang:
         life = self._mirror.gangs[island]
@@ -264,7 +263,7 @@ class AttachedController(Controller):
         heard, silent = self._service.heard, 0.0
         while not self._closed.wait(_TICK_SECONDS):
             self._loop.poll()
-            self._core.tell(Tick())
+            self.core.tell(Tick())
             before, now = now, time.monotonic()
             if now - asked > self._heartbeat / 4:
                 asked, number = now, next(numbers)

@@ -8,18 +8,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways.runtime.control.clients.attached import (
+from pathways.runtime.control.effects import GangBack, GangLeaves, GangLost
+from pathways.runtime.control.errors import lost
+from pathways.runtime.control.events import Answered, GangKey
+from pathways.runtime.hosts.attached.cluster_mirror import (
     SERVICE,
-    GangBack,
-    GangLeaves,
-    GangLost,
     ServiceEnded,
     StepCut,
     StepRefused,
     StepSpoiled,
 )
-from pathways.runtime.control.errors import lost
-from pathways.runtime.control.events import Answered, GangKey
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.cluster.islands import Islands

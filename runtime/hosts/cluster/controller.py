@@ -52,6 +52,7 @@ class Controller(abc.ABC):
       loop: reads what workers say about steps.
 
     Attributes:
+      core: see above.
       islands: the islands, with the workers that each has now.
       hosts: these workers.
       cluster: the devices of all islands.
@@ -65,7 +66,7 @@ class Controller(abc.ABC):
     traces: HostTraces
 
     def __init__(self, core: SharedCore, islands: Islands, loop: EventLoop) -> None:
-        self._core = core
+        self.core = core
         self._is_several = core.core.is_several
         self.islands = islands
         self.hosts = islands.hosts
@@ -96,11 +97,11 @@ class Controller(abc.ABC):
         self._closed = threading.Event()
         self._closed.set()
         self._loop.leave()
-        self._core.forget_threads()
+        self.core.forget_threads()
         self.islands.forget_threads()
         # What is to be done, the other process does.
-        self._core.act = ignore
-        self._core.tell(*self._closed_events("belongs to the process that this one was forked from"))
+        self.core.act = ignore
+        self.core.tell(*self._closed_events("belongs to the process that this one was forked from"))
         for host in self.hosts:
             host.leave()
 
@@ -172,14 +173,14 @@ class Controller(abc.ABC):
         Raises:
           HostError: a host is gone.
         """
-        request = self._core.ask(program.host_numbers)
+        request = self.core.ask(program.host_numbers)
         try:
             for host in program.hosts:
                 self._speak(host, host.watch.send, Describe(request.number, program.number, text))
         except BaseException:
-            self._core.drop(request)
+            self.core.drop(request)
             raise
-        self._core.wait_for(request)
+        self.core.wait_for(request)
         for _, failure in request.first_failure():
             raise failure.error(f"program {program.name}")
         # All hosts of an island that run a computation say the same of it.
@@ -195,7 +196,7 @@ class Controller(abc.ABC):
 
     def _take_number_to_send(self) -> int:
         """The number of an array that is sent from here."""
-        return self._core.take_numbers()
+        return self.core.take_numbers()
 
     def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
         """Sends an array to the hosts of a location; returns its number there.
@@ -247,14 +248,14 @@ class Controller(abc.ABC):
         """
         with self.order:
             self._wait_for_room(program)
-            number = self._core.take_numbers(1 + program.most_outputs)
+            number = self.core.take_numbers(1 + program.most_outputs)
             step = Step(
                 program.name, number, program.host_numbers, program.number, time.monotonic(), program.share
             )
             frames: list[bytes] = []
 
             def begin() -> None:
-                self._core.issue(step, program.lives, made)
+                self.core.issue(step, program.lives, made)
                 if not frames:
                     frames.extend(self._frames(step, program, arguments))
                 self._send_step(program, frames)
@@ -287,13 +288,13 @@ class Controller(abc.ABC):
         """
         with self.order:
             gang.life.check_open()
-            number = self._core.take_numbers(1 + len(message.made or ()))
+            number = self.core.take_numbers(1 + len(message.made or ()))
             indices = tuple(host.index for host in hosts)
             call = FunctionCall(name, number, indices, time.monotonic())
             whole = msgspec.structs.replace(message, call=number, first=number + 1, hosts=indices)
 
             def begin() -> None:
-                self._core.issue(call, (gang.life,), made)
+                self.core.issue(call, (gang.life,), made)
                 # What it makes, all of the island may be asked for.
                 self._send_call(gang.hosts if whole.made else hosts, whole)
 
@@ -315,12 +316,12 @@ class Controller(abc.ABC):
           HostError: the host is gone.
         """
         # What has no bytes is there.
-        request = self._core.ask([host.index] if any(sizes) else [], Fetched(sizes))
+        request = self.core.ask([host.index] if any(sizes) else [], Fetched(sizes))
         if not request.is_done():
             try:
                 self._send(host, Fetch(request.number, number, tuple(devices), sum(sizes)))
             except BaseException:
-                self._core.drop(request)
+                self.core.drop(request)
                 raise
         return request
 
@@ -330,7 +331,7 @@ class Controller(abc.ABC):
         Raises:
           HostError: the host is gone, or the array is an error.
         """
-        self._core.wait_for(request)
+        self.core.wait_for(request)
         for _, failure in request.first_failure():
             raise failure.error()
         assert isinstance(request.sink, Fetched)
@@ -366,8 +367,8 @@ class Controller(abc.ABC):
 
     def described(self, call: FunctionCall) -> str:
         """What the hosts are at that have not ended a call."""
-        request = self._core.ask_reports(call.pending())
-        self._core.wait_for(request, 2 * REPORT_SECONDS)
+        request = self.core.ask_reports(call.pending())
+        self.core.wait_for(request, 2 * REPORT_SECONDS)
         reports = {host: said[-1] for host, said in request.answers.items()}
         return described(call, time.monotonic() - call.began, reports)
 
@@ -429,15 +430,15 @@ class Controller(abc.ABC):
 
     def status(self) -> tuple[tuple[HostStatus, ...], tuple[StepStatus, ...]]:
         """How all hosts are, and the steps that are not done."""
-        request = self._core.ask_reports(range(len(self.hosts)))
+        request = self.core.ask_reports(range(len(self.hosts)))
         # Longer than the core lets it take, which has no clock when the cluster is closed meanwhile.
-        self._core.wait_for(request, 2 * REPORT_SECONDS)
+        self.core.wait_for(request, 2 * REPORT_SECONDS)
         self._loop.poll()
         reports = {host: said[-1] for host, said in request.answers.items()}
         now = time.monotonic()
         return (
             tuple(host.status(reports.get(host.index)) for host in self.hosts),
-            tuple(step.status(now) for step in self._core.core.steps.unfinished()),
+            tuple(step.status(now) for step in self.core.core.steps.unfinished()),
         )
 
     def waits_for_network(self) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.effects import Effect
 from pathways.runtime.control.errors import Failure
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.replies import HostRequest, PendingReplies
+from pathways.runtime.control.sharing.items import SchedulerEvent
 from pathways.runtime.control.step import Step
 from pathways.runtime.control.steps import IssuedSteps
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
@@ -19,12 +21,12 @@ from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 _NOTHING: Mapping[int, str] = {}
 
 
-def ignore(effects: Sequence[Effect]) -> None:
+def ignore(effect: Effect) -> None:
     """Does nothing of it."""
 
 
 class Core(Protocol):
-    """What decides: a `ClusterCore`, or the `AttachedCore` of a client; see there."""
+    """What decides: a `ClusterCore`, or the `ClusterMirror` of a client; see there."""
 
     is_several: bool
     steps: IssuedSteps
@@ -58,8 +60,8 @@ class Core(Protocol):
 class SharedCore:
     """A core, and the lock round it.
 
-    What a core wants to be done is done by the thread that told it, when the lock is free again: acts may
-    wait, and tell it more.
+    What a core wants to be done is done when the lock is free again, since acts may wait and tell it more,
+    and in the order in which it says so: by one thread at a time, the one that told it or one that is at it.
 
     Args:
       core: the core.
@@ -67,23 +69,21 @@ class SharedCore:
     Attributes:
       core: the core; what only looks at it needs no lock.
       act: does what the core wants.
-      changes: how often it was told something that may change what becomes of workers.
+      defer: has another thread call `carry_out`; None where the thread that told the core does.
     """
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.changes = 0
-        self.act: Callable[[Sequence[Effect]], None] = ignore
+        self.act: Callable[[Effect], None] = ignore
+        self.defer: Callable[[], None] | None = None
+        self._wanted: collections.deque[Effect] = collections.deque()
         self.forget_threads()
 
     def forget_threads(self) -> None:
         """Makes locks anew in a forked process, where no thread would release them."""
         self._lock = threading.Lock()
+        self._acting = threading.Lock()
         self._changed = threading.Condition()
-
-    def unchanged(self) -> contextlib.AbstractContextManager[object]:
-        """Nothing becomes of any worker in the meantime; who is here may call `core`, and nothing of this."""
-        return self._lock
 
     def tell(self, *events: Any) -> None:
         """Tells the core what was seen."""
@@ -146,12 +146,32 @@ class SharedCore:
         with self._lock:
             self.core.replies.drop(request)
 
+    def schedule(self, events: Sequence[SchedulerEvent]) -> None:
+        """See `ClusterCore.schedule`; `carry_out` does what it wants."""
+        assert isinstance(self.core, ClusterCore)
+        with self._lock:
+            self._wanted.extend(self.core.schedule(events, time.monotonic()))
+
     def _change(self, change: Callable[[float], Sequence[Effect]]) -> None:
         # Ctrl-C in between would leave undone what is not asked for again.
         with uninterrupted():
             with self._lock:
-                effects = change(time.monotonic())
-                self.changes += 1
-            self.act(effects)
+                self._wanted.extend(change(time.monotonic()))
+            self._carry_out_or_defer()
         with self._changed:
             self._changed.notify_all()
+
+    def _carry_out_or_defer(self) -> None:
+        if self.defer is None:
+            self.carry_out()
+        elif self._wanted:
+            self.defer()
+
+    def carry_out(self) -> None:
+        """Does what the core wants, unless another thread is at it, which then does this, too."""
+        while self._wanted and self._acting.acquire(blocking=False):
+            try:
+                while self._wanted:
+                    self.act(self._wanted.popleft())
+            finally:
+                self._acting.release()

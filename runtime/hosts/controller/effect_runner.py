@@ -75,30 +75,29 @@ class EffectRunner:
         # New workers that are not attached yet, by their island.
         self._new: dict[int, Sequence[HostProcess]] = {}
 
-    def run(self, effects: Sequence[Effect]) -> None:
-        """Does all of it, in its order; what takes long in a thread of its own."""
-        for effect in effects:
-            match effect:
-                case Log():
-                    log.log(effect.level, "%s", effect.text)
-                case AskAlive():
-                    # Never more than the system keeps for a worker that does not read: its deadline is first.
-                    self._ping(effect.gang, effect.number)
-                case AskReports():
-                    for number in effect.hosts:
-                        _try_to_send(self._islands.hosts[number].watch, Ask(effect.request))
-                case TellToEnd():
-                    self._send_to_gang(effect.gang, Leave())
-                case Disconnect():
-                    self._disconnect(self._islands.get(effect.gang))
-                case LookAgain():
-                    self._listener.loop.wake()
-                case Bury():
-                    self._begin(functools.partial(self._bury, effect))
-                case StartAnew():
-                    self._begin(functools.partial(self._start_anew, effect))
-                case Attach():
-                    self._attach(effect.gang)
+    def run(self, effect: Effect) -> None:
+        """Carries out one of them; what takes long in a thread of its own. What is for clients is ignored."""
+        match effect:
+            case Log():
+                log.log(effect.level, "%s", effect.text)
+            case AskAlive():
+                # Never more than the system keeps for a worker that does not read: its deadline is first.
+                self._ping(effect.gang, effect.number)
+            case AskReports():
+                for number in effect.hosts:
+                    _try_to_send(self._islands.hosts[number].watch, Ask(effect.request))
+            case TellToEnd():
+                self._send_to_gang(effect.gang, Leave())
+            case Disconnect():
+                self._disconnect(self._islands.get(effect.gang))
+            case LookAgain():
+                self._listener.loop.wake()
+            case Bury():
+                self._begin(functools.partial(self._bury, effect))
+            case StartAnew():
+                self._begin(functools.partial(self._start_anew, effect))
+            case Attach():
+                self._attach(effect.gang)
 
     def close(self) -> None:
         """Waits for what is still being done, and ends what was started for nothing."""
@@ -177,8 +176,9 @@ class EffectRunner:
             return
         self._new[key.island] = hosts
         self._core.tell(Started(key))
-        # Closed in the meantime: they are not needed.
-        _end(self._new.pop(key.island, ()))
+        if self._core.core.gangs[key.island].key == key:
+            # Closed in the meantime: they are not needed.
+            _end(self._new.pop(key.island))
 
     def _attach(self, key: GangKey) -> None:
         gang = HostGang(self._core.core.gangs[key.island], self._new.pop(key.island))

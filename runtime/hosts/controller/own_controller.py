@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.events import Closed, Event, Tick
+from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.cluster.controller import Controller, Split
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
@@ -44,10 +45,12 @@ class OwnController(Controller):
       starter: starts the workers.
       settings: what the user says of them.
       sink: hears what workers say of steps, for a service; see `WorkerListener`.
+      policy: whose step is next, see `ClusterCore`.
 
     Attributes:
       settings: what the user says of them.
       listener: listens to them.
+      effect_runner: carries out what the core wants.
 
     Raises:
       HostError: a worker does not start.
@@ -58,12 +61,13 @@ class OwnController(Controller):
         starter: Starter,
         settings: Settings,
         sink: WorkerSink | None = None,
+        policy: Policy = "fair",
     ) -> None:
         self.settings = settings
         closed = threading.Event()
         started = starter.start(range(len(settings.islands)), closed)
         numbers = [[host.index for host in hosts] for hosts in started]
-        core = ClusterCore(numbers, _limits(settings.options), time.monotonic())
+        core = ClusterCore(numbers, _limits(settings.options), time.monotonic(), policy)
         shared = SharedCore(core)
         islands = Islands([HostGang(life, own) for life, own in zip(core.gangs, started, strict=True)])
         self.traces = HostTraces(islands.hosts, self.tell_all)
@@ -72,10 +76,10 @@ class OwnController(Controller):
         super().__init__(shared, islands, listener.loop)
         self._closed = closed
         self.listener = listener
-        self._effect_runner = EffectRunner(
-            self._core, self.islands, listener, self.traces, starter, self.order, self._closed
+        self.effect_runner = EffectRunner(
+            self.core, self.islands, listener, self.traces, starter, self.order, self._closed
         )
-        self._core.act = self._effect_runner.run
+        self.core.act = self.effect_runner.run
         for gang in self.islands.gangs:
             listener.attach(gang)
         start_thread(self._keep_time, "clock")
@@ -94,8 +98,8 @@ class OwnController(Controller):
         self.traces.close()
         self._closed.set()
         # Not with a message, which a worker that is stopped would not take: it hears that this side is gone.
-        self._core.tell(*self._closed_events("is closed"))
-        self._effect_runner.close()
+        self.core.tell(*self._closed_events("is closed"))
+        self.effect_runner.close()
         self._loop.close()
 
     def _closed_events(self, how: str) -> Sequence[Event]:
@@ -107,11 +111,11 @@ class OwnController(Controller):
         together = any(len(gang.hosts) > 1 for gang in gangs)
         cut = split(ahead=self.settings.options.ahead, together=together)
         gangs = [gang for gang in gangs if gang.number in cut.parts]
-        number = self._core.take_numbers()
+        number = self.core.take_numbers()
         # What is sent under which number cannot be guessed.
         base = secrets.randbelow(1 << 61)
         hosts = [host for gang in gangs for host in gang.hosts]
-        request = self._core.ask([host.index for host in hosts])
+        request = self.core.ask([host.index for host in hosts])
         loads = {
             gang: Load(
                 request.number,
@@ -144,7 +148,7 @@ class OwnController(Controller):
             for index, failure in request.first_failure():
                 raise failure.error(f"program {program.name}, host {index}")
         except BaseException:
-            self._core.drop(request)
+            self.core.drop(request)
             # Others may have it.
             self.unload(loaded)
             raise
@@ -184,7 +188,7 @@ class OwnController(Controller):
         """Tells the core how time goes by."""
         while not self._closed.wait(_TICK_SECONDS):
             self._loop.poll()
-            self._core.tell(Tick())
+            self.core.tell(Tick())
 
     def _free(self) -> None:
         """Frees what is no longer held, in batches, where no step does so."""

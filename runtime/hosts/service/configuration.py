@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pathways.runtime.control.clients.scheduler import Policy
+from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.choosing import LAUNCHERS, settings_of
 from pathways.runtime.hosts.launch.folders import address_of, check_name
 from pathways.runtime.hosts.launch.options import HostOptions
@@ -41,7 +41,7 @@ class Configuration:
     Attributes:
       settings: how its workers are started and watched.
       weights: the shares of clients, by name; of others it is 1.
-      policy: whose step is next, see `control.clients.scheduler`.
+      policy: whose step is next, see `control.sharing.scheduler`.
       listen: address and port where clients connect; None for a socket in the folder of the cluster.
       token: the file with what clients have to know; None for one in that folder.
     """

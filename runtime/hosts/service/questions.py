@@ -76,7 +76,7 @@ class Questions:
         number_of: Callable[[ServedClient, int], int | None],
     ) -> None:
         self._controller = controller
-        self._core = controller._core
+        self._core = controller.core
         self._islands = controller.islands
         self._splitter = ProgramSplitter()
         self._slices = BoundSlices(controller.cluster)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from pathways.runtime.control.clients.items import InOrder, QueuedStep
 from pathways.runtime.control.errors import lost
+from pathways.runtime.control.sharing.items import InOrder, QueuedStep
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.cluster.hosted import HostPort
 from pathways.runtime.hosts.cluster.islands import Islands
@@ -111,6 +111,9 @@ class Requests:
             sent and sent.intersection(itertools.chain(*takes.values())),
             hosted.share,
             _donated(takes, hosted.inputs),
+            {gang.number: gang.life.key.start for gang in hosted.gangs},
+            hosted.name,
+            hosted.host_numbers,
             served,
         )
         program.queued += 1
@@ -139,7 +142,16 @@ class Requests:
         sent = frozenset(message.sent).intersection(takes)
         served = ServedCall(client, call.call, gang, frozenset(message.hosts), call, set(call.hosts))
         served.queued = InOrder(
-            client.number, message.island, (), takes, makes, sent, is_call=True, what=served
+            client.number,
+            message.island,
+            (),
+            takes,
+            makes,
+            sent,
+            is_call=True,
+            name=call.function,
+            hosts=call.hosts,
+            what=served,
         )
         return [served.queued]
 

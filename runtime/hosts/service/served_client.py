@@ -7,8 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.runtime.control.clients.items import InOrder, QueuedStep
-from pathways.runtime.control.errors import Failure
+from pathways.runtime.control.sharing.items import InOrder, QueuedStep
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
@@ -43,7 +42,6 @@ class ServedStep:
       program: the program.
       arguments: for each island the numbers of the arrays that its part takes.
       queued: the same for the scheduler.
-      step: the same for the core of the cluster; None before it is issued.
       took: for each island how long it had the devices.
       unsaid: the hosts that are done, which the client does not know.
       failed: what failed on hosts, which the client does not know.
@@ -54,11 +52,18 @@ class ServedStep:
     program: ServedProgram
     arguments: Mapping[int, tuple[int, ...]]
     queued: QueuedStep | None = None
-    step: Step | None = None
     took: dict[int, float] = dataclasses.field(default_factory=dict)
     unsaid: list[int] = dataclasses.field(default_factory=list)
     failed: list[FromHost] = dataclasses.field(default_factory=list)
     is_cut: bool = False
+
+    @property
+    def step(self) -> Step:
+        """The same for the core of the cluster, from when it is issued."""
+        assert self.queued is not None
+        step = self.queued.issued
+        assert isinstance(step, Step)
+        return step
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,8 +78,6 @@ class ServedCall:
       call: what they are told.
       left: those that have not ended it.
       queued: the same for the scheduler.
-      sent_as: the number that hosts know it by.
-      why: why it is not made; None if it is.
     """
 
     client: ServedClient
@@ -84,8 +87,6 @@ class ServedCall:
     call: Call
     left: set[int]
     queued: InOrder | None = None
-    sent_as: int = 0
-    why: Failure | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +105,7 @@ class ServedClient:
       name: its name.
       weight: its share.
       watch: the first of its connections.
+      starts: what it was told of islands first: how often workers of each were started before.
 
     Attributes:
       connections: to it, by the names of `messages.CHANNELS`.
@@ -119,10 +121,13 @@ class ServedClient:
     arrays: ArraySender
     watch: Sender
 
-    def __init__(self, number: int, name: str, weight: float, watch: Connection[Any]) -> None:
+    def __init__(
+        self, number: int, name: str, weight: float, watch: Connection[Any], starts: tuple[int, ...] = ()
+    ) -> None:
         self.number = number
         self.name = name
         self.weight = weight
+        self.starts = starts
         self.connections: dict[str, Connection[Any]] = {"watch": watch}
         self.programs: dict[int, ServedProgram] = {}
         self.last = 0

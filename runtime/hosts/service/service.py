@@ -1,7 +1,7 @@
 """A service: the controller of islands that many clients share.
 
 One thread, which calls `serve`, reads all that has an order, of workers and of clients, tells the scheduler
-(`control.clients.scheduler`), and sends steps to workers when it is their turn. It waits for nobody: what
+(`control.sharing.scheduler`), and sends steps to workers when it is their turn. It waits for nobody: what
 others do not read is kept for them. What is large, and what takes long, has threads of its own for each
 client: arrays that it sends, what it fetches, programs that are compiled for it.
 """
@@ -16,12 +16,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from pathways.runtime.control.clients.items import (
+from pathways.runtime.control.core import REPORT_SECONDS, ClusterCore
+from pathways.runtime.control.effects import Effect, GangBack, GangLeaves, GangLost, LookAgain
+from pathways.runtime.control.errors import HostError, failed, lost
+from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.sharing.items import (
     Arrived,
     CallEnded,
     ClientJoined,
@@ -31,23 +35,17 @@ from pathways.runtime.control.clients.items import (
     PartDone,
     Refuse,
     RoundTripMeasured,
-    SchedulerEffect,
     SchedulerEvent,
     Sweep,
     TakeTurn,
     WorkAsked,
 )
-from pathways.runtime.control.clients.scheduler import Policy, Scheduler
-from pathways.runtime.control.core import REPORT_SECONDS
-from pathways.runtime.control.errors import HostError, failed
-from pathways.runtime.control.reports import HostReport
-from pathways.runtime.control.step import FunctionCall, Step
+from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.cluster.worker_listener import FromTracing
 from pathways.runtime.hosts.controller.own_controller import OwnController
 from pathways.runtime.hosts.controller.starting import Starter
-from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol import serving
 from pathways.runtime.hosts.protocol.handshake import Keeper
@@ -73,15 +71,19 @@ from pathways.runtime.hosts.protocol.serving import (
     Admitted,
     Denied,
     FromHost,
+    IslandFacts,
+    IslandGone,
+    IslandIsBack,
+    IslandIsLeaving,
     PartsDone,
     ProgramLoaded,
     Refused,
     Spoiled,
     Told,
+    WorkerFacts,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
-from pathways.runtime.hosts.service.known_islands import KnownIslands
 from pathways.runtime.hosts.service.questions import Questions
 from pathways.runtime.hosts.service.relayed_answers import ClientFetch
 from pathways.runtime.hosts.service.relayed_traces import RelayedTraces
@@ -156,24 +158,24 @@ class Service:
         self._unexplained: list[tuple[float, ServedStep, list[FromHost]]] = []
         starter = Starter.of(settings) if starter is None else starter
         try:
-            self._controller = OwnController(starter, settings, self)
+            self._controller = OwnController(starter, settings, sink=self, policy=policy)
         except BaseException:
             starter.close()
             raise
         self._settings = settings
-        self._core = self._controller._core
+        self._core = self._controller.core
         self._islands = self._controller.islands
         self._listener = self._controller.listener
         self._loop = self._listener.loop
-        ahead = settings.options.ahead
-        count = len(self._islands.gangs)
-        self._scheduler = Scheduler(count, MOST_AHEAD if ahead == AUTO else int(ahead), policy)
-        self._known = KnownIslands(self._islands)
+        core = self._core.core
+        assert isinstance(core, ClusterCore)
+        self._scheduler = core.scheduler
         self._requests = Requests(self._islands)
-        self._seen = -1
         self._looked = 0.0
         self._traces = RelayedTraces()
         self._questions = Questions(self._controller, self._loaded, self._unload, self._number_of)
+        # What has an order among steps, one thread does.
+        self._core.act, self._core.defer = self._act, self._loop.wake
 
     # What other threads say.
 
@@ -220,7 +222,9 @@ class Service:
                 why = "it ends"
             if why is None:
                 weight = self._weights.get(name, 1.0)
-                client = ServedClient(next(self._client_numbers), name, weight, connection)
+                facts = tuple(map(_facts, self._islands.gangs))
+                starts = tuple(island.start for island in facts)
+                client = ServedClient(next(self._client_numbers), name, weight, connection, starts)
                 self._clients[client.number] = client
         with contextlib.suppress(ConnectionEnded):
             if why is not None:
@@ -228,7 +232,6 @@ class Service:
                 connection.close()
                 return
             options = self._settings.options
-            facts = self._known.facts()
             connection.send(
                 Admitted(client.number, facts, options.heartbeat, options.stall_report, options.step_deadline)
             )
@@ -318,13 +321,15 @@ class Service:
             for client in [*self._clients.values()]:
                 self._leave(client, "the service has ended")
             self._questions.close()
+            self._core.defer = None
             self._controller.close()
 
     def _turn(self) -> None:
         now = time.monotonic()
+        self._core.carry_out()
         if now - self._looked > _LOOK_SECONDS:
             self._looked = now
-            self._look_at_islands()
+            self._measure_round_trips()
         while self._unsaid:
             since, served = self._unsaid[0]
             if served.unsaid and now - since < _TOGETHER_SECONDS:
@@ -335,92 +340,32 @@ class Service:
             self._send_failures(now)
         while self._events:
             events, self._events = self._events, []
-            self._tell(*events)
+            self._schedule(*events)
         self._settle()
 
-    def _look_at_islands(self) -> None:
-        """Follows what becomes of islands, and how far they are."""
-        self._seen = -1
-        self._follow()
+    def _measure_round_trips(self) -> None:
+        """Tells the scheduler how far islands are."""
         for gang in self._islands.gangs:
             trips = [trip for host in gang.hosts if (trip := host.round_trip.seconds) is not None]
             if trips:
                 self._events.append(RoundTripMeasured(gang.number, max(trips)))
 
-    def _tell(self, *events: SchedulerEvent) -> None:
-        """Tells the scheduler what happened, and does what it wants.
+    def _schedule(self, *events: SchedulerEvent) -> None:
+        """Tells the scheduler what happened, and does what it wants."""
+        self._core.schedule(events)
+        self._core.carry_out()
 
-        Steps are noted while nothing becomes of any worker, so that none is issued to those that are gone.
-        """
-        self._follow()
-        with self._core.unchanged():
-            if self._core.changes == self._seen:
-                effects = self._handle(events)
-                self._note(effects)
-                is_told = True
-            else:
-                effects, is_told = [], False
-        self._act(effects)
-        if not is_told:
-            self._tell(*events)
-
-    def _handle(self, events: Iterable[SchedulerEvent]) -> list[SchedulerEffect]:
-        known = self._scheduler.clients
-        # Some clients are gone by now.
-        current = [
-            event
-            for event in events
-            if not (isinstance(event, WorkAsked) and event.item.client not in known)
-            and not (isinstance(event, ClientLeft) and event.client not in known)
-        ]
-        return self._scheduler.handle_all(current, time.monotonic())
-
-    def _note(self, effects: Sequence[SchedulerEffect]) -> None:
-        """Numbers the steps and calls that are to be sent, in their order, and notes them with the core."""
-        core, now = self._core.core, time.monotonic()
-        for effect in effects:
-            match effect:
-                case Issue(queued):
-                    served = queued.what
-                    hosted = served.program.hosted
-                    number = core.take_numbers()
-                    step = Step(hosted.name, number, hosted.host_numbers, hosted.number, now, hosted.share)
-                    core.issue(step, hosted.lives, ())
-                    served.step = step
-                case TakeTurn(item, _, is_there) if isinstance(item.what, ServedCall):
-                    called = item.what
-                    called.sent_as = core.take_numbers()
-                    life = called.gang.life
-                    if not is_there:
-                        called.why = failed("an array that it takes is not there")
-                    elif life.problem is not None:
-                        called.why = life.problem
-                    else:
-                        call = called.call
-                        step = FunctionCall(call.function, called.sent_as, call.hosts, now)
-                        core.issue(step, (life,), ())
-
-    def _follow(self) -> None:
-        """Tells the scheduler and all clients what has become of islands."""
-        while self._seen != self._core.changes:
-            with self._core.unchanged():
-                self._seen = self._core.changes
-                told = [*self._known.changes()]
-                effects = self._handle([event for event, _ in told if event])
-                self._note(effects)
-            for _, message in told:
-                for client in [*self._clients.values()]:
-                    self._say(client, message)
-            self._act(effects)
-            if told:
-                self._forget_lost()
+    def _tell_all(self, message: Message) -> None:
+        """Tells all clients what has become of an island."""
+        for client in [*self._clients.values()]:
+            self._say(client, message)
+        self._forget_lost()
 
     def _forget_lost(self) -> None:
         """Forgets steps whose hosts are done or gone; tells of those that fail because hosts are cut off."""
         self._calls = {n: served for n, served in self._calls.items() if not served.gang.is_lost()}
         for number, served in [*self._issued.items()]:
             step = served.step
-            assert step is not None
             if step.is_cut() and not served.is_cut:
                 served.is_cut = True
                 for host, why in step._cut.items():
@@ -430,25 +375,34 @@ class Service:
                 if self._core.core.is_several and served not in self._unsettled:
                     self._unsettled.append(served)
 
-    def _act(self, effects: Sequence[SchedulerEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case Issue(step):
-                    self._issue(step.what)
-                case TakeTurn():
-                    self._take_turn(effect)
-                case Refuse(step, why):
-                    self._refuse(step.what, why)
-                case Sweep(_, island, arrays):
-                    self._free(island, arrays)
-                case Expel(number, why):
-                    if (client := self._clients.get(number)) is not None:
-                        self.end(client, why)
+    def _act(self, effect: Effect) -> None:
+        """Carries out what the core wants."""
+        match effect:
+            case Issue(step):
+                self._issue(step.what)
+            case TakeTurn():
+                self._take_turn(effect)
+            case Refuse(step, why):
+                self._refuse(step.what, why)
+            case Sweep(_, island, arrays):
+                self._free(island, arrays)
+            case Expel(number, why):
+                if (client := self._clients.get(number)) is not None:
+                    self.end(client, why)
+            case GangLeaves(key, why):
+                self._tell_all(IslandIsLeaving(*key, Told.of(why)))
+            case GangLost(key, why, is_dead):
+                self._tell_all(IslandGone(*key, Told.of(why), is_dead))
+            case GangBack(key):
+                self._tell_all(IslandIsBack(key.island, _facts(self._islands.gangs[key.island])))
+            case _:
+                self._controller.effect_runner.run(effect)
+                if isinstance(effect, LookAgain):
+                    self._forget_lost()
 
     def _issue(self, served: ServedStep) -> None:
         """Sends a step to its hosts."""
         program, step = served.program, served.step
-        assert step is not None
         program.queued -= 1
         self._issued[step.number] = served
         hosted = program.hosted
@@ -467,30 +421,30 @@ class Service:
         if client is None or what is None:
             return
         if isinstance(what, ServedCall):
-            self._call(what)
+            self._call(what, turn)
         elif isinstance(what, ServedTrace):
             self._trace(client, what.host, what.message)
         else:
             self._begin_fetch(client, what, is_there=turn.is_there)
 
-    def _call(self, served: ServedCall) -> None:
+    def _call(self, served: ServedCall, turn: TakeTurn) -> None:
         """Has hosts call a function."""
         gang, call = served.gang, served.call
         if gang.is_lost():
             return
-        if served.why is not None:
+        if turn.why is not None:
             # What it would have made has no place anywhere, and is an error to who takes it.
             call = msgspec.structs.replace(call, hosts=())
-            self._say(served.client, Refused(served.number, Told.of(served.why)))
+            self._say(served.client, Refused(served.number, Told.of(turn.why)))
             self._end_call(served)
         else:
-            self._calls[served.sent_as] = served
+            self._calls[turn.number] = served
         # Clients number lanes, too, and none waits for another one's.
         lane = served.client.number << CLIENT_BITS | call.lane
         for host in gang.hosts:
             if host.index in served.hosts:
                 try:
-                    host.steps.send(msgspec.structs.replace(call, call=served.sent_as, lane=lane))
+                    host.steps.send(msgspec.structs.replace(call, call=turn.number, lane=lane))
                 except ConnectionEnded as error:
                     self._listener.lose(host, error)
 
@@ -554,7 +508,7 @@ class Service:
     def on_done(self, host: HostProcess, done: Done) -> None:
         """See `WorkerSink`."""
         served = self._issued.get(done.run)
-        if served is None or served.step is None:
+        if served is None:
             return
         step, gang, is_several = served.step, host.gang, self._core.core.is_several
         if done.error is None and not done.failed:
@@ -586,7 +540,6 @@ class Service:
 
     def _send_failures(self, now: float) -> None:
         """Sends clients the failures of steps, after the loss of a worker that may have caused them."""
-        self._follow()
         unexplained = []
         for since, served, messages in self._unexplained:
             hosted = served.program.hosted
@@ -605,7 +558,6 @@ class Service:
         kept = []
         for served in self._unsettled:
             step = served.step
-            assert step is not None
             if not step.is_settled():
                 kept.append(served)
                 continue
@@ -663,11 +615,11 @@ class Service:
         client.watch = Sender(client.connections["watch"], end)
         client.is_joined = True
         log.info("%s is there", client)
-        self._tell(ClientJoined(client.number, client.weight))
+        self._schedule(ClientJoined(client.number, client.weight))
         self._loop.add(client.steps, functools.partial(self._read_client, client), keeps=True, pauses=True)
         # What became of islands since it was told of them first.
-        for message in self._known.whole():
-            self._say(client, message)
+        for gang, start in zip(self._islands.gangs, client.starts, strict=True):
+            self._say(client, *_changes(gang, start))
         arrays = IncomingArrays(
             client.owns, self._islands, functools.partial(self._arrive, client), self._listener.lose
         )
@@ -689,7 +641,7 @@ class Service:
             client.watch.close()
         for connection in client.connections.values():
             connection.close()
-        self._tell(ClientLeft(client.number))
+        self._schedule(ClientLeft(client.number))
         for program in client.programs.values():
             program.is_unwanted, program.queued = True, 0
             self._unload_if_unwanted(program)
@@ -755,9 +707,7 @@ class Service:
         """All of an array is on its way to an island; any thread may say so."""
 
         def arrive() -> None:
-            # What was sent to workers that are gone is nowhere.
-            if self._known.is_current(gang):
-                self._events.append(Arrived(client.number, gang.number, number))
+            self._events.append(Arrived(client.number, *gang.life.key, number))
 
         self._loop.post(arrive)
 
@@ -784,7 +734,7 @@ class Service:
         )
         starts = {gang.number: gang.life.key.start for gang in loaded.gangs}
         # What became of them meanwhile comes first.
-        self._follow()
+        self._core.carry_out()
         self._say(client, ProgramLoaded(request, loaded.number, inputs, outputs, loaded.share, starts))
 
     def _unload(self, client: ServedClient, number: int) -> None:
@@ -815,6 +765,25 @@ def _held(client: int, gangs: Sequence[HostGang], reports: Mapping[int, HostRepo
         arrays += max((count for count, _ in held), default=0)
         size += sum(own for _, own in held)
     return arrays, size
+
+
+def _facts(gang: HostGang) -> IslandFacts:
+    return IslandFacts(
+        gang.life.key.start,
+        tuple(WorkerFacts(host.index, host.process.pid, host.ready) for host in gang.hosts),
+    )
+
+
+def _changes(gang: HostGang, start: int) -> Iterator[Message]:
+    """What a client has to know of an island that was told last of workers of some start."""
+    life = gang.life
+    if life.key.start != start:
+        yield IslandGone(gang.number, start, Told.of(lost(f"{gang.name} was lost")), False)
+        yield IslandIsBack(gang.number, _facts(gang))
+    if life.failure is not None:
+        yield IslandGone(*life.key, Told.of(life.failure), life.is_dead())
+    elif life.problem is not None:
+        yield IslandIsLeaving(*life.key, Told.of(life.problem))
 
 
 def _island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandStatus:

@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-from pathways.runtime.control.clients.items import (
+from pathways.runtime.control.sharing.items import (
     ClientJoined,
     Issue,
     PartDone,
@@ -16,7 +16,7 @@ from pathways.runtime.control.clients.items import (
     SchedulerEvent,
     WorkAsked,
 )
-from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED, Scheduler
+from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED, Scheduler
 from pathways.runtime.simulate.cluster.control import Control
 from pathways.runtime.simulate.cluster.costs import ControlCosts
 from pathways.runtime.simulate.cluster.fleet import FleetShape, FleetStep

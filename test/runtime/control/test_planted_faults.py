@@ -16,6 +16,8 @@ from pathways.runtime.control.events import GangKey, HostEnded, NotStarted
 from pathways.runtime.control.gang import TRANSITIONS, Draining, Ending, Gang, Restarting
 from pathways.runtime.control.peers import PeerWords
 from pathways.runtime.control.replies import HostRequest, PendingReplies
+from pathways.runtime.control.sharing.items import IslandLeaves, IslandLost, Issue
+from pathways.runtime.control.sharing.scheduler import Scheduler
 from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
 from pathways.runtime.control.unused import Unused
@@ -149,7 +151,40 @@ def what_is_made_of_nothing_is_good(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterCore, "_miss", lambda self, event: None)
 
 
+def a_slot_is_kept_after_a_loss(patch: pytest.MonkeyPatch) -> None:
+    lose = Scheduler._lose
+
+    def keeps(self: Scheduler, lost: IslandLost) -> None:
+        kept = [*self._islands[lost.island].under_way.items()]
+        lose(self, lost)
+        self._islands[lost.island].under_way.update(kept[:1])
+
+    patch.setattr(Scheduler, "_lose", keeps)
+
+
+def steps_are_issued_after_an_island_has_closed(patch: pytest.MonkeyPatch) -> None:
+    schedule = ClusterCore.schedule
+
+    def deaf(self: ClusterCore, events: Any, now: float) -> list[Any]:
+        return schedule(self, [e for e in events if not isinstance(e, IslandLeaves | IslandLost)], now)
+
+    patch.setattr(ClusterCore, "schedule", deaf)
+
+
+def sessions_are_issued_in_two_orders(patch: pytest.MonkeyPatch) -> None:
+    schedule = ClusterCore.schedule
+
+    def mixed(self: ClusterCore, events: Any, now: float) -> list[Any]:
+        effects = schedule(self, events, now)
+        return sorted(effects, key=lambda effect: -effect.step.client if isinstance(effect, Issue) else 1)
+
+    patch.setattr(ClusterCore, "schedule", mixed)
+
+
 PLANTS: list[Plant] = [
+    a_slot_is_kept_after_a_loss,
+    steps_are_issued_after_an_island_has_closed,
+    sessions_are_issued_in_two_orders,
     what_is_made_of_nothing_is_good,
     calls_are_not_lost_with_their_island,
     calls_do_not_follow_steps,

@@ -8,8 +8,8 @@ import pytest
 from simulated_sharing import DeviceTimers, problem, unfairness
 
 from examples import examples
-from pathways.runtime.control.clients import scheduler as schedulers
-from pathways.runtime.control.clients.items import (
+from pathways.runtime.control.sharing import scheduler as schedulers
+from pathways.runtime.control.sharing.items import (
     Arrived,
     CallEnded,
     ClientJoined,
@@ -25,7 +25,7 @@ from pathways.runtime.control.clients.items import (
     TakeTurn,
     WorkAsked,
 )
-from pathways.runtime.control.clients.scheduler import ScheduledClient, Scheduler
+from pathways.runtime.control.sharing.scheduler import ScheduledClient, Scheduler
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 
 SEEDS = examples(200)
@@ -65,7 +65,7 @@ def test_scheduler_holds_steps_for_the_operands_and_results_of_calls():
     for client in range(2):
         scheduler.handle(ClientJoined(client, 1.0), 0.0)
     for array in (1, 2):
-        scheduler.handle(Arrived(0, 0, array), 0.0)
+        scheduler.handle(Arrived(0, 0, 0, array), 0.0)
     calls = [InOrder(0, 0, takes=(1,), makes=(10 + n,), is_call=True) for n in range(2)]
     for call in calls:
         assert scheduler.handle(WorkAsked(call), 0.0) == [TakeTurn(call, ())]
@@ -353,7 +353,7 @@ def test_scheduler_limits_credit_of_clients_that_waited_for_an_array():
     timers.run(10)
     before = timers.served[0]
     timers.keep(1, (0,), 0.003)
-    timers.tell(Arrived(1, 0, 77))
+    timers.tell(Arrived(1, 0, 0, 77))
     timers.run(1)
     assert timers.served[0] - before >= 0.45
 

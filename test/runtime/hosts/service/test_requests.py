@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pathways.runtime.control.clients.items import InOrder
 from pathways.runtime.control.errors import lost
+from pathways.runtime.control.sharing.items import InOrder
 from pathways.runtime.hosts.protocol.messages import CLIENT_BITS
 from pathways.runtime.hosts.protocol.serving import Refused, Submit
 from pathways.runtime.hosts.service.requests import Requests

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 FIRST_ESTIMATE = 1e-3
@@ -11,6 +11,7 @@ FIRST_ESTIMATE = 1e-3
 
 
 _NOTHING: Mapping[int, Sequence[int]] = {}
+_NEVER: Mapping[int, int] = {}
 
 
 class QueuedStep:
@@ -25,10 +26,14 @@ class QueuedStep:
       sent: those that it takes and that its client sends itself: they are waited for.
       share: for how many places it counts, see `control.step.Step`.
       donates: those of the arrays that it takes on each of its islands that end with it.
+      starts: how often workers of each of its islands were started before those that it is for.
+      name: the name of its program.
+      hosts: the numbers of the hosts that have a part of it.
       what: for the shell.
 
     Attributes:
       islands: the numbers of its islands.
+      issued: what it is for the core of the cluster; None before it is issued.
     """
 
     __slots__ = (
@@ -42,12 +47,16 @@ class QueuedStep:
         "_token",
         "client",
         "donates",
+        "hosts",
         "islands",
+        "issued",
         "makes",
+        "name",
         "number",
         "program",
         "sent",
         "share",
+        "starts",
         "takes",
         "what",
     )
@@ -62,6 +71,9 @@ class QueuedStep:
         sent: frozenset[int] = frozenset(),
         share: int = 1,
         donates: Mapping[int, Sequence[int]] = _NOTHING,
+        starts: Mapping[int, int] = _NEVER,
+        name: str = "",
+        hosts: Collection[int] = (),
         what: Any = None,
     ) -> None:
         self.client = client
@@ -73,7 +85,11 @@ class QueuedStep:
         self.sent = sent
         self.share = share
         self.donates = donates
+        self.starts = starts
+        self.name = name
+        self.hosts = hosts
         self.what = what
+        self.issued: Any = None
         # In how many lines it is first, how many arrays are not there, and on which islands it is not done.
         self._firsts = 0
         self._missing = 0
@@ -84,6 +100,9 @@ class QueuedStep:
         self._keys: Mapping[int, float] = {}
         self._order = 0
         self._token = 0
+
+    def __repr__(self) -> str:
+        return f"QueuedStep({self.client}, {self.number})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +118,8 @@ class InOrder:
       sent: those of all that its client sends itself: they are waited for.
       is_call: whether it only begins with its turn, and ends with `CallEnded`. Until then no step is issued
         that takes what it makes, or that donates what it takes.
+      name: what a call is called.
+      hosts: the numbers of the hosts that make a call.
       what: for the shell.
     """
 
@@ -109,7 +130,9 @@ class InOrder:
     makes: tuple[int, ...] = ()
     sent: frozenset[int] = frozenset()
     is_call: bool = False
-    what: Any = None
+    name: str = ""
+    hosts: tuple[int, ...] = ()
+    what: Any = dataclasses.field(default=None, repr=False)
 
 
 # What happens.
@@ -139,10 +162,18 @@ class WorkAsked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arrived:
-    """All of an array that a client sends is on its way to an island, in front of all that follows."""
+    """All of an array that a client sends is on its way to an island, in front of all that follows.
+
+    Attributes:
+      client: the number of the client.
+      island: that of the island.
+      start: how often its workers were started before those that the array was sent to.
+      array: the number of the array.
+    """
 
     client: int
     island: int
+    start: int
     array: int
 
 
@@ -225,11 +256,15 @@ class TakeTurn:
       item: what.
       frees: those of the arrays that end with it that are there.
       is_there: whether all are that it looks at.
+      number: the number that a call has on its hosts.
+      why: the `Failure` because of which a call is not made; None where it is.
     """
 
     item: InOrder
     frees: tuple[int, ...]
     is_there: bool = True
+    number: int = 0
+    why: Any = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Literal
 
-from pathways.runtime.control.clients.items import (
+from pathways.runtime.control.sharing.items import (
     FIRST_ESTIMATE,
     Arrived,
     CallEnded,

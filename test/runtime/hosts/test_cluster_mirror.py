@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import logging
 
-from pathways.runtime.control.clients.attached import AttachedCore, GangLost
-from pathways.runtime.control.effects import AskReports, Effect, Log
+from pathways.runtime.control.effects import AskReports, Effect, GangLost, Log
 from pathways.runtime.control.errors import lost
 from pathways.runtime.control.events import Answered, GangKey, Tick
 from pathways.runtime.control.reports import HostReport, Underway
 from pathways.runtime.control.step import Step
+from pathways.runtime.hosts.attached.cluster_mirror import ClusterMirror
 
 
-def core_and_step() -> tuple[AttachedCore, Step]:
+def core_and_step() -> tuple[ClusterMirror, Step]:
     """Two islands of a host each, and a step on both."""
-    core = AttachedCore([(0, [0]), (0, [1])], 1, stall_report=10.0)
+    core = ClusterMirror([(0, [0]), (0, [1])], 1, stall_report=10.0)
     step = Step("f", core.take_numbers(), [0, 1], began=0.0)
     core.issue(step, core.gangs, ())
     return core, step
 
 
-def answered(core: AttachedCore, asked: Effect, host: int, now: float) -> list[Effect]:
+def answered(core: ClusterMirror, asked: Effect, host: int, now: float) -> list[Effect]:
     assert isinstance(asked, AskReports)
     report = HostReport(0, 0, (), (Underway("f", 1, 9.0, True, ()),) if host == 1 else ())
     return core.handle(Answered(host, asked.request, report), now)
 
 
-def test_attached_core_reports_a_stalled_step_whenever_its_time_has_doubled():
+def test_cluster_mirror_reports_a_stalled_step_whenever_its_time_has_doubled():
     core, _ = core_and_step()
     assert core.handle(Tick(), 9.0) == []
     for now, seconds in ((11.0, 11), (23.0, 23)):
@@ -48,7 +48,7 @@ def test_attached_core_reports_a_stalled_step_whenever_its_time_has_doubled():
     assert "host 0: does not say what it is doing" in told.text
 
 
-def test_attached_core_reports_no_step_that_has_ended_meanwhile():
+def test_cluster_mirror_reports_no_step_that_has_ended_meanwhile():
     for end in ("done", "lost"):
         core, step = core_and_step()
         (asked,) = core.handle(Tick(), 11.0)
@@ -63,7 +63,7 @@ def test_attached_core_reports_no_step_that_has_ended_meanwhile():
         assert core.handle(Tick(), 40.0) == []
 
 
-def test_attached_core_counts_the_end_of_a_step_as_progress_of_the_next():
+def test_cluster_mirror_counts_the_end_of_a_step_as_progress_of_the_next():
     """A host that is done with one step has made progress with the next."""
     core, first = core_and_step()
     second = Step("g", core.take_numbers(), [0], began=0.0)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.core import REPORT_SECONDS
-from pathways.runtime.control.effects import AskReports, Effect, Log
+from pathways.runtime.control.effects import AskReports, Effect, GangBack, GangLeaves, GangLost, Log
 from pathways.runtime.control.errors import Failure, failed
 from pathways.runtime.control.events import Answered, GangKey, Tick
 from pathways.runtime.control.gang import GangView
@@ -74,30 +74,6 @@ class MirroredGang(GangView):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GangLeaves:
-    """Workers take nothing new any more."""
-
-    gang: GangKey
-    why: Failure
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GangLost:
-    """Workers are gone; `is_dead` says whether none take their place."""
-
-    gang: GangKey
-    why: Failure
-    is_dead: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GangBack:
-    """Other workers have taken the place of those of an island."""
-
-    gang: GangKey
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class StepRefused:
     """A step was not issued."""
 
@@ -132,7 +108,7 @@ class ServiceEnded:
 Told = GangLeaves | GangLost | GangBack | StepRefused | StepSpoiled | StepCut | ServiceEnded
 
 
-class AttachedCore:
+class ClusterMirror:
     """The state of the islands for a client; has the face of `ClusterCore`.
 
     Args:

@@ -1,4 +1,6 @@
 """What decides for many clients that share islands.
 
 - `scheduler.py` decides whose step is next; `items.py` are its words.
+
+Imports nothing of the project: `runtime.control` owns it.
 """
