@@ -6,8 +6,7 @@ bounds memory in both directions: credit for what arrives is returned when it wa
 `pending_bytes` says how much a client has not read yet. Frames are made when they can be written, so that
 what waits for a slow client is the messages themselves, of which it may be sent parts of a large buffer.
 
-h2 has the state of the connection and of its streams, headers, settings and the windows of the client.
-Frames of data are read and written here, with the windows of the server: h2 copies each of them five times.
+`frames` has the state of HTTP/2 and the windows of the client, and here are the windows of the server.
 """
 
 from __future__ import annotations
@@ -18,12 +17,8 @@ import collections
 import urllib.parse
 from collections.abc import Iterator
 
-import h2.config
-import h2.connection
-import h2.errors
 import h2.events
 import h2.exceptions
-import h2.settings
 
 from pathways.runtime.proxy.wire.events import (
     Buffer,
@@ -36,13 +31,20 @@ from pathways.runtime.proxy.wire.events import (
     RequestsEnded,
     StreamId,
 )
+from pathways.runtime.proxy.wire.frames import (
+    CONNECTION_WINDOW,
+    MAX_FRAME_BYTES,
+    STREAM_WINDOW,
+    FrameReader,
+    HttpState,
+    end_of_stream,
+    window_update,
+)
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MAX_MESSAGE_BYTES = 1 << 31
 """Largest message: a computation with its constants. Its bytes are only allocated as they arrive."""
 
-MAX_STREAMS = 256
-MAX_HEADER_BYTES = 64 << 10
 MAX_UNHANDLED_BYTES = 8 << 20
 """How many bytes of whole messages may wait to be handled before a client gets no further credit."""
 
@@ -52,27 +54,9 @@ MAX_CONTROL_BYTES = 1 << 20
 MESSAGE_OVERHEAD = 128
 """What a message costs in memory besides its bytes: it may have none."""
 
-STREAM_WINDOW = 8 << 20
-CONNECTION_WINDOW = 64 << 20
-MAX_FRAME_BYTES = 1 << 20
-
-_PREFACE_BYTES = 24
-_FRAME_HEADER_BYTES = 9
 _PREFIX_BYTES = 5
 _MIN_UNCOPIED_BYTES = 4 << 10
 """Smaller parts of messages are copied into one: each part that is written costs some time."""
-
-_DATA = 0
-_WINDOW_UPDATE = 8
-_END_STREAM = 0x1
-_PADDED = 0x8
-_MAX_WINDOW = (1 << 31) - 1
-
-
-class _HttpState(h2.connection.H2Connection):
-    """h2's state, which remembers each stream that was closed: by default 65,536 of them."""
-
-    MAX_CLOSED_STREAMS = 4 * MAX_STREAMS
 
 
 class _Stream:
@@ -95,34 +79,9 @@ class GrpcConnection:
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_message_bytes = max_message_bytes
-        config = h2.config.H2Configuration(
-            client_side=False,
-            header_encoding="utf-8",
-            # Its own headers are right.
-            validate_outbound_headers=False,
-            normalize_outbound_headers=False,
-        )
-        self._h2 = _HttpState(config)
-        self._h2.local_settings = h2.settings.Settings(
-            client=False,
-            initial_values={
-                h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-                h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-                h2.settings.SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
-                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
-                h2.settings.SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
-            },
-        )
-        self._h2.max_inbound_frame_size = MAX_FRAME_BYTES
-        self._h2.decoder.max_header_list_size = MAX_HEADER_BYTES
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(CONNECTION_WINDOW)
+        self._h2 = HttpState()
+        self._frames = FrameReader(self._starts_data)
         self._streams: dict[StreamId, _Stream] = {}
-        # What arrived of a frame, of one of data of its header only, and how much is still to come, for whom.
-        self._frame = bytearray()
-        self._left = _PREFACE_BYTES
-        self._data_stream: StreamId | None = None
-        self._ends_stream = False
         self._window = CONNECTION_WINDOW
         self._uncredited_bytes = 0
         # What is to be sent besides data, and the streams whose windows may allow data to be sent.
@@ -220,49 +179,31 @@ class GrpcConnection:
         self._sending[stream] = None
 
     def _read_frames(self, data: memoryview) -> Iterator[Event]:
-        """Divides what arrived into frames: those of data are read here, the others by h2."""
-        position = 0
-        while position < len(data) and not self.is_lost:
-            size = self._left or _FRAME_HEADER_BYTES - len(self._frame)
-            piece = data[position : position + size]
-            position += len(piece)
-            if self._data_stream is not None:
-                self._left -= len(piece)
-                yield from self._read_data(self._data_stream, piece)
+        for frame in self._frames.read(data):
+            if isinstance(frame, tuple):
+                yield from self._read_data(*frame)
                 continue
-            self._frame += piece
-            if self._left:
-                self._left -= len(piece)
-                if not self._left:
-                    yield from self._end_frame()
-            elif len(piece) == size:
-                yield from self._start_frame(bytes(self._frame))
+            widened = self._h2.widen(frame, self._streams.__contains__)
+            if widened is None:
+                yield from self._interpret(frame)
+            else:
+                self._sending.update(dict.fromkeys([widened] if widened else self._streams))
+            if self.is_lost:
+                return
 
-    def _start_frame(self, header: bytes) -> Iterator[Event]:
-        length, kind, flags = int.from_bytes(header[:3], "big"), header[3], header[4]
-        stream = int.from_bytes(header[5:], "big") & 0x7FFFFFFF
-        if length > MAX_FRAME_BYTES:
-            raise h2.exceptions.FrameTooLargeError(f"a frame of {length} bytes")
-        self._left = length
+    def _starts_data(self, stream: StreamId, length: int) -> bool:
+        """Takes a frame of data from the windows of the server; returns False if h2 has to read it."""
         state = self._streams.get(stream)
-        if kind != _DATA or state is None or state.is_half_closed:
-            if not length:
-                yield from self._end_frame()
-            return
-        self._frame.clear()
-        if flags & _PADDED:
-            raise h2.exceptions.ProtocolError("a frame of data is padded")
+        if state is None or state.is_half_closed:
+            return False
         self._window -= length
         state.window -= length
         if min(self._window, state.window) < 0:
             raise h2.exceptions.FlowControlError("more data than the window allows")
-        self._data_stream = stream
-        self._ends_stream = bool(flags & _END_STREAM)
-        if not length:
-            yield from self._read_data(stream, memoryview(b""))
+        return True
 
-    def _read_data(self, stream: StreamId, data: memoryview) -> Iterator[Event]:
-        """Reads the next bytes of a frame of data."""
+    def _read_data(self, stream: StreamId, data: memoryview, is_end: bool) -> Iterator[Event]:
+        """Reads the next bytes of a frame of data, which may be the last of the stream."""
         self._uncredited_bytes += len(data)
         if self._uncredited_bytes >= CONNECTION_WINDOW // 4:
             # The windows of streams are what holds a client back: a session must not stop others.
@@ -273,33 +214,11 @@ class GrpcConnection:
         if state is not None and state.status is None:
             state.uncredited_bytes += len(data)
             yield from self._read_messages(stream, state, data)
-        if not self._left:
-            self._data_stream = None
-        if self._ends_stream and not self._left:
+        if is_end:
             if state is not None:
                 state.is_half_closed = True
             # h2 did not see the frame, only that it ends the stream.
-            yield from self._interpret(bytes([0, 0, 0, _DATA, _END_STREAM]) + stream.to_bytes(4, "big"))
-
-    def _end_frame(self) -> Iterator[Event]:
-        """Handles a whole frame that holds no data of calls."""
-        frame = bytes(self._frame)
-        self._frame.clear()
-        if frame[3] != _WINDOW_UPDATE or not self._widen(frame):
-            yield from self._interpret(frame)
-
-    def _widen(self, frame: bytes) -> bool:
-        """Opens a window of the client, as two frames of each call do; returns whether it could."""
-        size = int.from_bytes(frame[_FRAME_HEADER_BYTES:], "big")
-        number = int.from_bytes(frame[5:_FRAME_HEADER_BYTES], "big")
-        window = self._h2 if number == 0 else self._h2.streams[number] if number in self._streams else None
-        if window is None or len(frame) != _FRAME_HEADER_BYTES + 4:
-            return False
-        if not 0 < size <= _MAX_WINDOW - window.outbound_flow_control_window:
-            return False  # an error, which h2 raises
-        window.outbound_flow_control_window += size
-        self._sending.update(dict.fromkeys(self._streams if number == 0 else [number]))
-        return True
+            yield from self._interpret(end_of_stream(stream))
 
     def _interpret(self, data: Buffer) -> Iterator[Event]:
         """Has h2 read frames that hold no data of calls."""
@@ -387,7 +306,7 @@ class GrpcConnection:
     def _open_window(self, stream: StreamId, size: int) -> None:
         """Lets the client send more, in a stream, or in all of them for number 0."""
         self._take_control()
-        frame = bytes([0, 0, 4, _WINDOW_UPDATE, 0]) + stream.to_bytes(4, "big") + size.to_bytes(4, "big")
+        frame = window_update(stream, size)
         self._control.append(frame)
         self._control_bytes += len(frame)
 
@@ -423,11 +342,8 @@ class GrpcConnection:
             )
             if size <= 0:
                 return 0  # until the client opens a window
-            buffers.append(size.to_bytes(3, "big") + bytes([_DATA, 0]) + stream.to_bytes(4, "big"))
+            buffers.append(self._h2.start_data(stream, size))
             self._take_outgoing(state, size, buffers)
-            # h2 has the windows of the client, from which the frame is taken.
-            self._h2.outbound_flow_control_window -= size
-            self._h2.streams[stream].outbound_flow_control_window -= size
         if state.outgoing:
             self._sending[stream] = None  # after the other streams
         elif state.status is not None:
