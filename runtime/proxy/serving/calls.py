@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import enum
 import functools
 import logging
 import queue
@@ -27,8 +28,16 @@ _MAX_WAITING = 1024
 
 _MAX_REPLIES_AT_ONCE = 16
 
-Requests = queue.SimpleQueue[Buffer | None]
-"""Requests of a session that are not dispatched; None is the end of its stream."""
+
+class Signal(enum.Enum):
+    """What a dispatching thread has to do besides requests."""
+
+    END_SESSION = "the stream has ended"
+    FREE_LOST_ARRAYS = "a slice was lost"
+
+
+Requests = queue.SimpleQueue[Buffer | Signal]
+"""Requests of a session that are not dispatched, and signals between them."""
 
 
 class ServiceCall(abc.ABC):
@@ -155,7 +164,9 @@ class SessionCall(ServiceCall):
         self._registry = registry
         self._requests: Requests = queue.SimpleQueue()
         self._waiting = WaitingThreads(_WAITING_THREADS, _MAX_WAITING)
-        self._session = registry.start(functools.partial(writer.send, stream), self._waiting.run)
+        # The dispatching thread alone changes what a session owns: that of a loss leaves it a signal.
+        wake = functools.partial(self._requests.put, Signal.FREE_LOST_ARRAYS)
+        self._session = registry.start(functools.partial(writer.send, stream), self._waiting.run, wake)
         start_thread(self._dispatch, "proxy dispatches")
 
     def receive(self, data: Buffer) -> None:
@@ -163,7 +174,7 @@ class SessionCall(ServiceCall):
         self._requests.put(data)
 
     def end(self) -> None:
-        self._requests.put(None)
+        self._requests.put(Signal.END_SESSION)
         self._session.interrupt()
         self._waiting.close()
 
@@ -175,7 +186,8 @@ class SessionCall(ServiceCall):
         subject = f"session {session.number}: waiting for the client to read replies"
         watch = functools.partial(self._registry.stalls.watching, subject, WAIT_LIMIT_S)
         try:
-            while (data := requests.get()) is not None:
+            while (item := requests.get()) is not Signal.END_SESSION:
+                data = None if isinstance(item, Signal) else item
                 replies, size, count = [], 0, 0
                 # What has arrived meanwhile is handled at once: a message costs less than a write.
                 while data is not None:
@@ -185,6 +197,8 @@ class SessionCall(ServiceCall):
                     if reply is not None:
                         replies.append(reply)
                     data = _next(requests) if count < _MAX_REPLIES_AT_ONCE else None
+                # `_next` may have taken a signal to do so. Before the reply, which may wait for the client.
+                session.free_lost_arrays()
                 self.writer.reply(self.stream, replies, size, count, watch)
             self.writer.finish(self.stream)
         except ValueError as error:
@@ -196,11 +210,11 @@ class SessionCall(ServiceCall):
 
 
 def _next(requests: Requests) -> Buffer | None:
-    """Returns the next request if there is one; the end of the stream is left in the queue."""
+    """Returns the next request; None if there is none, or a signal: the end is left in the queue."""
     try:
-        data = requests.get_nowait()
+        item = requests.get_nowait()
     except queue.Empty:
         return None
-    if data is None:
-        requests.put(None)
-    return data
+    if item is Signal.END_SESSION:
+        requests.put(item)
+    return None if isinstance(item, Signal) else item

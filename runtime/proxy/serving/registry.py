@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.serving.transfer_folder import TransferFolder
-from pathways.runtime.proxy.sessions.session import ProxySession
+from pathways.runtime.proxy.sessions.session import ProxySession, Send
 from pathways.runtime.proxy.sessions.state import Run
 from pathways.runtime.proxy.stalls import StallMonitor
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
@@ -40,10 +40,11 @@ class SessionRegistry:
         with self._lock:
             return tuple(self._sessions.values())
 
-    def start(self, send: Callable[[bytes], None], wait: Run) -> ProxySession:
-        """Registers a new session."""
+    def start(self, send: Send, wait: Run, wake: Callable[[], None]) -> ProxySession:
+        """Registers a new session; arguments as of `ProxySession`."""
         with self._lock:
-            session = ProxySession(next(self._numbers), self.served, send, wait, self.stalls.watching)
+            number = next(self._numbers)
+            session = ProxySession(number, self.served, send, wait, self.stalls.watching, wake)
             self._sessions[session.number] = session
         _LOG.info("session %d started", session.number)
         return session
@@ -73,7 +74,7 @@ class SessionRegistry:
             self.served.slice_states = self.served.slice_states.lose(index)
             sessions = tuple(self._sessions.values())
         for session in sessions:
-            session.fail_pending()
+            session.handle_loss()
 
     def return_slice(self, index: int) -> None:
         """Returns a slice that was lost, as of `ProxyServer.return_slice`."""

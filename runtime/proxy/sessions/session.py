@@ -54,6 +54,7 @@ class ProxySession:
       send: sends replies.
       wait: runs what waits for arrays or compiles.
       watch: reports what takes long.
+      wake: has the dispatching thread call `free_lost_arrays` when it is idle.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class ProxySession:
         send: Send,
         wait: Run,
         watch: Watch = lambda *_: contextlib.nullcontext(),
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = number
         self.state = SessionState(number, served, wait, watch)
         self._served = served
         self._send = send
         self._wait = wait
+        self._wake = wake
         self._replies = ReplyEncoder(served.messages)
         # Replies that other threads compute, and the requests that they are for. Who takes one out of it,
         # a thread that computed it or that of a lost slice, sends it: so each is sent once.
@@ -96,8 +99,7 @@ class ProxySession:
           ValueError: the data is no request; the session cannot go on.
         """
         request = self._served.messages.parse("xla.ifrt.proxy.IfrtRequest", data)
-        if self.state.has_new_losses:
-            self.state.lose_arrays()
+        self.free_lost_arrays()
         op_id = request.request_metadata.op_id
         kind = request.WhichOneof("request")
         response = self._replies.new()
@@ -118,10 +120,21 @@ class ProxySession:
         self._pending[later] = op_id
         self._wait(lambda: self._reply_later(later, response))
         if self.state.has_new_losses:
-            self.fail_pending()  # The slice was lost too early for its own call.
+            self._fail_pending()  # The slice was lost too early for its own call.
         return None
 
-    def fail_pending(self) -> None:
+    def free_lost_arrays(self) -> None:
+        """Frees the arrays on slices that were lost; called, like `dispatch`, by the dispatching thread."""
+        if self.state.has_new_losses:
+            self.state.lose_arrays()
+
+    def handle_loss(self) -> None:
+        """Handles that a slice was lost; called from any thread."""
+        # At once: the dispatching thread may wait for the client.
+        self._fail_pending()
+        self._wake()
+
+    def _fail_pending(self) -> None:
         """Replies to requests that wait for arrays of slices that are lost; called from any thread."""
         lost = self._served.slice_states.lost
         for later in tuple(self._pending):

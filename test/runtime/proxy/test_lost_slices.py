@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import strategies
+from proxy_client import SocketClient
+from test_serving import make_array, start_session, wait_until
 from test_session import MESSAGES, Client, compile_text, module, on_device, over_devices
 
 from pathways.runtime.proxy.arrays import ProxyArray
@@ -156,7 +159,7 @@ def test_a_request_that_waits_for_a_slice_that_is_lost_is_replied_to_at_once(
     )
     assert client.session.dispatch(request.SerializeToString()) is None
     lose(served)
-    client.session.fail_pending()
+    client.session.handle_loss()
     codes = [15] if device == 4 else []
     assert [reply.response_metadata.status.code for reply in client.replies[1:]] == codes
     # The array is ready at last: only a request that has no reply yet gets one.
@@ -219,3 +222,19 @@ def test_a_server_loses_and_returns_slices(served: ServedDevices, tmp_path: Path
         assert served.slice_states.lost == {0}
         server.return_slice(0)
         assert served.slice_states.lost == set()
+
+
+def test_a_loss_frees_the_arrays_of_a_session_that_is_idle(served: ServedDevices, tmp_path: Path) -> None:
+    with ProxyServer(tmp_path / "socket", served) as server:
+        client = SocketClient(server.path)
+        stream, number = start_session(client)
+        session = server.registry.session(number)
+        for handle, device in ((1, 0), (2, 4)):
+            session.host_buffers.store(handle, bytes(8))
+            client.send(stream, make_array(handle, 8, device))
+            client.wait_for_message(stream)
+        lives, lost = (weakref.ref(session.state.arrays[handle].value) for handle in (1, 2))
+        server.lose_slice(1)
+        wait_until(lambda: lost() is None)
+        assert lives() is not None
+        client.close()

@@ -62,9 +62,9 @@ def start_store(client: SocketClient, session: int, handle: int, size: int) -> i
     )
 
 
-def make_array(handle: int, size: int) -> bytes:
+def make_array(handle: int, size: int, device: int = 0) -> bytes:
     """A request that makes an array of bytes of a host buffer."""
-    sharding = MESSAGES["xla.ifrt.SingleDeviceShardingProto"](device_id=0).SerializeToString()
+    sharding = MESSAGES["xla.ifrt.SingleDeviceShardingProto"](device_id=device).SerializeToString()
     serialized = {"type_name": "xla::ifrt::SingleDeviceSharding", "data": sharding}
     return encode(
         "IfrtRequest",
