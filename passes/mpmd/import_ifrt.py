@@ -14,8 +14,6 @@ from pathways.dialect import (
     make_slices,
     ops_named,
     result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
     symbol_table,
 )
 from pathways.dialect.attributes.names import DONATED, IFRT_FUNCTION, MAIN, SHARDING, SLICE
@@ -29,11 +27,12 @@ from pathways.passes.mpmd.fragments import FragmentComputations, Layouts, drop_e
 from pathways.passes.mpmd.ifrt_arrays import DeviceIds, IfrtArray, read_devices
 from pathways.passes.mpmd.ifrt_slices import CALL, CONTROL, ArrayTypes, SliceMeshes, described
 from pathways.passes.mpmd.layouts import retarget
+from pathways.passes.mpmd.main_function import Port, rebuild_main, tidy_module
 from pathways.passes.mpmd.mesh_tensors import MeshTensor
 from pathways.passes.mpmd.moves import Moves, Placed
 from pathways.passes.mpmd.refusals import refuse_ports
 from pathways.passes.mpmd.slices import Home, declare_slices
-from pathways.passes.util.functions import body_block, erase_unused_functions, merge_equal_functions
+from pathways.passes.util.functions import body_block
 
 _OF_ARGUMENT = "ifrt.donated"
 _MOVES = ("ifrt.CopyArrays", "ifrt.Reshard")
@@ -77,10 +76,7 @@ class ImportIfrt(Pass):
 
     def run(self, module: ir.Module) -> None:
         _IfrtImporter(module, ifrt_function(module)).run()
-        for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
-            del module.operation.attributes[name]
-        erase_unused_functions(module)
-        merge_equal_functions(module)
+        tidy_module(module)
 
 
 def ifrt_function(module: ir.Module) -> ir.OpView:
@@ -133,28 +129,16 @@ class _IfrtImporter:
         old = self.function
         inputs = [self.types.of(old, f"argument #{n}", type_) for n, type_ in enumerate(old.type.inputs)]
         results = [self.types.of(old, f"result #{n}", type_) for n, type_ in enumerate(old.type.results)]
-        ports = [
-            self.ports("argument", argument_attrs(old), inputs),
-            self.ports("result", result_attrs(old), results),
-        ]
-        signature = ir.FunctionType.get([array.type for array in inputs], [array.type for array in results])
-        with ir.InsertionPoint(old), old.location:
-            new = func.FuncOp(MAIN, signature, visibility="public")
-        block = new.add_entry_block([argument.location for argument in old.arguments])
-        set_argument_attrs(new, ports[0])
-        set_result_attrs(new, ports[1])
-        self.values.update(zip(old.arguments, block.arguments, strict=True))
-        with ir.InsertionPoint(block):
-            for op in self.operations:
-                self.build(op)
-        old.operation.erase()
+        arguments = self.ports("argument", argument_attrs(old), inputs)
+        returned = self.ports("result", result_attrs(old), results)
+        rebuild_main(old, arguments, returned, self.operations, self.values, self.build)
 
     def ports(
         self, what: str, all_attrs: list[dict[str, ir.Attribute]], arrays: list[IfrtArray]
-    ) -> list[dict[str, ir.Attribute]]:
-        """Returns the attributes of arguments or results as they are in the placed form."""
+    ) -> list[Port]:
+        """Returns the arguments or results as they are in the placed form."""
         refuse_memory(self.function, what, all_attrs, arrays)
-        ports = []
+        ports: list[Port] = []
         for number, (attrs, array) in enumerate(zip(all_attrs, arrays, strict=True)):
             kept = {name: attribute for name, attribute in attrs.items() if name.startswith("jax.")}
             kept[SLICE] = make_slices([self.homes[array.devices].slice])
@@ -163,7 +147,7 @@ class _IfrtImporter:
             layout = self.layout(self.function, f"{what} #{number}", array)
             if layout is not None:
                 kept[SHARDING] = layout
-            ports.append(kept)
+            ports.append((array.type, kept))
         return ports
 
     def layout(self, op: ir.OpView, what: str, array: IfrtArray) -> ir.Attribute | None:

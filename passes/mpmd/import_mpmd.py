@@ -14,8 +14,6 @@ from pathways.dialect import (
     make_slices,
     ops_named,
     result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
     symbol_table,
 )
 from pathways.dialect.attributes.meshes import Mesh
@@ -36,6 +34,7 @@ from pathways.passes.manager.base import Pass, fail
 from pathways.passes.mpmd.callbacks import keep_callbacks_together
 from pathways.passes.mpmd.fragments import FragmentComputations, Origins, constrain, drop_empty_constraints
 from pathways.passes.mpmd.layouts import MpmdLayouts, retarget
+from pathways.passes.mpmd.main_function import Port, rebuild_main, tidy_module
 from pathways.passes.mpmd.mesh_tensors import MeshTensor, NotMpmdError, read_mesh_tensor, read_topology
 from pathways.passes.mpmd.moves import Moves, Placed
 from pathways.passes.mpmd.refusals import (
@@ -45,7 +44,7 @@ from pathways.passes.mpmd.refusals import (
     refuse_unpartitioned,
 )
 from pathways.passes.mpmd.slices import Home, declare_slices
-from pathways.passes.util.functions import body_block, erase_unused_functions, merge_equal_functions
+from pathways.passes.util.functions import body_block
 
 _CALL = "mpmd.fragment_call"
 _FRAGMENT = "mpmd.fragment"
@@ -95,10 +94,7 @@ class ImportMpmd(Pass):
         topology = _topology(function)
         refuse_cpu_meshes(function, topology)
         _Importer(module, function, topology).run()
-        for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
-            del module.operation.attributes[name]
-        erase_unused_functions(module)
-        merge_equal_functions(module)
+        tidy_module(module)
 
 
 def _program(module: ir.Module) -> ir.OpView:
@@ -159,17 +155,14 @@ class _Importer:
         attrs, result_entries = argument_attrs(old), result_attrs(old)
         refuse_ports(old, "argument", attrs, inputs)
         refuse_ports(old, "result", result_entries, results)
-        signature = ir.FunctionType.get([value.type for value in inputs], [value.type for value in results])
-        with ir.InsertionPoint(old), old.location:
-            new = func.FuncOp(MAIN, signature, visibility="public")
-        block = new.add_entry_block([argument.location for argument in old.arguments])
-        set_argument_attrs(new, self.ports("argument", attrs, inputs))
-        set_result_attrs(new, self.ports("result", result_entries, results))
-        self.values.update(zip(old.arguments, block.arguments, strict=True))
-        with ir.InsertionPoint(block):
-            for op in self.operations:
-                self.take(op)
-        old.operation.erase()
+        rebuild_main(
+            old,
+            self.ports("argument", attrs, inputs),
+            self.ports("result", result_entries, results),
+            self.operations,
+            self.values,
+            self.build,
+        )
 
     def type(self, op: ir.OpView, what: str, type_: ir.Type) -> MeshTensor:
         """What the type of a value says."""
@@ -187,9 +180,9 @@ class _Importer:
 
     def ports(
         self, what: str, all_attrs: list[dict[str, ir.Attribute]], values: list[MeshTensor]
-    ) -> list[dict[str, ir.Attribute]]:
-        """The attributes of arguments or results as they are in the placed form."""
-        ports = []
+    ) -> list[Port]:
+        """Returns the arguments or results as they are in the placed form."""
+        ports: list[Port] = []
         for number, (attrs, value) in enumerate(zip(all_attrs, values, strict=True)):
             home = self.homes[value.mesh]
             kept = {
@@ -204,7 +197,7 @@ class _Importer:
             layout = self.layout(self.function, f"{what} #{number}", said)
             if layout is not None:
                 kept[SHARDING] = layout
-            ports.append(kept)
+            ports.append((value.type, kept))
         return ports
 
     def layout(self, op: ir.OpView, what: str, value: MeshTensor) -> ir.Attribute | None:
@@ -212,13 +205,13 @@ class _Importer:
         read = self.layouts.of if self.is_open else self.layouts.closed
         return read(op, what, value.sharding, value.type, self.homes[value.mesh])
 
-    def take(self, op: ir.OpView) -> None:
+    def build(self, op: ir.OpView) -> None:
         """Builds what an operation becomes."""
         match op.operation.name:
             case "mpmd.fragment" | "mpmd.fragment_call":
-                self.take_fragment(op)
+                self.build_launch(op)
             case "mpmd.transfer":
-                self.take_transfer(op)
+                self.build_transfer(op)
             case "func.return":
                 func.ReturnOp([self.values[value] for value in op.operands], loc=op.location)
             case _:
@@ -227,7 +220,7 @@ class _Importer:
                         refuse_type(op, f"result #{number}", result.type)
                 fail(op, "is outside of a fragment, where a partitioned program may only have transfers")
 
-    def take_fragment(self, op: ir.OpView) -> None:
+    def build_launch(self, op: ir.OpView) -> None:
         mesh = op.attributes["mesh_name"].value
         if mesh not in self.homes:
             fail(op, f'runs on the mesh "{mesh}", which the topology does not have')
@@ -292,7 +285,7 @@ class _Importer:
             retarget(function, home, self.symbols)
         keep_callbacks_together(self.module, function, home, self.symbols)
 
-    def take_transfer(self, op: ir.OpView) -> None:
+    def build_transfer(self, op: ir.OpView) -> None:
         source = self.type(op, "operand #0", op.operands[0].type)
         target = self.type(op, "result #0", op.results[0].type)
         refuse_ports(op, "result", [{}], [target])
