@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import dataclasses
 import faulthandler
+import functools
 import gc
+import json
 import math
 import mmap
 import os
@@ -17,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +113,47 @@ def run_all[T](
             for child in running.values():
                 os.kill(child.pid, signal.SIGKILL)
                 os.waitpid(child.pid, 0)
+
+
+def run_batches(
+    numbers: Sequence[int],
+    size: int,
+    jobs: int,
+    seconds: float,
+    memory: int,
+    run: Callable[[list[int], Path, Callable[[str], None]], None],
+) -> Iterator[tuple[Ending, dict[int, Any], int | None]]:
+    """Runs numbered cases, several in each child; those after a case that ends its child run in another one.
+
+    Args:
+      numbers: the cases.
+      size: how many a child runs at most.
+      jobs: how many children run at the same time.
+      seconds: how long each case may compute; its child has as long as `size` of them.
+      memory: bytes of address space that each child may take.
+      run: runs cases in a child; for each that is done it writes a line to the file `verdicts` of its folder,
+        in JSON: the number and a verdict.
+
+    Yields:
+      how a child ended, the verdicts of its cases, and the number of the case that ended it.
+    """
+    step = min(size, max(1, len(numbers) // jobs))
+    waiting = collections.deque(list(numbers[n : n + step]) for n in range(0, len(numbers), step))
+
+    def tasks() -> Iterator[tuple[list[int], Task]]:
+        while waiting:
+            batch = waiting.popleft()
+            yield batch, functools.partial(run, batch)
+
+    while waiting:
+        for batch, ending in run_all(tasks(), jobs, seconds * size, memory):
+            path = ending.folder / "verdicts"
+            lines = path.read_text().split("\n") if path.exists() else []
+            done = dict(map(json.loads, filter(None, lines)))
+            rest = [number for number in batch if number not in done]
+            if rest[1:]:
+                waiting.append(rest[1:])
+            yield ending, done, rest[0] if rest else None
 
 
 def _start(tag: Any, task: Task, slot: _Slot, seconds: float, memory: int) -> _Child:

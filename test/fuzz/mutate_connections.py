@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import hpack
 import jax
 from flags import parser_of
-from forked import Ending, run_all
+from forked import Ending, run_batches
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
@@ -358,25 +358,12 @@ def main() -> int:
 
 def run_cases(seed: int, numbers: Sequence[int], jobs: int) -> Iterator[tuple[int, Verdict, str]]:
     """Runs cases in batches; yields the number of each, how it ended, and what its process wrote."""
-    size = min(BATCH, max(1, len(numbers) // jobs))
-    waiting = collections.deque(list(numbers[n : n + size]) for n in range(0, len(numbers), size))
-
-    def tasks() -> Iterator[tuple[list[int], Callable[..., None]]]:
-        while waiting:
-            batch = waiting.popleft()
-            yield batch, functools.partial(_run_batch, seed, batch)
-
-    while waiting:
-        for batch, ending in run_all(tasks(), jobs, SECONDS * BATCH, MEMORY):
-            path = ending.folder / "verdicts"
-            lines = path.read_text().split("\n") if path.exists() else []
-            done = {number: tuple(verdict) for number, verdict in map(json.loads, filter(None, lines))}
-            for number, verdict in done.items():
-                yield number, verdict, ending.stderr if verdict[0] != "ended" else ""
-            rest = [number for number in batch if number not in done]
-            if rest:
-                yield rest[0], _judge_ending(ending), ending.stderr
-                waiting.extend([rest[1:]] if rest[1:] else [])
+    run = functools.partial(_run_batch, seed)
+    for ending, done, failed in run_batches(numbers, BATCH, jobs, SECONDS, MEMORY, run):
+        for number, (kind, cause) in done.items():
+            yield number, (kind, cause), ending.stderr if kind != "ended" else ""
+        if failed is not None:
+            yield failed, _judge_ending(ending), ending.stderr
 
 
 def _judge_ending(ending: Ending) -> Verdict:

@@ -38,7 +38,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jax
 from corpus import ROOT
 from flags import parser_of
-from forked import Ending, run_all
+from forked import Ending, run_batches
 from jaxlib.mlir import ir
 from request_mutations import Pool, mutate_stream
 from request_seeds import RecordedSession, read_seeds, record
@@ -242,31 +242,20 @@ def run_cases(
     make: Callable[[int], RequestCase], numbers: Sequence[int], jobs: int
 ) -> Iterator[tuple[int, CaseVerdict, RequestCase | None]]:
     """Runs cases in batches; yields verdicts, and what was sent by cases that failed."""
-    size = min(BATCH, max(1, len(numbers) // jobs))
-    waiting = collections.deque(list(numbers[n : n + size]) for n in range(0, len(numbers), size))
-
-    def tasks() -> Iterator[tuple[list[int], Callable[..., None]]]:
-        while waiting:
-            batch = waiting.popleft()
-            yield batch, functools.partial(_run_batch, batch, make)
-
-    while waiting:
-        for batch, ending in run_all(tasks(), jobs, SECONDS * BATCH, MEMORY):
-            done = _verdicts(ending)
-            for number, verdict in done.items():
-                yield number, verdict, _sent(ending, number) if verdict.kind in FAILURES else None
-            rest = [number for number in batch if number not in done]
-            if rest:
-                verdict, case = _judge_ending(ending), _sent(ending, rest[0])
-                if verdict.kind == "crash" and case is not None and case.has_changed_bytecode:
-                    verdict = dataclasses.replace(verdict, kind="bytecode")
-                yield rest[0], verdict, case if verdict.kind in FAILURES else None
-                if rest[1:]:
-                    waiting.append(rest[1:])
+    run = functools.partial(_run_batch, make)
+    for ending, done, failed in run_batches(numbers, BATCH, jobs, SECONDS, MEMORY, run):
+        for number, fields in done.items():
+            verdict = CaseVerdict(**fields)
+            yield number, verdict, _sent(ending, number) if verdict.kind in FAILURES else None
+        if failed is not None:
+            verdict, case = _judge_ending(ending), _sent(ending, failed)
+            if verdict.kind == "crash" and case is not None and case.has_changed_bytecode:
+                verdict = dataclasses.replace(verdict, kind="bytecode")
+            yield failed, verdict, case if verdict.kind in FAILURES else None
 
 
 def _run_batch(
-    batch: list[int], make: Callable[[int], RequestCase], folder: Path, note: Callable[[str], None]
+    make: Callable[[int], RequestCase], batch: list[int], folder: Path, note: Callable[[str], None]
 ) -> None:
     """The task of a child."""
     os.chdir(folder)
@@ -370,12 +359,6 @@ def _kind(messages: Any, data: bytes) -> str:
         return messages.parse("xla.ifrt.proxy.IfrtRequest", data).WhichOneof("request") or ""
     except ValueError:
         return "none"
-
-
-def _verdicts(ending: Ending) -> dict[int, CaseVerdict]:
-    path = ending.folder / "verdicts"
-    lines = path.read_text().split("\n") if path.exists() else []
-    return {number: CaseVerdict(**fields) for number, fields in map(json.loads, filter(None, lines))}
 
 
 def _sent(ending: Ending, number: int) -> RequestCase | None:
