@@ -15,32 +15,23 @@ from pathways.runtime.local.facts import stats_of
 from pathways.runtime.local.load import Executable, Port
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.compiled_program import CompiledProgram
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
-from pathways.runtime.resources.memory_account import Allocation
 from pathways.runtime.xla import ifrt, pjrt
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MpmdProgram:
+class MpmdProgram(CompiledProgram):
     """A program on slices of devices, each over a mesh of its own.
 
     Attributes:
-      executable: the program, as our own programs are executed.
-      devices: the devices of all slices.
       parameters: what each argument has to be.
-      results: what each result is and where.
-      donated: the arguments that an execution consumes.
-      memory: what the account has of its code; empty without a limit.
     """
 
-    executable: Executable
-    devices: tuple[jax.Device, ...]
+    executable: Executable  # as our own programs are executed
     parameters: tuple[ArraySpec, ...]
-    results: tuple[ArraySpec, ...]
-    donated: tuple[int, ...]
-    memory: tuple[Allocation, ...] = ()
 
     @property
     def name(self) -> str:
@@ -64,19 +55,12 @@ class MpmdProgram:
 
     @functools.cached_property
     def needed_bytes(self) -> int:
-        """Bytes that an execution needs besides its arguments, if it consumes none."""
         return sum(
             slice.peak_memory_in_bytes - slice.argument_size_in_bytes + slice.alias_size_in_bytes
             for slice in self.slice_memory.values()
         )
 
     def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
-        """Starts an execution; what fails is in the results, of each of which there is one in any case.
-
-        Args:
-          arguments: the arguments.
-          kept: the arguments that must not be consumed although the program could.
-        """
         try:
             operands = self._operands(arguments)
             donated = set(self.donated) - set(kept)
@@ -91,12 +75,8 @@ class MpmdProgram:
             for spec, value in zip(self.results, self._apart(values, operands, donated), strict=True)
         ]
 
-    def fail(self, error: StatusError) -> list[ProxyArray]:
-        """Returns results that all raise an error."""
-        return [ProxyArray(spec, error) for spec in self.results]
-
     def describe(self, response: Any) -> None:
-        """Fills a `LoadedExecutableMetadataResponse`; layouts are XLA's default everywhere."""
+        # Layouts are XLA's default everywhere.
         for field, specs in (
             (response.parameter_shardings, self.parameters),
             (response.output_shardings, self.results),
@@ -249,15 +229,15 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
     return MpmdProgram(
         executable,
         tuple(dict.fromkeys(devices)),
+        tuple(_spec(port) for port in executable.outputs),
+        tuple(number for number, argument in enumerate(plan.arguments) if argument.donated),
         tuple(
             _spec(inputs[number])
             if number in inputs
             else ArraySpec(_dtype(argument.type.dtype), argument.type.shape, anywhere)
             for number, argument in enumerate(plan.arguments)
         ),
-        tuple(_spec(port) for port in executable.outputs),
-        tuple(number for number, argument in enumerate(plan.arguments) if argument.donated),
-        memory,
+        memory=memory,
     )
 
 

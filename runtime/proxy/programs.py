@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 from pathways.dialect.operations.operation import printed
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.compiled_program import CompiledProgram
 from pathways.runtime.proxy.devices import (
     DTYPES,
     ArrayPlacement,
@@ -29,32 +30,21 @@ from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_progr
 from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
-from pathways.runtime.resources.memory_account import Allocation
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
 from pathways.runtime.xla.layouts import layout_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ProxyProgram:
-    """A compiled program on its devices.
+class ProxyProgram(CompiledProgram):
+    """A program that is one XLA program.
 
     Attributes:
       name: the name of its module.
-      executable: what XLA made of it.
-      devices: its devices, in the order of shards.
       layouts: the layout of each operand.
-      results: what each result is and where.
-      donated: the operands whose buffers an execution consumes.
-      memory: what the account has of its code; empty without a limit.
     """
 
     name: str
-    executable: Any
-    devices: tuple[jax.Device, ...]
     layouts: tuple[Layout | None, ...]
-    results: tuple[ArraySpec, ...]
-    donated: tuple[int, ...]
-    memory: tuple[Allocation, ...] = ()
 
     @functools.cached_property
     def _makers(self) -> list[Any]:
@@ -62,18 +52,11 @@ class ProxyProgram:
 
     @functools.cached_property
     def needed_bytes(self) -> int:
-        """Bytes that an execution needs for results and temporary values, on all devices."""
         stats = pjrt.memory_stats(self.executable)
         temporary = 0 if stats is None else stats.temp_size_in_bytes
         return len(self.devices) * (temporary + sum(spec.shard_bytes for spec in self.results))
 
     def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
-        """Starts an execution; what fails is in the results, of each of which there is one in any case.
-
-        Args:
-          arguments: the arguments.
-          kept: the arguments that must not be consumed although the program could.
-        """
         try:
             operands = self._operands(arguments)
             for number in set(kept) & set(self.donated):
@@ -106,12 +89,7 @@ class ProxyProgram:
             operands.append(value)
         return operands
 
-    def fail(self, error: StatusError) -> list[ProxyArray]:
-        """Returns results that all raise an error."""
-        return [ProxyArray(spec, error) for spec in self.results]
-
     def describe(self, response: Any) -> None:
-        """Fills a `LoadedExecutableMetadataResponse`."""
         executable = self.executable
         for field, shardings in (
             (response.parameter_shardings, executable.get_parameter_shardings()),
@@ -220,7 +198,7 @@ def compile_program(
     memory = served.memory.reserve([code_bytes(executable)])
     donated = ifrt.donated_operands(executable)
     layouts = tuple(map(layout_of, executable.get_parameter_layouts()))
-    return ProxyProgram(name, executable, devices, layouts, results, donated, memory)
+    return ProxyProgram(executable, devices, results, donated, name, layouts, memory=memory)
 
 
 def code_bytes(executable: Any) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.compiled_program import CompiledProgram
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
 from pathways.runtime.proxy.programs import Program, ProxyProgram
@@ -100,7 +101,7 @@ def _start_restricted(
     if lost:
         raise slice_lost(lost)
     donated = [arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)]
-    if isinstance(program, ProxyProgram | MpmdProgram):
+    if isinstance(program, CompiledProgram):
         consumed = sum(allocation.size for array in donated for allocation in array.memory)
         state.served.memory.check(program.needed_bytes - consumed)
     results, job = _start(state, program, arguments, kept)
@@ -128,23 +129,37 @@ def _loaded_executable_fetch_execute_result(state: SessionState, body: Any, answ
     return wait_for(waited)
 
 
+def _xla_program(state: SessionState, handle: int) -> ProxyProgram:
+    return _of_kind(state.program(handle), ProxyProgram, "no XLA program")
+
+
+def _mpmd_program(state: SessionState, handle: int) -> MpmdProgram:
+    return _of_kind(state.program(handle), MpmdProgram, "not one of several meshes")
+
+
+def _of_kind[P](program: Program, kind: type[P], problem: str) -> P:
+    if not isinstance(program, kind):
+        raise StatusError(StatusCode.UNIMPLEMENTED, f"the program is {problem}")
+    return program
+
+
 def _loaded_executable_cost_analysis(state: SessionState, body: Any, answer: Any) -> None:
-    program = state.xla_program(body.loaded_executable_handle)
+    program = _xla_program(state, body.loaded_executable_handle)
     answer.attributes.SetInParent()
     for name, value in program.executable.cost_analysis().items():
         answer.attributes.attributes[name].float_value = value
 
 
 def _loaded_executable_mpmd_metadata(state: SessionState, body: Any, answer: Any) -> None:
-    state.mpmd_program(body.mpmd_loaded_executable_handle).describe_memory(answer)
+    _mpmd_program(state, body.mpmd_loaded_executable_handle).describe_memory(answer)
 
 
 def _loaded_executable_mpmd_cost_analysis(state: SessionState, body: Any, answer: Any) -> None:
-    state.mpmd_program(body.loaded_executable_handle).describe_costs(answer)
+    _mpmd_program(state, body.loaded_executable_handle).describe_costs(answer)
 
 
 def _loaded_executable_human_readable_program_text(state: SessionState, body: Any, answer: Any) -> None:
-    program = state.xla_program(body.loaded_executable_handle)
+    program = _xla_program(state, body.loaded_executable_handle)
     answer.human_readable_program_text = program.executable.get_hlo_text()
 
 

@@ -12,9 +12,8 @@ from typing import Any
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
-from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.persistence import FileJob
-from pathways.runtime.proxy.programs import Program, ProxyProgram
+from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import Later
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
@@ -133,28 +132,6 @@ class SessionState:
         program = self.programs.get(handle)
         if program is None:
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"no program has the handle {handle}")
-        return program
-
-    def xla_program(self, handle: int) -> ProxyProgram:
-        """Returns a program that is one XLA program.
-
-        Raises:
-          StatusError: there is none, or it is another kind of program.
-        """
-        program = self.program(handle)
-        if not isinstance(program, ProxyProgram):
-            raise StatusError(StatusCode.UNIMPLEMENTED, "the program is no XLA program")
-        return program
-
-    def mpmd_program(self, handle: int) -> MpmdProgram:
-        """Returns a program on several meshes.
-
-        Raises:
-          StatusError: there is none, or it is another kind of program.
-        """
-        program = self.program(handle)
-        if not isinstance(program, MpmdProgram):
-            raise StatusError(StatusCode.UNIMPLEMENTED, "the program is not one of several meshes")
         return program
 
     def put(self, handles: Sequence[int], make: Callable[[], Sequence[ProxyArray]]) -> None:
