@@ -86,9 +86,7 @@ class UnaryCall(ServiceCall):
     def receive(self, data: Buffer) -> None:
         # Whether or not there is a reply: a further message would be handled again.
         self.is_finished = True
-        self.writer.return_credit(self.stream, len(data))
-        self.writer.send(self.stream, *self._reply(data))
-        self.writer.finish(self.stream)
+        self.writer.send_last(self.stream, *self._reply(data))
 
     def end(self) -> None:
         """No-op: its one message has ended the call, or it stays without a reply."""
@@ -143,8 +141,7 @@ class StoreCall(ServiceCall):
     def end(self) -> None:
         self._buffers.store(self._handle, self._buffer.finish(), is_reserved=True)
         reply = self._messages["xla.ifrt.proxy.GrpcHostBufferStoreResponse"]()
-        self.writer.send(self.stream, reply.SerializeToString())
-        self.writer.finish(self.stream)
+        self.writer.send_last(self.stream, reply.SerializeToString())
 
     def fail(self, error: StatusError) -> None:
         # Otherwise a request would wait for a buffer that does not come.
