@@ -342,8 +342,13 @@ def reshard(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
             StatusCode.INVALID_ARGUMENT,
             f"cannot reshard {old.dtype.name}{list(old.shape)} into {spec.dtype.name}{list(spec.shape)}",
         )
-    # Never the same buffers: a client may delete or donate one of the two.
-    moved = pjrt.device_put(value, spec.placement.sharding, may_alias=False)
+    before, after = old.placement.devices, spec.placement.devices
+    # JAX has no copy to the same devices in another order, unless shardings name axes.
+    source = np.asarray(value) if before != after and set(before) == set(after) else value
+    # Without x64 JAX would narrow values of 64 bits.
+    with jax.enable_x64(True):
+        # Never the same buffers: a client may delete or donate one of the two.
+        moved = pjrt.device_put(source, spec.placement.sharding, may_alias=False)
     return ProxyArray(spec, moved if spec.layout is old.layout is None else _put(moved, spec))
 
 
