@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,14 +18,10 @@ from pathways.runtime.local.devices import is_here
 from pathways.runtime.local.slots import SlotArrays, aval_of, aval_of_part
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
 from pathways.runtime.xla import pjrt
+from pathways.runtime.xla.launch_order import LAUNCH_ORDER
 
 DeviceExecutables = Mapping[tuple[str, str], Sequence[pjrt.LoadedExecutable]]
 """The executable of each computation on each slice, by their names; one for each device where it is local."""
-
-
-# Collectives of two programs that reach devices in different orders deadlock, so a program with a slice of
-# several devices issues all its steps under this lock. Reentrant: a callback may run in the same thread.
-_launch_order = threading.RLock()
 
 
 class LocalTarget(StepTarget):
@@ -54,7 +49,7 @@ class LocalTarget(StepTarget):
         argument_names: Sequence[str],
     ) -> None:
         self.constants = _place_constants(plan, slots)
-        self.order = _launch_order if any(mesh.size > 1 for mesh in meshes.values()) else None
+        self.order = LAUNCH_ORDER if any(mesh.size > 1 for mesh in meshes.values()) else None
         self.is_profiled = pjrt.is_profiled
         passed = [argument for argument in plan.arguments if argument.constant is None]
         slot_names = [

@@ -31,6 +31,7 @@ from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, p
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
+from pathways.runtime.xla.launch_order import LAUNCH_ORDER
 from pathways.runtime.xla.layouts import layout_of
 
 
@@ -51,6 +52,11 @@ class ProxyProgram(CompiledProgram):
         return [spec.placement.maker(spec.shape, spec.dtype) for spec in self.results]
 
     @functools.cached_property
+    def _order(self) -> AbstractContextManager[object]:
+        """Keeps executions over several devices apart from those of other sessions."""
+        return LAUNCH_ORDER if len(self.devices) > 1 else contextlib.nullcontext()
+
+    @functools.cached_property
     def needed_bytes(self) -> int:
         stats = pjrt.memory_stats(self.executable)
         temporary = 0 if stats is None else stats.temp_size_in_bytes
@@ -66,7 +72,8 @@ class ProxyProgram(CompiledProgram):
                     [operands[number].sharding],
                     [pjrt.ALWAYS_COPY],
                 )
-            values = ifrt.execute(self.executable, operands, self._makers)
+            with self._order:
+                values = ifrt.execute(self.executable, operands, self._makers)
         except StatusError as error:
             return self.fail(status_of(error))
         return [ProxyArray(spec, value) for spec, value in zip(self.results, values, strict=True)]

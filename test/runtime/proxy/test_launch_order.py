@@ -1,0 +1,68 @@
+"""Order of executions of several sessions on the same devices."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import pytest
+
+from pathways.runtime.proxy.programs import ProxyProgram
+
+DEVICES = jax.devices("cpu")
+
+
+class IssueRecorder:
+    """In place of an executable: counts the threads that issue executions at once.
+
+    Args:
+      expected: after how many it does not wait for more.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self.most = 0
+        self._now = 0
+        self._expected = expected
+        self._changed = threading.Condition()
+
+    def execute_sharded(self, operands: list[jax.Array]) -> IssueRecorder:
+        with self._changed:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= self._expected, 30)
+        time.sleep(0.001)
+        with self._changed:
+            self._now -= 1
+        return self
+
+    def consume_with_handlers(self, makers: Sequence[Any]) -> list[jax.Array]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "at_once"),
+    [
+        pytest.param(DEVICES[:4], DEVICES[:4], 1, id="the same devices"),
+        pytest.param(DEVICES[:4], DEVICES[5:1:-1], 1, id="some of the same"),
+        pytest.param(DEVICES[:1], DEVICES[:1], 2, id="one device"),
+        pytest.param(DEVICES[:4], DEVICES[:1], 2, id="one of several"),
+    ],
+)
+def test_only_one_execution_over_several_devices_is_issued_at_a_time(
+    first: list[jax.Device], second: list[jax.Device], at_once: int
+) -> None:
+    recorder = IssueRecorder(at_once)
+    programs = [ProxyProgram("main", recorder, tuple(on), (), (), ()) for on in (first, second)]
+
+    def execute(program: ProxyProgram) -> None:
+        for _ in range(20):
+            program.execute([])
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(execute, programs))
+    assert recorder.most == at_once
