@@ -45,6 +45,7 @@ ROOMS = (
     "runtime.xla",
     "runtime.local",
     "runtime.proxy.wire",
+    "runtime.proxy.reading",
     "runtime.proxy",
     "runtime.proxy.sessions",
     "runtime.proxy.serving",

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
+from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.wire.descriptors import Messages
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
@@ -197,6 +198,7 @@ class ServedDevices:
         self.slice_states = SliceStates.of(slices)
         self.compile_ifrt = compile_ifrt
         self.memory = MemoryAccount(max_memory)
+        self.reader = ProgramReader()
         self.folders = folders or PermittedFolders(advice=FOLDERS_ADVICE)
         self._by_id = {device.id: device for device in devices}
         self._slices = {

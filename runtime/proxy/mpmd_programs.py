@@ -216,8 +216,9 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
             "compiler options for the computations of a program in IFRT IR are not supported by the server",
         )
     devices = tuple(served.device(number) for number in compile_options.device_ids)
+    module = served.reader.read_ifrt(proto.ifrt_program)
     try:
-        executable = served.compile_ifrt(proto.ifrt_program, devices)
+        executable = served.compile_ifrt(module, devices)
     except Exception as error:
         raise _status_of(error) from None
     code = (max(one.size_of_generated_code_in_bytes(), 0) for one in executable.executables.values())

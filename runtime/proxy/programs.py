@@ -186,11 +186,7 @@ def compile_program(
         )
     if len(set(devices)) != len(devices):
         raise StatusError(StatusCode.INVALID_ARGUMENT, "a program names a device twice")
-    try:
-        module = pjrt.parse(program.data)
-    except jax.errors.JaxRuntimeError as error:
-        message = status_of(error).message[:300]
-        raise StatusError(StatusCode.INVALID_ARGUMENT, f"the program is not StableHLO: {message}") from None
+    module = pjrt.parse(served.reader.read_stablehlo(program.data))
     check_module(module, pjrt.platform_of(devices[0]))
     own = served.messages.parse(
         "xla.CompileOptionsProto", pjrt.compile_options(devices, 0, 0).SerializeAsString()
@@ -200,7 +196,7 @@ def compile_program(
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
     options_of_xla = ifrt.compile_options(own.SerializeToString())
     with watch(name):
-        executable = compile_cache.load_one(program.data, devices, options_of_xla)
+        executable = compile_cache.load_one(program.data, module, devices, options_of_xla)
     results = _results(type_.results, executable, devices)
     memory = served.memory.reserve([code_bytes(executable)])
     donated = ifrt.donated_operands(executable)

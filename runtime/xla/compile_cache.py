@@ -289,11 +289,14 @@ def _carry_out(
     return ready
 
 
-def load_one(module: bytes, devices: Sequence[jax.Device], options: Any) -> pjrt.LoadedExecutable:
+def load_one(
+    program: bytes, module: Any, devices: Sequence[jax.Device], options: Any
+) -> pjrt.LoadedExecutable:
     """Compiles a module with options of its own, or loads what an earlier process stored.
 
     Args:
-      module: StableHLO, as `pjrt.parse` reads it.
+      program: what the module was read from, by which its code is found again.
+      module: StableHLO, as `pjrt.parse` returns it.
       devices: the devices that the options assign.
       options: `CompileOptions`.
 
@@ -302,8 +305,8 @@ def load_one(module: bytes, devices: Sequence[jax.Device], options: Any) -> pjrt
     """
     store = code_store.from_environment()
     if store is None:
-        return pjrt.compile_anew(module, devices, options)
-    parts = [_FORMAT, pjrt.environment(devices), options.SerializeAsString(), module]
+        return pjrt.compile_module(module, devices, options)
+    parts = [_FORMAT, pjrt.environment(devices), options.SerializeAsString(), program]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()
     code = store.read(key)
     if code is not None:
@@ -311,7 +314,7 @@ def load_one(module: bytes, devices: Sequence[jax.Device], options: Any) -> pjrt
             return pjrt.deserialize(code, devices, options)
         except jax.errors.JaxRuntimeError:
             store.discard(key)
-    executable = pjrt.compile_anew(module, devices, options)
+    executable = pjrt.compile_module(module, devices, options)
     code = pjrt.serialize(executable)
     if code is not None:
         store.write(key, code)

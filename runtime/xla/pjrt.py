@@ -26,8 +26,8 @@ from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax._src.numpy import util as numpy_util
 from jaxlib import _jax, _profiler, lapack, xla_client
 
-from pathways.dialect import run_mlir_passes
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.dialect.syntax.stablehlo import parse_module
 from pathways.runtime.bundle.file import is_artifact
 
 Aval = Any
@@ -195,9 +195,12 @@ def compile_and_load(
 
 def compile_anew(module: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
     """Compiles MLIR bytecode for `devices`, past JAX's persistent compilation cache."""
-    return compiler.backend_compile_and_load(
-        devices[0].client, parse(module), device_list(devices), options, []
-    )
+    return compile_module(parse(module), devices, options)
+
+
+def compile_module(module: Any, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
+    """Compiles what `parse` has returned for `devices`, past JAX's persistent compilation cache."""
+    return compiler.backend_compile_and_load(devices[0].client, module, device_list(devices), options, [])
 
 
 def parse(module: bytes) -> Any:
@@ -207,36 +210,13 @@ def parse(module: bytes) -> Any:
       JaxRuntimeError: it is neither.
     """
     context = mlir.make_ir_context()
-    problems: list[str] = []
-
-    def collect(diagnostic: ir.Diagnostic) -> bool:
-        problems.append(_message_of(diagnostic))
-        return True
-
-    # In exceptions they would be turned to text where the process ends if they quote what is none.
-    context.emit_error_diagnostics = True
-    context.attach_diagnostic_handler(collect)
     try:
-        with context, ir.Location.unknown(context):
-            if is_artifact(module):
-                parsed = stablehlo.deserialize_portable_artifact(context, module)
-                # XLA reads the attributes of shardings, too, but takes them for those of a stale export.
-                run_mlir_passes("xla-sdy-round-trip-import-shardy-attrs", parsed)
-            else:
-                parsed = ir.Module.parse(module)
-    except (ir.MLIRError, ValueError) as error:
-        message = problems[0] if problems else str(error)
-        raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {message}") from None
+        parsed = parse_module(module, context, is_artifact=is_artifact(module))
+    except ValueError as error:
+        raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {error}") from None
     if "sym_name" not in parsed.operation.attributes:
         parsed.operation.attributes["sym_name"] = ir.StringAttr.get("main", context)
     return parsed
-
-
-def _message_of(diagnostic: ir.Diagnostic) -> str:
-    try:
-        return diagnostic.message
-    except (RuntimeError, UnicodeDecodeError):
-        return "a name is not UTF-8 text"
 
 
 def shared_library() -> Path:

@@ -7,8 +7,7 @@ A case is the session of a real client, recorded, in which some requests are cha
 repeated; case number n of a seed is always the same, for the same sources. Cases run in batches, each in a
 process of its own. A failure is a crash, an error of Python's that is no status, arrays that outlive their
 session, or too long a time outside of a program of the client. Of those of one cause the smallest case is
-made smaller and kept. The exit code is 1 when there is one. No failure is a crash in a session that had MLIR
-read changed bytecode, which it does not check: constants may be shorter than their types say.
+made smaller and kept. The exit code is 1 when there is one.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ class RequestCase:
 
     requests: Requests
     buffers: dict[int, bytes]
-    has_changed_bytecode: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +82,7 @@ class CaseVerdict:
     """What became of a case.
 
     Attributes:
-      kind: `ended`, `loops`, `unmade`, `bytecode`, or one of `FAILURES`.
+      kind: `ended`, `loops`, `unmade`, or one of `FAILURES`.
       cause: what failures of one cause have in common.
       statuses: how often replies had each status.
       mutated: how many mutated requests were sent.
@@ -137,7 +135,6 @@ class Mutated:
         self._seeds = seeds
         self._pool: Pool | None = None
         self._all: list[bytes] = []
-        self._programs: set[bytes] = set()
 
     def __call__(self, number: int) -> RequestCase:
         if self._pool is None:
@@ -146,23 +143,11 @@ class Mutated:
             self._all = [data for seed in self._seeds for data in seed.requests]
             for data in self._all:
                 self._pool.add(messages.parse("xla.ifrt.proxy.IfrtRequest", data))
-                self._programs |= _bytecode(data)
         chance = random.Random(f"{self._seed} {number}")
         seed = chance.choice(self._seeds)
         share = chance.choice((0.05, 0.2, 0.5))
         requests = mutate_stream(chance, seed.requests, self._all, self._pool, share)
-        changed = any(_bytecode(data) - self._programs for data, was_mutated in requests if was_mutated)
-        return RequestCase(requests, seed.buffers, changed)
-
-
-def _bytecode(data: bytes) -> set[bytes]:
-    """The program of a request, if it has one in MLIR's bytecode."""
-    try:
-        request = descriptors.messages().parse("xla.ifrt.proxy.IfrtRequest", data)
-    except ValueError:
-        return set()
-    program = request.compile_request.program.data
-    return {program} if program.startswith(b"ML\xefR") else set()
+        return RequestCase(requests, seed.buffers)
 
 
 def text_of(data: bytes) -> str | None:
@@ -249,8 +234,6 @@ def run_cases(
             yield number, verdict, _sent(ending, number) if verdict.kind in FAILURES else None
         if failed is not None:
             verdict, case = _judge_ending(ending), _sent(ending, failed)
-            if verdict.kind == "crash" and case is not None and case.has_changed_bytecode:
-                verdict = dataclasses.replace(verdict, kind="bytecode")
             yield failed, verdict, case if verdict.kind in FAILURES else None
 
 

@@ -87,6 +87,7 @@ class ProxyServer:
         self._listener.close()
         for connection in connections:
             connection.close()
+        self.served.reader.close()
         self.registry.stalls.close()
 
     def lose_slice(self, index: int) -> None:

@@ -692,7 +692,7 @@ def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         metadata = reply.loaded_executable_metadata_response
         assert list(metadata.donated_input_indices.donated_input_indices) == [0]
         replies.append(metadata.output_layouts_list)
-        monkeypatch.setattr(pjrt, "compile_anew", None)
+        monkeypatch.setattr(pjrt, "compile_module", None)
     assert replies[0] == replies[1]
 
 

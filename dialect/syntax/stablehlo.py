@@ -1,0 +1,49 @@
+"""StableHLO as clients and bundles hold it: text, bytecode, or a portable artifact."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect.operations.bindings import run_mlir_passes
+
+
+def parse_module(data: bytes, context: ir.Context, *, is_artifact: bool = False) -> ir.Module:
+    """Parses a module of any dialect that a context knows.
+
+    Args:
+      data: its text or its bytecode.
+      context: the context, of nobody else.
+      is_artifact: whether it is a portable artifact of StableHLO.
+
+    Raises:
+      ValueError: it is invalid; says the first problem that MLIR has found.
+    """
+    problems: list[str] = []
+
+    def collect(diagnostic: ir.Diagnostic) -> bool:
+        problems.append(_message_of(diagnostic))
+        return True
+
+    # In exceptions they would be turned to text where the process ends if they quote what is none.
+    context.emit_error_diagnostics = True
+    handler = context.attach_diagnostic_handler(collect)
+    try:
+        with context, ir.Location.unknown(context):
+            if not is_artifact:
+                return ir.Module.parse(data)
+            module = stablehlo.deserialize_portable_artifact(context, data)
+            # XLA reads the attributes of shardings, too, but takes them for those of a stale export.
+            run_mlir_passes("xla-sdy-round-trip-import-shardy-attrs", module)
+            return module
+    except (ir.MLIRError, ValueError) as error:
+        raise ValueError(problems[0] if problems else str(error)) from None
+    finally:
+        handler.detach()
+
+
+def _message_of(diagnostic: ir.Diagnostic) -> str:
+    try:
+        return diagnostic.message
+    except (RuntimeError, UnicodeDecodeError):
+        return "a name is not UTF-8 text"

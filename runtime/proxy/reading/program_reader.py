@@ -1,0 +1,165 @@
+"""Has programs of clients read in processes of their own, so that none can harm the server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from pathways.runtime.bundle.file import is_artifact
+from pathways.runtime.proxy.reading.read_process import (
+    ANSWER,
+    ARTIFACT,
+    IFRT,
+    MODULE,
+    REQUEST,
+    allowed_seconds,
+    allowed_wall_seconds,
+    receive,
+)
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
+
+_COMMAND = (sys.executable, "-P", "-m", "pathways.runtime.proxy.reading.read_process")
+
+_GRACE_S = 30.0
+"""How much longer the server waits than a program may take: the process has to start."""
+
+_MAX_IDLE = 2
+"""How many processes are kept for programs to come."""
+
+
+class ProgramReader:
+    """Processes that read programs: those of `read_process`, which starts with the first program.
+
+    Any number of threads may read at the same time; no program waits for another one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._starter: socket.socket | None = None
+        self._end: Callable[[], object] = lambda: None
+        self._idle: list[socket.socket] = []
+
+    def read_stablehlo(self, program: bytes) -> bytes:
+        """Returns a module of StableHLO as bytecode that MLIR has written.
+
+        Args:
+          program: the module of a client: text, bytecode, or a portable artifact.
+
+        Raises:
+          StatusError: it is invalid, or cannot be read.
+        """
+        kind = ARTIFACT if is_artifact(program) else MODULE
+        return self._read(kind, program, "the program is not StableHLO")
+
+    def read_ifrt(self, program: bytes) -> bytes:
+        """Returns a module in IFRT IR as bytecode that MLIR has written.
+
+        Args:
+          program: the module of a client: text or bytecode.
+
+        Raises:
+          StatusError: it is invalid, or cannot be read.
+        """
+        return self._read(IFRT, program, "no valid program in IFRT IR")
+
+    def close(self) -> None:
+        """Ends all processes; what they are reading is an error."""
+        with self._lock:
+            self._is_closed = True
+            self._end()
+
+    def _read(self, kind: bytes, program: bytes, problem: str) -> bytes:
+        is_valid, rest = self._answer(kind, program)
+        if not is_valid:
+            text = " ".join(rest.decode(errors="replace").split())
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"{problem}: {text[:300]}")
+        return rest
+
+    def _answer(self, kind: bytes, program: bytes) -> tuple[bool, bytes]:
+        """Returns what `answer_to` returns in a process."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        answer = self._ask(connection, kind, program) if connection is not None else None
+        if answer is None:
+            # The process may have been killed, or a program before this one has corrupted its memory.
+            answer = self._ask(self._start(), kind, program)
+        if answer is None:
+            raise _unreadable("the process that reads it crashed, or has too little memory")
+        return answer
+
+    def _ask(self, connection: socket.socket, kind: bytes, program: bytes) -> tuple[bool, bytes] | None:
+        """Returns the answer of a process that reads a program; None if it has ended without one.
+
+        Raises:
+          StatusError: it takes too long.
+        """
+        seconds = allowed_seconds(len(program))
+        began = time.monotonic()
+        connection.settimeout(allowed_wall_seconds(len(program)) + _GRACE_S)
+        try:
+            connection.sendall(REQUEST.pack(kind, len(program)))
+            connection.sendall(program)
+            is_valid, size = ANSWER.unpack(receive(connection, ANSWER.size))
+            answer = receive(connection, size)
+        except OSError:
+            connection.close()
+            if time.monotonic() - began < seconds:
+                return None
+            raise _unreadable(f"it takes longer than {seconds:.0f} seconds") from None
+        with self._lock:
+            if is_valid and not self._is_closed and len(self._idle) < _MAX_IDLE:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        return is_valid, answer
+
+    def _start(self) -> socket.socket:
+        """Returns a connection to a new process."""
+        connection, of_process = socket.socketpair()
+        try:
+            with of_process, self._lock:
+                self._hand_over(of_process)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _hand_over(self, of_process: socket.socket) -> None:
+        """Has a process forked that reads from a socket; starts what forks it if that does not run."""
+        if self._starter is not None:
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._starter, [b"."], [of_process.fileno()])
+                return
+            self._end()
+        if self._is_closed:
+            raise StatusError(StatusCode.CANCELLED, "the server is closed")
+        self._starter, of_starter = socket.socketpair()
+        with of_starter:
+            process = subprocess.Popen(
+                _COMMAND,
+                stdin=of_starter.fileno(),
+                stdout=subprocess.DEVNULL,
+                # Ctrl-C is for the server.
+                start_new_session=True,
+            )
+        self._end = weakref.finalize(self, _end, process, self._starter, self._idle)
+        socket.send_fds(self._starter, [b"."], [of_process.fileno()])
+
+
+def _end(process: subprocess.Popen[bytes], starter: socket.socket, idle: list[socket.socket]) -> None:
+    starter.close()
+    while idle:
+        idle.pop().close()
+    process.kill()
+    process.wait()
+
+
+def _unreadable(reason: str) -> StatusError:
+    return StatusError(StatusCode.INVALID_ARGUMENT, f"the program could not be read: {reason}")

@@ -1,0 +1,167 @@
+"""The process that reads programs for the server: MLIR's reader of bytecode does not check all that it reads.
+
+It has MLIR loaded, and forks processes that read one program after the other, each with limits of time and
+memory. What they have read they print as text and parse again, which checks everything: constants have as
+many bytes as their types say, and so on. The server gets bytecode of the result, so that it reads only what
+MLIR has written.
+
+The server sends one end of a pair of sockets for each process that it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.operations.bindings import load_ifrt, make_context
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.dialect.syntax.stablehlo import parse_module
+from pathways.runtime.bundle.limits import end_with, memory_of_at_most
+
+MODULE, ARTIFACT, IFRT = b"m", b"a", b"i"
+"""What a program is: StableHLO as text or bytecode, a portable artifact of it, or IFRT IR."""
+
+REQUEST = struct.Struct(">cQ")
+"""Begins a request: what the program is, and its size. The program follows."""
+
+ANSWER = struct.Struct(">?Q")
+"""Begins an answer: whether the program is valid, and a size. Its bytecode follows, or what is wrong with it.
+
+A process that has read an invalid program ends: its memory may be corrupt.
+"""
+
+
+def allowed_seconds(size: int) -> float:
+    """Returns how long reading a program of so many bytes may compute; a megabyte takes about a second."""
+    return 10 + size / 1e5
+
+
+def allowed_wall_seconds(size: int) -> float:
+    """Returns how long it may take by the clock: other processes compute, too."""
+    return 6 * allowed_seconds(size)
+
+
+def allowed_bytes(size: int) -> int:
+    """Returns how much memory reading a program of so many bytes may take; the process itself has 0.4 GiB."""
+    return (2 << 30) + 64 * size
+
+
+def max_text_bytes(size: int) -> int:
+    """Returns how long the text of a program of so many bytes may be: that of a type may have any length."""
+    return (64 << 20) + 64 * size
+
+
+class ProgramContexts:
+    """Contexts of MLIR, each for one module, so that nothing of it is left."""
+
+    def __init__(self) -> None:
+        self._ready: list[ir.Context] = []
+
+    def prepare(self) -> None:
+        """Makes the contexts of the next program: that takes longer than to read most."""
+        self._ready = [make_context(), make_context()]
+
+    def next(self, kind: bytes) -> ir.Context:
+        """Returns a context for a module of a kind of program."""
+        context = self._ready.pop() if self._ready else make_context()
+        if kind == IFRT:
+            load_ifrt(context)
+        else:
+            context.allow_unregistered_dialects = False
+        return context
+
+
+def answer_to(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[bool, bytes]:
+    """Reads a program.
+
+    Args:
+      kind: what it is.
+      data: the program of a client.
+      contexts: contexts to read it in.
+
+    Returns:
+      whether it is valid, and it as bytecode that MLIR has written, or what is wrong with it.
+    """
+    try:
+        module = parse_module(data, contexts.next(kind), is_artifact=kind == ARTIFACT)
+        text = module.operation.get_asm(binary=True, enable_debug_info=True, print_generic_op_form=True)
+        if len(text) > max_text_bytes(len(data)):
+            return False, b"its text has %d MiB" % (len(text) >> 20)
+        return True, bytecode_of(parse_module(text, contexts.next(kind)))
+    except ValueError as error:
+        return False, str(error).encode(errors="replace")
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Returns so many bytes of a stream.
+
+    Raises:
+      OSError: it ends before.
+    """
+    received = bytearray(size)
+    view = memoryview(received)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise ConnectionResetError
+        view = view[count:]
+    return bytes(received)
+
+
+def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:
+    """Reads programs until one is invalid.
+
+    Raises:
+      OSError: the server needs the process no more.
+    """
+    is_valid = True
+    while is_valid:
+        contexts.prepare()
+        kind, size = REQUEST.unpack(receive(connection, REQUEST.size))
+        data = receive(connection, size)
+        # Their signals end the process.
+        signal.setitimer(signal.ITIMER_PROF, allowed_seconds(size))
+        signal.setitimer(signal.ITIMER_REAL, allowed_wall_seconds(size))
+        with memory_of_at_most(allowed_bytes(size)):
+            is_valid, answer = answer_to(kind, data, contexts)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        connection.sendall(ANSWER.pack(is_valid, len(answer)))
+        connection.sendall(answer)
+
+
+def main() -> int:
+    """Forks processes that read programs, until the server ends."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Those that have ended are not waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    parent = os.getpid()
+    contexts = ProgramContexts()
+    contexts.prepare()
+    gc.freeze()
+    with socket.socket(fileno=0) as server:
+        while True:
+            _, descriptors, _, _ = socket.recv_fds(server, 1, 1)
+            if not descriptors:
+                return 0
+            if os.fork() == 0:
+                break
+            os.close(descriptors[0])
+    end_with(parent)
+    # What MLIR says when it crashes is for nobody.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with socket.socket(fileno=descriptors[0]) as connection, contextlib.suppress(OSError):
+        _read_all(connection, contexts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
