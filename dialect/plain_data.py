@@ -167,6 +167,8 @@ def _expected(kind: Any, mismatch: str) -> str:
     said = [meta.description for meta in metas if isinstance(meta, msgspec.Meta) and meta.description]
     bare = _bare(kind)
     words = "an object" if _is_record(bare) else _EXPECTED.get(typing.get_origin(bare) or bare)
+    if typing.get_origin(bare) is typing.Literal:
+        words = f"one of {', '.join(map(repr, typing.get_args(bare)))}"
     expected = said[-1] if said else words
     return f"expected {expected}" if expected else mismatch
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Unpack
+from typing import Never
 
 from pathways.runtime.hosts.attached.attaching import Attachment, attachment_of
 from pathways.runtime.hosts.attached.attaching import attach as attach_to
@@ -16,7 +16,7 @@ from pathways.runtime.hosts.cluster.controller import Controller
 from pathways.runtime.hosts.controller.own_controller import OwnController
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.choosing import doing, settings_of
-from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, with_former
+from pathways.runtime.hosts.launch.options import HostOptions, keyword_error
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, recording, stalls
 from pathways.runtime.resources.cluster import Cluster
@@ -53,7 +53,7 @@ def connect(
     attach: str | None = None,
     client: str | None = None,
     token: str | os.PathLike[str] | None = None,
-    **former: Unpack[FormerKeywords],
+    **unknown: Never,
 ) -> Cluster:
     """Chooses the devices that programs use, and returns them.
 
@@ -99,9 +99,10 @@ def connect(
       client: what the service calls this process; by default the name of the user and the number of the
         process. Only one client has a name at a time; its share may be set in the file of the cluster.
       token: the path of a copy of the token of the cluster; by default that in its folder on this machine.
-      former: fields of `options`, which may still be given as keywords; that is deprecated.
+      unknown: nothing else is accepted.
 
     Raises:
+      TypeError: there is no such keyword, or `options` are something else.
       ValueError: a number below one, islands that would not be equal, or settings of this process together
         with hosts.
       RuntimeError: fewer CPU devices than asked for, and JAX has already started; or slices are bound to
@@ -109,17 +110,21 @@ def connect(
       ResourceError: JAX has no devices of the platform here, or of the one that JAX_PLATFORMS names.
       HostError: a worker does not start.
     """
+    for name in unknown:
+        raise keyword_error(name, unknown[name], inspect.signature(connect).parameters)
+    if not isinstance(options, HostOptions | None):
+        raise TypeError(f"options={options!r}: expected pathways.HostOptions(...)")
     with _lock:
         if attach is not None:
             # All that may be asked for is in the file of the cluster.
             others = (launcher, hosts, islands, address, bind, start, python, secret_file)
             here = (cpu_devices, platform, device_memory, options)
-            if any(each is not None for each in (*others, *here)) or former or devices_per_host != 1:
+            if any(each is not None for each in (*others, *here)) or devices_per_host != 1:
                 raise ValueError("connect: with attach= only client= and token= can be given")
             return _connect(attachment_of(attach, client, token))
         if client is not None or token is not None:
             raise ValueError("connect: client= and token= need attach=")
-        options = with_former(options, former, inspect.signature(connect).parameters)
+        options = options or HostOptions()
         is_here = launcher is None and hosts is None and address is None
         if is_here and (islands is None or isinstance(islands, int)):
             found = devices.connect(

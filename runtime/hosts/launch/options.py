@@ -1,12 +1,15 @@
 """How workers are watched and where they listen: what a user may set and seldom has to."""
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: msgspec would look for the names of fields in `pathways`.
 
-import dataclasses
 import difflib
-import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, Self
+
+import msgspec
+from msgspec import Meta
+
+from pathways.dialect.plain_data import PlainDataError, check_fields, read_record
 
 AUTO: Final = "auto"
 
@@ -15,9 +18,13 @@ MOST_AHEAD = 256
 
 _MOST = 1e12
 
+Steps = Annotated[int, Meta(ge=1)]
+Deadline = Annotated[float, Meta(gt=0, lt=_MOST, description="seconds, or None for never")]
+Seconds = Annotated[float, Meta(ge=0, lt=_MOST, description="seconds, 0 for none")]
+Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HostOptions:
+
+class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `pathways.connect` for workers on hosts. All times are in seconds.
 
         pw.connect(hosts=["a", "b"], bind="10.0.0.5", options=pw.HostOptions(heartbeat=5, ahead=8))
@@ -48,98 +55,47 @@ class HostOptions:
 
     __module__ = "pathways"
 
-    ahead: int | Literal["auto"] = AUTO
-    heartbeat: float = 10.0
-    grace: float = 20.0
-    stall_report: float | None = 60.0
-    step_deadline: float | None = None
-    restart_seconds: float = 300.0
-    ports: tuple[int, int] | None = None
-    advertise: str | None = None
+    ahead: Annotated[
+        Steps | Literal["auto"], Meta(description="a number of steps of at least 1, or 'auto'")
+    ] = AUTO
+    heartbeat: Annotated[float, Meta(ge=1, lt=_MOST, description="at least one second")] = 10.0
+    grace: Seconds = 20.0
+    stall_report: Deadline | None = 60.0
+    step_deadline: Deadline | None = None
+    restart_seconds: Seconds = 300.0
+    ports: Annotated[tuple[Port, Port], Meta(description="a first and a last port")] | None = None
+    advertise: Annotated[str, Meta(min_length=1, description="an address")] | None = None
 
     def __post_init__(self) -> None:
-        if self.ahead != AUTO:
-            if isinstance(self.ahead, str):
-                raise ValueError(f"ahead={self.ahead!r}: expected a number of steps, or 'auto'")
-            check_count("ahead", self.ahead)
-        for name in ("stall_report", "step_deadline"):
-            seconds = getattr(self, name)
-            if seconds is not None and not (_is_number(seconds) and seconds > 0):
-                raise ValueError(f"{name}={seconds!r}: expected seconds, or None for never")
-        if not (_is_number(self.heartbeat) and self.heartbeat >= 1):
-            raise ValueError(f"heartbeat={self.heartbeat!r}: expected at least one second")
-        for name in ("grace", "restart_seconds"):
-            seconds = getattr(self, name)
-            if not (_is_number(seconds) and seconds >= 0):
-                raise ValueError(f"{name}={seconds!r}: expected seconds, 0 for none")
+        check_fields(self)
         if self.ports is not None:
-            object.__setattr__(self, "ports", _port_range(self.ports))
-        if self.advertise is not None and not (isinstance(self.advertise, str) and self.advertise):
-            raise ValueError(f"advertise={self.advertise!r}: expected an address")
+            first, last = self.ports
+            if first > last:
+                raise ValueError(f"ports={self.ports!r}: expected a first and a last port")
+            # A caller may give a list.
+            msgspec.structs.force_setattr(self, "ports", (first, last))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> HostOptions:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Options as a file has them, such as a table of TOML: what is not there keeps its default.
 
         Raises:
           ValueError: there is no such option, or it cannot have this value; the message names the key.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in names:
-                near = difflib.get_close_matches(str(key), names, 1)
-                hint = f"; did you mean {near[0]}?" if near else f"; expected some of {', '.join(names)}"
-                raise ValueError(f"{key}: there is no such host option{hint}")
-        return cls(**values)
+        try:
+            return read_record(dict(values), cls)
+        except PlainDataError as error:
+            raise ValueError(str(error)) from None
 
 
-class FormerKeywords(TypedDict, total=False):
-    """The keywords of `pathways.connect` that are options now."""
-
-    ahead: int | Literal["auto"]
-    heartbeat: float
-    grace: float
-    stall_report: float | None
-    step_deadline: float | None
-    ports: tuple[int, int] | None
-    advertise: str | None
-
-
-def with_former(
-    options: HostOptions | None, former: Mapping[str, Any], others: Iterable[str] = ()
-) -> HostOptions:
-    """The options of a caller who may still give them as keywords, of which one is warned.
-
-    Args:
-      options: the options.
-      former: the keywords.
-      others: all other keywords that may be given.
-
-    Raises:
-      TypeError: there is no such keyword, there are options as well, or they are something else.
-    """
-    for name, value in former.items():
-        if name not in FormerKeywords.__annotations__:
-            text = f"connect() got an unexpected keyword argument {name!r}"
-            if near := difflib.get_close_matches(name, others, 1):
-                text += f"; did you mean {near[0]}={value!r}?"
-            elif name in HostOptions.__dataclass_fields__:
-                text += f"; pass options=pathways.HostOptions({name}={value!r})"
-            raise TypeError(text)
-    if not isinstance(options, HostOptions | None):
-        raise TypeError(f"options={options!r}: expected pathways.HostOptions(...)")
-    if not former:
-        return options or HostOptions()
-    said = ", ".join(f"{name}=" for name in former)
-    if options is not None:
-        raise TypeError(f"connect: {said} beside options=: expected in options=pathways.HostOptions(...)")
-    new = ", ".join(f"{name}={value!r}" for name, value in former.items())
-    warnings.warn(
-        f"connect: {said} is deprecated as a keyword: pass options=pathways.HostOptions({new})",
-        DeprecationWarning,
-        stacklevel=4,
-    )
-    return HostOptions(**former)
+def keyword_error(name: str, value: object, known: Iterable[str]) -> TypeError:
+    """Returns the error of a call of `connect` with a keyword that it does not have."""
+    text = f"connect() got an unexpected keyword argument {name!r}"
+    if near := difflib.get_close_matches(name, known, 1):
+        text += f"; did you mean {near[0]}={value!r}?"
+    elif name in HostOptions.__struct_fields__:
+        text += f"; pass options=pathways.HostOptions({name}={value!r})"
+    return TypeError(text)
 
 
 def check_count(name: str, number: object) -> None:
@@ -150,15 +106,3 @@ def check_count(name: str, number: object) -> None:
     """
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ValueError(f"{name}={number!r}: expected at least 1")
-
-
-def _is_number(value: object) -> bool:
-    # Some whole numbers have no float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and -_MOST < value < _MOST
-
-
-def _port_range(ports: object) -> tuple[int, int]:
-    match ports:
-        case (int(first), int(last)) if 0 < first <= last < 1 << 16:
-            return first, last
-    raise ValueError(f"ports={ports!r}: expected a first and a last port")
