@@ -23,12 +23,12 @@ from _idle import load_idle
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.controller.own_controller import OwnController
 from pathways.runtime.hosts.controller.starting import Starter
-from pathways.runtime.hosts.launch.launching import WorkerConfig
 from pathways.runtime.hosts.launch.listening import connect_to
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.doors import call
 from pathways.runtime.hosts.protocol.frames import decode_for_worker
+from pathways.runtime.hosts.protocol.joining import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     Coordinator,

@@ -26,7 +26,7 @@ from pathways import HostError, HostLostError
 from pathways.runtime.control.events import Drained
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.launch.children import Child
-from pathways.runtime.hosts.launch.launching import WorkerConfig
+from pathways.runtime.hosts.protocol.joining import WorkerConfig
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 

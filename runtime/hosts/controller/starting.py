@@ -19,12 +19,13 @@ from pathways.runtime.hosts.launch.choosing import launcher_of
 from pathways.runtime.hosts.launch.descriptors import make_room
 from pathways.runtime.hosts.launch.endings import Endings, end_all
 from pathways.runtime.hosts.launch.joining import JoinLauncher
-from pathways.runtime.hosts.launch.launching import Launcher, WorkerConfig, WorkerProcess
+from pathways.runtime.hosts.launch.launching import Launcher, WorkerProcess
 from pathways.runtime.hosts.launch.listening import Address, controller_socket
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.doors import Door
 from pathways.runtime.hosts.protocol.frames import decode_for_controller
 from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol.joining import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     Coordinator,

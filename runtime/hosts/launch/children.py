@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import os
 import signal
@@ -15,11 +14,14 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
+import msgspec
+
 from pathways.runtime.control.errors import HostStartError
 from pathways.runtime.hosts.launch.commands import StartCommand, worker_command
 from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.launch.endings import end_all
-from pathways.runtime.hosts.launch.launching import LINES, WorkerConfig
+from pathways.runtime.hosts.launch.launching import LINES
+from pathways.runtime.hosts.protocol.joining import WorkerConfig
 from pathways.runtime.resources.threads import start_thread
 
 _PR_SET_PDEATHSIG = 1
@@ -132,7 +134,7 @@ class Spawner:
             for config in configs:
                 if config.cores is not None:
                     first = self._cores.take(config.machine or "", config.host, config.cores)
-                    config = dataclasses.replace(config, first_core=first)
+                    config = msgspec.structs.replace(config, first_core=first)
                 started.append(Child(config, self._start))
         except BaseException:
             end_all(started, _END_SECONDS)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import secrets
 import signal
@@ -20,10 +19,11 @@ import sys
 import time
 from typing import Any
 
+import msgspec
+
 from pathways.runtime.control.errors import HostStartError
 from pathways.runtime.hosts.launch.children import Child
 from pathways.runtime.hosts.launch.joining import secret_of
-from pathways.runtime.hosts.launch.launching import WorkerConfig
 from pathways.runtime.hosts.launch.listening import connect_to
 from pathways.runtime.hosts.protocol.doors import call
 from pathways.runtime.hosts.protocol.joining import (
@@ -116,7 +116,7 @@ class Joined:
                 time.sleep(_AGAIN_SECONDS)
 
     def _start(self, connection: Connection[Any], message: StartWorker) -> None:
-        config = dataclasses.replace(WorkerConfig.from_json(message.config), secret=self._secret.hex())
+        config = msgspec.structs.replace(message.config, secret=self._secret.hex())
         connection.keep_alive(config.heartbeat)
         # The next worker here is to take the place of this one.
         self._host = config.host

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pathways.runtime.control.errors import HostStartError
-from pathways.runtime.hosts.launch.launching import WorkerConfig
 from pathways.runtime.hosts.launch.settings import Endpoints
 from pathways.runtime.hosts.protocol.doors import Door
 from pathways.runtime.hosts.protocol.handshake import Keeper
@@ -27,6 +28,7 @@ from pathways.runtime.hosts.protocol.joining import (
     Dismissed,
     KillWorker,
     StartWorker,
+    WorkerConfig,
     WorkerEnded,
     WorkerStarted,
     decode_from_joined,
@@ -193,7 +195,7 @@ class JoinLauncher:
         try:
             connection.keep_alive(config.heartbeat)
             connection.limit(_PATIENCE)
-            connection.send(StartWorker(dataclasses.replace(config, secret="").to_json()))
+            connection.send(StartWorker(msgspec.structs.replace(config, secret="")))
             answer = connection.receive()
             connection.limit(None)
         except (ConnectionEnded, MessageError):

@@ -8,7 +8,6 @@ a worker has the process for itself, and one that is stopped can be ended, which
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import threading
@@ -16,10 +15,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from pathways.runtime.control.errors import HostStartError
 from pathways.runtime.hosts.launch.children import Child
 from pathways.runtime.hosts.launch.cores import CoreShares
-from pathways.runtime.hosts.launch.launching import WorkerConfig
+from pathways.runtime.hosts.protocol.joining import WorkerConfig
 
 _PATIENCE = 2.0
 """Seconds that an actor may take to answer, besides what it was asked to wait."""
@@ -216,7 +217,7 @@ class RayLauncher:
         if config.cores is None:
             return config
         first = self._cores.take(machine, config.host, config.cores)
-        return dataclasses.replace(config, first_core=first)
+        return msgspec.structs.replace(config, first_core=first)
 
     def _group(self, configs: Sequence[WorkerConfig], seconds: float) -> Any:
         """The places of an island: all of them or none."""

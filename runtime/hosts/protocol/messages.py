@@ -14,7 +14,7 @@ import msgspec
 
 from pathways.runtime.control.reports import HostReport
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")

@@ -34,11 +34,11 @@ from pathways.dialect import make_context
 from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.launch.cores import pin
-from pathways.runtime.hosts.launch.launching import WorkerConfig
 from pathways.runtime.hosts.launch.listening import connect_to, own_address, server_socket
 from pathways.runtime.hosts.launch.ready import FOLDER, Mark
 from pathways.runtime.hosts.protocol.doors import call
 from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
+from pathways.runtime.hosts.protocol.joining import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     CLIENT_BITS,
