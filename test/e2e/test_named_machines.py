@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from check import assert_close
+from fake_scontrol import write_scontrol
 from jax.sharding import PartitionSpec as P
 from on_hosts import refused
 
@@ -147,7 +148,7 @@ def test_named_machines_end_a_worker_with_its_standard_input(ssh: str):
 
 
 def test_slurm_starts_workers_on_its_nodes(tmp_path: Path, monkeypatch):
-    """A script stands in for srun, and finds the options that it is to find."""
+    """Scripts stand in for srun and scontrol; the first finds the options that it is to find."""
     srun = tmp_path / "srun"
     srun.write_text(f"""#!/bin/sh
 echo "$*" >> {tmp_path}/log
@@ -156,7 +157,7 @@ shift 5; exec "$@"
 """)
     srun.chmod(0o755)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[08-09]")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_scontrol(tmp_path, monkeypatch, {"n[08-09]": ["n08", "n09"]})
     cluster = pw.connect("slurm", bind="127.0.0.1", devices_per_host=2)
     assert [len(island.devices) for island in cluster.islands] == [2, 2]
     assert pw.connect("slurm", bind="127.0.0.1", devices_per_host=2) is cluster

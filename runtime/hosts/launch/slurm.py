@@ -3,55 +3,51 @@
 from __future__ import annotations
 
 import itertools
-import re
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from pathways.runtime.hosts.launch.settings import Island
 
 SLURM_START = "srun --overlap -w {host} -N1 -n1 {command}"
 
-_MOST = 1 << 16
-_WORD = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_SCONTROL_TIMEOUT_S = 60.0
 
 
 def nodes_of(environment: Mapping[str, str]) -> list[str]:
     """The nodes of the allocation that this process runs in.
 
     Raises:
-      ValueError: it runs in none.
+      ValueError: it runs in none, or `scontrol` cannot expand the list of its nodes.
     """
     for variable in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if environment.get(variable):
-            return expanded(environment[variable], variable)
+            return _expanded(environment[variable], variable)
     raise ValueError(
         "connect('slurm'): SLURM_JOB_NODELIST is not set; expected to run in an allocation of Slurm"
     )
 
 
-def expanded(nodes: str, variable: str = "nodes") -> list[str]:
-    """The names that a list of Slurm stands for, as `scontrol show hostnames` prints them.
-
-    Args:
-      nodes: the list, as in `a[01-03,7],b`.
-      variable: where it is from, for messages.
-
-    Raises:
-      ValueError: it is no such list.
-    """
-    names: list[str] = []
-    words = _WORD.findall(nodes)
-    if ",".join(words) != nodes:
-        raise ValueError(f"{variable}={nodes!r}: expected names of nodes, as in a[01-03,7],b")
-    for word in words:
-        # Names and what is in brackets, in turn.
-        pieces = re.split(r"\[([^\[\]]*)\]", word)
-        choices = [_numbers(piece, variable) if n % 2 else [piece] for n, piece in enumerate(pieces)]
-        for choice in itertools.product(*choices):
-            names.append("".join(choice))
-            if len(names) > _MOST:
-                raise ValueError(f"{variable}={nodes!r}: more than {_MOST} nodes")
+def _expanded(nodes: str, variable: str) -> list[str]:
+    """The names that a list of Slurm stands for, such as `a[01-03,7],b`."""
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SCONTROL_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        raise ValueError(
+            f"connect('slurm'): {variable}={nodes!r}: scontrol is not on PATH, which expands lists of nodes; "
+            "install the commands of Slurm, or name the machines with hosts="
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(
+            f"connect('slurm'): {variable}={nodes!r}: {' '.join(command)} failed: {error}"
+        ) from None
+    names = done.stdout.split()
+    if done.returncode or not names:
+        why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise ValueError(f"connect('slurm'): {variable}={nodes!r}: scontrol cannot expand it: {why}")
     return names
 
 
@@ -105,17 +101,3 @@ def _placed(islands: Sequence[Island], nodes: Sequence[str]) -> Iterator[Island]
             asked = sum(len(other.machines) for other in islands)
             raise ValueError(f"islands=: {asked} hosts, but this allocation has {len(nodes)} nodes")
         yield Island(machines, island.devices_per_host, island.cores)
-
-
-def _numbers(text: str, variable: str) -> list[str]:
-    """The numbers of `01-03,7`, as wide as they are written."""
-    found: list[str] = []
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise ValueError(f"{variable}: expected numbers in [{text}], as in [01-03,7]")
-        first, last = match[1], match[2] or match[1]
-        if not 0 <= int(last) - int(first) < _MOST:
-            raise ValueError(f"{variable}: expected numbers in [{text}], as in [01-03,7]")
-        found += [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
-    return found

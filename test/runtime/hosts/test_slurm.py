@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from fake_scontrol import write_scontrol
 
 import pathways as pw
-from pathways.runtime.hosts.launch.slurm import expanded, islands_on, nodes_of, own_address
+from pathways.runtime.hosts.launch.slurm import islands_on, nodes_of, own_address
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("a", ["a"]),
-        ("a,b.lan", ["a", "b.lan"]),
-        ("n[1-3]", ["n1", "n2", "n3"]),
-        ("gpu-[08-11,7],login", ["gpu-08", "gpu-09", "gpu-10", "gpu-11", "gpu-7", "login"]),
-        ("r[1-2]n[0,2]x", ["r1n0x", "r1n2x", "r2n0x", "r2n2x"]),
-    ],
-)
-def test_slurm_expands_lists_of_nodes(text: str, names: list[str]):
-    assert expanded(text) == names
+@pytest.mark.process
+@pytest.mark.quick
+def test_slurm_has_scontrol_expand_lists_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_scontrol(tmp_path, monkeypatch, {"gpu-[08-09],login": ["gpu-08", "gpu-09", "login"], "a": ["a"]})
+    assert nodes_of({"SLURM_JOB_NODELIST": "gpu-[08-09],login"}) == ["gpu-08", "gpu-09", "login"]
+    assert nodes_of({"SLURM_NODELIST": "a"}) == ["a"]
+    assert (tmp_path / "arguments").read_text() == "show hostnames a\n"
+    with pytest.raises(
+        ValueError, match=r"SLURM_JOB_NODELIST='n\[1-': scontrol cannot expand it: Invalid hostlist: n\[1-$"
+    ):
+        nodes_of({"SLURM_JOB_NODELIST": "n[1-"})
 
 
-@pytest.mark.parametrize(
-    "text", ["n[1-", "n]", "n[a]", "n[3-1]", "n[]", "n[1-99999999]", ",", "n[1-9999][1-9999]"]
-)
-def test_slurm_refuses_other_lists(text: str):
-    with pytest.raises(ValueError, match=r"^SLURM_JOB_NODELIST"):
-        nodes_of({"SLURM_JOB_NODELIST": text})
+@pytest.mark.process
+@pytest.mark.quick
+def test_slurm_says_that_scontrol_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"^connect\('slurm'\): SLURM_JOB_NODELIST='a': scontrol is not on PATH, .*hosts=$"
+    ):
+        nodes_of({"SLURM_JOB_NODELIST": "a"})
 
 
 def test_slurm_gives_islands_nodes_in_order():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pages
 import pytest
+from fake_scontrol import write_scontrol
 
 from pathways.runtime.hosts.launch.commands import StartCommand
 from pathways.runtime.hosts.launch.options import HostOptions
@@ -80,6 +81,8 @@ def test_configuration_reads_islands(write, text, islands):
     assert read(write(text)).settings.islands == tuple(islands)
 
 
+@pytest.mark.process
+@pytest.mark.quick
 def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
     assert read(write("launcher = 'ray'\naddress = 'auto'\n[[islands]]")).settings == Settings(
         (Island(),), bind="127.0.0.1", launcher="ray", address="auto"
@@ -88,6 +91,7 @@ def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
         write("launcher = 'join'\nsecret_file = 's'\nbind = '10.0.0.5'\nports = [7000, 7009]\nhosts = 3")
     )
     assert joined.settings.secret_file == str(tmp_path / "s")
+    write_scontrol(tmp_path, monkeypatch, {"n[1-2]": ["n1", "n2"]})
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     slurm = read(write("launcher = 'slurm'\nbind = '10.0.0.5'"))
     assert [island.hosts for island in slurm.settings.islands] == [("n1",), ("n2",)]
