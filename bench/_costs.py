@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pathways.runtime.simulate.cluster.costs import CostsError, read_costs
+from _simulated.costs import CostsError, read_costs
 
 HELP = "also write the figures to this file, beside those of other benches"
 CHECKED_IN = Path(__file__).with_name("costs.json")

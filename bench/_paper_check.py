@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from _paper_inputs import Inputs, microseconds, milliseconds
 from _paper_measured import LATE, LONG, ClientCase, Cores, MeasuredClients, MeasuredHosts
 from _paper_page import Entry, Table
+from _simulated.costs import ControlCosts
+from _simulated.figures import Usage, smallest_hidden, used_alone, used_together
+from _simulated.fleet import FleetShape
+from _simulated.service import ClientModel
 
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
-from pathways.runtime.simulate.cluster.costs import ControlCosts
-from pathways.runtime.simulate.cluster.figures import Usage, smallest_hidden, used_alone, used_together
-from pathways.runtime.simulate.cluster.fleet import FleetShape
-from pathways.runtime.simulate.cluster.service import ClientModel
 
 CLOSE = 0.15
 """By which part the simulator may be off."""

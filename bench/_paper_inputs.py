@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pathways.runtime.simulate.cluster.costs import ControlCosts, CostsFile
+from _simulated.costs import ControlCosts, CostsFile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from _paper_inputs import milliseconds
 from _served import ServedIslands, ServedSteps
+from _simulated.figures import HIDDEN
+from _simulated.service import shares
 from _timers import Measured, TimedCluster
-
-from pathways.runtime.simulate.cluster.figures import HIDDEN
-from pathways.runtime.simulate.cluster.service import shares
 
 COUNTS = (2, 4, 8)
 CLIENTS = (1, 2, 4, 8)

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 import _costs
 from _costs import Cost
 from _served import ServedIslands, ServedSteps, load
+from _simulated.service import shares
 from hosts import Hosts, Idle, clocked, in_turn, typical
 from simulated_sharing import DeviceTimers
 
 from pathways.runtime.resources.service_status import ServiceStatus
-from pathways.runtime.simulate.cluster.service import shares
 
 ISLANDS = 4
 ROUNDS = 5

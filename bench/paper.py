@@ -2,7 +2,7 @@
 
   python bench/paper.py [--costs FILE] [--what-if CHANGES] [--page FILE] [--no-measure]
 
-What is simulated are hosts, devices and networks (`runtime/simulate/cluster`) under the cores that control
+What is simulated are hosts, devices and networks (`bench/_simulated`) under the cores that control
 real ones, with costs that `bench/clients.py`, `bench/hosts.py` and `bench/network.py` have measured: `--json
 FILE` of each writes them to a file. Programs are replayed as by `pw-sim`. What is measured are controllers of
 hosts whose devices are timers. `--what-if per_host=7.5us,net=2x` simulates with other costs; the last table,
@@ -44,10 +44,8 @@ from _paper_measured import (
 )
 from _paper_page import Entry, Plot, Series, Table, page_of, text_of
 from _ratios import measure as measure_ratio
-
-from pathways.runtime.local.devices import connect
-from pathways.runtime.simulate.cluster.costs import ControlCosts, CostsError, read_costs
-from pathways.runtime.simulate.cluster.figures import (
+from _simulated.costs import ControlCosts, CostsError, read_costs
+from _simulated.figures import (
     HIDDEN,
     Usage,
     smallest_hidden,
@@ -55,8 +53,10 @@ from pathways.runtime.simulate.cluster.figures import (
     used_alone,
     used_together,
 )
-from pathways.runtime.simulate.cluster.fleet import FleetShape
-from pathways.runtime.simulate.cluster.service import ClientModel
+from _simulated.fleet import FleetShape
+from _simulated.service import ClientModel
+
+from pathways.runtime.local.devices import connect
 
 TITLE = "Pathways: the paper, measured and simulated"
 LINKED = 0.03

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from pathways.runtime.simulate.cluster.costs import read_costs
-from pathways.runtime.simulate.cluster.figures import Usage, smallest_hidden, used_together
-from pathways.runtime.simulate.cluster.fleet import FleetShape
-from pathways.runtime.simulate.cluster.service import ClientModel
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+from _simulated.costs import read_costs
+from _simulated.figures import Usage, smallest_hidden, used_together
+from _simulated.fleet import FleetShape
+from _simulated.service import ClientModel
 
 BENCHES = sorted((Path(__file__).parents[1] / "bench").glob("[!_]*.py"))
 

@@ -41,7 +41,6 @@ ROOMS = (
     "runtime.control.sharing",
     "runtime.control",
     "runtime.simulate",
-    "runtime.simulate.cluster",
     "runtime.xla",
     "runtime.local",
     "runtime.proxy.wire",

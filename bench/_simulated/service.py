@@ -7,6 +7,10 @@ import functools
 import itertools
 from collections.abc import Sequence
 
+from _simulated.control import Control
+from _simulated.costs import ControlCosts
+from _simulated.fleet import FleetShape, FleetStep
+from _simulated.processor import Processor
 from pathways.runtime.control.sharing.items import (
     ClientJoined,
     Issue,
@@ -17,10 +21,6 @@ from pathways.runtime.control.sharing.items import (
     WorkAsked,
 )
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED, Scheduler
-from pathways.runtime.simulate.cluster.control import Control
-from pathways.runtime.simulate.cluster.costs import ControlCosts
-from pathways.runtime.simulate.cluster.fleet import FleetShape, FleetStep
-from pathways.runtime.simulate.cluster.processor import Processor
 from pathways.runtime.simulate.events import SimulatedTime
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways.runtime.simulate.cluster.costs import ControlCosts, CostsError, read_costs
-from pathways.runtime.simulate.cluster.figures import (
+from pathways.runtime.simulate.events import SimulatedTime
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+from _simulated.costs import ControlCosts, CostsError, read_costs
+from _simulated.figures import (
     HIDDEN,
     longest,
     smallest_hidden,
@@ -17,10 +23,9 @@ from pathways.runtime.simulate.cluster.figures import (
     used_alone,
     used_together,
 )
-from pathways.runtime.simulate.cluster.fleet import FleetShape
-from pathways.runtime.simulate.cluster.processor import Processor
-from pathways.runtime.simulate.cluster.service import ClientModel, ServiceModel
-from pathways.runtime.simulate.events import SimulatedTime
+from _simulated.fleet import FleetShape
+from _simulated.processor import Processor
+from _simulated.service import ClientModel, ServiceModel
 
 COSTS = ControlCosts(30e-6, 15e-6, per_worker=60e-6, per_client=60e-6, per_handed_on=15e-6, net=25e-6)
 

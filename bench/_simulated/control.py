@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from _simulated.costs import ControlCosts
+from _simulated.fleet import Fleet, FleetShape, FleetStep
+from _simulated.processor import Job, Processor
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.step import Step
-from pathways.runtime.simulate.cluster.costs import ControlCosts
-from pathways.runtime.simulate.cluster.fleet import Fleet, FleetShape, FleetStep
-from pathways.runtime.simulate.cluster.processor import Job, Processor
 from pathways.runtime.simulate.events import SimulatedTime
 
 PartEnd = Callable[[FleetStep, int, bool, float], float]

@@ -7,8 +7,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from pathways.runtime.simulate.cluster.costs import ControlCosts
-from pathways.runtime.simulate.cluster.processor import Processor
+from _simulated.costs import ControlCosts
+from _simulated.processor import Processor
 from pathways.runtime.simulate.events import SimulatedTime
 
 

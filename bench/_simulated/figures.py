@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from pathways.runtime.simulate.cluster.control import Control
-from pathways.runtime.simulate.cluster.costs import ControlCosts
-from pathways.runtime.simulate.cluster.fleet import FleetShape
-from pathways.runtime.simulate.cluster.own_controller import ControllerModel
-from pathways.runtime.simulate.cluster.service import ClientModel, ServiceModel, shares
+from _simulated.control import Control
+from _simulated.costs import ControlCosts
+from _simulated.fleet import FleetShape
+from _simulated.own_controller import ControllerModel
+from _simulated.service import ClientModel, ServiceModel, shares
 from pathways.runtime.simulate.events import SimulatedTime
 
 HIDDEN = 0.95

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathways.runtime.simulate.cluster.control import Control
-from pathways.runtime.simulate.cluster.costs import ControlCosts
-from pathways.runtime.simulate.cluster.fleet import FleetShape, FleetStep
+from _simulated.control import Control
+from _simulated.costs import ControlCosts
+from _simulated.fleet import FleetShape, FleetStep
 from pathways.runtime.simulate.events import SimulatedTime
 
 
