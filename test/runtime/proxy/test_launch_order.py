@@ -57,7 +57,10 @@ def test_only_one_execution_over_several_devices_is_issued_at_a_time(
     first: list[jax.Device], second: list[jax.Device], at_once: int
 ) -> None:
     recorder = IssueRecorder(at_once)
-    programs = [ProxyProgram("main", recorder, tuple(on), (), (), ()) for on in (first, second)]
+    programs = [
+        ProxyProgram(name="main", executable=recorder, devices=tuple(on), results=(), donated=(), layouts=())
+        for on in (first, second)
+    ]
 
     def execute(program: ProxyProgram) -> None:
         for _ in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -151,5 +152,6 @@ def test_the_process_ends_with_the_server() -> None:
         connection.sendall(read_process.REQUEST.pack(MODULE, 1 << 20))
         server.close()
         assert process.wait(30) == 0
-        # Even one that is reading.
-        assert connection.recv(1) == b""
+        # Even one that is reading, and that has not taken all that was sent.
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
