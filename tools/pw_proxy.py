@@ -77,7 +77,7 @@ def make_parser() -> FlagParser:
     add(
         "--insecure",
         action="store_true",
-        help="allow --listen HOST:PORT: whoever reaches it runs code as you",
+        help="allow --listen HOST:PORT: any client that reaches it runs code as you",
     )
     add(
         "--platform",

@@ -1,7 +1,9 @@
 """Serves unmodified JAX programs on devices of this process, as the tool `pw-proxy` does.
 
 ```python
+import os
 import subprocess
+
 import pathways.proxy
 
 with pathways.proxy.serve() as server:

@@ -34,7 +34,7 @@ def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
       devices: the devices that it numbers from 0; slices share those that are listed twice.
 
     Raises:
-      ProgramError: it is no such module, or has something that no slice has a meaning for; names it.
+      ProgramError: it is no such module, or cannot run on slices; names the operation or argument.
       StatusError: a computation must not run for a client.
       ResourceError, CompileError: see `runtime.local.load`.
     """

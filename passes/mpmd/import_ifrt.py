@@ -217,7 +217,7 @@ class _IfrtImporter:
         self.donated.update(values[number] for number in donated)
 
     def prepare(self, op: ir.OpView, callee: str, home: Home) -> None:
-        """Lets the body of an atom program be that of a computation on a slice."""
+        """Prepares the function of an atom program as a computation on a slice."""
         function = self.symbols[callee]
         if callee in self.meshes:
             if self.meshes[callee].mesh.mesh != home.mesh.mesh:

@@ -88,7 +88,7 @@ class ProxyArray:
 
 
 class PendingArray(ProxyArray):
-    """Array that another thread makes; reading it waits."""
+    """Array that another thread creates; reading it waits."""
 
     def __init__(self, spec: ArraySpec) -> None:
         self._made: concurrent.futures.Future[jax.Array | StatusError]
@@ -159,7 +159,7 @@ def host_size(shape: Sequence[int], dtype: np.dtype[Any], byte_strides: Sequence
 
 
 def make(spec: ArraySpec, shards: Sequence[np.ndarray]) -> ProxyArray:
-    """Makes an array of values in the memory of the host, one for each device."""
+    """Creates an array of values in the memory of the host, one for each device."""
     placement = spec.placement
     if len(shards) != len(placement.devices):
         raise StatusError(
@@ -184,7 +184,7 @@ def _in_layout(
 
 
 def assemble(spec: ArraySpec, arrays: Sequence[ProxyArray]) -> ProxyArray:
-    """Makes one array of single shards, or of arrays with some of the shards each."""
+    """Creates one array of single shards, or of arrays with some of the shards each."""
     shards = [shard for array in arrays for shard in array.shards]
     if len(shards) != len(spec.placement.devices):
         raise StatusError(
@@ -265,7 +265,7 @@ def fully_replicated_shard(array: ProxyArray) -> ProxyArray:
 
 
 def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -> list[ProxyArray]:
-    """Makes arrays of shards of others, as a `RemapPlanProto` says: by intervals of shards, or by devices."""
+    """Creates arrays of shards of others by a `RemapPlanProto`: by intervals of shards, or by devices."""
     sources = [list(zip(array.shards, array.shard_memory, strict=True)) for array in arrays]
     results: list[list[tuple[jax.Array, tuple[Allocation, ...]] | None]] = [
         [None] * len(spec.placement.devices) for spec in specs

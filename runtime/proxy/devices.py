@@ -90,7 +90,7 @@ class ArrayPlacement:
 
     @functools.cached_property
     def sharding(self) -> jax.sharding.Sharding:
-        """The sharding for JAX. It is a mere name where only the shapes of shards are known."""
+        """The sharding for JAX; a placeholder, replicated, where only the shapes of shards are known."""
         return ifrt.sharding_on(self.devices, self.hlo or ifrt.replicated(), self.memory_kind)
 
     def shard_shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -115,7 +115,7 @@ class ArrayPlacement:
     def maker(
         self, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Callable[[Sequence[jax.Array]], jax.Array]:
-        """Returns a function that makes an array of its shards."""
+        """Returns a function that creates an array of its shards."""
         key = shape, dtype
         if key not in self._makers:
             self._makers[key] = ifrt.array_maker(self.shard_shape or shape, dtype, self.sharding)
@@ -130,7 +130,7 @@ class ArraySpec:
       dtype: the type of its elements.
       shape: its shape.
       placement: its devices and sharding.
-      layout: how each shard is in memory; None for the default.
+      layout: the layout of each shard in memory; None for the default.
     """
 
     dtype: np.dtype[Any]
@@ -153,7 +153,7 @@ class ArraySpec:
             return -(-whole // len(placement.devices))
 
     def make(self, shards: Sequence[jax.Array]) -> jax.Array:
-        """Makes an array of its shards, without a copy.
+        """Creates an array of its shards, without a copy.
 
         Raises:
           StatusError: they have another type or shape, which nothing else would notice.
@@ -210,7 +210,7 @@ class ServedDevices:
 
     @property
     def client(self) -> Any:
-        """The client of XLA that has the devices."""
+        """XLA's client, whose devices these are."""
         return self.devices[0].client
 
     def slice_of(self, device: jax.Device) -> int:
@@ -317,7 +317,7 @@ class ServedDevices:
         return name
 
     def spec(self, proto: Any) -> ArraySpec:
-        """Returns what an `ArraySpecProto` says."""
+        """Returns the array that an `ArraySpecProto` describes."""
         shape = shape_of(proto.shape)
         layout = parse_layout(proto.layout, len(shape))
         return ArraySpec(self.dtype(proto.dtype), shape, self.placement(proto.sharding), layout)

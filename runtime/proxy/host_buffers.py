@@ -1,4 +1,4 @@
-"""Bytes on their way between a client and arrays: what it stores before, or looks up after, a request."""
+"""Bytes of arrays between client and session, which travel in calls of their own, beside the requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MAX_BUFFERS = 1 << 16
-"""How many buffers a session may have; a client has a few, which it takes or deletes soon."""
+"""Limit of buffers of a session; a client has a few at a time."""
 
 _MIN_MAPPED_BYTES = 64 << 10
 _MIN_HUGE_BYTES = 4 << 20
 
 _DATA_TAG = b"\x0a"
-"""Field 1, a length and bytes: `data` in both messages that carry parts of a host buffer."""
+"""Field 1, a length and bytes: `data` in both messages that carry chunks of a host buffer."""
 
 
 def max_bytes() -> int:
@@ -66,7 +66,7 @@ class IncomingBuffer:
 
     def __init__(self, size: int) -> None:
         if size < 0:
-            raise StatusError(StatusCode.INVALID_ARGUMENT, f"a host buffer of {size} bytes")
+            raise StatusError(StatusCode.INVALID_ARGUMENT, f"a host buffer of {size} bytes is not possible")
         self.size = size
         self._received = 0
         self._data: bytearray | mmap.mmap = bytearray()
@@ -149,7 +149,7 @@ class HostBuffers:
 
     Args:
       max_bytes: how much they may have in all, with what is still arriving.
-      watching: makes the context in which a handle is waited for, which reports when that takes long.
+      watching: creates the context of a wait for a handle, which reports a long one.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class HostBuffers:
         return len(self._buffers)
 
     def reserve(self, size: int) -> None:
-        """Counts bytes that will be stored; `release` has to be called if they are not.
+        """Adds bytes that will be stored; `release` has to be called if they are not.
 
         Raises:
           StatusError: they are too many.
@@ -183,12 +183,12 @@ class HostBuffers:
             self._bytes += size
 
     def release(self, size: int) -> None:
-        """Takes back what `reserve` has counted."""
+        """Subtracts bytes that `reserve` has added and that will not be stored."""
         with self._changed:
             self._bytes -= size
 
     def store(self, handle: int, data: Buffer, *, is_reserved: bool = False) -> None:
-        """Keeps a buffer under a handle.
+        """Stores a buffer under a handle.
 
         Raises:
           StatusError: there is one, there are too many, or the session has ended.
@@ -196,7 +196,7 @@ class HostBuffers:
         self._put(handle, data, 0 if is_reserved else len(data))
 
     def fail(self, handle: int, error: StatusError) -> None:
-        """Keeps the reason why a buffer does not come, which is raised where it is taken."""
+        """Stores the reason why a buffer does not come, which `take` raises."""
         with contextlib.suppress(StatusError):
             self._put(handle, error, 0)
 
@@ -215,7 +215,7 @@ class HostBuffers:
             self._changed.notify_all()
 
     def take(self, handle: int) -> Buffer:
-        """Returns a buffer and forgets it; waits until the client has stored it.
+        """Removes a buffer and returns it; waits until the client has stored it.
 
         A client sends the buffer in a call of its own, before or after the request that needs it.
 
@@ -231,7 +231,7 @@ class HostBuffers:
             return self._pop(handle)
 
     def find(self, handle: int) -> Buffer:
-        """Returns a buffer, which stays.
+        """Returns a buffer without removing it.
 
         Raises:
           StatusError: there is none.
@@ -254,7 +254,7 @@ class HostBuffers:
             self._pop(handle)
 
     def close(self) -> None:
-        """Frees all buffers, and lets those go that wait for one."""
+        """Frees all buffers, and ends the waits for others."""
         with self._changed:
             self._is_closed = True
             self._buffers.clear()

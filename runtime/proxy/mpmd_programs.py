@@ -40,7 +40,7 @@ class MpmdProgram(CompiledProgram):
 
     @functools.cached_property
     def _accepted(self) -> list[set[ArrayPlacement]]:
-        """The placements that each argument was found to have and that are its parameter's."""
+        """Placements that were checked already, for each argument."""
         return [{parameter.placement} for parameter in self.parameters]
 
     @functools.cached_property
@@ -50,7 +50,7 @@ class MpmdProgram(CompiledProgram):
 
     @functools.cached_property
     def slice_memory(self) -> MemoryAnalysis:
-        """The memory that an execution takes on each slice, by the plan and XLA's analysis."""
+        """The memory that an execution needs on each slice, by the plan and XLA's analysis."""
         return analyze(self.executable.plan, stats_of(self.executable.executables))
 
     @functools.cached_property
@@ -137,7 +137,7 @@ class MpmdProgram(CompiledProgram):
         return operands
 
     def _check(self, number: int, spec: ArraySpec) -> None:
-        """Checks that an argument is what the program was compiled for; it takes any array in silence.
+        """Checks that an argument is what the program was compiled for; the executable does not.
 
         Raises:
           StatusError: it is not.
@@ -186,7 +186,7 @@ class MpmdProgram(CompiledProgram):
                 values[number] = _copy(value)
             held.add(id(value))
         for number in donated:
-            # That of an argument that nothing reads, or no computation could use.
+            # Consumed even if nothing reads it, or no computation could reuse its buffer.
             if id(operands[number]) not in held and not operands[number].is_deleted():
                 operands[number].delete()
         return values
@@ -225,7 +225,7 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
     memory = served.memory.reserve([sum(code)])
     plan = executable.plan
     inputs = {port.number: port for port in executable.inputs}
-    # Where an argument is that nothing reads does not matter.
+    # An argument that nothing reads may be on any device.
     anywhere = ArrayPlacement(devices[:1], None, None)
     return MpmdProgram(
         executable,

@@ -1,4 +1,4 @@
-"""Programs that write arrays to files of the server, and read them: what Orbax asks for on Pathways.
+"""Programs that write arrays to files of the server, and read them: what Orbax requests on Pathways.
 
 The files are those that Orbax writes itself on other platforms, a folder with a Zarr array each, so that
 either can read what the other has written; what is read may also be in OCDBT. All arrays of a request are
@@ -162,7 +162,7 @@ class PersistenceProgram(PluginProgram):
     """Writes or reads arrays.
 
     Attributes:
-      folders: the folders in which it may.
+      folders: the folders that it may use.
       stored: the arrays.
       timeout: seconds that it may take.
     """
@@ -312,7 +312,7 @@ def _check_argument(stored: StoredArray, argument: ProxyArray) -> None:
 
 
 def _run(job: FileJob, work: Callable[[], None]) -> None:
-    """Does the work of a job, which ends with it, however that ends."""
+    """Does the work of a job, and ends the job: with the error of the work if there is one."""
     try:
         work()
         job.end()
@@ -427,7 +427,7 @@ def _read_one(stored: StoredArray, kvstore: Mapping[str, str], job: FileJob) -> 
 
 
 def _path_of(folder: int) -> str:
-    """Path of an open folder, in whose place nothing can be put."""
+    """Returns the path of an open folder, which stays valid when another folder is put in its place."""
     return f"/proc/self/fd/{folder}/"
 
 
@@ -459,7 +459,7 @@ def _tensorstore() -> Any:
 
 @contextlib.contextmanager
 def _subject(name: str) -> Iterator[None]:
-    """Has an error say what it is about."""
+    """Puts the name of the subject in front of the message of an error."""
     try:
         yield
     except Exception as error:

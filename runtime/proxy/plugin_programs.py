@@ -1,4 +1,4 @@
-"""Programs that are requests in JSON: what `pathwaysutils` asks a server for besides XLA programs."""
+"""Programs that are requests in JSON, of `pathwaysutils` and Orbax."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PluginProgram(abc.ABC):
         """Returns results that all raise an error."""
 
     def describe(self, response: Any) -> None:
-        """Fills a `LoadedExecutableMetadataResponse`; what XLA would know of a program, nobody does."""
+        """Fills a `LoadedExecutableMetadataResponse`, without what only XLA knows of a program."""
         for field in (
             response.parameter_layouts_error,
             response.output_layouts_error,
@@ -85,7 +85,7 @@ def parse_request(data: bytes) -> tuple[str, Any]:
     """Returns kind and content of a request.
 
     Raises:
-      StatusError: it is none.
+      StatusError: the data is no such request.
     """
     try:
         request = json.loads(data.removeprefix(_PREFIX))

@@ -134,7 +134,7 @@ class ProxyProgram(CompiledProgram):
 
 
 Program = ProxyProgram | ReshardProgram | PersistenceProgram | MpmdProgram
-"""What a client can execute."""
+"""Programs that a client can execute."""
 
 
 def compile_program(
@@ -149,7 +149,7 @@ def compile_program(
       served: the devices.
       program: what a `CompileRequest` has.
       options: its options.
-      watch: makes the context in which XLA compiles the program of a name.
+      watch: creates the context in which XLA compiles the program of a name.
 
     Raises:
       StatusError: the server refuses it, or XLA did.
@@ -214,7 +214,7 @@ _PLUGIN_PROGRAMS: Mapping[str, Callable[[ServedDevices, Any], ReshardProgram | P
     "bulk_persistence_write_request": parse_write,
     "bulk_persistence_read_request": parse_read,
 }
-"""What `pathwaysutils` and Orbax ask a server for besides XLA programs."""
+"""Requests of `pathwaysutils` and Orbax, by the kinds that they name."""
 
 
 def _plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram | PersistenceProgram:
@@ -256,7 +256,7 @@ def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _
 _MESH = re.compile(rb'<\[("(?:[^"\\]|\\.)*"=\d+(?:, )?)+\]')
 _AXIS_SIZE = re.compile(rb'"=(\d+)')
 _MAX_MESH = 1 << 20
-"""Devices of a mesh in a program: XLA computes with their number without care."""
+"""Devices of a mesh in a program: XLA does not check that their number is one that it can compute with."""
 
 
 def _check_meshes(module: ir.Module) -> None:
@@ -276,7 +276,7 @@ _MAX_CPU_SIZE = 1 << 35
 
 
 def _check_shapes(module: ir.Module, platform: str) -> None:
-    """Checks the sizes of all values of a module, which XLA multiplies without care.
+    """Checks the sizes of all values of a module, which XLA multiplies without a check for overflow.
 
     Raises:
       StatusError: one is too large.
@@ -306,7 +306,7 @@ _BUILD_OPTIONS = (
     "optimization_level",
     "memory_fitting_level",
 )
-"""Options of the compiler that are taken from the client. XLA reads others without care, or JAX sets none."""
+"""Options of the compiler that are taken from the client. XLA does not check others, or JAX sets none."""
 
 
 def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
@@ -319,8 +319,8 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
       results: the number of its results.
 
     Raises:
-      StatusError: the program itself asks for files, as `compiler_options` of `jax.jit`, or an option is
-        for a program with other operands or results.
+      StatusError: the program itself sets an option that names files, in `compiler_options` of `jax.jit`,
+        or an option is for a program with other operands or results.
     """
     build, of_client = own.executable_build_options, proto.executable_build_options
     for name in _BUILD_OPTIONS:

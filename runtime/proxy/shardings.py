@@ -12,7 +12,7 @@ from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 _MAX_DIMENSIONS = 64
 _REPLICATED, _MAXIMAL, _TUPLE, _OTHER, _MANUAL, _UNKNOWN, _UNREDUCED = range(7)
 _SUBGROUPS = (_REPLICATED, _MANUAL, _UNREDUCED)
-"""What devices of a dimension that divides no data may do."""
+"""Kinds of dimensions that divide no data."""
 
 
 def check_op_sharding(proto: Any, devices: int) -> None:
@@ -85,7 +85,7 @@ def _problem_of_named(proto: Any, devices: int) -> str | None:
 
 
 def _problem_of_axes(refs: Sequence[Any], sizes: Sequence[int]) -> str | None:
-    """Axes exist, and are used once. A part of one is a factor of its size, after the factors before it."""
+    """Returns what is wrong with axes: each has to exist and to be used once, also by factors of its size."""
     used: dict[int, list[tuple[int, int]]] = {}
     for ref in refs:
         axis = ref.mesh_axis_index
@@ -95,7 +95,7 @@ def _problem_of_axes(refs: Sequence[Any], sizes: Sequence[int]) -> str | None:
         if ref.HasField("sub_axis_info"):
             before, size = ref.sub_axis_info.pre_size, ref.sub_axis_info.size
             if before < 1 or size < 2 or sizes[axis] % (before * size) or size == sizes[axis]:
-                return "an invalid part of an axis"
+                return "an invalid sub-axis"
             end = before * size
         used.setdefault(axis, []).append((before, end))
     for factors in used.values():

@@ -1,4 +1,4 @@
-"""Reports of what takes long in sessions: compilations, and waiting for clients."""
+"""Reports of sessions that compile for long, or wait for their clients for long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Activity:
 
 
 class StallMonitor:
-    """Activities and their beginnings. Each is reported once when it takes long, and when it ends.
+    """Activities in progress. Each is reported once when it exceeds its limit, and then when it ends.
 
     Args:
       report: writes a line to the log.
@@ -40,10 +40,10 @@ class StallMonitor:
 
     @contextlib.contextmanager
     def watching(self, subject: str, limit_s: float) -> Iterator[None]:
-        """Context of an activity, which is reported if it takes longer than the limit.
+        """Context of an activity, which is reported if it exceeds the limit.
 
         Args:
-          subject: who does what, as in `session 3: compiling program 'jit_f'`.
+          subject: the activity, as in `session 3: compiling program 'jit_f'`.
           limit_s: after how many seconds.
         """
         activity = _Activity(subject, self._clock(), limit_s)

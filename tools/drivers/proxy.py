@@ -64,14 +64,14 @@ def _where(listen: str, insecure: bool) -> Path | tuple[str, int]:
         raise UserError(f"--listen must be unix:PATH or HOST:PORT, got '{listen}'")
     if not insecure:
         raise UserError(
-            f"--listen {listen} needs --insecure: whoever reaches it runs code as you, because the client in "
-            "JAX cannot prove who it is; prefer unix:PATH"
+            f"--listen {listen} needs --insecure: any client that reaches it runs code as you, because the "
+            "client in JAX cannot authenticate itself; prefer unix:PATH"
         )
     return host, int(port)
 
 
 def _serve(options: argparse.Namespace) -> ProxyServer:
-    """Starts the server. JAX starts here, for the server alone."""
+    """Starts the server. Imports JAX here, so that errors in options are immediate."""
     where = None if options.listen is None else _where(options.listen, options.insecure)
     try:
         max_memory = None if options.max_memory is None else read_bytes(options.max_memory, "--max-memory")

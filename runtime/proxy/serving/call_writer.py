@@ -82,7 +82,7 @@ class CallWriter:
           replies: the replies.
           handled: bytes of the requests.
           count: how many requests these were.
-          watch: makes the context in which it waits.
+          watch: creates the context in which it waits.
         """
 
         def is_drained() -> bool:

@@ -24,13 +24,13 @@ _LOG = logging.getLogger("pathways.proxy")
 
 _WAITING_THREADS = 16
 _MAX_WAITING = 1024
-"""How many requests of a session may wait for arrays or compilations."""
+"""Limit of requests of a session that wait for arrays or compilations."""
 
 _MAX_REPLIES_AT_ONCE = 16
 
 
 class Signal(enum.Enum):
-    """What a dispatching thread has to do besides requests."""
+    """Work of a dispatching thread besides requests."""
 
     END_SESSION = "the stream has ended"
     FREE_LOST_ARRAYS = "a slice was lost"

@@ -20,7 +20,7 @@ _SESSION_METADATA = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 _STORE_METADATA = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 
 _CHUNK_BYTES = 1 << 20
-"""How much of a host buffer one message holds; the client allocates each of them."""
+"""Bytes of a host buffer in one message; the client allocates each of them."""
 
 
 def start_call(registry: SessionRegistry, writer: CallWriter, event: CallStarted) -> ServiceCall:

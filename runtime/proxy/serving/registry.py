@@ -22,7 +22,7 @@ class SessionRegistry:
 
     Attributes:
       served: the devices.
-      stalls: reports what takes long in sessions.
+      stalls: reports long activities of sessions.
       transfer_folder: the files in which clients send large host buffers.
     """
 
@@ -71,6 +71,7 @@ class SessionRegistry:
     def lose_slice(self, index: int) -> None:
         """Treats a slice as lost, as of `ProxyServer.lose_slice`."""
         with self._lock:
+            # States first: a session that is not in the list yet begins with the new ones.
             self.served.slice_states = self.served.slice_states.lose(index)
             sessions = tuple(self._sessions.values())
         for session in sessions:

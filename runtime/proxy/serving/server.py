@@ -91,7 +91,7 @@ class ProxyServer:
         self.registry.stalls.close()
 
     def lose_slice(self, index: int) -> None:
-        """Treats a slice as lost: its arrays have no value any more, nor has anything that is made on it.
+        """Treats a slice as lost: its arrays have no value any more, nor has any that is created on it.
 
         Raises:
           ValueError: there is no such slice, or it is lost already.
@@ -150,7 +150,7 @@ def serve(
         error with the status RESOURCE_EXHAUSTED. None for no limit.
       files: folders below which programs may have the server write and read arrays; by default none.
       insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
-        cannot prove who it is, and whoever connects runs code in this process.
+        cannot authenticate itself, and any client that connects runs code in this process.
       compile_ifrt: compiles programs of Shardy's MPMD compiler; None refuses them.
 
     Returns:

@@ -12,7 +12,7 @@ from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status
 from pathways.runtime.resources.folders import PermittedFolders
 
 TRANSFER_FOLDER_VARIABLE = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
-"""The client in JAX has it, too: the folder in which it writes large host buffers to files."""
+"""Folder in which the client in JAX, which has the variable, too, writes large host buffers to files."""
 
 
 class TransferFolder:

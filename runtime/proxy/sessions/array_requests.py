@@ -17,7 +17,7 @@ from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 _STRINGS = "xla.ifrt.proto.StringArrayContents"
-"""What the host buffer of an array of strings holds."""
+"""Message in the host buffer of an array of strings."""
 
 _MAX_FETCH_INLINE_BYTES = 64 << 10
 """Largest array that the dispatching thread fetches when it is ready: that beats a switch of threads."""
@@ -25,7 +25,7 @@ _MAX_FETCH_INLINE_BYTES = 64 << 10
 
 def _make_array_from_host_buffer(state: SessionState, body: Any, answer: Any) -> None:
     def make() -> list[ProxyArray]:
-        # Taken even when the rest is invalid: nobody else will free it.
+        # First, also if the rest is invalid: the session removes it here or never.
         data = state.host_buffers.take(body.host_buffer_handle)
         shape = shape_of(body.shape)
         layout = state.served.layout(body.layout, len(shape))
@@ -135,7 +135,7 @@ def _reshard_arrays(state: SessionState, body: Any, answer: Any) -> None:
 
 
 def _put_each(state: SessionState, body: Any, make: Callable[[ArraySpec, ProxyArray], ProxyArray]) -> None:
-    """Makes one array of each, as its specification says."""
+    """Creates one array of each, as its specification says."""
     _check_counts(results=body.result_handles, arrays=body.array_handles, specifications=body.array_specs)
     for result, handle, spec in zip(body.result_handles, body.array_handles, body.array_specs, strict=True):
         state.put([result], functools.partial(_make_one, state, make, spec, handle))

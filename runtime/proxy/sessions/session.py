@@ -1,7 +1,8 @@
 """Session of a client: the reply to each request of its stream, in order.
 
-Requests are dispatched one after the other, in the order of the stream. None of them waits for a device: what
-does is replied to from other threads. A session owns what its handles stand for, and frees it when it ends.
+Requests are dispatched one after the other, in the order of the stream, by one thread. None of them waits for
+a device: what does is replied to from other threads. One may wait for a host buffer, which the client sends
+in a call of its own. A session owns what its handles stand for, and frees it when it ends.
 
 The client chooses the handles of most results and sends the next request without waiting for a reply. An
 error of such a request is therefore stored under its handles, and raised when one of them is read.
@@ -53,7 +54,7 @@ class ProxySession:
       served: the devices.
       send: sends replies.
       wait: runs what waits for arrays or compiles.
-      watch: reports what takes long.
+      watch: reports long activities.
       wake: has the dispatching thread call `free_lost_arrays` when it is idle.
     """
 
@@ -73,13 +74,14 @@ class ProxySession:
         self._wait = wait
         self._wake = wake
         self._replies = ReplyEncoder(served.messages)
-        # Replies that other threads compute, and the requests that they are for. Who takes one out of it,
-        # a thread that computed it or that of a lost slice, sends it: so each is sent once.
+        # Replies that other threads compute, by the ids of their requests. A thread that has computed one and
+        # a thread that loses a slice may both want to send it: the one that removes it here does, so that
+        # each is sent once.
         self._pending: dict[Later, int] = {}
 
     @property
     def host_buffers(self) -> HostBuffers:
-        """What the client has stored, or will fetch."""
+        """Host buffers that the client has stored, or will fetch."""
         return self.state.host_buffers
 
     @property
@@ -120,7 +122,7 @@ class ProxySession:
         self._pending[later] = op_id
         self._wait(lambda: self._reply_later(later, response))
         if self.state.has_new_losses:
-            self._fail_pending()  # The slice was lost too early for its own call.
+            self._fail_pending()  # `handle_loss` came before the reply was pending.
         return None
 
     def free_lost_arrays(self) -> None:
@@ -158,7 +160,7 @@ class ProxySession:
         except Exception as error:
             failed = error
         op_id = self._pending.pop(later, None)
-        if op_id is None:  # A slice was lost meanwhile, which was the reply.
+        if op_id is None:  # A slice was lost meanwhile: its error was the reply.
             return
         try:
             if failed is not None:

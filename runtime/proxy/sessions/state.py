@@ -12,7 +12,7 @@ from typing import Any
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
-from pathways.runtime.proxy.persistence import FileJob
+from pathways.runtime.proxy.persistence import FileJob, Run
 from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import Later
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
@@ -23,17 +23,14 @@ FIRST_SERVER_HANDLE = 1 << 62
 """Handles from here on are chosen by the server; clients count from 1."""
 
 DONATED = StatusError(StatusCode.INVALID_ARGUMENT, "the array was deleted: it was donated")
-"""What takes the place of an array whose buffers another one has taken over."""
-
-Run = Callable[[Callable[[], None]], None]
-"""Runs a function in another thread."""
+"""Error in place of an array whose buffers belong to another one now."""
 
 Watch = Callable[[str, float], AbstractContextManager[object]]
-"""Makes the context of an activity, which is reported when it takes longer than so many seconds."""
+"""Creates the context of an activity, which is reported when it exceeds a limit in seconds."""
 
 
 class SessionState:
-    """What a session owns, by handle.
+    """Tables of a session: what it owns, by handle.
 
     The dispatching thread alone reads and changes the tables. What other threads compute is in arrays that
     are there already, in host buffers, which have a lock of their own, or added by `add_program`.
@@ -42,7 +39,7 @@ class SessionState:
       number: the id of the session.
       served: the devices.
       run: runs what waits for arrays or compiles.
-      watch: reports what takes long.
+      watch: reports long activities.
 
     Attributes:
       arrays: the arrays, or the errors in their places.
@@ -97,7 +94,7 @@ class SessionState:
             job.cancel()
 
     def watch_compile(self, name: str) -> AbstractContextManager[object]:
-        """Makes the context in which a program is compiled."""
+        """Creates the context in which a program is compiled."""
         return self._watch(f"session {self.number}: compiling program {name!r}", COMPILE_LIMIT_S)
 
     def _watch_host_buffer(self, handle: int) -> AbstractContextManager[object]:
@@ -150,7 +147,7 @@ class SessionState:
         self.arrays.update(zip(handles, made, strict=True))
 
     def donate(self, handles: Iterable[int], copy_semantics: int) -> None:
-        """Takes arrays from handles whose buffers were given to the result of a request."""
+        """Removes arrays whose buffers the results of a request have now; called after `put`."""
         if copy_semantics == self._donates:
             for handle in handles:
                 if handle in self.arrays:

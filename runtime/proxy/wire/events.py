@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 Buffer = bytes | bytearray | memoryview
 
 Message = Buffer | Sequence[Buffer]
-"""A message, whole or as parts that follow each other, which must not change until they are sent."""
+"""A message, whole or as consecutive buffers, which must not change until they are sent."""
 
 StreamId = int
 

@@ -82,7 +82,7 @@ class HttpState(h2.connection.H2Connection):
         return stream
 
     def start_data(self, stream: StreamId, size: int) -> bytes:
-        """Returns the header of a frame of data, which it takes from the windows of the client."""
+        """Returns the header of a frame of data, and subtracts it from the windows of the client."""
         self.outbound_flow_control_window -= size
         self.streams[stream].outbound_flow_control_window -= size
         return _header(_DATA, 0, stream, size)
@@ -98,7 +98,8 @@ class FrameReader:
 
     def __init__(self, starts_data: Callable[[StreamId, int], bool]) -> None:
         self._starts_data = starts_data
-        # What arrived of a frame, of one of data its header only, and how much is still to come, for whom.
+        # The bytes of a frame that arrived, of one of data its header only; how many are still to come, and
+        # of which stream if they are data. The preface of a connection is read as a frame.
         self._frame = bytearray()
         self._left = _PREFACE_BYTES
         self._stream: StreamId | None = None

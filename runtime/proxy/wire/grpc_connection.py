@@ -4,7 +4,7 @@ Bytes in, events out; messages in, bytes out. A call is a stream of HTTP/2: a he
 message has a prefix of five bytes (compressed or not, length), and a trailer holds the status. Flow control
 bounds memory in both directions: credit for what arrives is returned when it was handled, and
 `pending_bytes` says how much a client has not read yet. Frames are made when they can be written, so that
-what waits for a slow client is the messages themselves, of which it may be sent parts of a large buffer.
+what waits for a slow client is the messages themselves, whose large buffers are not copied.
 
 `frames` has the state of HTTP/2 and the windows of the client, and here are the windows of the server.
 """
@@ -46,17 +46,17 @@ MAX_MESSAGE_BYTES = 1 << 31
 """Largest message: a computation with its constants. Its bytes are only allocated as they arrive."""
 
 MAX_UNHANDLED_BYTES = 8 << 20
-"""How many bytes of whole messages may wait to be handled before a client gets no further credit."""
+"""Bytes of whole messages that may wait to be handled before a client gets no further credit."""
 
 MAX_CONTROL_BYTES = 1 << 20
-"""How many bytes of frames that hold no data may wait for a client that does not read."""
+"""Bytes of frames that hold no data that may wait for a client that does not read."""
 
 MESSAGE_OVERHEAD = 128
-"""What a message costs in memory besides its bytes: it may have none."""
+"""Memory of a message besides its bytes: it may have none."""
 
 _PREFIX_BYTES = 5
 _MIN_UNCOPIED_BYTES = 4 << 10
-"""Smaller parts of messages are copied into one: each part that is written costs some time."""
+"""Smaller buffers of messages are copied into one: each buffer that is written costs some time."""
 
 
 class _Stream:
@@ -155,14 +155,14 @@ class GrpcConnection:
         self._send_headers(stream, state)
         joined: list[Buffer] = []
         for message in messages:
-            parts = [message] if isinstance(message, Buffer) else message
-            size = sum(map(len, parts))
+            buffers = [message] if isinstance(message, Buffer) else message
+            size = sum(map(len, buffers))
             joined.append(b"\0" + size.to_bytes(_PREFIX_BYTES - 1, "big"))
-            for part in parts:
-                if len(part) < _MIN_UNCOPIED_BYTES:
-                    joined.append(part)
+            for buffer in buffers:
+                if len(buffer) < _MIN_UNCOPIED_BYTES:
+                    joined.append(buffer)
                     continue
-                state.outgoing += memoryview(b"".join(joined)), memoryview(part)
+                state.outgoing += memoryview(b"".join(joined)), memoryview(buffer)
                 joined = []
             state.pending_bytes += _PREFIX_BYTES + size
         if joined:
@@ -192,7 +192,7 @@ class GrpcConnection:
                 return
 
     def _starts_data(self, stream: StreamId, length: int) -> bool:
-        """Takes a frame of data from the windows of the server; returns False if h2 has to read it."""
+        """Subtracts a frame of data from the windows of the server; returns False if h2 has to read it."""
         state = self._streams.get(stream)
         if state is None or state.is_half_closed:
             return False
@@ -311,7 +311,7 @@ class GrpcConnection:
         self._control_bytes += len(frame)
 
     def _take_control(self) -> None:
-        """Takes over what h2 has to send."""
+        """Moves what h2 has to send to the buffers that are written."""
         data = self._h2.data_to_send()
         if data:
             self._control.append(data)
@@ -354,12 +354,12 @@ class GrpcConnection:
     def _take_outgoing(self, state: _Stream, size: int, buffers: list[Buffer]) -> None:
         state.pending_bytes -= size
         while size:
-            part = state.outgoing.popleft()
-            if len(part) > size:
-                state.outgoing.appendleft(part[size:])
-                part = part[:size]
-            buffers.append(part)
-            size -= len(part)
+            buffer = state.outgoing.popleft()
+            if len(buffer) > size:
+                state.outgoing.appendleft(buffer[size:])
+                buffer = buffer[:size]
+            buffers.append(buffer)
+            size -= len(buffer)
 
     def _send_status(self, stream: StreamId, code: StatusCode, message: str) -> None:
         trailers = [("grpc-status", str(int(code)))]

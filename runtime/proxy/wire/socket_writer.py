@@ -13,14 +13,14 @@ from pathways.runtime.resources.threads import start_thread
 
 _WRITE_BYTES = 512 << 10
 _MAX_BUFFERS = 512
-"""How many buffers one call of the system may write: Linux accepts 1,024."""
+"""Limit of buffers of one system call: Linux accepts 1,024."""
 
 
 class SocketWriter:
     """Writes to the socket of a connection. All methods are called with the connection's lock held.
 
-    Whoever has something to send writes what the socket accepts at once. When it accepts no more, a thread
-    goes on, which waits for the client without the lock, so that no other thread ever waits for it there.
+    A thread that has something to send writes as much as the socket accepts at once. When it accepts no more,
+    a writing thread goes on, which waits for the client without the lock, so that no other thread has to.
 
     Args:
       client: the socket.
@@ -40,7 +40,7 @@ class SocketWriter:
     def flush(self) -> None:
         """Writes what there is to send, now or from another thread."""
         if self._left or self._is_closed:
-            return  # The thread has begun, and takes the rest, too.
+            return  # The writing thread sends all that follows, in order.
         while buffers := self._grpc.buffers_to_send(_WRITE_BYTES):
             self._left = self._write(buffers, socket.MSG_DONTWAIT)
             if self._left:
@@ -53,7 +53,7 @@ class SocketWriter:
         self._drained.wait_for(lambda: self._is_closed or condition())
 
     def close(self) -> None:
-        """Ends the connection for all that wait for it."""
+        """Drops what is not written, and ends all waits."""
         self._is_closed = True
         self._left = []
         self._drained.notify_all()

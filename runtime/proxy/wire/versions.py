@@ -1,4 +1,4 @@
-"""VersionRange of the protocol that this server speaks, and the choice of one with a client."""
+"""Versions of the protocol that this server speaks, and the choice of one with a client."""
 
 from __future__ import annotations
 
