@@ -1,11 +1,14 @@
-"""Reads programs in the process of the test, unless it is one that may start another."""
+"""Sessions for tests. They read programs in the process of the test, unless it may start another process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
 import pytest
+from session_client import MESSAGES, Client
 
+from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.reading.read_process import ProgramContexts, answer_to
 
@@ -27,3 +30,12 @@ def programs_are_read_in_another_process(
 ) -> None:
     if request.node.get_closest_marker("process") is not None:
         monkeypatch.setattr(ProgramReader, "_answer", _ANSWER)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """The client of a session, which ends with nothing left."""
+    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+    yield client
+    client.session.close()
+    assert client.session.counts == (0, 0, 0, 0)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 from proxy_client import SocketClient
+from session_client import MESSAGES, Client, compile_text, module, on_device, over_devices
 from test_serving import make_array, start_session, wait_until
-from test_session import MESSAGES, Client, compile_text, module, on_device, over_devices
 
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices

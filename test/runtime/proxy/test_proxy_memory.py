@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import strategies
-from test_session import MESSAGES, Client, compile_text, module, on_device, over_devices
+from session_client import MESSAGES, Client, compile_text, module, on_device, over_devices
 
 from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.devices import ServedDevices

@@ -1,0 +1,310 @@
+"""Requests of programs: compiled and executed, and those that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from session_client import (
+    MESSAGES,
+    Client,
+    compile_sum,
+    compile_text,
+    module,
+    on_device,
+)
+
+from pathways.compiler.mpmd.from_ifrt import compile_ifrt
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.wire.statuses import StatusCode
+from pathways.runtime.xla import pjrt
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"device_ids": [3]}, "a program for devices [0] cannot run on devices [3]"),
+        ({"args_handles": [1, 1]}, "2 arguments for 1 operands"),
+        (
+            {"execute_options": {"custom_options": {"attributes": {"speed": {"int64_value": 3}}}}},
+            "options of executions that the server does not know: ['speed']",
+        ),
+    ],
+)
+def test_executions_that_the_server_does_not_do(client: Client, fields: dict[str, Any], message: str) -> None:
+    handle = compile_sum(client, "2xf32")
+    client.put(1, np.ones(2, np.float32))
+    right = {"loaded_executable_handle": handle, "args_handles": [1], "result_array_handle": [2]}
+    client.request("loaded_executable_execute", **right | {"device_ids": [0]})
+    np.testing.assert_array_equal(client.fetch(2), [2, 2])
+    client.request("loaded_executable_execute", **right | fields)
+    assert client.fetch(2)[1] == message
+
+
+def test_a_result_without_a_handle(client: Client) -> None:
+    client.session.host_buffers.store(1, bytes(8))
+    reply = client.request(
+        "make_array_from_host_buffer",
+        dtype={"kind": "KIND_F32"},
+        shape={"dims": [2]},
+        sharding=on_device(0),
+        host_buffer_handle=1,
+    )
+    assert reply.response_metadata.status.message == "the client has not chosen the handle of a result"
+
+
+def test_programs_that_are_not_supported_are_named(client: Client) -> None:
+    reply = client.request("compile", program={"type_name": "xla::ifrt::CustomCallProgram"})
+    assert reply.response_metadata.status.code == 12
+    assert "'CustomCallProgram'" in reply.response_metadata.status.message
+
+
+def test_a_program_is_compiled_and_executed(client: Client) -> None:
+    double = "%0 = stablehlo.add %x, %x : tensor<f32> return %0 : tensor<f32>"
+    assert compile_text(client, module(double)).code == 0
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    assert client.replies[-1].compile_response.name == "test"
+    client.put(1, np.array(3, np.float32))
+    request = {"loaded_executable_handle": program, "args_handles": [1]}
+    # The first execution tells what results are; from then on, the client names them.
+    first = client.request("loaded_executable_execute", **request).loaded_executable_execute_response
+    assert [list(output.shape.dims) for output in first.outputs] == [[]]
+    np.testing.assert_array_equal(client.fetch(first.outputs[0].array_handle), [6])
+    client.request("loaded_executable_execute", **request, result_array_handle=[2])
+    np.testing.assert_array_equal(client.fetch(2), [6])
+
+
+IFRT = """
+!a = !ifrt.array<tensor<2xf32>, #ifrt.sharding_param<1 to [0] on 1>, [0]>
+!b = !ifrt.array<tensor<2xf32>, #ifrt.sharding_param<1 to [0] on 1>, [1]>
+module @moves {
+  func.func public @main(%x: !a {ifrt.donated}) -> (!a, !b) attributes {ifrt.function} {
+    %0, %c = ifrt.CopyArrays(%x) : (!a) -> !b
+    return %x, %0 : !a, !b
+  }
+}
+"""
+
+
+def test_a_program_on_several_meshes() -> None:
+    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES, compile_ifrt=compile_ifrt))
+    proto = MESSAGES["xla.ifrt.IfrtIrProgramProto"](ifrt_program=IFRT.encode())
+    options = MESSAGES["xla.ifrt.IfrtIrCompileOptionsProto"](device_ids=[3, 4])
+    compiled = client.request(
+        "compile",
+        program={"type_name": "xla::ifrt::IfrtIRProgram", "data": proto.SerializeToString()},
+        compile_options={"data": options.SerializeToString()},
+    ).compile_response
+    assert compiled.name == "moves"
+    assert list(compiled.addressable_device_ids) == [3, 4]
+    handle = {"loaded_executable_handle": compiled.loaded_executable_handle}
+    metadata = client.request("loaded_executable_metadata", **handle).loaded_executable_metadata_response
+    assert list(metadata.donated_input_indices.donated_input_indices) == [0]
+    client.put(1, np.array([1, 2], np.float32), device=3)
+    client.request("loaded_executable_execute", **handle, args_handles=[1], result_array_handle=[2, 3])
+    for result in (2, 3):
+        np.testing.assert_array_equal(client.fetch(result), [1, 2])
+    # Where an argument is elsewhere, each result has the error.
+    client.put(4, np.array([1, 2], np.float32), device=0)
+    client.request("loaded_executable_execute", **handle, args_handles=[4], result_array_handle=[5, 6])
+    for result in (5, 6):
+        code, message = client.fetch(result)
+        assert code == StatusCode.INVALID_ARGUMENT
+        assert message.startswith("program 'moves': argument 0 is on devices [0]")
+    costs = client.request("loaded_executable_cost_analysis", **handle).response_metadata.status
+    assert costs.message == "the program is no XLA program"
+    costs = client.request("loaded_executable_mpmd_cost_analysis", **handle).response_metadata.status
+    assert costs.code == 0
+    client.request("loaded_executable_destruct", **handle)
+    client.request("destruct_array", array_handle=range(1, 7))
+    assert client.session.counts[:2] == (0, 0)
+
+
+def test_a_token_goes_from_program_to_program_and_cannot_be_read(client: Client) -> None:
+    token = "%t = stablehlo.create_token : !stablehlo.token return %t : !stablehlo.token"
+    compile_text(client, module(token).replace("-> tensor<f32>", "-> !stablehlo.token"))
+    made = client.replies[-1].compile_response.loaded_executable_handle
+    client.put(1, np.ones((), np.float32))
+    client.request(
+        "loaded_executable_execute", loaded_executable_handle=made, args_handles=[1], result_array_handle=[2]
+    )
+    assert "token" in client.fetch(2)[1]
+    compile_text(client, module("return %y : tensor<f32>").replace("%x:", "%t: !stablehlo.token, %y:"))
+    taken = client.replies[-1].compile_response.loaded_executable_handle
+    client.request(
+        "loaded_executable_execute",
+        loaded_executable_handle=taken,
+        args_handles=[2, 1],
+        result_array_handle=[3],
+    )
+    assert client.fetch(3) == [1.0]
+
+
+def test_a_failed_execution_is_an_error_in_each_result(client: Client) -> None:
+    compile_text(client, module("return %x : tensor<f32>"))
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    reply = client.request(
+        "loaded_executable_execute",
+        loaded_executable_handle=program,
+        args_handles=[99],
+        result_array_handle=[2],
+    )
+    assert reply.response_metadata.status.code == 0
+    assert client.fetch(2) == (3, "no array has the handle 99")
+    # Also without a program.
+    client.request("loaded_executable_execute", loaded_executable_handle=5, result_array_handle=[3])
+    assert client.fetch(3) == (3, "no program has the handle 5")
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (
+            "%0 = stablehlo.custom_call @InspectSharding(%x) : (tensor<f32>) -> tensor<f32> "
+            "return %x : tensor<f32>",
+            "calls 'InspectSharding', which is not among the calls that JAX makes by itself",
+        ),
+        (
+            "%0 = func.call @main(%x) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>",
+            "a function that calls itself",
+        ),
+        (
+            "%t = stablehlo.create_token : !stablehlo.token "
+            '%0:2 = "stablehlo.infeed"(%t) {infeed_config = ""} : (!stablehlo.token) -> '
+            "(tensor<f32>, !stablehlo.token) "
+            "return %0#0 : tensor<f32>",
+            "has an operation that a program may not have: stablehlo.infeed",
+        ),
+    ],
+)
+def test_programs_that_must_not_run(client: Client, body: str, problem: str) -> None:
+    status = compile_text(client, module(body))
+    assert status.code == 12
+    assert problem in status.message
+
+
+def test_what_is_no_program(client: Client) -> None:
+    status = compile_text(client, "module {")
+    assert status.code == 3
+    assert status.message.startswith("the program is not StableHLO: ")
+
+
+def test_a_program_with_a_name_that_is_no_text(client: Client) -> None:
+    """MLIR names the producer of bytecode that it cannot read, in an exception in which only text may be."""
+    status = compile_text(client, b"ML\xefR\x0d\xff\x00\x63")
+    assert status.code == 3
+    assert status.message.startswith("the program is not StableHLO: ")
+
+
+@pytest.mark.parametrize(
+    ("large", "code", "message"),
+    [
+        ("tensor<2147483648x2147483648xf32>", 3, f"invalid shape: {(2**31, 2**31)}"),
+        (
+            "tensor<1048576x65536xf32>",
+            8,
+            "the program has a value of 68719476736 elements; XLA computes at most 34359738368 on a CPU",
+        ),
+    ],
+)
+def test_a_program_with_values_that_are_too_large(
+    client: Client, large: str, code: int, message: str
+) -> None:
+    body = f"%0 = stablehlo.broadcast_in_dim %x, dims = [] : (tensor<f32>) -> {large} return %x : tensor<f32>"
+    status = compile_text(client, module(body))
+    assert (status.code, status.message) == (code, message)
+
+
+def test_a_program_with_a_mesh_that_is_too_large(client: Client) -> None:
+    text = module("return %x : tensor<f32>").replace(
+        "{ func", '{ sdy.mesh @mesh = <["x"=4611686018427387903, "y"=2]> func'
+    )
+    status = compile_text(client, text)
+    assert (status.code, status.message) == (3, f"the program has a mesh of {[2**62 - 1, 2]}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Makes room for as many numbers as it says.
+        {"device_assignment": {"replica_count": (1 << 31) - 1}},
+        {"num_partitions": 1, "use_auto_spmd_partitioning": True, "auto_spmd_partitioning_mesh_shape": [-1]},
+        {"result_layout": {"element_type": "TUPLE"}},
+    ],
+)
+def test_options_of_the_compiler_that_it_would_not_survive(client: Client, options: dict[str, Any]) -> None:
+    """The server sets itself what describes devices, and leaves out what JAX does not use."""
+    status = compile_text(client, module("return %x : tensor<f32>"), executable_build_options=options)
+    assert status.code == 0
+
+
+def test_options_of_the_compiler_for_other_operands(client: Client) -> None:
+    options = {"allow_spmd_sharding_propagation_to_parameters": [True, False]}
+    status = compile_text(client, module("return %x : tensor<f32>"), executable_build_options=options)
+    assert status.code == 3
+    assert status.message.endswith("allow_spmd_sharding_propagation_to_parameters has 2 values for 1")
+
+
+def test_a_donated_argument_that_is_missing_cannot_be_kept(client: Client) -> None:
+    donating = "func.func public @main(%x: tensor<f32> {tf.aliasing_output = 0 : i32}) -> tensor<f32>"
+    text = f"module @test {{ {donating} {{ %0 = stablehlo.sine %x : tensor<f32> return %0 : tensor<f32> }} }}"
+    compile_text(client, text)
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    client.request(
+        "loaded_executable_execute",
+        loaded_executable_handle=program,
+        execute_options={"non_donatable_input_indices": [0]},
+        result_array_handle=[1],
+    )
+    assert client.fetch(1) == (3, "0 arguments for 1 operands")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "effect"),
+    [
+        ("xla_dump_to", {"string_field": "/tmp/x"}, "use files"),
+        ("xla_unsupported_crash_on_hlo_pass_silent_hlo_change", {"bool_field": True}, "end"),
+    ],
+)
+def test_options_of_the_compiler_that_are_the_servers(
+    client: Client, name: str, value: dict[str, Any], effect: str
+) -> None:
+    overrides = {name: value}
+    status = compile_text(client, module("return %x : tensor<f32>"), env_option_overrides=overrides)
+    assert status.code == 7
+    assert f"{name!r} would have the server {effect}" in status.message
+    # Those that come from flags of the client are left out.
+    if "bool_field" in value:
+        own = pjrt.compile_options(jax.devices("cpu")[:1], 1, 1).SerializeAsString()
+        flags = MESSAGES.parse("xla.CompileOptionsProto", own).executable_build_options.debug_options
+        setattr(flags, name, True)
+        options = {"debug_options": flags}
+        text = module("%0 = stablehlo.add %x, %x : tensor<f32> return %0 : tensor<f32>")
+        assert compile_text(client, text, executable_build_options=options).code == 0
+
+
+def test_a_program_with_a_name_that_holds_nul(client: Client) -> None:
+    text = module("return %x : tensor<f32>").replace(
+        "@test", '@test attributes {mhlo.a = {"b\\00c" = @main}}'
+    )
+    assert compile_text(client, text).code == 0
+
+
+def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PW_CACHE_DIR", str(tmp_path))
+    donating = "func.func public @main(%x: tensor<f32> {tf.aliasing_output = 0 : i32}) -> tensor<f32>"
+    text = f"module @test {{ {donating} {{ %0 = stablehlo.sine %x : tensor<f32> return %0 : tensor<f32> }} }}"
+    replies = []
+    for _ in range(2):
+        client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+        assert compile_text(client, text).code == 0
+        program = client.replies[-1].compile_response.loaded_executable_handle
+        reply = client.request("loaded_executable_metadata", loaded_executable_handle=program)
+        metadata = reply.loaded_executable_metadata_response
+        assert list(metadata.donated_input_indices.donated_input_indices) == [0]
+        replies.append(metadata.output_layouts_list)
+        monkeypatch.setattr(pjrt, "compile_module", None)
+    assert replies[0] == replies[1]
