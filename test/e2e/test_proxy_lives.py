@@ -251,8 +251,8 @@ def test_ctrl_c_is_for_the_program() -> None:
     """A terminal sends it to the tool and its program; the tool exits with the code of the program."""
     program = """if True:
         import sys, time, jax
-        print(jax.jit(lambda x: x + 1)(1.0), flush=True)
         try:
+            print(jax.jit(lambda x: x + 1)(1.0), flush=True)
             while True:
                 time.sleep(1)
         except KeyboardInterrupt:
