@@ -229,8 +229,17 @@ def _plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram | Pers
 _DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy")
 _FILES = re.compile(r"dump|path|file|dir$|_dir_|_to$")
 """Options of the compiler that name files, or have it write some."""
-_NOT_OF_CLIENTS = re.compile(rf"{_FILES.pattern}|crash")
-"""Options of the compiler that are those of the server: files, and what ends the process."""
+_NOT_OF_CLIENTS = re.compile(
+    rf"{_FILES.pattern}|crash|terminat|hlo_passes|extra_options|extra_flags|gpu_detect_(nan|inf)"
+)
+"""Options of the compiler that are those of the server: files, and what ends the process.
+
+XLA ends it where code lacks a pass, where a collective takes longer than an option says, where LLVM does not
+know an option of its own, and where a result is not finite.
+"""
+_PARTS = "xla_cpu_parallel_codegen_split_count"
+_MAX_PARTS = 1024
+"""In how many parts XLA may compile a program: it makes all of them, also empty ones."""
 
 
 def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _DIALECTS) -> None:
@@ -320,7 +329,7 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
 
     Raises:
       StatusError: the program itself sets an option that names files, in `compiler_options` of `jax.jit`,
-        or an option is for a program with other operands or results.
+        an option is for a program with other operands or results, or XLA would not end with it.
     """
     build, of_client = own.executable_build_options, proto.executable_build_options
     for name in _BUILD_OPTIONS:
@@ -344,16 +353,38 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
             if _NOT_OF_CLIENTS.search(field.name):
                 build.debug_options.ClearField(field.name)
                 if field.is_repeated:
-                    getattr(build.debug_options, field.name).extend(getattr(default, field.name))
+                    getattr(build.debug_options, field.name).MergeFrom(getattr(default, field.name))
                 elif default.HasField(field.name):
                     setattr(build.debug_options, field.name, getattr(default, field.name))
+        if build.debug_options.HasField(_PARTS):
+            _check_parts(getattr(build.debug_options, _PARTS))
     for name in proto.env_option_overrides:
         if _NOT_OF_CLIENTS.search(name):
             effect = "use files" if _FILES.search(name) else "end"
             raise StatusError(
                 StatusCode.PERMISSION_DENIED, f"the compiler option {name!r} would have the server {effect}"
             )
-        own.env_option_overrides[name].CopyFrom(proto.env_option_overrides[name])
+        value = proto.env_option_overrides[name]
+        if name == _PARTS:
+            _check_parts(getattr(value, value.WhichOneof("value") or "int_field"))
+        own.env_option_overrides[name].CopyFrom(value)
+
+
+def _check_parts(count: float | str) -> None:
+    """Checks in how many parts a client wants a program compiled.
+
+    Raises:
+      StatusError: they are too many, or none.
+    """
+    try:
+        number = int(count)
+    except (ValueError, OverflowError):
+        number = 0
+    if not 1 <= number <= _MAX_PARTS:
+        raise StatusError(
+            StatusCode.INVALID_ARGUMENT,
+            f"the compiler option {_PARTS} is {str(count)[:30]}; the server compiles 1 to {_MAX_PARTS} parts",
+        )
 
 
 def _type_of_main(module: ir.Module) -> ir.FunctionType:

@@ -267,6 +267,11 @@ def test_a_donated_argument_that_is_missing_cannot_be_kept(client: Client) -> No
     [
         ("xla_dump_to", {"string_field": "/tmp/x"}, "use files"),
         ("xla_unsupported_crash_on_hlo_pass_silent_hlo_change", {"bool_field": True}, "end"),
+        ("xla_disable_all_hlo_passes", {"bool_field": True}, "end"),
+        ("xla_run_hlo_passes_starting_from", {"string_field": "dce"}, "end"),
+        ("xla_cpu_collective_call_terminate_timeout_seconds", {"int_field": 0}, "end"),
+        ("xla_backend_extra_options", {"string_field": "unknown=1"}, "end"),
+        ("xla_gpu_detect_nan", {"string_field": "fail"}, "end"),
     ],
 )
 def test_options_of_the_compiler_that_are_the_servers(
@@ -284,6 +289,34 @@ def test_options_of_the_compiler_that_are_the_servers(
         options = {"debug_options": flags}
         text = module("%0 = stablehlo.add %x, %x : tensor<f32> return %0 : tensor<f32>")
         assert compile_text(client, text, executable_build_options=options).code == 0
+
+
+def test_flags_of_the_client_that_would_end_the_server(client: Client) -> None:
+    """What the client was started with in `XLA_FLAGS` comes with each program."""
+    own = pjrt.compile_options(jax.devices("cpu")[:1], 1, 1).SerializeAsString()
+    flags = MESSAGES.parse("xla.CompileOptionsProto", own).executable_build_options.debug_options
+    flags.xla_backend_extra_options["unknown"] = "1"
+    flags.xla_enable_hlo_passes_only.append("dce")
+    flags.xla_run_hlo_passes_starting_from = "dce"
+    flags.xla_cpu_collective_call_terminate_timeout_seconds = 0
+    text = module("%0 = stablehlo.add %x, %x : tensor<f32> return %0 : tensor<f32>")
+    assert compile_text(client, text, executable_build_options={"debug_options": flags}).code == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [({"int_field": 1 << 30}, "1073741824"), ({"string_field": "-1"}, "-1")]
+)
+def test_parts_that_xla_would_make_for_ever(client: Client, count: dict[str, Any], text: str) -> None:
+    name = "xla_cpu_parallel_codegen_split_count"
+    expected = f"the compiler option {name} is {text}; the server compiles 1 to 1024 parts"
+    program = module("return %x : tensor<f32>")
+    status = compile_text(client, program, env_option_overrides={name: count})
+    assert (status.code, status.message) == (3, expected)
+    own = pjrt.compile_options(jax.devices("cpu")[:1], 1, 1).SerializeAsString()
+    flags = MESSAGES.parse("xla.CompileOptionsProto", own).executable_build_options.debug_options
+    setattr(flags, name, int(text))
+    status = compile_text(client, program, executable_build_options={"debug_options": flags})
+    assert (status.code, status.message) == (3, expected)
 
 
 def test_a_program_with_a_name_that_holds_nul(client: Client) -> None:
