@@ -227,8 +227,8 @@ def _plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram | Pers
 
 
 _DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy")
-_FILES = re.compile(r"dump|path|file|dir$|_dir_|_to$")
-"""Options of the compiler that name files, or have it write some."""
+_FILES = re.compile(r"dump(?!_max_hlo_modules$)|path|file|dir$|_dir_|_to$")
+"""Options of the compiler that name files, or have it write some, and not only say how many at most."""
 _NOT_OF_CLIENTS = re.compile(
     rf"{_FILES.pattern}|crash|terminat|hlo_passes|extra_options|extra_flags|gpu_detect_(nan|inf)"
 )

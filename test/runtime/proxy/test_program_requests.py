@@ -291,6 +291,21 @@ def test_options_of_the_compiler_that_are_the_servers(
         assert compile_text(client, text, executable_build_options=options).code == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("xla_embed_ir_in_executable", {"bool_field": True}),
+        ("xla_dump_max_hlo_modules", {"int_field": 200}),
+        ("xla_gpu_auto_spmd_partitioning_memory_budget_ratio", {"double_field": 0.5}),
+    ],
+)
+def test_options_of_the_compiler_that_are_the_clients(
+    client: Client, name: str, value: dict[str, Any]
+) -> None:
+    text = module("return %x : tensor<f32>")
+    assert compile_text(client, text, env_option_overrides={name: value}).code == 0
+
+
 def test_flags_of_the_client_that_would_end_the_server(client: Client) -> None:
     """What the client was started with in `XLA_FLAGS` comes with each program."""
     own = pjrt.compile_options(jax.devices("cpu")[:1], 1, 1).SerializeAsString()
