@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
-from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, on_device
 from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.memory_account import Allocation
@@ -60,7 +60,8 @@ class ProxyArray:
     @property
     def shard_memory(self) -> list[tuple[Allocation, ...]]:
         """The account's record of each of `shards`."""
-        return [(allocation,) for allocation in self.memory] or [()] * len(self.shards)
+        spec, _ = self.read()
+        return [(allocation,) for allocation in self.memory] or [()] * len(spec.placement.devices)
 
     def with_memory(self, memory: tuple[Allocation, ...]) -> ProxyArray:
         """Returns the array with what the account has of it."""
@@ -208,11 +209,7 @@ def disassemble(array: ProxyArray) -> list[ProxyArray]:
     spec, _ = array.read()
     kind = spec.placement.memory_kind
     return [
-        ProxyArray(
-            ArraySpec(spec.dtype, tuple(shard.shape), ArrayPlacement((device,), kind, None), spec.layout),
-            shard,
-            memory,
-        )
+        ProxyArray(ArraySpec(spec.dtype, shard.shape, on_device(device, kind), spec.layout), shard, memory)
         for device, shard, memory in zip(
             spec.placement.devices, array.shards, array.shard_memory, strict=True
         )
@@ -239,7 +236,10 @@ def copy(
                 f"cannot copy an array on {len(old.devices)} devices to {len(devices)}",
             )
         memory = old.memory_kind if memory_kind is None else memory_kind or None
-        placement = ArrayPlacement(tuple(devices) or old.devices, memory, old.hlo, old.shard_shape)
+        to = tuple(devices) or old.devices
+        placement = (
+            on_device(to[0], memory) if len(to) == 1 else ArrayPlacement(to, memory, old.hlo, old.shard_shape)
+        )
         # A copy has the layout of what it is a copy of.
         specs.append(ArraySpec(spec.dtype, spec.shape, placement, spec.layout))
         values.append(value)

@@ -122,6 +122,12 @@ class ArrayPlacement:
         return self._makers[key]
 
 
+@functools.lru_cache(maxsize=1024)
+def on_device(device: jax.Device, memory_kind: str | None) -> ArrayPlacement:
+    """Returns the placement on one device: always the same one, which has made its sharding before."""
+    return ArrayPlacement((device,), memory_kind, None)
+
+
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
     """Type and placement of an array.
@@ -383,7 +389,7 @@ class ServedDevices:
         proto = self.messages.parse(name, serialized.data)
         memory = self.memory_kind(proto.memory_kind if proto.HasField("memory_kind") else None)
         if kind == "SingleDeviceSharding":
-            return ArrayPlacement((self.device(proto.device_id),), memory, None)
+            return on_device(self.device(proto.device_id), memory)
         if kind == "HloSharding":
             op_sharding = proto.xla_op_sharding.SerializeToString()
             return self.hlo_placement(proto.devices.device_ids, op_sharding, memory)

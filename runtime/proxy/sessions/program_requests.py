@@ -192,10 +192,11 @@ def _check_execution(body: Any, program: Program) -> None:
             StatusCode.UNIMPLEMENTED,
             f"a program for devices {devices[:64]} cannot run on devices {list(body.device_ids[:64])}",
         )
-    others = sorted(body.execute_options.custom_options.attributes.keys() - _KNOWN_OPTIONS)
+    others = [name for name in body.execute_options.custom_options.attributes if name not in _KNOWN_OPTIONS]
     if others:
         raise StatusError(
-            StatusCode.UNIMPLEMENTED, f"options of executions that the server does not know: {others}"[:1000]
+            StatusCode.UNIMPLEMENTED,
+            f"options of executions that the server does not know: {sorted(others)}"[:1000],
         )
 
 
