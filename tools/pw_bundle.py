@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pathways.tools.common import command
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.flags import FlagParser, one_of
+from pathways.tools.common.flags import FlagParser
 
 _DESCRIPTION = """\
   pw-bundle inspect FILE    what the program takes and returns, and what the file holds
@@ -39,7 +39,7 @@ def make_parser() -> FlagParser:
     """The flags of the tool."""
     parser = FlagParser("pw-bundle", "pw-bundle inspect|verify FILE [flags]", _DESCRIPTION)
     add = parser.add_argument
-    add("command", nargs="?", type=one_of(_COMMANDS), choices=_COMMANDS, metavar="inspect|verify")
+    add("command", nargs="?", choices=_COMMANDS, metavar="inspect|verify")
     add("bundle", nargs="?", metavar="FILE", help="a bundle")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--manifest", action="store_true", help="inspect: print the manifest, which is JSON")

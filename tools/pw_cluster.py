@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pathways.tools.common import command
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.flags import FlagParser, one_of
+from pathways.tools.common.flags import FlagParser
 
 _DESCRIPTION = """\
   pw-cluster up cluster.toml [--name lab]      start the cluster of a file; returns when all islands are ready
@@ -22,19 +22,8 @@ _DESCRIPTION = """\
 Programs use it by pathways.connect(attach="lab", client="ann"). The name of a cluster is that of the file
 unless it is given. In place of a name, status, end and down take an address and a port, as in 10.0.0.5:7070,
 with --token. Folders of clusters are in $PW_CLUSTERS, by default ~/.local/state/pathways/clusters.
+pw-cluster COMMAND --help lists the flags of a command.
 """
-
-_COMMANDS = ("up", "list", "status", "end", "down", "logs")
-
-_FLAGS = {
-    "name": ("up",),
-    "foreground": ("up",),
-    "json": ("status",),
-    "watch": ("status",),
-    "token": ("status", "end", "down"),
-    "follow": ("logs",),
-}
-"""The commands that each flag is for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,18 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.command is None:
-        raise UserError(f"expected a command: {', '.join(_COMMANDS)}; see pw-cluster --help")
-    for flag, commands in _FLAGS.items():
-        if getattr(options, flag) and options.command not in commands:
-            raise UserError(f"--{flag} is for pw-cluster {' and '.join(commands)}")
-    expected = {"up": ["a file"], "list": [], "end": ["a cluster", "a client"]}.get(
-        options.command, ["a cluster"]
-    )
-    words = [word for word in (options.target, options.client) if word is not None]
-    if len(words) < len(expected):
-        raise UserError(f"pw-cluster {options.command}: expected {' and '.join(expected)}")
-    if len(words) > len(expected):
-        raise UserError(f"unexpected argument '{words[len(expected)]}'")
+        raise UserError(f"expected a command: {', '.join(make_parser().commands)}; see pw-cluster --help")
 
     from pathways.tools.drivers import cluster as driver
 
@@ -67,22 +45,27 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parser() -> FlagParser:
     """The flags of the tool."""
-    parser = FlagParser(
-        "pw-cluster",
-        f"pw-cluster {'|'.join(_COMMANDS)} [CLUSTER] [flags]",
-        _DESCRIPTION,
-        library=None,
+    usage = "pw-cluster up|list|status|end|down|logs [CLUSTER] [flags]"
+    parser = FlagParser("pw-cluster", usage, _DESCRIPTION, library=None)
+    up = parser.add_command("up", "FILE [flags]", "Starts the cluster of a file.")
+    parser.add_command("list", "", "Lists the clusters that are up.")
+    status = parser.add_command("status", "CLUSTER [flags]", "Shows islands, hosts and clients.")
+    end = parser.add_command("end", "CLUSTER CLIENT [flags]", "Ends a client, and frees all that it owns.")
+    down = parser.add_command("down", "CLUSTER [flags]", "Ends a cluster, with its workers and clients.")
+    logs = parser.add_command(
+        "logs", "CLUSTER [flags]", "Prints what the service and its workers have written."
     )
-    add = parser.add_argument
-    add("command", nargs="?", type=one_of(_COMMANDS), choices=_COMMANDS, metavar="COMMAND", help="see above")
-    add("target", nargs="?", metavar="FILE", help="up: a configuration file; otherwise the name of a cluster")
-    add("client", nargs="?", metavar="CLIENT", help="end: the name of a client")
-    add("--name", metavar="NAME", help="up: the name of the cluster; default: that of the file")
-    add("--foreground", action="store_true", help="up: stay, and log to standard error")
-    add("--json", action="store_true", help="status: print JSON")
-    add("--watch", action="store_true", help="status: refresh every second")
-    add("--follow", action="store_true", help="logs: keep following until the cluster ends")
-    add("--token", metavar="FILE", help="a copy of the token of a cluster that is elsewhere")
+    up.add_argument("target", metavar="FILE", help="a configuration file, in TOML")
+    logs.add_argument("target", metavar="CLUSTER", help="the name of a cluster")
+    for parser_of in (status, end, down):
+        parser_of.add_argument("target", metavar="CLUSTER", help="its name, or an address and a port")
+        parser_of.add_argument("--token", metavar="FILE", help="a copy of the token of a cluster elsewhere")
+    up.add_argument("--name", metavar="NAME", help="the name of the cluster; default: that of the file")
+    up.add_argument("--foreground", action="store_true", help="stay, and log to standard error")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.add_argument("--watch", action="store_true", help="refresh every second")
+    end.add_argument("client", metavar="CLIENT", help="the name of a client")
+    logs.add_argument("--follow", action="store_true", help="keep following until the cluster ends")
     return parser
 
 

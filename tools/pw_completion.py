@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pathways.tools.common import command
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.flags import FlagParser, one_of
+from pathways.tools.common.flags import FlagParser
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -58,7 +58,7 @@ def make_parser() -> FlagParser:
     """The flags of the tool."""
     parser = FlagParser("pw-completion", "pw-completion bash|zsh|fish [flags]", _DESCRIPTION, library=None)
     add = parser.add_argument
-    add("shell", nargs="?", type=one_of(SHELLS), choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
+    add("shell", nargs="?", choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
     return parser
 
 

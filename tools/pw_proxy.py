@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pathways.tools.common import command
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.flags import FlagParser, count, cpu_devices, one_of
+from pathways.tools.common.flags import FlagParser, count, cpu_devices
 
 _DESCRIPTION = """\
   pw-proxy -- python train.py --steps 10     start a server, run a program on it, exit with its exit code
@@ -81,7 +81,6 @@ def make_parser() -> FlagParser:
     )
     add(
         "--platform",
-        type=one_of(("cpu", "cuda")),
         choices=("cpu", "cuda"),
         default="cpu",
         metavar="NAME",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -291,8 +292,8 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
     [
         ([], "expected a command: up, list, status, end, down, logs; see pw-cluster --help"),
         (["upp"], "argument COMMAND: must be one of up, list, status, end, down, logs, got 'upp'; did you m"),
-        (["up"], "pw-cluster up: expected a file"),
-        (["end", "lab"], "pw-cluster end: expected a cluster and a client"),
+        (["up"], "pw-cluster up: expected FILE"),
+        (["end", "lab"], "pw-cluster end: expected CLIENT"),
         (["status", "lab", "x"], "unexpected argument 'x'"),
         (["down", "--follow", "lab"], "--follow is for pw-cluster logs"),
         (["up", "/nowhere/lab.toml"], "/nowhere/lab.toml: No such file or directory"),
@@ -311,6 +312,28 @@ def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
     error = capfd.readouterr().err
     assert error.startswith(f"pw-cluster: error: {message}")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("up", {"--name", "--foreground"}),
+        ("list", set()),
+        ("status", {"--json", "--watch", "--token"}),
+        ("end", {"--token"}),
+        ("down", {"--token"}),
+        ("logs", {"--follow"}),
+    ],
+)
+def test_pw_cluster_helps_with_each_command(capfd, command, flags):
+    assert pw_cluster.main([command, "--help"]) == 0
+    text = capfd.readouterr().out
+    assert text.startswith(f"usage: pw-cluster {command}")
+    assert set(re.findall(r"^  (--\w+)", text, re.MULTILINE)) == flags
+    assert pw_cluster.main(["--help"]) == 0
+    text = capfd.readouterr().out
+    assert f"  pw-cluster {command} " in text
+    assert all(flag in text for flag in flags)
 
 
 def test_pw_cluster_service_imports_no_jax():

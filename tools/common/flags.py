@@ -27,8 +27,40 @@ times:
 """
 
 
-class FlagParser(argparse.ArgumentParser):
-    """The flags of a tool; its errors are `UserError`s, with a guess at what was meant.
+class CommandParser(argparse.ArgumentParser):
+    """Flags of a tool or of one of its commands; errors are `UserError`s, with a guess at what was meant."""
+
+    @property
+    def flags(self) -> list[str]:
+        """All flags, with their dashes, those of commands last."""
+        parsers = (self, *self.commands.values())
+        return [flag for parser in parsers for action in parser._actions for flag in action.option_strings]
+
+    @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """All flags and arguments, as they were added."""
+        return self._actions
+
+    @property
+    def commands(self) -> dict[str, CommandParser]:
+        """The flags of each command; empty for a tool without commands."""
+        subparsers = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        return {name: parser for action in subparsers for name, parser in action.choices.items()}
+
+    def error(self, message: str) -> NoReturn:
+        missing = message.partition("the following arguments are required: ")[2]
+        raise UserError(f"{self.prog}: expected {missing}" if missing else message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action, f"must be one of {', '.join(choices)}, got '{value}'{hint(value, choices)}"
+            )
+
+
+class FlagParser(CommandParser):
+    """The flags of a tool.
 
     Args:
       tool: the name of the tool.
@@ -56,33 +88,56 @@ class FlagParser(argparse.ArgumentParser):
         )
         self._more_help = more_help
         self._library = library
+        self._subcommands: argparse._SubParsersAction[CommandParser] | None = None
         self.add_argument("--version", action="store_true", help="print the version")
         self.add_argument("-h", "--help", action="store_true", help="print this")
-
-    @property
-    def flags(self) -> list[str]:
-        """All flags, with their dashes."""
-        return [flag for action in self._actions for flag in action.option_strings]
 
     @property
     def destinations(self) -> dict[str, str]:
         """The attribute of the options that each flag sets."""
         return {flag: action.dest for action in self._actions for flag in action.option_strings}
 
-    @property
-    def actions(self) -> Sequence[argparse.Action]:
-        """All flags and arguments, as they were added."""
-        return self._actions
+    def add_command(self, name: str, usage: str, help: str) -> CommandParser:
+        """Returns the flags of a command, to which its own are to be added.
+
+        Args:
+          name: its name.
+          usage: how to call it, after the name.
+          help: what it does.
+        """
+        if self._subcommands is None:
+            self._subcommands = self.add_subparsers(
+                prog=self.prog,
+                dest="command",
+                metavar="COMMAND",
+                parser_class=CommandParser,
+                help=argparse.SUPPRESS,
+            )
+        return self._subcommands.add_parser(
+            name,
+            usage=f"{self.prog} {name} {usage}".rstrip(),
+            help=help,
+            description=help,
+            allow_abbrev=False,
+            add_help=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # Also `tool command --flag FILE`, where a flag parts two arguments that may be missing.
-        options, rest = self.parse_known_intermixed_args(args, namespace)
+        if commands := self.commands:
+            if not {"-h", "--help"}.isdisjoint(args):
+                asked = next((word for word in args if word in commands), None)
+                return argparse.Namespace(version=False, help=True, command=asked)
+            options, rest = self.parse_known_args(args, namespace)
+        else:
+            # Also `tool command --flag FILE`, where a flag parts two arguments that may be missing.
+            options, rest = self.parse_known_intermixed_args(args, namespace)
         if rest:
-            self.error(f"unexpected argument '{rest[0]}'{hint(rest[0].partition('=')[0], self.flags)}")
+            flag = rest[0].partition("=")[0]
+            if owners := [name for name, parser in commands.items() if flag in parser.flags]:
+                self.error(f"{flag} is for {self.prog} {' and '.join(owners)}")
+            self.error(f"unexpected argument '{rest[0]}'{hint(flag, self.flags)}")
         return options
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
 
     def answer(self, options: argparse.Namespace) -> str | None:
         """What `--version` or `--help` asks for; None where neither is given."""
@@ -90,6 +145,8 @@ class FlagParser(argparse.ArgumentParser):
             library = f" ({self._library} {_version(self._library)})" if self._library else ""
             return f"{self.prog} {_version('pathways-mlir')}{library}\n"
         if options.help:
+            if command := self.commands.get(getattr(options, "command", None) or ""):
+                return command.format_help()
             more = self._more_help()
             return f"{self.format_help()}\n{more}" if more else self.format_help()
         return None
@@ -109,19 +166,6 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9:
         raise argparse.ArgumentTypeError(f"must be a number, got '{text}'")
     return int(text)
-
-
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """A word on the command line, of some."""
-
-    def word(text: str) -> str:
-        if text not in choices:
-            raise argparse.ArgumentTypeError(
-                f"must be one of {', '.join(choices)}, got '{text}'{hint(text, choices)}"
-            )
-        return text
-
-    return word
 
 
 def cpu_devices(text: str) -> int:

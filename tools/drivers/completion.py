@@ -47,8 +47,9 @@ def script(shell: str, parsers: Sequence[FlagParser]) -> str:
         if parser.prog == "pw-opt":
             for name in _PASSES:
                 parser.add_argument(f"--{name}", action="store_true", help="a pass")
-        for action in parser.actions:
-            _describe(parser.prog, action, shell)
+        for described in (parser, *parser.commands.values()):
+            for action in described.actions:
+                _describe(parser.prog, action, shell)
         parts.append(shtab.complete(parser, shell))
     match shell:
         case "bash":
@@ -64,6 +65,9 @@ def _describe(tool: str, action: argparse.Action, shell: str) -> None:
     """Notes on a flag, or an argument, what shtab is to know of its value."""
     if action.nargs == 0:
         return
+    if action.help == argparse.SUPPRESS:
+        # That of commands, which the text above the flags describes.
+        action.help = "a command"
     action.choices = action.choices or _words(tool, action.dest)
     if action.metavar in _FILES and not action.choices:
         action.complete = shtab.FILE  # type: ignore[attr-defined]
