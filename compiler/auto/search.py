@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from pathways.compiler.auto.auto_plan import AutoPlan
 from pathways.compiler.auto.cut_loss import CutLoss
 from pathways.compiler.auto.flat_loss import FlatLoss
@@ -231,7 +233,7 @@ class CutSearch:
                 continue
             timeline = self._timeline(plan, loss, cut)
             peak = max(timeline.peak_bytes(slice) for slice in timeline.slices)
-            done = dataclasses.replace(
+            done = msgspec.structs.replace(
                 cut,
                 schedule=schedule,
                 step=timeline.step_time,

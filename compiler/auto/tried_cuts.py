@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -11,15 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pathways.compiler.auto.flat_loss import FlatLoss
 from pathways.compiler.auto.request import AutoRequest
+from pathways.dialect.plain_data import PlainDataError, parse_json, read_record
 from pathways.passes.schedule.request import RequestError, read_request
 
 _FORMAT = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class TriedCut:
+class TriedCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A cut that was simulated, or dropped.
 
     Attributes:
@@ -52,6 +53,10 @@ class TriedCut:
         return not self.fits, self.step, sum(self.crossing), self.bound
 
 
+class _Cuts(msgspec.Struct, frozen=True):
+    cuts: list[TriedCut]
+
+
 def write_cuts(
     path: str | os.PathLike[str], cuts: Sequence[TriedCut], request: AutoRequest, flat: FlatLoss
 ) -> None:
@@ -60,7 +65,7 @@ def write_cuts(
     Raises:
       OSError: the file cannot be written.
     """
-    rows = [dataclasses.asdict(cut) | {"step": cut.step if cut.schedule else None} for cut in cuts]
+    rows = [msgspec.structs.asdict(cut) | {"step": cut.step if cut.schedule else None} for cut in cuts]
     document = {
         "pathways.auto": _FORMAT,
         "loss": flat.name,
@@ -82,9 +87,9 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
     """
     what = f"{request.what}: plan '{os.fspath(path)}'"
     try:
-        document = json.loads(Path(path).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is not JSON: {error}") from None
+        document = parse_json(Path(path).read_bytes())
+    except PlainDataError as error:
+        raise ValueError(f"{what} is {error}") from None
     if not isinstance(document, dict) or document.get("pathways.auto") != _FORMAT:
         raise ValueError(f"{what} is not a plan written by plan.save of this release")
     if document.get("fingerprint") != fingerprint(flat):
@@ -95,8 +100,11 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
     if document.get("slices") != len(request.slices):
         raise ValueError(f"{what} is for {document.get('slices')} slices, got {len(request.slices)}")
     try:
-        cuts = [_cut(row) for row in document["cuts"]]
-    except (KeyError, TypeError, ValueError, RequestError) as error:
+        cuts = read_record({"cuts": _with_steps(document.get("cuts"))}, _Cuts).cuts
+        for cut in cuts:
+            if cut.schedule:
+                read_request(cut.schedule)
+    except (PlainDataError, RequestError) as error:
         raise ValueError(f"{what} cannot be read: {error}") from None
     stages = len(request.slices) * (2 if cuts and cuts[0].kind == "v" else 1)
     edges = [0, *(cuts[0].positions if cuts else ()), len(flat.nodes)]
@@ -105,22 +113,15 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
     return cuts
 
 
-def _cut(row: Any) -> TriedCut:
-    cut = TriedCut(
-        str(row["kind"]),
-        tuple(map(int, row["positions"])),
-        tuple(map(float, row["loads"])),
-        tuple(map(int, row["crossing"])),
-        float(row["bound"]),
-        str(row["schedule"]),
-        float("inf") if row["step"] is None else float(row["step"]),
-        float(row["bubble"]),
-        int(row["peak"]),
-        bool(row["fits"]),
-    )
-    if cut.schedule:
-        read_request(cut.schedule)
-    return cut
+def _with_steps(rows: Any) -> Any:
+    """Rows of a file, in which the steps of dropped cuts are null, for JSON has no infinity."""
+    if not isinstance(rows, list):
+        return rows
+    dropped = [isinstance(row, dict) and row.get("step", 0.0) is None for row in rows]
+    return [
+        {**row, "step": float("inf")} if is_dropped else row
+        for row, is_dropped in zip(rows, dropped, strict=True)
+    ]
 
 
 def fingerprint(flat: FlatLoss) -> str:

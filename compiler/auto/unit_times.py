@@ -7,7 +7,6 @@ of its units together; equal units take equally long, and where that leaves it o
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from pathways.compiler.auto.request import TimesGiven
 from pathways.compiler.auto.units import Units
+from pathways.dialect.plain_data import PlainDataError, parse_json
 from pathways.passes.measured.durations import by_stage, times_taken
 from pathways.passes.measured.events import EventLog
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
@@ -66,9 +66,9 @@ def timed_units(units: Units, given: TimesGiven, name: str, speeds: Sequence[flo
 
 def _document(path: str | os.PathLike[str], data: bytes) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TimesError(f"times: '{path}' is neither a trace nor JSON: {error}") from None
+        return parse_json(data)
+    except PlainDataError as error:
+        raise TimesError(f"times: '{path}' is no trace, and {error}") from None
 
 
 def _stated(units: Units, document: Any, where: str) -> tuple[Units, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathways.dialect import loop_of_op
 from pathways.dialect.attributes.call_times import CallKey, CallTimes
 from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.operations.operation import symbol_name
+from pathways.dialect.plain_data import PlainDataError, parse_json
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.relations.order import Event
 from pathways.passes.measured.durations import measured_durations, of_program
@@ -151,13 +151,13 @@ def _read(path: str, program: str) -> Mapping[str, Any]:
         data = Path(path).read_bytes()
         if is_trace(data):
             return measured_durations(of_program(read_trace(data), program))
-        document = json.loads(data)
+        document = parse_json(data)
     except OSError as error:
         raise TimesError(f"'{path}': {error.strerror}") from None
     except TraceError as error:
         raise TimesError(f"'{path}': {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise TimesError(f"'{path}' is not JSON: {error}") from None
+    except PlainDataError as error:
+        raise TimesError(f"'{path}' is {error}") from None
     if not isinstance(document, dict):
         raise TimesError(f"'{path}': expected an object with {', '.join(SECTIONS)}")
     return document

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from pathways.dialect.attributes.call_times import CallKey
 from pathways.dialect.attributes.origins import Origin
+from pathways.dialect.plain_data import PlainDataError, parse_json
 from pathways.passes.measured.durations import by_stage, of_program, times_taken
 from pathways.passes.measured.events import EventLog
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
@@ -154,9 +154,9 @@ def times_in(data: bytes, plan: Plan) -> Times:
         except TraceError as error:
             raise TimesError(str(error)) from None
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TimesError(f"no JSON: {error}") from None
+        document = parse_json(data)
+    except PlainDataError as error:
+        raise TimesError(str(error)) from None
     return read_times(document, plan)
 
 

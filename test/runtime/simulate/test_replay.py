@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,7 +113,7 @@ def test_replay_delays_the_sender_of_a_full_channel():
 
 def test_replay_runs_one_of_overlapping_slices_at_a_time():
     plan = plan_of(pipeline(gpipe, 2, 3), "step")
-    shared = {name: dataclasses.replace(spec, overlap=True) for name, spec in plan.slices.items()}
+    shared = {name: msgspec.structs.replace(spec, overlap=True) for name, spec in plan.slices.items()}
     assert simulate(dataclasses.replace(plan, slices=shared)).step_time == 12
 
 

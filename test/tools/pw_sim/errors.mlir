@@ -18,8 +18,8 @@
 // FORM: pw-sim: error: '{{.*}}errors.mlir' is in the form 'unrolled', not 'scheduled'; compile it with pw-compile
 // MISSING: pw-sim: error: cannot open input file '{{.*}}': No such file or directory
 // UNKNOWN: pw-sim: error: '{{.*}}unknown.json': computations: there is no computation 'fnish'; did you mean 'finish'?
-// MALFORMED: pw-sim: error: '{{.*}}malformed.json': no JSON:
-// NO-JSON: pw-sim: error: '{{.*}}.mlir': no JSON:
+// MALFORMED: pw-sim: error: '{{.*}}malformed.json': not JSON:
+// NO-JSON: pw-sim: error: '{{.*}}.mlir': not JSON:
 // NEGATIVE: pw-sim: error: --latency: must be a number from 0 up, got -1
 // RATE: pw-sim: error: --bandwidth: expected a number or a string such as "10GB/s", got 'fast'
 // OUTPUT: pw-sim: error: cannot write output file '/nowhere/t.json': No such file or directory
