@@ -13,8 +13,8 @@ from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
 from pathways.runtime.local.devices import bind
-from pathways.runtime.plan.lower import Stored
 from pathways.runtime.plan.plan import Plan
+from pathways.runtime.plan.stored import Stored
 from pathways.runtime.resources.manager import Binding
 
 

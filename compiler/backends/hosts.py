@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import numpy as np
-
 from pathways.compiler.backends.backend import Backend, Scheduled
 from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.relocation import relocate
@@ -17,7 +15,6 @@ from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.protocol.messages import DeclaredComputation, DeclaredConstant
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
 from pathways.runtime.hosts.splitting.splitting import SplitError, split
 from pathways.runtime.resources.manager import Binding
@@ -108,19 +105,8 @@ def _bound(program: Scheduled, places: dict[str, SlicePlace]) -> BoundProgram:
         program.plan.name,
         bytecode_of(program.module),
         places,
-        {}
-        if stored is None
-        else {
-            name: DeclaredComputation(found.module, found.local, found.effects)
-            for name, found in stored.computations.items()
-        },
-        {}
-        if stored is None
-        else {
-            name: DeclaredConstant(value.dtype.name, value.shape, value.tobytes())
-            for name, found in stored.constants.items()
-            for value in [np.asarray(found)]
-        },
+        {} if stored is None else dict(stored.computations),
+        {} if stored is None else stored.plain_constants(),
         tuple(program.interface.argument_paths),
         tuple(bool(aval.weak_type) for aval in program.interface.out_avals),
     )

@@ -32,9 +32,10 @@ from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.runtime.bundle.file import PROGRAM, Bundle
 from pathways.runtime.bundle.manifest import VERSION_OF_PARTS, BundleError, Constant, Leaf
-from pathways.runtime.plan.lower import Stored, StoredComputation, array_type, plan_of
+from pathways.runtime.plan.lower import array_type, plan_of
 from pathways.runtime.plan.parts import PartCalls, calls_of
 from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Result
+from pathways.runtime.plan.stored import Stored, StoredComputation
 
 _LAPACK = ("potrf", "geqrf", "geev", "gees", "gehrd", "geqp3", "gesdd", "gesvd", "getrf", "gtsv", "trsm")
 _LAPACK_REAL = ("orgqr", "ormqr", "syevd", "sytrd")

@@ -76,27 +76,11 @@ from pathways.runtime.plan.plan import (
     Step,
     Transfer,
 )
+from pathways.runtime.plan.stored import Stored, StoredComputation
 
 _LOCAL = frozenset({"stablehlo.concatenate", "stablehlo.slice"})
 _MESH = re.compile(r"<@(\w+)")
 _SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings", "arg_attrs", "res_attrs")
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredComputation:
-    """A computation that the module only declares; see `Computation`."""
-
-    module: bytes
-    local: bool
-    effects: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """What a bundle keeps outside of the module, by name: computations, and the arrays of constants."""
-
-    computations: Mapping[str, StoredComputation]
-    constants: Mapping[str, object]
 
 
 def plan_of(

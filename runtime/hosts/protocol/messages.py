@@ -13,6 +13,7 @@ import jaxlib
 import msgspec
 
 from pathways.runtime.control.reports import HostReport
+from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
 PROTOCOL = 14
 """Raised whenever a message changes."""
@@ -149,22 +150,6 @@ class Ready(Message, frozen=True):
 # From the controller.
 
 
-class DeclaredComputation(msgspec.Struct, frozen=True):
-    """A computation that a module only declares; see `plan.lower.StoredComputation`."""
-
-    module: bytes
-    local: bool
-    effects: bool
-
-
-class DeclaredConstant(msgspec.Struct, frozen=True):
-    """A constant that a module only declares: its bytes, in C order."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
 class Load(Message, frozen=True):
     """Compiles the part of a program that a host runs.
 
@@ -191,8 +176,8 @@ class Load(Message, frozen=True):
     program: int
     name: str
     module: bytes
-    computations: dict[str, DeclaredComputation]
-    constants: dict[str, DeclaredConstant]
+    computations: dict[str, StoredComputation]
+    constants: dict[str, StoredConstant]
     island: int
     devices: dict[str, tuple[int, ...]]
     owners: dict[str, tuple[int, ...]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pathways.runtime.hosts.protocol.messages import DeclaredComputation, DeclaredConstant, DeviceLayout
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
+from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
 
 class SlicePlace(msgspec.Struct, frozen=True):
@@ -43,8 +44,8 @@ class BoundProgram(msgspec.Struct, frozen=True):
     name: str
     module: bytes
     slices: dict[str, SlicePlace]
-    computations: dict[str, DeclaredComputation]
-    constants: dict[str, DeclaredConstant]
+    computations: dict[str, StoredComputation]
+    constants: dict[str, StoredConstant]
     argument_names: tuple[str, ...]
     weak_results: tuple[bool, ...]
 
@@ -87,8 +88,8 @@ class IslandPart(msgspec.Struct, frozen=True):
     outputs: tuple[IslandPort, ...]
     argument_names: tuple[str, ...]
     weak_results: tuple[bool, ...]
-    computations: dict[str, DeclaredComputation]
-    constants: dict[str, DeclaredConstant]
+    computations: dict[str, StoredComputation]
+    constants: dict[str, StoredConstant]
 
 
 class SplitProgram(msgspec.Struct, frozen=True):

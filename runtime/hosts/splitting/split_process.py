@@ -17,8 +17,9 @@ from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest, read, write
-from pathways.runtime.hosts.splitting.splitting import split, stored_of
+from pathways.runtime.hosts.splitting.splitting import split
 from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.plan.stored import Stored
 
 MOST_BYTES = 8 << 30
 """The memory that it may use, in bytes of address space."""
@@ -32,7 +33,9 @@ def answer_to(request: SplitRequest) -> SplitAnswer:
         try:
             module = ir.Module.parse(program.module, context)
             run_passes(module, [VerifySchedule()])
-            plan = plan_of(module, program.name, stored_of(program), proved=True)
+            plan = plan_of(
+                module, program.name, Stored.of(program.computations, program.constants), proved=True
+            )
             parts = split(program, plan, context, request.ahead, together=request.together)
         except (ir.MLIRError, PassFailure):
             what = " ".join(seen.errors[0].message.split()) if seen.errors else "it cannot be parsed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import ops_named
@@ -26,8 +25,9 @@ from pathways.runtime.hosts.protocol.programs import (
     SplitProgram,
 )
 from pathways.runtime.hosts.splitting.ahead import share, steps_ahead
-from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
+from pathways.runtime.plan.lower import host_plans_of
 from pathways.runtime.plan.plan import Argument, Plan, Replicas, Result, Send, Slot, Transfer
+from pathways.runtime.plan.stored import Stored
 
 
 class SplitError(PathwaysError, ValueError):
@@ -56,25 +56,14 @@ def split(
     with parts.context:
         steps = steps_ahead(ahead, parts, plan, program.slices, together=together)
         make_room(parts, steps)
-    plans = host_plans_of(parts, program.name, stored_of(program), proved=True)
+    plans = host_plans_of(
+        parts, program.name, Stored.of(program.computations, program.constants), proved=True
+    )
     return SplitProgram(
         {island: _part(own, _module_of(parts, island), program) for island, own in plans.items()},
         crossing=sum(_count(own, Send) for own in plans.values()),
         inner=max((_count(own, Transfer) for own in plans.values()), default=0),
         share=share(ahead, steps),
-    )
-
-
-def stored_of(program: BoundProgram) -> Stored | None:
-    """What the module only declares; None when it has all."""
-    if not (program.computations or program.constants):
-        return None
-    return Stored(
-        {name: StoredComputation(c.module, c.local, c.effects) for name, c in program.computations.items()},
-        {
-            name: np.frombuffer(c.data, np.dtype(c.dtype)).reshape(c.shape)
-            for name, c in program.constants.items()
-        },
     )
 
 

@@ -91,8 +91,9 @@ from pathways.runtime.local import stalls
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.slots import aval_of
-from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
+from pathways.runtime.plan.lower import host_plans_of
 from pathways.runtime.plan.own_part import own_part
+from pathways.runtime.plan.stored import Stored
 from pathways.runtime.resources.cluster import Cluster, Device
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.resources.ports import claimed_port, is_shared
@@ -333,7 +334,9 @@ class Worker:
         context = make_context()
         with context:
             module = ir.Module.parse(message.module)
-            plans = host_plans_of(module, message.name, _stored(message), proved=True)
+            plans = host_plans_of(
+                module, message.name, Stored.of(message.computations, message.constants), proved=True
+            )
         whole = plan = plans[message.island]
         inputs: tuple[int, ...] | None = None
         outputs: tuple[int, ...] = ()
@@ -518,19 +521,6 @@ def _wait_for(tokens: list[Any]) -> str | None:
         except Exception as error:
             return _described(error)
     return None
-
-
-def _stored(message: Load) -> Stored | None:
-    """What the module of a program only declares; None when it has all."""
-    if not (message.computations or message.constants):
-        return None
-    return Stored(
-        {name: StoredComputation(c.module, c.local, c.effects) for name, c in message.computations.items()},
-        {
-            name: np.frombuffer(c.data, jax.numpy.dtype(c.dtype)).reshape(c.shape)
-            for name, c in message.constants.items()
-        },
-    )
 
 
 def _code(message: Load) -> Iterator[bytes]:
