@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland
 
 
@@ -58,17 +59,7 @@ class AskedSlice(Protocol):
     """What is asked for: a `VirtualSlice`, or that of a client of a service; see there."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def axis_names(self) -> tuple[str, ...]: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def island(self) -> str | None: ...
-    @property
-    def overlap(self) -> bool: ...
+    def spec(self) -> SliceSpec: ...
     @property
     def pinned(self) -> tuple[tuple[str, int], ...] | None: ...
     @property
@@ -134,7 +125,7 @@ class ResourceManager[S: AskedSlice]:
         self._check_disjoint(slices, held, program)
         new = [slice for slice in slices if slice not in held]
         # The largest first: what is left over then still fits the small ones.
-        ordered = sorted(new, key=lambda slice: (slice.island is None, -slice.size))
+        ordered = sorted(new, key=lambda slice: (slice.spec.island is None, -slice.spec.size))
         free = self._free(held.values())
         homes = _homes_of_replicas(slices, held, {island[0].island: len(island) for island in free if island})
         chosen = self._place(ordered, free, set(), homes) if homes else None
@@ -145,7 +136,8 @@ class ResourceManager[S: AskedSlice]:
         if chosen is None:
             raise ResourceError(self._shortage(slices, held, program))
         return pinned | {
-            slice: Binding(tuple(chosen[slice]), slice.shape, slice.axis_names, program) for slice in new
+            slice: Binding(tuple(chosen[slice]), slice.spec.shape, slice.spec.axis_names, program)
+            for slice in new
         }
 
     def _pinned(self, slice: S, program: str) -> Binding:
@@ -159,17 +151,17 @@ class ResourceManager[S: AskedSlice]:
         for platform, number in slice.pinned:
             if (platform, number) not in known:
                 raise ResourceError(
-                    f"program {program}: {slice.name} needs device {number} of {platform}, which is not in "
-                    f"the cluster ({', '.join(_room(island) for island in self.cluster.islands)})"
+                    f"program {program}: {slice.spec.name} needs device {number} of {platform}, which is not "
+                    f"in the cluster ({', '.join(_room(island) for island in self.cluster.islands)})"
                 )
         devices = tuple(known[device] for device in slice.pinned)
         islands = dict.fromkeys(device.island for device in devices)
         if len(islands) > 1:
             raise ResourceError(
-                f"program {program}: {slice.name} needs devices on {' and '.join(islands)}; a slice lies on "
-                "one island"
+                f"program {program}: {slice.spec.name} needs devices on {' and '.join(islands)}; a slice "
+                "lies on one island"
             )
-        return Binding(devices, slice.shape, slice.axis_names, program)
+        return Binding(devices, slice.spec.shape, slice.spec.axis_names, program)
 
     def _free(self, taken_by: Iterable[Binding]) -> list[list[Device]]:
         """The devices of each island that none of these bindings has."""
@@ -184,12 +176,12 @@ class ResourceManager[S: AskedSlice]:
 
         No two replicas of a program share any: callers see the slices of all as one mesh.
         """
-        sharing = _largest_of_replicas_first([slice for slice in slices if slice.overlap])
+        sharing = _largest_of_replicas_first([slice for slice in slices if slice.spec.overlap])
         if not sharing:
             return None
-        free = self._free(binding for slice, binding in held.items() if not slice.overlap)
+        free = self._free(binding for slice, binding in held.items() if not slice.spec.overlap)
         alone = self._free(held.values())
-        chosen = self._place([slice for slice in slices if not slice.overlap], alone, set())
+        chosen = self._place([slice for slice in slices if not slice.spec.overlap], alone, set())
         if chosen is None:
             return None
         taken = {device.position for devices in chosen.values() for device in devices}
@@ -212,12 +204,12 @@ class ResourceManager[S: AskedSlice]:
                     key=lambda device: (load[device.position], device.position),
                 )
                 for island, devices in zip(self.cluster.islands, free, strict=True)
-                if slice.island in (None, island.name)
+                if slice.spec.island in (None, island.name)
             ]
-            room = next((room for room in rooms if len(room) >= slice.size), None)
+            room = next((room for room in rooms if len(room) >= slice.spec.size), None)
             if room is None:
                 return None
-            chosen[slice] = sorted(room[: slice.size], key=lambda device: device.position)
+            chosen[slice] = sorted(room[: slice.spec.size], key=lambda device: device.position)
             for device in chosen[slice]:
                 load[device.position] += 1
                 owners[device.position].add(own)
@@ -257,9 +249,9 @@ class ResourceManager[S: AskedSlice]:
         costs = self._costs(first)
         candidates = []
         for number, (island, free) in enumerate(zip(self.cluster.islands, islands, strict=True)):
-            if homes.get(first, first.island) in (None, island.name) and len(free) >= first.size:
+            if homes.get(first, first.spec.island) in (None, island.name) and len(free) >= first.spec.size:
                 ranked = sorted(free, key=lambda device: (costs[device.position], device.position))
-                best = sorted(ranked[: first.size], key=lambda device: device.position)
+                best = sorted(ranked[: first.spec.size], key=lambda device: device.position)
                 candidates.append((sorted(costs[device.position] for device in best)[::-1], number, best))
         for _, number, best in sorted(candidates, key=lambda candidate: candidate[:2]):
             left = list(islands)
@@ -289,17 +281,18 @@ class ResourceManager[S: AskedSlice]:
           ResourceError: two have one.
         """
         for (left, a), (right, b) in itertools.combinations(held.items(), 2):
-            if left.overlap and right.overlap and not _are_replicas(_replica(left), _replica(right)):
+            is_shared = left.spec.overlap and right.spec.overlap
+            if is_shared and not _are_replicas(_replica(left), _replica(right)):
                 continue
             shared = sorted(set(a.positions) & set(b.positions))
             if not shared:
                 continue
-            if sum(slice.size for slice in slices if not slice.overlap) > len(self.cluster.devices):
+            if sum(slice.spec.size for slice in slices if not slice.spec.overlap) > len(self.cluster.devices):
                 raise ResourceError(self._shortage(slices, {}, program))
             is_one_set = left.device_set is right.device_set
             others = "" if is_one_set else ", or make both from one device set before either is used"
             raise ResourceError(
-                f"program {program}: its slices {left.name} and {right.name} share devices "
+                f"program {program}: its slices {left.spec.name} and {right.spec.name} share devices "
                 f"{_ranges(shared)}, to which programs {a.program} and {b.program} bound one each; "
                 f"release one of them with pathways.release, and this program binds it to others{others}"
             )
@@ -309,7 +302,7 @@ class ResourceManager[S: AskedSlice]:
 
         Only slices of the program itself can be in the way: with those of others it shares devices.
         """
-        devices, needed = len(self.cluster.devices), sum(slice.size for slice in slices)
+        devices, needed = len(self.cluster.devices), sum(slice.spec.size for slice in slices)
         lines = [
             f"program {program}: not enough devices: it needs {needed}, no two of its slices on one device "
             f"({', '.join(_need(slice) for slice in slices)}); there are {devices} "
@@ -317,11 +310,11 @@ class ResourceManager[S: AskedSlice]:
         ]
         if needed <= devices:
             lines += [
-                f"  {slice.name} has devices {_ranges(binding.positions)} since program {binding.program}; "
-                "pathways.release(slice) gives them back"
+                f"  {slice.spec.name} has devices {_ranges(binding.positions)} "
+                f"since program {binding.program}; pathways.release(slice) gives them back"
                 for slice, binding in held.items()
             ]
-        if any(slice.overlap and slice.device_set.replicas > 1 for slice in slices):
+        if any(slice.spec.overlap and slice.device_set.replicas > 1 for slice in slices):
             lines.append("  slices with overlap=True may share some, but none with those of another replica")
         remedy = self.remedy or (MORE_CPU_DEVICES if self.cluster.platform == "cpu" else None)
         if remedy is not None:
@@ -347,10 +340,10 @@ def _homes_of_replicas[S: AskedSlice](
     homes: dict[S, str] = {}
     # Those that have an island already come first.
     for group in sorted(groups.values(), key=lambda group: not any(slice in held for slice in group)):
-        islands = {held[slice].island if slice in held else slice.island for slice in group} - {None}
+        islands = {held[slice].island if slice in held else slice.spec.island for slice in group} - {None}
         if len(islands) > 1:
             return {}
-        size = sum(slice.size for slice in group if slice not in held)
+        size = sum(slice.spec.size for slice in group if slice not in held)
         fitting = [name for name, room in left.items() if room >= size and islands <= {name}]
         if not fitting:
             return {}
@@ -382,7 +375,9 @@ def _are_replicas(left: tuple[AskedSet, int], right: tuple[AskedSet, int]) -> bo
 
 
 def _need(slice: AskedSlice) -> str:
-    return f"{slice.name}: {slice.size}" + ("" if slice.island is None else f" on {slice.island}")
+    return f"{slice.spec.name}: {slice.spec.size}" + (
+        "" if slice.spec.island is None else f" on {slice.spec.island}"
+    )
 
 
 def _room(island: DeviceIsland) -> str:

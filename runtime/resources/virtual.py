@@ -101,6 +101,8 @@ class VirtualSlice(OfProcess):
         self.device_set = device_set
         self.shape = _checked_shape(shape)
         self.axis_names = _checked_axes(axis_names, self.shape)
+        if island is not None and not (isinstance(island, str) and island):
+            raise ValueError(f"island={island!r}: expected the name of an island")
         self.island = island
         if name is not None and not _SYMBOL.fullmatch(name):
             raise ValueError(f"slice name {name!r}: expected a letter or _, then letters, digits and _")

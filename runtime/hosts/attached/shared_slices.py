@@ -55,15 +55,5 @@ class SharedSlices(ResourceManager[VirtualSlice]):
     def _asked(self, slice: VirtualSlice) -> SliceAsked:
         # The number of a set is that of the first slice that asked.
         number = self._sets.setdefault(slice.device_set, slice.number)
-        return SliceAsked(
-            slice.number,
-            slice.name,
-            slice.shape,
-            slice.axis_names,
-            slice.island,
-            slice.overlap,
-            slice.pinned,
-            slice.replica,
-            number,
-            slice.device_set.replicas,
-        )
+        replicas = slice.device_set.replicas
+        return SliceAsked(slice.number, slice.spec, slice.pinned, slice.replica, number, replicas)

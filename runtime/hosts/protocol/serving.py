@@ -40,6 +40,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Unload,
 )
 from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPort
+from pathways.runtime.plan.plan import SliceSpec
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -142,16 +143,15 @@ class SliceAsked(msgspec.Struct, frozen=True):
 
     Attributes:
       number: its number, which no other slice of the client has had.
+      spec: what it is.
+      pinned: the devices that it must have.
+      replica: which replica of the program it is of.
       device_set: the number of its set.
       replicas: how many times each slice of that set exists.
     """
 
     number: int
-    name: str
-    shape: tuple[int, ...]
-    axis_names: tuple[str, ...]
-    island: str | None
-    overlap: bool
+    spec: SliceSpec
     pinned: tuple[tuple[str, int], ...] | None
     replica: int
     device_set: int

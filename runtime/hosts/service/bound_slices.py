@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 
 from pathways.runtime.hosts.protocol.messages import MessageError
 from pathways.runtime.hosts.protocol.serving import AskForDevices, DevicesBound, SliceAsked
 from pathways.runtime.hosts.service.served_client import ServedClient
+from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.cluster import MORE_OF_SERVICE, Cluster
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
 
@@ -27,19 +27,10 @@ class ServedSet:
 class ServedSlice:
     """A slice of a client; see `VirtualSlice`."""
 
-    name: str
-    shape: tuple[int, ...]
-    axis_names: tuple[str, ...]
-    island: str | None
-    overlap: bool
+    spec: SliceSpec
     pinned: tuple[tuple[str, int], ...] | None
     replica: int
     device_set: ServedSet
-
-    @property
-    def size(self) -> int:
-        """The number of devices."""
-        return math.prod(self.shape)
 
 
 class BoundSlices:
@@ -93,15 +84,8 @@ class BoundSlices:
     def _slice(self, client: ServedClient, asked: SliceAsked) -> ServedSlice:
         if (known := self._slices.get((client, asked.number))) is not None:
             return known
-        if len(asked.shape) != len(asked.axis_names) or min(asked.shape, default=0) < 1:
-            raise MessageError(f"slice {asked.name} has shape {asked.shape} and axes {asked.axis_names}")
-        return ServedSlice(
-            asked.name,
-            asked.shape,
-            asked.axis_names,
-            asked.island,
-            asked.overlap,
-            asked.pinned,
-            asked.replica,
-            self._sets.setdefault((client, asked.device_set), ServedSet(asked.replicas)),
-        )
+        spec = asked.spec
+        if not spec.shape or len(spec.shape) != len(spec.axis_names):
+            raise MessageError(f"slice {spec.name} has shape {spec.shape} and axes {spec.axis_names}")
+        served_set = self._sets.setdefault((client, asked.device_set), ServedSet(asked.replicas))
+        return ServedSlice(spec, asked.pinned, asked.replica, served_set)
