@@ -11,6 +11,7 @@ from pathways.dialect.attributes.meshes import Sharding, replicated
 from pathways.dialect.attributes.names import BLOCK, CONSTANT, DONATED, LOOP, REPLICA, SHARDING, SLICE
 from pathways.dialect.attributes.replica_ports import ReplicaPort
 from pathways.dialect.attributes.shardings import mesh_of, read_mesh, read_sharding
+from pathways.dialect.operations import ops
 from pathways.dialect.operations.loops import is_unrolled, loop_of_op
 from pathways.dialect.operations.operation import (
     PwOp,
@@ -20,21 +21,6 @@ from pathways.dialect.operations.operation import (
     op_has,
     referenced_symbols,
     symbol_name,
-)
-from pathways.dialect.operations.ops import (
-    AllGatherOp,
-    AllReduceOp,
-    CarryOp,
-    ChannelOp,
-    LaunchOp,
-    LoopOp,
-    NextOp,
-    ReduceOp,
-    ReduceScatterOp,
-    SliceOp,
-    SplitOp,
-    TransferOp,
-    UntilOp,
 )
 from pathways.dialect.operations.placement import (
     Slices,
@@ -138,7 +124,7 @@ def _check_end_of_turn(program: ProgramView, op: ir.OpView, reads: set[str], rep
             verb = _VERBS[type(op)]
             report(op, f"{verb} a value of a microbatch of @{loop}, which @{own} is not inside of")
         return
-    if isinstance(op, ReduceOp):
+    if isinstance(op, ops.ReduceOp):
         strange = reads - {op.loop}
         none = len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])
     else:
@@ -148,10 +134,10 @@ def _check_end_of_turn(program: ProgramView, op: ir.OpView, reads: set[str], rep
 
 
 _VERBS: Mapping[type[PwOp], str] = {
-    SplitOp: "splits",
-    CarryOp: "starts from",
-    ReduceOp: "reduces",
-    NextOp: "passes on",
+    ops.SplitOp: "splits",
+    ops.CarryOp: "starts from",
+    ops.ReduceOp: "reduces",
+    ops.NextOp: "passes on",
 }
 
 
@@ -181,22 +167,22 @@ def carries_go_on(program: ProgramView, report: Report) -> None:
     """Exactly one `pw.next` gives the next value of a carried value, on the slice that it lives on."""
     counts: dict[ir.Value, int] = {}
     for op in program.ops:
-        if isinstance(op, NextOp):
+        if isinstance(op, ops.NextOp):
             counts[op.operands[0]] = counts.get(op.operands[0], 0) + 1
             here, there = (program.slices.get(value) for value in (op.results[0], op.operands[0]))
             if here != there:
                 where = [_names(places) if places else "no slice" for places in (here, there)]
                 report(op, f"is on {where[0]}, but what it passes on is carried on {where[1]}")
     for op in program.ops:
-        if isinstance(op, CarryOp) and counts.get(op.results[0], 0) != 1:
+        if isinstance(op, ops.CarryOp) and counts.get(op.results[0], 0) != 1:
             report(op, f"is passed on by {counted(counts.get(op.results[0], 0), 'pw.next')}, expected 1")
 
 
 def chunks_end(program: ProgramView, report: Report) -> None:
     """A loop with a `chunk` has exactly one `pw.until`."""
-    ends = Counter(op.loop for op, _ in program.ops_of(UntilOp))
+    ends = Counter(op.loop for op, _ in program.ops_of(ops.UntilOp))
     for name, op in program.symbols.items():
-        if isinstance(op, LoopOp) and op.chunk is not None and ends[name] != 1:
+        if isinstance(op, ops.LoopOp) and op.chunk is not None and ends[name] != 1:
             report(op, f"has a `chunk` and {counted(ends[name], 'pw.until')}, expected 1")
 
 
@@ -213,7 +199,9 @@ def microbatches_exist(program: ProgramView, report: Report) -> None:
         if loop not in counts:
             counts[loop] = program.symbols[loop].turns
         named = (
-            [o.microbatch for o in op.origins if o.microbatch is not None] if isinstance(op, LaunchOp) else []
+            [o.microbatch for o in op.origins if o.microbatch is not None]
+            if isinstance(op, ops.LaunchOp)
+            else []
         )
         microbatch = max([op.microbatch, *named])
         if microbatch >= counts[loop]:
@@ -222,21 +210,21 @@ def microbatches_exist(program: ProgramView, report: Report) -> None:
 
 def reductions_are_rolled(program: ProgramView, report: Report) -> None:
     """A reduction reads one value, which represents that of each microbatch."""
-    for op, read in program.ops_of(ReduceOp):
+    for op, read in program.ops_of(ops.ReduceOp):
         if len(read) != 1:
             report(op, f"has {len(read)} operands before the loop @{op.loop} is unrolled, expected 1")
 
 
 def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
     """A reduction reads the value of each microbatch."""
-    for op, read in program.ops_of(ReduceOp):
+    for op, read in program.ops_of(ops.ReduceOp):
         if len(read) != program.symbols[op.loop].turns:
             report(op, f"has {len(read)} operands for the microbatches of the loop @{op.loop}")
 
 
 def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
     """A sum over replicas reads one value, which represents that of each replica."""
-    for op, read in program.ops_of(AllReduceOp):
+    for op, read in program.ops_of(ops.AllReduceOp):
         if len(read) != 1:
             report(op, f"has {len(read)} operands before there are replicas, expected 1")
 
@@ -244,9 +232,9 @@ def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
 def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
     """What replicas exchange lies alike over different slices of one mesh."""
     layouts = None
-    for op, _ in program.ops_of(AllReduceOp, ReduceScatterOp, AllGatherOp):
+    for op, _ in program.ops_of(ops.AllReduceOp, ops.ReduceScatterOp, ops.AllGatherOp):
         layouts = layouts or Layouts(program.module)
-        for value in () if isinstance(op, AllReduceOp) else op.results:
+        for value in () if isinstance(op, ops.AllReduceOp) else op.results:
             for name in program.slices.get(value, ()):
                 shape = ir.RankedTensorType(value.type).shape
                 problem = layouts.of(value, name).problem(shape, program.meshes[name])
@@ -281,7 +269,7 @@ def blocks_are_there(program: ProgramView, report: Report) -> None:
 def replicas_are_one(program: ProgramView, report: Report) -> None:
     """No slice represents several replicas."""
     for op in program.symbols.values():
-        if isinstance(op, SliceOp) and op.replicas is not None:
+        if isinstance(op, ops.SliceOp) and op.replicas is not None:
             report(op, "has `replicas`; run pw-replicate")
 
 
@@ -322,7 +310,7 @@ def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
 
 def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
     """What moves does not live on the destination, and leaves from where it lives, by devices that exist."""
-    channels = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
+    channels = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ops.ChannelOp)}
     for op, read in program.ops_with(Trait.TRANSFERS):
         sources = dict.fromkeys(program.slices.get(value) for value in read)
         if len(sources) > 1 and None not in sources:
@@ -333,7 +321,7 @@ def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
 
 
 def _check_move(
-    program: ProgramView, op: TransferOp, places: Slices, channels: Mapping[str, str], report: Report
+    program: ProgramView, op: ops.TransferOp, places: Slices, channels: Mapping[str, str], report: Report
 ) -> None:
     slice_, channel, routes = op.slice, op.channel, op.routes
     if slice_ in places:
@@ -401,7 +389,7 @@ def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
                 check(program.main, f"{what} #{number}", attrs.get(SHARDING), read_slices(attrs[SLICE])[0])
     launched: set[tuple[str, str]] = set()
     for op in program.ops:
-        if isinstance(op, LaunchOp):
+        if isinstance(op, ops.LaunchOp):
             launched.add((op.callee, op.slice))
         elif isinstance(op, PwOp) and "sharding" in op.fields() and op.slice is not None:
             check(op, "what it makes", op.sharding, op.slice)
@@ -418,7 +406,7 @@ def operands_lie_as_taken(program: ProgramView, report: Report) -> None:
         return
     layouts = Layouts(program.module)
     taken: dict[str, list[Mapping[str, ir.Attribute]]] = {}
-    for op, read in program.ops_of(LaunchOp):
+    for op, read in program.ops_of(ops.LaunchOp):
         callee = op.callee
         if callee not in taken:
             taken[callee] = list(argument_attrs(program.symbols[callee]))
@@ -477,12 +465,14 @@ def one_order_per_queue(program: ProgramView, report: Report) -> None:
     """No two launches or sends that are in one queue have one position."""
     queues = device_queues(program.module)
     taken: dict[tuple[str, int], ir.OpView] = {}
-    sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
+    sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ops.ChannelOp)}
     for op, _ in program.ops_with(Trait.ORDERED):
         slice = sources[op.channel] if op_has(op, Trait.TRANSFERS) else op.slice
         other = taken.setdefault((queues[slice], op.order), op)
         if other is not op:
-            what = f"launch of @{other.callee}" if isinstance(other, LaunchOp) else f"send to @{other.slice}"
+            what = (
+                f"launch of @{other.callee}" if isinstance(other, ops.LaunchOp) else f"send to @{other.slice}"
+            )
             report(op, f"has order {op.order} on @{slice}, which the {what} has too")
 
 

@@ -12,31 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.names import FORM, HOST, IFRT_FUNCTION, MAIN, NUMBER, SLICE, TOPOLOGY
+from pathways.dialect.operations import ops
 from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named, parts_of, symbol_name
-from pathways.dialect.operations.ops import (
-    AllGatherOp,
-    AllReduceOp,
-    CarryOp,
-    ChannelOp,
-    ConstantOp,
-    IndexOp,
-    LaunchOp,
-    LoopOp,
-    MirrorOp,
-    NextOp,
-    RecvOp,
-    ReduceOp,
-    ReduceScatterOp,
-    ReleaseOp,
-    RepeatOp,
-    ReplicaOp,
-    RunOp,
-    SendOp,
-    SliceOp,
-    SplitOp,
-    TransferOp,
-    UntilOp,
-)
 from pathways.dialect.relations import host_relations, part_relations, relations
 from pathways.dialect.relations.host_relations import JointRelation
 from pathways.dialect.relations.program_view import ProgramView
@@ -72,7 +49,7 @@ class Form:
     """
 
     name: str
-    symbols: frozenset[type[PwOp]] = frozenset({SliceOp, ConstantOp, LoopOp})
+    symbols: frozenset[type[PwOp]] = frozenset({ops.SliceOp, ops.ConstantOp, ops.LoopOp})
     main: frozenset[type[PwOp]] = frozenset()
     hosts: bool = False
     glue: bool = False
@@ -143,15 +120,15 @@ class Form:
 _MISSING = {SLICE: "is not placed", NUMBER: "does not belong to the program"}
 
 _HINTS = {
-    ("unrolled", UntilOp): "; run pw-split-chunks",
-    ("unrolled", AllReduceOp): "; run pw-lower-all-reduces",
-    ("unrolled", ReduceScatterOp): "; run pw-lower-all-reduces",
-    ("unrolled", AllGatherOp): "; run pw-lower-all-reduces",
-    ("unrolled", ReplicaOp): "; run pw-replicate",
-    ("ordered", SplitOp): "; run pw-unroll-microbatches",
-    ("unrolled", SplitOp): "; run pw-unroll-microbatches",
-    ("scheduled", ReduceOp): "; run pw-accumulate",
-    ("scheduled", SplitOp): "; run pw-unroll-microbatches",
+    ("unrolled", ops.UntilOp): "; run pw-split-chunks",
+    ("unrolled", ops.AllReduceOp): "; run pw-lower-all-reduces",
+    ("unrolled", ops.ReduceScatterOp): "; run pw-lower-all-reduces",
+    ("unrolled", ops.AllGatherOp): "; run pw-lower-all-reduces",
+    ("unrolled", ops.ReplicaOp): "; run pw-replicate",
+    ("ordered", ops.SplitOp): "; run pw-unroll-microbatches",
+    ("unrolled", ops.SplitOp): "; run pw-unroll-microbatches",
+    ("scheduled", ops.ReduceOp): "; run pw-accumulate",
+    ("scheduled", ops.SplitOp): "; run pw-unroll-microbatches",
 }
 
 _ALWAYS = (
@@ -177,15 +154,20 @@ _LIES = (relations.operands_lie_as_taken,)
 _CORRESPONDS = (*_LIES, relations.shards_correspond)
 _ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
 
-_BEFORE_UNROLLING = {LaunchOp: ("microbatch", "order"), TransferOp: ("microbatch", "order", "channel")}
-_IN_PIECES = {**_BEFORE_UNROLLING, TransferOp: (*_BEFORE_UNROLLING[TransferOp], "routes")}
-_OF_ONE_MICROBATCH = {LaunchOp: (("loop", "microbatch"),), TransferOp: (("loop", "microbatch"),)}
-_PLACED_LOOPS = {SplitOp: ("slice",), ReduceOp: ("slice",), AllReduceOp: ("slice",)}
-_WITH_SLICE = {**_PLACED_LOOPS, CarryOp: ("slice",), NextOp: ("slice",)}
-_WITH_ORDER = {LaunchOp: ("order",), TransferOp: ("order", "channel"), ReduceOp: ("slice",)}
-_LOOPS = frozenset({SplitOp, ReduceOp, AllReduceOp, CarryOp, NextOp, IndexOp, UntilOp})
-_BLOCKS = frozenset({ReduceScatterOp, AllGatherOp, ReplicaOp})
-_CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
+_BEFORE_UNROLLING = {
+    ops.LaunchOp: ("microbatch", "order"),
+    ops.TransferOp: ("microbatch", "order", "channel"),
+}
+_IN_PIECES = {**_BEFORE_UNROLLING, ops.TransferOp: (*_BEFORE_UNROLLING[ops.TransferOp], "routes")}
+_OF_ONE_MICROBATCH = {ops.LaunchOp: (("loop", "microbatch"),), ops.TransferOp: (("loop", "microbatch"),)}
+_PLACED_LOOPS = {ops.SplitOp: ("slice",), ops.ReduceOp: ("slice",), ops.AllReduceOp: ("slice",)}
+_WITH_SLICE = {**_PLACED_LOOPS, ops.CarryOp: ("slice",), ops.NextOp: ("slice",)}
+_WITH_ORDER = {ops.LaunchOp: ("order",), ops.TransferOp: ("order", "channel"), ops.ReduceOp: ("slice",)}
+_LOOPS = frozenset(
+    {ops.SplitOp, ops.ReduceOp, ops.AllReduceOp, ops.CarryOp, ops.NextOp, ops.IndexOp, ops.UntilOp}
+)
+_BLOCKS = frozenset({ops.ReduceScatterOp, ops.AllGatherOp, ops.ReplicaOp})
+_CHANNELS = frozenset({ops.SliceOp, ops.ConstantOp, ops.LoopOp, ops.ChannelOp})
 
 TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
 # What Shardy's MPMD compiler makes: fragments on the meshes of a topology.
@@ -194,7 +176,7 @@ MPMD = Form("mpmd", foreign=True)
 IFRT = Form("ifrt", foreign=True)
 IMPORTED = Form(
     "imported",
-    main=frozenset({LaunchOp}) | _LOOPS,
+    main=frozenset({ops.LaunchOp}) | _LOOPS,
     glue=True,
     lacks=_BEFORE_UNROLLING,
     relations=(*_ALWAYS, *_CARRIES, *_OF_ONE_REPLICA),
@@ -203,12 +185,12 @@ IMPORTED = Form(
 LOCATED = dataclasses.replace(
     IMPORTED,
     name="located",
-    needs={**_PLACED_LOOPS, CarryOp: (SLICE,), NextOp: (SLICE,)},
+    needs={**_PLACED_LOOPS, ops.CarryOp: (SLICE,), ops.NextOp: (SLICE,)},
     ports=(SLICE,),
 )
 OUTLINED = Form(
     "outlined",
-    main=frozenset({LaunchOp, MirrorOp}) | _LOOPS,
+    main=frozenset({ops.LaunchOp, ops.MirrorOp}) | _LOOPS,
     needs=_WITH_SLICE,
     lacks=_BEFORE_UNROLLING,
     ports=(SLICE,),
@@ -216,7 +198,7 @@ OUTLINED = Form(
 )
 PLACED = Form(
     "placed",
-    main=frozenset({LaunchOp, MirrorOp, TransferOp}) | _LOOPS,
+    main=frozenset({ops.LaunchOp, ops.MirrorOp, ops.TransferOp}) | _LOOPS,
     needs=_WITH_SLICE,
     lacks=_IN_PIECES,
     ports=(SLICE,),
@@ -234,7 +216,7 @@ SHARDED = dataclasses.replace(
     PLACED,
     name="sharded",
     main=PLACED.main | _BLOCKS,
-    needs={kind: names for kind, names in _WITH_SLICE.items() if kind is not AllReduceOp},
+    needs={kind: names for kind, names in _WITH_SLICE.items() if kind is not ops.AllReduceOp},
     lacks=_BEFORE_UNROLLING,
     relations=(
         *_ROLLED,
@@ -247,8 +229,8 @@ SHARDED = dataclasses.replace(
 # What is issued at once, in modules inside of this one; each of them claims a form, from `sharded` on.
 PARTS = Form(
     "parts",
-    symbols=frozenset({SliceOp}),
-    main=frozenset({RunOp, RepeatOp}),
+    symbols=frozenset({ops.SliceOp}),
+    main=frozenset({ops.RunOp, ops.RepeatOp}),
     ports=(SLICE,),
     relations=(part_relations.parts_are_programs,),
     proofs=(
@@ -261,9 +243,9 @@ PARTS = Form(
 )
 UNROLLED = Form(
     "unrolled",
-    main=frozenset({LaunchOp, ReduceOp, MirrorOp, TransferOp}),
-    needs={ReduceOp: ("slice",)},
-    lacks={LaunchOp: ("order",), TransferOp: ("order", "channel")},
+    main=frozenset({ops.LaunchOp, ops.ReduceOp, ops.MirrorOp, ops.TransferOp}),
+    needs={ops.ReduceOp: ("slice",)},
+    lacks={ops.LaunchOp: ("order",), ops.TransferOp: ("order", "channel")},
     together=_OF_ONE_MICROBATCH,
     ports=(SLICE,),
     relations=_UNROLLED,
@@ -272,7 +254,7 @@ UNROLLED = Form(
 ORDERED = Form(
     "ordered",
     symbols=_CHANNELS,
-    main=frozenset({LaunchOp, ReduceOp, MirrorOp, TransferOp, ReleaseOp}),
+    main=frozenset({ops.LaunchOp, ops.ReduceOp, ops.MirrorOp, ops.TransferOp, ops.ReleaseOp}),
     needs=_WITH_ORDER,
     together=_OF_ONE_MICROBATCH,
     ports=(SLICE,),
@@ -282,7 +264,7 @@ ORDERED = Form(
 SCHEDULED = Form(
     "scheduled",
     symbols=_CHANNELS,
-    main=frozenset({LaunchOp, MirrorOp, TransferOp, ReleaseOp}),
+    main=frozenset({ops.LaunchOp, ops.MirrorOp, ops.TransferOp, ops.ReleaseOp}),
     needs=_WITH_ORDER,
     together=_OF_ONE_MICROBATCH,
     ports=(SLICE,),
@@ -292,15 +274,19 @@ SCHEDULED = Form(
 BOUND = dataclasses.replace(
     SCHEDULED,
     name="bound",
-    needs={**_WITH_ORDER, SliceOp: ("host",)},
+    needs={**_WITH_ORDER, ops.SliceOp: ("host",)},
 )
 SPLIT = Form(
     "host",
     symbols=_CHANNELS,
-    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}),
+    main=frozenset({ops.LaunchOp, ops.MirrorOp, ops.TransferOp, ops.SendOp, ops.RecvOp, ops.ReleaseOp}),
     hosts=True,
-    needs={**_WITH_ORDER, SliceOp: ("host",)},
-    together={**_OF_ONE_MICROBATCH, SendOp: (("loop", "microbatch"),), RecvOp: (("loop", "microbatch"),)},
+    needs={**_WITH_ORDER, ops.SliceOp: ("host",)},
+    together={
+        **_OF_ONE_MICROBATCH,
+        ops.SendOp: (("loop", "microbatch"),),
+        ops.RecvOp: (("loop", "microbatch"),),
+    },
     ports=(SLICE, NUMBER),
     relations=(
         *_PLACED,
@@ -346,8 +332,10 @@ FORMS: Mapping[str, Form] = {
 
 UNCLAIMED = Form(
     "",
-    symbols=frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp}),
-    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}) | _LOOPS | _BLOCKS,
+    symbols=frozenset({ops.SliceOp, ops.ConstantOp, ops.LoopOp, ops.ChannelOp}),
+    main=frozenset({ops.LaunchOp, ops.MirrorOp, ops.TransferOp, ops.SendOp, ops.RecvOp, ops.ReleaseOp})
+    | _LOOPS
+    | _BLOCKS,
     glue=True,
     arrays=False,
     relations=(

@@ -12,32 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
+from pathways.dialect.attributes import names
 from pathways.dialect.attributes.dtypes import dtype_of
 from pathways.dialect.attributes.fields import CALL_TIMES, NATURAL, STRING, UNIT, Kind, symbol
 from pathways.dialect.attributes.fields import SHARDING as SHARDING_KIND
-from pathways.dialect.attributes.names import (
-    ALIASING,
-    ARGUMENT_INFO,
-    BLOCK,
-    BRANCH,
-    CONDITION,
-    CONSTANT,
-    DONATED,
-    HOST,
-    KEYS,
-    LOOP,
-    MAIN,
-    MIRRORED,
-    MOST_DEVICES,
-    MOST_ELEMENTS,
-    NUMBER,
-    REPLICA,
-    RESULT_INFO,
-    SHARDING,
-    SLICE,
-    SPEC,
-    TIMES,
-)
 from pathways.dialect.attributes.replica_ports import is_replica_port
 from pathways.dialect.attributes.shardings import mesh_of, read_mesh, read_sharding, unsupported
 from pathways.dialect.operations.operation import (
@@ -88,22 +66,22 @@ _RESULT_NUMBER = _kind("integer attribute", lambda a: isinstance(a, ir.IntegerAt
 _UNREADABLE = "is or contains a location or complex numbers, which is not allowed"
 
 DISCARDABLE: Mapping[str, Kind] = {
-    SLICE: _PLACEMENT,
-    LOOP: symbol("pw.loop"),
-    MIRRORED: UNIT,
-    CONDITION: STRING,
-    BRANCH: STRING,
-    DONATED: UNIT,
-    CONSTANT: symbol("pw.constant"),
-    SPEC: _SPEC,
-    KEYS: UNIT,
-    HOST: NATURAL,
-    NUMBER: NATURAL,
-    REPLICA: _REPLICA,
-    BLOCK: NATURAL,
-    ALIASING: _RESULT_NUMBER,
-    ARGUMENT_INFO: STRING,
-    RESULT_INFO: STRING,
+    names.SLICE: _PLACEMENT,
+    names.LOOP: symbol("pw.loop"),
+    names.MIRRORED: UNIT,
+    names.CONDITION: STRING,
+    names.BRANCH: STRING,
+    names.DONATED: UNIT,
+    names.CONSTANT: symbol("pw.constant"),
+    names.SPEC: _SPEC,
+    names.KEYS: UNIT,
+    names.HOST: NATURAL,
+    names.NUMBER: NATURAL,
+    names.REPLICA: _REPLICA,
+    names.BLOCK: NATURAL,
+    names.ALIASING: _RESULT_NUMBER,
+    names.ARGUMENT_INFO: STRING,
+    names.RESULT_INFO: STRING,
 }
 """The attributes that arguments, results and operations of other dialects may carry and that passes read."""
 
@@ -164,8 +142,8 @@ class WellFormed:
         if symbol_name(self.module.operation.opview) == "":
             self.report(self.module.operation.opview, "has an empty name, which MLIR prints and cannot read")
         whole = self.module.operation.opview
-        if TIMES in whole.attributes:
-            self.check_kind(whole, f"attribute `{TIMES}`", attribute_of(whole, TIMES), CALL_TIMES)
+        if names.TIMES in whole.attributes:
+            self.check_kind(whole, f"attribute `{names.TIMES}`", attribute_of(whole, names.TIMES), CALL_TIMES)
         for op in self.module.body.operations:
             name = symbol_name(op)
             if name in self.symbols:
@@ -192,8 +170,8 @@ class WellFormed:
             self.report(mesh, f"has an axis of size {min(sizes)}")
             return
         size = math.prod(sizes)
-        if size > MOST_DEVICES:
-            self.report(mesh, f"has {size} devices; a mesh has at most {MOST_DEVICES}")
+        if size > names.MOST_DEVICES:
+            self.report(mesh, f"has {size} devices; a mesh has at most {names.MOST_DEVICES}")
         ids = list(sdy.MeshAttr(mesh.attributes["mesh"]).device_ids)
         if sizes and ids:
             self.report(
@@ -312,7 +290,7 @@ class WellFormed:
                 continue
             if not self.check_kind(op, f"{what}`{name}`", attribute, kind):
                 fine = False
-            elif name == SLICE:
+            elif name == names.SLICE:
                 for slice in read_slices(attribute):
                     fine = self.check_symbol(op, f"{what}`{name}`", slice, "pw.slice") and fine
         return fine
@@ -321,7 +299,7 @@ class WellFormed:
         if not self.check_discardable(function, attributes_of(function)):
             return
         if self.is_program and is_program(function) and not is_public(function):
-            what = "the program" if symbol_name(function) == MAIN else "what a host runs"
+            what = "the program" if symbol_name(function) == names.MAIN else "what a host runs"
             self.report(function, f"must be public: it is {what}")
         self.check_ports(function)
         blocks = function.regions[0].blocks
@@ -348,8 +326,8 @@ class WellFormed:
             return name == "func.return"
         if self._called is None:
             callees = (attributes_of(op).get("callee") for op in nested_ops(self.module.operation.opview))
-            self._called = {MAIN, *(c.value for c in callees if isinstance(c, ir.FlatSymbolRefAttr))}
-        return symbol_name(function) not in self._called and HOST not in function.attributes
+            self._called = {names.MAIN, *(c.value for c in callees if isinstance(c, ir.FlatSymbolRefAttr))}
+        return symbol_name(function) not in self._called and names.HOST not in function.attributes
 
     def check_ports(self, function: ir.OpView) -> None:
         """Checks the attributes of arguments and results."""
@@ -362,9 +340,9 @@ class WellFormed:
                 self.check_discardable(function, attrs, f"{what} #{number}: ")
                 for name in [n for n, value in attrs.items() if value is None and n not in DISCARDABLE]:
                     self.report(function, f"{what} #{number}: `{name}` {_UNREADABLE}")
-                sharding = attrs.get(SHARDING)
+                sharding = attrs.get(names.SHARDING)
                 if sharding is not None:
-                    where = f"{what} #{number}: `{SHARDING}`"
+                    where = f"{what} #{number}: `{names.SHARDING}`"
                     if not SHARDING_KIND.matches(sharding):
                         self.report(
                             function, f"{where} must be a {SHARDING_KIND.description}, got {sharding}"
@@ -414,6 +392,6 @@ def type_problem(type_: ir.Type) -> str | None:
         return "whose shape is not static"
     if dtype_of(type_.element_type) is None:
         return "whose elements have no dtype"
-    if math.prod(type_.shape) > MOST_ELEMENTS:
+    if math.prod(type_.shape) > names.MOST_ELEMENTS:
         return "which has more than 2^48 elements"
     return None

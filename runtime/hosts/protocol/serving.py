@@ -11,34 +11,8 @@ import msgspec
 
 from pathways.runtime.control import errors
 from pathways.runtime.control.errors import Failure, HostError
+from pathways.runtime.hosts.protocol import messages as m
 from pathways.runtime.hosts.protocol.frames import decoded
-from pathways.runtime.hosts.protocol.messages import (
-    Ask,
-    Call,
-    Called,
-    Chunk,
-    ClockTime,
-    Describe,
-    Described,
-    Done,
-    Failed,
-    Fetch,
-    Free,
-    Handshake,
-    Message,
-    MessageError,
-    Ping,
-    Put,
-    ReadClock,
-    Ready,
-    Report,
-    RunTimes,
-    StartTrace,
-    StopTrace,
-    TraceDone,
-    TraceStarted,
-    Unload,
-)
 from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPort
 from pathways.runtime.plan.plan import SliceSpec
 
@@ -62,14 +36,14 @@ class Told(msgspec.Struct, frozen=True):
         """
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, HostError)):
-            raise MessageError(f"no error of hosts is called {self.kind!r}")
+            raise m.MessageError(f"no error of hosts is called {self.kind!r}")
         return Failure(kind, self.text)
 
 
 # From a client.
 
 
-class ForHost(Message, frozen=True):
+class ForHost(m.Message, frozen=True):
     """For a worker.
 
     Attributes:
@@ -82,11 +56,13 @@ class ForHost(Message, frozen=True):
 
     host: int
     start: int
-    message: Put | Chunk | Free | Fetch | Describe | Ask | ReadClock | StartTrace | StopTrace
+    message: (
+        m.Put | m.Chunk | m.Free | m.Fetch | m.Describe | m.Ask | m.ReadClock | m.StartTrace | m.StopTrace
+    )
     is_sent: bool = False
 
 
-class Submit(Message, frozen=True):
+class Submit(m.Message, frozen=True):
     """Asks for a step.
 
     Attributes:
@@ -104,7 +80,7 @@ class Submit(Message, frozen=True):
     free: dict[int, tuple[int, ...]] = {}
 
 
-class SubmitCall(Message, frozen=True):
+class SubmitCall(m.Message, frozen=True):
     """Asks for a call of a function.
 
     Attributes:
@@ -118,11 +94,11 @@ class SubmitCall(Message, frozen=True):
     island: int
     start: int
     hosts: tuple[int, ...]
-    call: Call
+    call: m.Call
     sent: tuple[int, ...] = ()
 
 
-class ReleaseArrays(Message, frozen=True):
+class ReleaseArrays(m.Message, frozen=True):
     """Arrays are no longer held.
 
     Attributes:
@@ -158,7 +134,7 @@ class SliceAsked(msgspec.Struct, frozen=True):
     replicas: int
 
 
-class AskForDevices(Message, frozen=True):
+class AskForDevices(m.Message, frozen=True):
     """Asks for devices of all slices of a program.
 
     Attributes:
@@ -172,13 +148,13 @@ class AskForDevices(Message, frozen=True):
     slices: tuple[SliceAsked, ...]
 
 
-class ReleaseDevices(Message, frozen=True):
+class ReleaseDevices(m.Message, frozen=True):
     """Slices, by their numbers, need their devices no more."""
 
     slices: tuple[int, ...]
 
 
-class LoadProgram(Message, frozen=True):
+class LoadProgram(m.Message, frozen=True):
     """Loads a program on the hosts of its slices."""
 
     request: int
@@ -199,7 +175,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
 
     host: int
     pid: int
-    ready: Ready
+    ready: m.Ready
 
 
 class IslandFacts(msgspec.Struct, frozen=True):
@@ -214,7 +190,7 @@ class IslandFacts(msgspec.Struct, frozen=True):
     hosts: tuple[WorkerFacts, ...]
 
 
-class Admitted(Message, frozen=True):
+class Admitted(m.Message, frozen=True):
     """The first message, on `watch`: the islands that there are.
 
     Attributes:
@@ -232,7 +208,7 @@ class Admitted(Message, frozen=True):
     step_deadline: float | None
 
 
-class ServicePong(Message, frozen=True):
+class ServicePong(m.Message, frozen=True):
     """The answer of a service to `Ping`.
 
     Attributes:
@@ -244,28 +220,24 @@ class ServicePong(Message, frozen=True):
     round_trips: dict[int, float]
 
 
-class Denied(Message, frozen=True):
+class Denied(m.Message, frozen=True):
     """Instead of `Admitted`: why the client is not let in, or does not stay."""
 
     why: str
 
 
-FromWorker = (
-    Done | Called | Chunk | Failed | Described | Report | ClockTime | RunTimes | TraceStarted | TraceDone
-)
+FromWorker = m.Done | m.Called | m.Chunk | m.Failed | m.Described | m.Report | m.FromTracing
 
 
-class FromHost(Message, frozen=True):
+class FromHost(m.Message, frozen=True):
     """A worker says something; see `ForHost`."""
 
     host: int
     start: int
-    message: (
-        Done | Called | Chunk | Failed | Described | Report | ClockTime | RunTimes | TraceStarted | TraceDone
-    )
+    message: FromWorker
 
 
-class PartsDone(Message, frozen=True):
+class PartsDone(m.Message, frozen=True):
     """Workers are done with their parts of a step, and nothing went wrong.
 
     Attributes:
@@ -277,7 +249,7 @@ class PartsDone(Message, frozen=True):
     hosts: tuple[int, ...]
 
 
-class DevicesBound(Message, frozen=True):
+class DevicesBound(m.Message, frozen=True):
     """The answer to `AskForDevices`, whose number it carries.
 
     Attributes:
@@ -291,7 +263,7 @@ class DevicesBound(Message, frozen=True):
     error: str = ""
 
 
-class ProgramLoaded(Message, frozen=True):
+class ProgramLoaded(m.Message, frozen=True):
     """The answer to `LoadProgram`, whose number it carries.
 
     Attributes:
@@ -313,21 +285,21 @@ class ProgramLoaded(Message, frozen=True):
     error: Told | None = None
 
 
-class Refused(Message, frozen=True):
+class Refused(m.Message, frozen=True):
     """A step was not issued, and will not be."""
 
     step: int
     why: Told
 
 
-class Spoiled(Message, frozen=True):
+class Spoiled(m.Message, frozen=True):
     """It is unknown what any host has made of a step."""
 
     step: int
     why: Told
 
 
-class StepIsCut(Message, frozen=True):
+class StepIsCut(m.Message, frozen=True):
     """What some hosts make of a step is an error, whether they are done with it some time or not."""
 
     step: int
@@ -335,7 +307,7 @@ class StepIsCut(Message, frozen=True):
     why: Told
 
 
-class IslandIsLeaving(Message, frozen=True):
+class IslandIsLeaving(m.Message, frozen=True):
     """An island takes nothing new any more."""
 
     island: int
@@ -343,7 +315,7 @@ class IslandIsLeaving(Message, frozen=True):
     why: Told
 
 
-class IslandGone(Message, frozen=True):
+class IslandGone(m.Message, frozen=True):
     """The workers of an island are gone; `is_dead` says whether none take their place."""
 
     island: int
@@ -352,7 +324,7 @@ class IslandGone(Message, frozen=True):
     is_dead: bool
 
 
-class IslandIsBack(Message, frozen=True):
+class IslandIsBack(m.Message, frozen=True):
     """Other workers have taken the place of those of an island."""
 
     island: int
@@ -360,7 +332,7 @@ class IslandIsBack(Message, frozen=True):
 
 
 ToService = (
-    Handshake
+    m.Handshake
     | ForHost
     | Submit
     | SubmitCall
@@ -368,11 +340,11 @@ ToService = (
     | AskForDevices
     | ReleaseDevices
     | LoadProgram
-    | Unload
-    | Ping
+    | m.Unload
+    | m.Ping
 )
 ToClient = (
-    Handshake
+    m.Handshake
     | Admitted
     | Denied
     | FromHost

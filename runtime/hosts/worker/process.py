@@ -36,46 +36,10 @@ from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.launch.cores import pin
 from pathways.runtime.hosts.launch.listening import connect_to, own_address, server_socket
 from pathways.runtime.hosts.launch.ready import FOLDER, Mark
+from pathways.runtime.hosts.protocol import messages as m
 from pathways.runtime.hosts.protocol.doors import call
 from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
 from pathways.runtime.hosts.protocol.joining import WorkerConfig
-from pathways.runtime.hosts.protocol.messages import (
-    CHANNELS,
-    CLIENT_BITS,
-    Ask,
-    Call,
-    Cancel,
-    Chunk,
-    Coordinator,
-    Credit,
-    Describe,
-    Done,
-    Failed,
-    Fetch,
-    ForgetClient,
-    Free,
-    Join,
-    Leave,
-    Leaving,
-    Load,
-    LoadDone,
-    Lost,
-    MessageError,
-    Missed,
-    PeerFound,
-    PeerLost,
-    Ping,
-    Pong,
-    Purpose,
-    Put,
-    ReadClock,
-    Ready,
-    Report,
-    Run,
-    StartTrace,
-    StopTrace,
-    Unload,
-)
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.worker_recording import WorkerRecording
 from pathways.runtime.hosts.worker.calls import Calls
@@ -197,7 +161,7 @@ class Worker:
             work()
         except ConnectionEnded:
             _end()
-        except MessageError as error:
+        except m.MessageError as error:
             print(f"pathways worker: {error}", file=sys.stderr)
             _end()
         except BaseException:
@@ -214,15 +178,15 @@ class Worker:
         while True:
             message = connection.receive()
             match message:
-                case Put():
+                case m.Put():
                     self.store.begin(message)
-                case Chunk():
+                case m.Chunk():
                     self.store.take(message)
-                case Free():
+                case m.Free():
                     self.store.give_up(message.arrays)
-                case Load():
+                case m.Load():
                     self.start(self.load, message)
-                case Credit():
+                case m.Credit():
                     self.credits.add(message)
                 case _:
                     raise _unexpected(message)
@@ -233,17 +197,17 @@ class Worker:
         while True:
             message = connection.receive()
             match message:
-                case Ping():
-                    connection.send(Pong(message.number))
-                case ReadClock():
+                case m.Ping():
+                    connection.send(m.Pong(message.number))
+                case m.ReadClock():
                     self.recording.tell_time(message)
-                case Ask():
-                    connection.send(Report(message.request, self.report()))
-                case Describe():
+                case m.Ask():
+                    connection.send(m.Report(message.request, self.report()))
+                case m.Describe():
                     self.start(self.describe, message)
-                case Lost():
+                case m.Lost():
                     self.peers.lose(message.addresses)
-                case Leave():
+                case m.Leave():
                     _end()
                 case _:
                     raise _unexpected(message)
@@ -253,8 +217,8 @@ class Worker:
         held = {number: bytes_here(array) for number, array in self.store.held().items()}
         clients: dict[int, tuple[int, int]] = {}
         for number, size in held.items():
-            count, total = clients.get(number >> CLIENT_BITS, (0, 0))
-            clients[number >> CLIENT_BITS] = count + 1, total + size
+            count, total = clients.get(number >> m.CLIENT_BITS, (0, 0))
+            clients[number >> m.CLIENT_BITS] = count + 1, total + size
         programs = tuple(sorted(program.name for program in [*self.programs.values()]))
         steps, calls = self.underway.report(), self.calls.report()
         return HostReport(len(held), sum(held.values()), programs, steps, calls, clients)
@@ -262,17 +226,17 @@ class Worker:
     def lose_peer(self, host: int, address: str, why: str) -> None:
         """Tells the controller that another host does not answer."""
         with contextlib.suppress(ConnectionEnded):
-            self.connections["watch"].send(PeerLost(host, address, why))
+            self.connections["watch"].send(m.PeerLost(host, address, why))
 
     def find_peer(self, host: int, address: str) -> None:
         """Tells the controller that another host answers again."""
         with contextlib.suppress(ConnectionEnded):
-            self.connections["watch"].send(PeerFound(host, address))
+            self.connections["watch"].send(m.PeerFound(host, address))
 
     def ask_to_leave(self) -> None:
         """Tells the controller that this process was asked to end."""
         with contextlib.suppress(ConnectionEnded):
-            self.connections["watch"].send(Leaving())
+            self.connections["watch"].send(m.Leaving())
 
     def issue(self) -> None:
         """The dispatch thread: everything that has an order, in that order."""
@@ -280,7 +244,7 @@ class Worker:
         while True:
             for message in connection.receive_some():
                 # Most are steps.
-                if type(message) is Run:
+                if type(message) is m.Run:
                     self.run(message)
                 else:
                     self.take_turn(message)
@@ -288,33 +252,33 @@ class Worker:
     def take_turn(self, message: object) -> None:
         """Does what a message of the dispatch thread says that is no step."""
         match message:
-            case Free():
+            case m.Free():
                 self.store.free(message.arrays)
-            case Fetch():
+            case m.Fetch():
                 self.start(self.send_array, message, self.store.look_up(message.array))
-            case Unload():
+            case m.Unload():
                 if self.programs.pop(message.program, None) is None:
                     self.unneeded.add(message.program)
-            case Call():
+            case m.Call():
                 self.call(message)
-            case ForgetClient():
+            case m.ForgetClient():
                 self.calls.forget(message.client)
-            case Cancel():
+            case m.Cancel():
                 for program, run in message.runs:
                     if program in self.programs:
                         self.programs[program].target.cancel(run, message.hosts)
-            case StartTrace():
+            case m.StartTrace():
                 self.recording.start(message)
-            case StopTrace():
+            case m.StopTrace():
                 self.recording.stop(message)
             case _:
                 raise _unexpected(message)
 
-    def load(self, message: Load) -> None:
+    def load(self, message: m.Load) -> None:
         """Compiles a program, and tells the controller."""
-        self.connections["steps"].send(LoadDone(message.request, self.loaded(message)))
+        self.connections["steps"].send(m.LoadDone(message.request, self.loaded(message)))
 
-    def loaded(self, message: Load) -> str | None:
+    def loaded(self, message: m.Load) -> str | None:
         """Compiles a program; returns what is wrong with it."""
         try:
             hosted = self.hosted(message)
@@ -329,7 +293,7 @@ class Worker:
         self.probes.watch({host: message.probes[host] for host in others})
         return None
 
-    def hosted(self, message: Load) -> Hosted:
+    def hosted(self, message: m.Load) -> Hosted:
         """Compiles a program."""
         context = make_context()
         with context:
@@ -393,14 +357,14 @@ class Worker:
         donated = tuple(n for n, port in enumerate(executable.inputs) if passed[port.number].donated)
         return Hosted(message.name, executable, targets[0], inputs, donated, outputs, count)
 
-    def describe(self, message: Describe) -> None:
+    def describe(self, message: m.Describe) -> None:
         """Says what XLA made of a program."""
         hosted = self.programs.get(message.program)
         executable = None if hosted is None else hosted.executable
         for answer in answers(message.request, executable, text=message.text):
             self.connections["watch"].send(answer)
 
-    def run(self, message: Run) -> None:
+    def run(self, message: m.Run) -> None:
         """Issues a step."""
         if message.run <= self.last:
             # The controller was interrupted, and did not know whether it had asked.
@@ -436,7 +400,7 @@ class Worker:
         self.store.add(message.first, results if program.inputs is None else program.results(results))
         self.underway.issued(message.run)
         if program.target.missed is not None:
-            self.connections["steps"].send(Missed(message.run, program.target.missed))
+            self.connections["steps"].send(m.Missed(message.run, program.target.missed))
         tokens = program.target.tokens
         if tokens:
             self.waiting.put((message.run, program, results, tokens))
@@ -447,7 +411,7 @@ class Worker:
                 return
         self.done(message.run, None, self.wait_for(program, results) if results else _NOTHING)
 
-    def call(self, message: Call) -> None:
+    def call(self, message: m.Call) -> None:
         """Takes a call of a function in its turn."""
         # See `run`.
         if message.call > self.last:
@@ -457,7 +421,7 @@ class Worker:
     def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
         """Tells the controller that a step is done."""
         took = self.underway.done(run)
-        self.connections["steps"].send(Done(run, wrong, failed, took))
+        self.connections["steps"].send(m.Done(run, wrong, failed, took))
 
     def wait(self) -> None:
         """Tells the controller of every step when it is done."""
@@ -483,22 +447,22 @@ class Worker:
                     failed[program.outputs[position]] = f"a result on slice {slice}: {_described(error)}"
         return failed
 
-    def send_array(self, message: Fetch, array: Any) -> None:
+    def send_array(self, message: m.Fetch, array: Any) -> None:
         """Sends what the controller fetches, when it is ready."""
         connection = self.connections["arrays"]
         if isinstance(array, Promised):
             array = array.wait()
         if isinstance(array, Poison):
-            connection.send(Failed(message.request, array.error))
+            connection.send(m.Failed(message.request, array.error))
             return
         try:
             shards = [np.asarray(array.addressable_shards[n].data) for n in message.devices]
         except Exception as error:
-            connection.send(Failed(message.request, _described(error)))
+            connection.send(m.Failed(message.request, _described(error)))
             return
         size = sum(shard.nbytes for shard in shards)
         if message.credit is not None and size != message.size:
-            connection.send(Failed(message.request, f"it has {size} bytes, not {message.size}"))
+            connection.send(m.Failed(message.request, f"it has {size} bytes, not {message.size}"))
             return
         with self.credits.of(message) as credit:
             for shard, data in enumerate(shards):
@@ -509,7 +473,7 @@ class Worker:
                     if not piece:
                         # Nobody wants the rest.
                         return
-                    connection.send_with(Chunk(message.request, shard, offset, len(piece)), piece)
+                    connection.send_with(m.Chunk(message.request, shard, offset, len(piece)), piece)
                     offset += len(piece)
 
 
@@ -523,7 +487,7 @@ def _wait_for(tokens: list[Any]) -> str | None:
     return None
 
 
-def _code(message: Load) -> Iterator[bytes]:
+def _code(message: m.Load) -> Iterator[bytes]:
     """All bytecode of a program."""
     yield message.module
     for computation in message.computations.values():
@@ -535,8 +499,8 @@ def bytes_here(array: Any) -> int:
     return 0 if array.is_deleted() else sum(shard.data.nbytes for shard in array.addressable_shards)
 
 
-def _unexpected(message: object) -> MessageError:
-    return MessageError(f"a worker does not take {type(message).__name__} here")
+def _unexpected(message: object) -> m.MessageError:
+    return m.MessageError(f"a worker does not take {type(message).__name__} here")
 
 
 def _end(code: int = 0) -> None:
@@ -566,7 +530,7 @@ def main() -> int:
     try:
         if config.cores is not None:
             pin(config.first_core, config.cores)
-        connected = {channel: _connected(config, secret, channel) for channel in CHANNELS}
+        connected = {channel: _connected(config, secret, channel) for channel in m.CHANNELS}
         connections = {channel: connection for channel, (connection, _) in connected.items()}
         # What reaches the controller is what other workers shall reach.
         address = connected["watch"][1]
@@ -574,7 +538,7 @@ def main() -> int:
         peers = Peers(jax.devices()[0].client, address, config.ports)
         server = server_socket(address, config.ports)
         mark = Mark(os.environ.get(FOLDER), config.host)
-    except (OSError, MessageError, ResourceError) as error:
+    except (OSError, m.MessageError, ResourceError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
     probes = Probes(
@@ -589,7 +553,7 @@ def main() -> int:
     own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
     worker = Worker(config, connections, peers, cluster.devices, probes)
     connections["watch"].send(
-        Ready(
+        m.Ready(
             cluster.platform,
             tuple(device.id for device in own),
             tuple(device.memory for device in own),
@@ -625,7 +589,7 @@ def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Conne
       OSError: nothing listens there, or it is not reached until the start has had its time.
       MessageError: who listens there does not know the secret.
     """
-    purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
+    purpose = m.Purpose(channel, "worker", config.host, config.epoch, "controller")
     deadline = time.monotonic() + START_SECONDS
     is_told = False
     while True:
@@ -657,9 +621,9 @@ def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Clus
         if config.rank == 0:
             # Until JAX listens there.
             port = stack.enter_context(claimed_port(address, config.ports))
-            watch.send(Coordinator(f"{address}:{port}"))
+            watch.send(m.Coordinator(f"{address}:{port}"))
         told = watch.receive()
-        if not isinstance(told, Join):
+        if not isinstance(told, m.Join):
             raise _unexpected(told)
         distributed.join(
             told.address,
