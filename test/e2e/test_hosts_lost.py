@@ -231,7 +231,7 @@ def test_hosts_report_a_worker_that_does_not_start(monkeypatch):
             super().__init__(config, start)
 
     monkeypatch.setattr(children, "Child", Broken)
-    with refused(HostError, "host 0 did not start (exit code 1)", "| TypeError"):
+    with refused(HostError, "host 0 did not start (exit code 1)", "got `str` - at `$.cpu_devices`"):
         pw.connect(hosts=2)
 
 
