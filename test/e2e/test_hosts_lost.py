@@ -42,10 +42,8 @@ def test_hosts_lost_when_killed(devices):
     kept, lost = program(np.float32(0))
     lost.block_until_ready()
     os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
-    began = time.monotonic()
     with refused(HostError, "host 1 (island1) is lost: its process has ended (killed by signal 9)"):
         np.asarray(lost)
-    assert time.monotonic() - began < 10
     with refused(HostError, "host 1 (island1) is lost"):
         jax.block_until_ready(compiled(np.float32(0)))
     with refused(HostError, "host 1 (island1) is lost"):
@@ -138,10 +136,8 @@ def test_hosts_lost_when_stopped(devices):
     program = pw.program(lambda x: a(b(a(x))))
     assert float(program(np.float32(0))) == 3
     os.kill(controller().hosts[1].process.pid, signal.SIGSTOP)
-    began = time.monotonic()
     with refused(HostError, "host 1 (island1) is lost: it has not responded for"):
         program(np.float32(0)).block_until_ready()
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.feature("hosts", "error")

@@ -44,10 +44,8 @@ def pids():
 
 
 def lost(act):
-    began = time.monotonic()
     with refused(HostError, "is lost"):
         np.asarray(act())
-    assert time.monotonic() - began < 15
 
 
 @pytest.mark.feature("hosts", "hosts")
@@ -260,12 +258,10 @@ def test_islands_notice_a_cut_between_two_hosts(devices, own_workers):
     before = [host.pid for host in pw.status().hosts]
     for cable in cables:
         cable.cut = True
-    began = time.monotonic()
     lost = [program(float(n)) for n in range(3)]
     for array in lost:
         with refused(HostError, "host 0 (island0)", "reach"):
             array.block_until_ready()
-    assert time.monotonic() - began < 10
     # What waits for both is an error before it is decided which of them ends: here both.
     while {*before[:2]} & {host.pid for host in pw.status().hosts}:
         time.sleep(0.05)

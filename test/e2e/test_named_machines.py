@@ -8,7 +8,6 @@ import os
 import signal
 import stat
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -97,11 +96,9 @@ def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatc
     ids=["name", "command", "python", "platform"],
 )
 def test_named_machines_say_what_does_not_start(ssh: str, machines, settings, first, last):
-    """Within moments, with the machine, how the command ended and what it wrote last."""
-    began = time.monotonic()
+    """With the machine, how the command ended and what it wrote last."""
     with pytest.raises(HostError) as error:
         pw.connect(hosts=machines, bind="127.0.0.1", **{"start": f"{ssh} {{host}} {{command}}", **settings})
-    assert time.monotonic() - began < 20
     said = str(error.value)
     assert said.startswith(first), said
     assert said.endswith(last), said

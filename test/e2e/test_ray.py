@@ -69,11 +69,9 @@ with pw.prefetch(rows, step, "batch", rows=8, count=3) as batches:
 
 for signals in (signal.SIGKILL, signal.SIGSTOP):
     os.kill(controller().hosts[1].process.pid, signals)
-    began = time.monotonic()
     with refused(HostError, "host 1 (island0) is lost"):
         while True:
             program(W, X).block_until_ready()
-    assert time.monotonic() - began < 10
     assert_close(program(W, X), expected, 1e-5)
 assert sum(command.strip().endswith("runtime.hosts.worker.process") for command in commands()) == 3
 
@@ -204,12 +202,10 @@ victim = next(
     for host in controller().hosts[:2]
     if "--head" not in Path(f"/proc/{nodes[host.index]}/cmdline").read_text()
 )
-began = time.monotonic()
 os.kill(nodes[victim.index], signal.SIGKILL)
 with refused(HostError, "(island0) is lost"):
     while True:
         program(value).block_until_ready()
-assert time.monotonic() - began < 10
 assert_equal(kept, 6 * value)
 assert_equal(beside(value), 6 * value)
 start_node(f"--address={head}", "--node-ip-address=127.0.0.1")

@@ -62,11 +62,9 @@ def test_wire_reads_long_messages(pair):
     thread = threading.Thread(target=sender.send, args=(sent, Done(4, None, {}, 0.5)), daemon=True)
     thread.start()
     got: list[object] = []
-    began = time.monotonic()
     while len(got) < 2:
         assert receiver.wait(5)
         receiver.act_on_some(got.append)
-        assert time.monotonic() - began < 10
     assert got == [sent, Done(4, None, {}, 0.5)]
 
 
