@@ -20,6 +20,7 @@ import struct
 import sys
 
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect.operations.bindings import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
@@ -59,24 +60,45 @@ def max_text_bytes(size: int) -> int:
     return (64 << 20) + 64 * size
 
 
+_MAX_PROGRAMS = 16
+_MAX_BYTES = 1 << 20
+"""After how many programs, or bytes of them, contexts are made anew: they keep types and attributes."""
+
+
 class ProgramContexts:
-    """Contexts of MLIR, each for one module, so that nothing of it is left."""
+    """Contexts of MLIR: in the first of a pair a program is read, in the second one its text."""
 
     def __init__(self) -> None:
-        self._ready: list[ir.Context] = []
+        self._pairs: dict[bool, tuple[ir.Context, ir.Context]] = {}
+        self._programs = 0
+        self._bytes = 0
+
+    def pair(self, kind: bytes) -> tuple[ir.Context, ir.Context]:
+        """Returns the contexts for a kind of program."""
+        is_ifrt = kind == IFRT
+        if is_ifrt not in self._pairs:
+            self._pairs[is_ifrt] = make_context(), make_context()
+            for context in self._pairs[is_ifrt]:
+                if is_ifrt:
+                    load_ifrt(context)
+                else:
+                    context.allow_unregistered_dialects = False
+        return self._pairs[is_ifrt]
 
     def prepare(self) -> None:
-        """Makes the contexts of the next program: that takes longer than to read most."""
-        self._ready = [make_context(), make_context()]
+        """Makes contexts and has MLIR load what it needs, which takes longer than to read most programs."""
+        module = parse_module(b"func.func @main() { return }", self.pair(MODULE)[0])
+        version = stablehlo.get_minimum_version()
+        answer_to(ARTIFACT, stablehlo.serialize_portable_artifact(module, version), self)
 
-    def next(self, kind: bytes) -> ir.Context:
-        """Returns a context for a module of a kind of program."""
-        context = self._ready.pop() if self._ready else make_context()
-        if kind == IFRT:
-            load_ifrt(context)
-        else:
-            context.allow_unregistered_dialects = False
-        return context
+    def count(self, size: int) -> None:
+        """Counts a program of so many bytes that was read."""
+        self._programs += 1
+        self._bytes += size
+        if self._programs >= _MAX_PROGRAMS or self._bytes > _MAX_BYTES:
+            self._programs = self._bytes = 0
+            self._pairs.clear()
+            self.prepare()
 
 
 def answer_to(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[bool, bytes]:
@@ -90,12 +112,13 @@ def answer_to(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[bool
     Returns:
       whether it is valid, and it as bytecode that MLIR has written, or what is wrong with it.
     """
+    of_program, of_text = contexts.pair(kind)
     try:
-        module = parse_module(data, contexts.next(kind), is_artifact=kind == ARTIFACT)
+        module = parse_module(data, of_program, is_artifact=kind == ARTIFACT)
         text = module.operation.get_asm(binary=True, enable_debug_info=True, print_generic_op_form=True)
         if len(text) > max_text_bytes(len(data)):
             return False, b"its text has %d MiB" % (len(text) >> 20)
-        return True, bytecode_of(parse_module(text, contexts.next(kind)))
+        return True, bytecode_of(parse_module(text, of_text))
     except ValueError as error:
         return False, str(error).encode(errors="replace")
 
@@ -124,7 +147,6 @@ def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:
     """
     is_valid = True
     while is_valid:
-        contexts.prepare()
         kind, size = REQUEST.unpack(receive(connection, REQUEST.size))
         data = receive(connection, size)
         # Their signals end the process.
@@ -136,6 +158,7 @@ def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.sendall(ANSWER.pack(is_valid, len(answer)))
         connection.sendall(answer)
+        contexts.count(size)
 
 
 def main() -> int:

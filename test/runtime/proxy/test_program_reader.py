@@ -9,17 +9,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.reading import program_reader, read_process
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.reading.read_process import ARTIFACT, IFRT, MODULE, ProgramContexts, answer_to
+from pathways.runtime.proxy.serving.server import ProxyServer
+from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusError
 
 TEXT = """
@@ -155,3 +160,11 @@ def test_the_process_ends_with_the_server() -> None:
         # Even one that is reading, and that has not taken all that was sent.
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
+
+
+@pytest.mark.process
+def test_a_server_that_is_closed_reads_nothing(tmp_path: Path) -> None:
+    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), descriptors.messages()))
+    server.close()
+    with pytest.raises(StatusError, match="CANCELLED: the server is closed"):
+        server.served.reader.read_stablehlo(artifact(ADD))
