@@ -98,9 +98,16 @@ class ArrayPlacement:
 
         Raises:
           ValueError: the sharding does not divide the shape.
+          StatusError: the sharding has another number of dimensions.
         """
         if self.hlo is not None:
-            return self.sharding.shard_shape(shape)
+            try:
+                return self.sharding.shard_shape(shape)
+            except AssertionError:  # JAX itself never makes such a sharding.
+                raise StatusError(
+                    StatusCode.INVALID_ARGUMENT,
+                    f"the sharding {self.hlo} is not one of {len(shape)} dimensions"[:1000],
+                ) from None
         return shape if len(self.devices) == 1 else self.shard_shape
 
     @property

@@ -295,7 +295,7 @@ def _stored(served: ServedDevices, request: Mapping[str, Any], is_read: bool) ->
     except PermissionError as error:
         raise status_of(error) from None
     # Raises for a sharding of another rank, or one that does not divide the shape.
-    placement.sharding.shard_shape(stored.shape)
+    placement.shard_shape_of(stored.shape)
     return stored
 
 

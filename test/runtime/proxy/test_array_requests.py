@@ -171,6 +171,19 @@ def test_an_array_of_no_shards(client: Client) -> None:
     assert client.fetch(1) == (3, "an array needs at least one shard")
 
 
+def test_a_sharding_of_another_number_of_dimensions(client: Client) -> None:
+    for handle in (1, 2):
+        client.put(handle, np.array(1, np.float32), device=handle - 1)
+    client.request(
+        "assemble_array_from_single_device_arrays",
+        sharding=over_rows(2),
+        single_device_array_handles=[1, 2],
+        result_handle=3,
+    )
+    code, message = client.fetch(3)
+    assert (code, message[-len("is not one of 0 dimensions") :]) == (3, "is not one of 0 dimensions")
+
+
 def test_a_request_with_more_of_one_than_of_the_others(client: Client) -> None:
     reply = client.request("reshard_arrays", array_handles=[1, 2], result_handles=[3])
     assert reply.response_metadata.status.code == 3
