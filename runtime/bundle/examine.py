@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 
 from pathways.runtime.bundle.file import Bundle, read
-from pathways.runtime.bundle.limits import end_with, memory_of_at_most
+from pathways.runtime.bundle.limits import end_with, exit_status, memory_of_at_most
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.bundle.program import StoredProgram, check_artifacts, read_program
 
@@ -78,8 +77,8 @@ def examine_apart(
     except subprocess.TimeoutExpired:
         raise BundleError(f"{bundle.path}: {doing} takes too long") from None
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        raise BundleError(f"{bundle.path}: {doing} crashed MLIR or XLA ({name})")
+        how = exit_status(done.returncode)
+        raise BundleError(f"{bundle.path}: {doing} crashed MLIR or XLA ({how})")
     try:
         verdict = json.loads(done.stdout)
     except ValueError:

@@ -25,6 +25,11 @@ def memory_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+def exit_status(code: int) -> str:
+    """Returns how a process ended, by its exit code as `subprocess` has it: `SIGSEGV`, or `exit code 3`."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
 def end_with(parent: int) -> None:
     """Lets this process be killed when its parent ends, however that does; only Linux knows how.
 

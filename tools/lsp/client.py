@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from typing import Any
 
-from pathways.tools.lsp.worker import HEADER_BYTES
+from pathways.runtime.bundle.limits import exit_status
+from pathways.runtime.bundle.pipes import HEADER_BYTES
 
 
 class Analyst:
@@ -67,7 +67,7 @@ class Analyst:
         """Why the process ended, which it has."""
         process, self._process = self._process, None
         code = await process.wait() if process is not None else 0
-        how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+        how = f"crashed ({exit_status(code)})" if code < 0 else f"ended with {exit_status(code)}"
         return f"MLIR {how} while reading this"
 
 

@@ -1,17 +1,15 @@
 """The process that parses and verifies for `pw-lsp`: what MLIR does to it is a diagnostic in the editor.
 
-Reads texts from standard input and writes what it finds to standard output, as JSON, each after its length
-in bytes (8 bytes, big endian).
+Reads texts from standard input and writes what it finds to standard output, as JSON: see `bundle.pipes`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from jaxlib.mlir import ir
 
@@ -19,11 +17,11 @@ from pathways.dialect import argument_slices, form_of, make_context, slices_of
 from pathways.dialect.operations.operation import PwOp
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
-from pathways.runtime.bundle.limits import end_with, memory_of_at_most
+from pathways.runtime.bundle.limits import end_with
+from pathways.runtime.bundle.pipes import answer_requests
 from pathways.tools.common.source import Source
 from pathways.tools.common.supervisor import memory_limit
 
-HEADER_BYTES = 8
 NAME = "-"
 """What MLIR calls text that it is given without a file."""
 
@@ -36,19 +34,7 @@ _TRAILING_LOCATION = re.compile(
 def main() -> None:
     """Answers until standard input ends, or the parent does."""
     end_with(int(sys.argv[1]))
-    # Nothing else may write where answers go.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    with memory_of_at_most(memory_limit()):
-        while (text := _read(sys.stdin.buffer)) is not None:
-            answer = json.dumps(analyse(text)).encode()
-            answers.write(len(answer).to_bytes(HEADER_BYTES) + answer)
-            answers.flush()
-
-
-def _read(stream: BinaryIO) -> bytes | None:
-    header = stream.read(HEADER_BYTES)
-    return stream.read(int.from_bytes(header)) if len(header) == HEADER_BYTES else None
+    answer_requests(lambda text: json.dumps(analyse(text)).encode(), memory_limit())
 
 
 def analyse(text: bytes) -> dict[str, Any]:

@@ -6,9 +6,7 @@ too long, is an error to its client alone: the service starts another one.
 
 from __future__ import annotations
 
-import resource
-import sys
-
+import msgspec
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
@@ -16,7 +14,8 @@ from pathways.dialect.errors import PathwaysError
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
-from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest, read, write
+from pathways.runtime.bundle.pipes import answer_requests
+from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
 from pathways.runtime.hosts.splitting.splitting import split
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.stored import Stored
@@ -45,13 +44,10 @@ def answer_to(request: SplitRequest) -> SplitAnswer:
     return SplitAnswer(parts)
 
 
-def main() -> int:
-    """Answers requests until there are none."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    while (request := read(sys.stdin.buffer, SplitRequest)) is not None:
-        write(sys.stdout.buffer, answer_to(request))
-    return 0
+def _answer(request: bytes) -> bytes:
+    answer = answer_to(msgspec.msgpack.decode(request, type=SplitRequest))
+    return msgspec.msgpack.encode(answer)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    answer_requests(_answer, MOST_BYTES)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Protocol
 
+import msgspec
+
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.bundle.limits import exit_status
+from pathways.runtime.bundle.pipes import read_piece, write_piece
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
-from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest, read, write
+from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
 from pathways.runtime.resources.threads import start_thread
 
 SPLIT_SECONDS = 300.0
@@ -75,17 +78,18 @@ class ProgramSplitter:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 with contextlib.suppress(OSError, ValueError):
-                    write(process.stdin, SplitRequest(program, ahead, together))
-                    answer = read(process.stdout, SplitAnswer)
+                    write_piece(process.stdin, msgspec.msgpack.encode(SplitRequest(program, ahead, together)))
+                    if (piece := read_piece(process.stdout)) is not None:
+                        answer = msgspec.msgpack.decode(piece, type=SplitAnswer)
             finally:
                 is_done.set()
                 if answer is None:
                     with self._changed:
                         self._end(process)
         if answer is None:
-            how = signal.Signals(-process.returncode).name if process.returncode < 0 else process.returncode
             raise RefusedProgramError(
-                f"program '{program.name}': the process that proves it ended ({how}), out of memory or "
+                f"program '{program.name}': the process that proves it ended "
+                f"({exit_status(process.returncode)}), out of memory or "
                 f"after {SPLIT_SECONDS:.0f} seconds"
             )
         if answer.parts is None:

@@ -15,17 +15,21 @@ from pathways.runtime.hosts.splitting import splitter
 from pathways.runtime.hosts.splitting.splitter import ProgramSplitter, RefusedProgramError
 
 PROCESS = """
-import sys, time
+import time
 from pathlib import Path
-from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest, read, write
+import msgspec
+from pathways.runtime.bundle.pipes import answer_requests
+from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
 
-while (request := read(sys.stdin.buffer, SplitRequest)) is not None:
-    name = request.program.name
+def answer(request):
+    name = msgspec.msgpack.decode(request, type=SplitRequest).program.name
     with open("begun", "a") as file:
         print(name, file=file)
     while name.startswith("waits") and not Path("go").exists():
         time.sleep(0.005)
-    write(sys.stdout.buffer, SplitAnswer(None, f"{name} was seen"))
+    return msgspec.msgpack.encode(SplitAnswer(None, f"{name} was seen"))
+
+answer_requests(answer, 1 << 40)
 """
 
 
