@@ -25,9 +25,10 @@ from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.step import FunctionCall
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.cluster.host import WHOLE, HostGang, HostProcess, Location
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import MadeArray
+from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.protocol.shards import different_shards
 from pathways.runtime.hosts.worker import checkpoints
 

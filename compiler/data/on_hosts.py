@@ -24,10 +24,11 @@ from pathways.runtime.control.errors import CallFailedError
 from pathways.runtime.control.step import FunctionCall
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.cluster.host import WHOLE, HostGang, Location
+from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, MadeArray
+from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.worker.batches import InputEnded
 from pathways.runtime.hosts.worker.calls import numpy_of
 from pathways.runtime.hosts.worker.modules import found

@@ -19,7 +19,8 @@ from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.replies import HostRequest
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.cluster.host import WHOLE, Location, ReplicaPart
+from pathways.runtime.hosts.cluster.host import Location
+from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaPart
 from pathways.runtime.hosts.protocol.shards import different_shards
 from pathways.runtime.xla import pjrt
 

@@ -7,14 +7,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from pathways.dialect.attributes.blocks import block_bounds, block_shape
 from pathways.runtime.control.gang import GangView, Pulse
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip
 from pathways.runtime.hosts.launch.launching import WorkerProcess
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, Ready
+from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaPart
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.resources.status import HostStatus
 
@@ -108,33 +106,6 @@ class HostProcess:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class ReplicaPart:
-    """What a replica has of arrays that replicas share.
-
-    Attributes:
-      number: which block.
-      count: into how many blocks they are cut; 1 where all is there.
-      dim: the dimension that is cut.
-    """
-
-    number: int
-    count: int
-    dim: int
-
-    def of(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """It, of an array."""
-        if self.count == 1:
-            return value
-        block = slice(*block_bounds(value.shape[self.dim], self.number, self.count))
-        return value[(*(slice(None),) * self.dim, block)]
-
-    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """Its shape, of an array of some shape."""
-        return block_shape(whole, self.dim, self.count)
-
-
-WHOLE = ReplicaPart(0, 1, 0)
 """All of an array."""
 
 

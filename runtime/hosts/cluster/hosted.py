@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location, ReplicaPart
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.messages import Run
 from pathways.runtime.hosts.protocol.programs import IslandPort
@@ -29,10 +29,7 @@ class HostPort:
 
     def plain(self) -> IslandPort:
         """The same, as it is sent."""
-        part = self.location.part
-        return IslandPort(
-            self.number, self.location.placement, part.number, part.count, part.dim, self.donated
-        )
+        return IslandPort(self.number, self.location.placement, self.location.part, self.donated)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,11 +118,4 @@ class HostedProgram:
 
 
 def _ports(gang: HostGang, ports: Sequence[IslandPort]) -> tuple[HostPort, ...]:
-    return tuple(
-        HostPort(
-            port.number,
-            gang.location(port.layout, ReplicaPart(port.replica, port.replicas, port.dim)),
-            port.donated,
-        )
-        for port in ports
-    )
+    return tuple(HostPort(port.number, gang.location(port.layout, port.part), port.donated) for port in ports)

@@ -15,7 +15,7 @@ import msgspec
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")

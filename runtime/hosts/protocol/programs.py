@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
+import numpy as np
+
+from pathways.dialect.attributes.blocks import block_bounds, block_shape
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
@@ -50,23 +55,47 @@ class BoundProgram(msgspec.Struct, frozen=True):
     weak_results: tuple[bool, ...]
 
 
+class ReplicaPart(msgspec.Struct, frozen=True):
+    """Block that a replica has of arrays that replicas share.
+
+    Attributes:
+      number: which block.
+      count: into how many blocks they are cut; 1 where all is there.
+      dim: the dimension that is cut.
+    """
+
+    number: int
+    count: int
+    dim: int
+
+    def of(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the block of an array."""
+        if self.count == 1:
+            return value
+        block = slice(*block_bounds(value.shape[self.dim], self.number, self.count))
+        return value[(*(slice(None),) * self.dim, block)]
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the block of an array of some shape."""
+        return block_shape(whole, self.dim, self.count)
+
+
+WHOLE = ReplicaPart(0, 1, 0)
+
+
 class IslandPort(msgspec.Struct, frozen=True):
     """Where one array enters or leaves a part.
 
     Attributes:
       number: the number of the argument or result in the program.
       layout: how it lies on the island.
-      replica: which block of it lies there, where replicas share its rows.
-      replicas: into how many blocks it is cut; 1 where all of it is there.
-      dim: the dimension that is cut.
+      part: which block of it lies there, where replicas share its rows.
       donated: whether the program consumes what enters here.
     """
 
     number: int
     layout: DeviceLayout
-    replica: int
-    replicas: int
-    dim: int
+    part: ReplicaPart
     donated: bool = False
 
 

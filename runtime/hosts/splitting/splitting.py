@@ -18,9 +18,11 @@ from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import (
+    WHOLE,
     BoundProgram,
     IslandPart,
     IslandPort,
+    ReplicaPart,
     SlicePlace,
     SplitProgram,
 )
@@ -120,7 +122,7 @@ def _ports(
         IslandPort(
             number,
             _layout(plan, slot, places[slice]),
-            *_block(value.replicas, slice),
+            _block(value.replicas, slice),
             donated=isinstance(value, Argument) and value.donated,
         )
         for number, value in values
@@ -128,12 +130,12 @@ def _ports(
     )
 
 
-def _block(replicas: Replicas | None, slice: str) -> tuple[int, int, int]:
-    """Which block of an array lies on a slice, of how many, and along which dimension."""
+def _block(replicas: Replicas | None, slice: str) -> ReplicaPart:
+    """The block of an array that lies on a slice."""
     if replicas is None or replicas.split is None:
-        return 0, 1, 0
+        return WHOLE
     replica = next(n for n, names in zip(replicas.numbers, replicas.slices, strict=True) if slice in names)
-    return replica, replicas.count, replicas.split
+    return ReplicaPart(replica, replicas.count, replicas.split)
 
 
 def _layout(plan: Plan, slot: Slot, place: SlicePlace) -> DeviceLayout:
