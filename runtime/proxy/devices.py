@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
+from pathways.runtime.proxy.kept_programs import KeptPrograms
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.wire.descriptors import Messages
@@ -212,6 +213,8 @@ class ServedDevices:
         self.compile_ifrt = compile_ifrt
         self.memory = MemoryAccount(max_memory)
         self.reader = ProgramReader()
+        # With a limit, programs that no client has any more must not take memory from clients.
+        self.kept_programs = KeptPrograms() if max_memory is None else KeptPrograms(0)
         self.folders = folders or PermittedFolders(advice=FOLDERS_ADVICE)
         self._by_id = {device.id: device for device in devices}
         self._slices = {

@@ -165,6 +165,18 @@ def compile_program(
             StatusCode.UNIMPLEMENTED, f"programs of the kind {kind[:100]!r} are not supported by the server"
         )
     of_ifrt = served.messages.parse("xla.ifrt.XlaCompileOptionsProto", options.data)
+    # Clients serialise maps in any order.
+    key = of_ifrt.SerializeToString(deterministic=True)
+    compiled = served.kept_programs.find(program.data, key)
+    if compiled is None:
+        compiled = _compile_xla(served, program.data, of_ifrt, watch)
+        served.kept_programs.add(program.data, key, compiled)
+    return compiled
+
+
+def _compile_xla(
+    served: ServedDevices, data: bytes, of_ifrt: Any, watch: Callable[[str], AbstractContextManager[object]]
+) -> ProxyProgram:
     proto = of_ifrt.compile_options
     if of_ifrt.outputs_bundle_slice_sizes:
         raise StatusError(
@@ -186,7 +198,7 @@ def compile_program(
         )
     if len(set(devices)) != len(devices):
         raise StatusError(StatusCode.INVALID_ARGUMENT, "a program names a device twice")
-    module = pjrt.parse(served.reader.read_stablehlo(program.data))
+    module = pjrt.parse(served.reader.read_stablehlo(data))
     check_module(module, pjrt.platform_of(devices[0]))
     own = served.messages.parse(
         "xla.CompileOptionsProto", pjrt.compile_options(devices, 0, 0).SerializeAsString()
@@ -196,7 +208,7 @@ def compile_program(
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
     options_of_xla = ifrt.compile_options(own.SerializeToString())
     with watch(name):
-        executable = compile_cache.load_one(program.data, module, devices, options_of_xla)
+        executable = compile_cache.load_one(data, module, devices, options_of_xla)
     results = _results(type_.results, executable, devices)
     memory = served.memory.reserve([code_bytes(executable)])
     donated = ifrt.donated_operands(executable)

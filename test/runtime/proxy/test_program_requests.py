@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from session_client import (
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.kept_programs import KeptPrograms
 from pathways.runtime.proxy.wire.statuses import StatusCode
 from pathways.runtime.xla import pjrt
 
@@ -356,3 +359,66 @@ def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         replies.append(metadata.output_layouts_list)
         monkeypatch.setattr(pjrt, "compile_module", None)
     assert replies[0] == replies[1]
+
+
+def programs_of(client: Client, *texts: str) -> list[Any]:
+    """Compiles programs, and returns what sessions execute for them."""
+    for text in texts:
+        assert compile_text(client, text).code == 0
+    return [*client.session.state.programs.values()]
+
+
+def returning(number: int) -> str:
+    return module(f"%0 = stablehlo.constant dense<{number}.0> : tensor<f32> return %0 : tensor<f32>")
+
+
+def test_a_program_that_is_sent_again_is_loaded_already() -> None:
+    served = ServedDevices(jax.devices("cpu"), MESSAGES)
+    first, second = Client(served), Client(served)
+    (loaded,) = programs_of(first, returning(1))
+    first.session.close()
+    (again,) = programs_of(second, returning(1))
+    _, other = programs_of(second, returning(2))
+    assert again is loaded
+    assert other is not loaded
+    assert compile_text(second, returning(1), device=1).code == 0
+    elsewhere = [*second.session.state.programs.values()][-1]
+    assert [device.id for device in elsewhere.devices] == [1]
+
+
+def test_the_order_of_options_makes_no_other_program(client: Client) -> None:
+    """Clients serialise them in any order."""
+    options = {
+        f"xla_cpu_{name}": {"bool_field": True} for name in ("enable_fast_math", "enable_fast_min_max")
+    }
+    for order in (options, dict(reversed(options.items()))):
+        assert compile_text(client, returning(1), env_option_overrides=order).code == 0
+    one, other = client.session.state.programs.values()
+    assert one is other
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 30])
+def test_a_limit_of_memory_frees_programs_that_no_session_has(limit: int | None) -> None:
+    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES, max_memory=limit))
+    loaded = [weakref.ref(program) for program in programs_of(client, returning(1))]
+    client.session.close()
+    gc.collect()
+    assert [program() is not None for program in loaded] == [limit is None]
+
+
+@pytest.mark.parametrize(("max_count", "max_bytes"), [(2, 1000), (1000, 20)])
+def test_programs_that_were_not_used_for_long_are_freed(max_count: int, max_bytes: int) -> None:
+    kept = KeptPrograms(max_count, max_bytes)
+    compiled: Any = [object() for _ in range(3)]
+    sent = [b"%d" % number * 10 for number in range(3)]
+    kept.add(sent[0], b"", compiled[0])
+    kept.add(sent[1], b"", compiled[1])
+    kept.add(sent[1], b"", compiled[2])  # Two sessions have compiled it at once.
+    assert kept.find(sent[0], b"") is compiled[0]
+    assert kept.find(sent[0], b"options") is None
+    kept.add(sent[2], b"", compiled[2])
+    assert [kept.find(program, b"") for program in sent] == [compiled[0], None, compiled[2]]
+    kept.add(bytes(max_bytes + 1), b"", compiled[0])
+    # What is too large itself takes the place of nothing.
+    assert kept.find(bytes(max_bytes + 1), b"") is None
+    assert kept.find(sent[2], b"") is compiled[2]
