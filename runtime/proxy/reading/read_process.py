@@ -42,7 +42,7 @@ A process that has read an invalid program ends: its memory may be corrupt.
 
 def allowed_seconds(size: int) -> float:
     """Returns how long reading a program of so many bytes may compute; a megabyte takes about a second."""
-    return 10 + size / 1e5
+    return 3 + size / 1e5
 
 
 def allowed_wall_seconds(size: int) -> float:
