@@ -18,6 +18,7 @@ from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.memory_account import Allocation
 from pathways.runtime.xla import ifrt, pjrt
+from pathways.runtime.xla.launch_order import launch_order
 from pathways.runtime.xla.layouts import put_in_layout
 
 
@@ -174,7 +175,9 @@ def make(spec: ArraySpec, shards: Sequence[np.ndarray]) -> ProxyArray:
 
 
 def _put(value: jax.Array, spec: ArraySpec) -> jax.Array:
-    return put_in_layout(value, spec.placement.sharding, spec.layout)
+    # To JAX, a copy in another layout is a computation.
+    with launch_order(spec.placement.devices):
+        return put_in_layout(value, spec.placement.sharding, spec.layout)
 
 
 def _in_layout(

@@ -31,7 +31,7 @@ from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, p
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
-from pathways.runtime.xla.launch_order import LAUNCH_ORDER
+from pathways.runtime.xla.launch_order import launch_order
 from pathways.runtime.xla.layouts import layout_of
 
 
@@ -54,7 +54,7 @@ class ProxyProgram(CompiledProgram):
     @functools.cached_property
     def _order(self) -> AbstractContextManager[object]:
         """Keeps executions over several devices apart from those of other sessions."""
-        return LAUNCH_ORDER if len(self.devices) > 1 else contextlib.nullcontext()
+        return launch_order(self.devices)
 
     @functools.cached_property
     def needed_bytes(self) -> int:
