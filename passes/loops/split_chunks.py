@@ -11,26 +11,7 @@ from typing import ClassVar, NamedTuple
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from pathways.dialect import (
-    LaunchOp,
-    LoopOp,
-    NextOp,
-    PwOp,
-    RepeatOp,
-    RunOp,
-    UntilOp,
-    argument_attrs,
-    loop_of_op,
-    make_slices,
-    op_has,
-    ops_named,
-    result_attrs,
-    set_argument_attrs,
-    set_form,
-    set_result_attrs,
-    slices_of,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.names import (
     BLOCK,
     CONSTANT,
@@ -93,10 +74,10 @@ class SplitChunks(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        if not any(isinstance(op, UntilOp) for op in body_block(main).operations):
+        if not any(isinstance(op, dialect.UntilOp) for op in body_block(main).operations):
             return
-        if any(BLOCK in attrs for attrs in argument_attrs(main)):
-            loop = next(op for op in ops_named(module, ["pw.loop"]) if op.chunk is not None)
+        if any(BLOCK in attrs for attrs in dialect.argument_attrs(main)):
+            loop = next(op for op in dialect.ops_named(module, ["pw.loop"]) if op.chunk is not None)
             fail(loop, "has a data-dependent end, which cannot be combined with zero1")
         with main.operation.location:
             _PartSplitter(module, main).split()
@@ -137,7 +118,7 @@ class _ProgramPart:
 
 
 def _begins_or_ends(op: ir.OpView) -> bool:
-    return op_has(op, Trait.OPENS_LOOP) or op_has(op, Trait.CLOSES_LOOP)
+    return dialect.op_has(op, Trait.OPENS_LOOP) or dialect.op_has(op, Trait.CLOSES_LOOP)
 
 
 class _PartSplitter:
@@ -147,10 +128,10 @@ class _PartSplitter:
         self.module = module
         self.main = main
         self.operations = list(body_block(main).operations)
-        self.arguments = argument_attrs(main)
+        self.arguments = dialect.argument_attrs(main)
         self.makers = {result: n for n, op in enumerate(self.operations) for result in op.results}
-        self.symbols = symbol_table(module)
-        self.untils = {op.loop: op for op in self.operations if isinstance(op, UntilOp)}
+        self.symbols = dialect.symbol_table(module)
+        self.untils = {op.loop: op for op in self.operations if isinstance(op, dialect.UntilOp)}
         self.carries: dict[str, dict[int, int]] = {loop: {} for loop in self.untils}
         """Of each loop the positions of what begins a turn, with those of what ends it."""
         self.parts = self.made_parts()
@@ -174,7 +155,7 @@ class _PartSplitter:
         for part, module in zip(parts, modules, strict=True):
             copy = module.operation.clone(ip=ir.InsertionPoint(self.module.body))
             copy.attributes["sym_name"] = ir.StringAttr.get(part.name)
-        set_form(self.module, PARTS)
+        dialect.set_form(self.module, PARTS)
 
     def made_parts(self) -> list[_ProgramPart]:
         """All parts, with their operations: what is in front of each loop, its turns, and what is last."""
@@ -185,7 +166,7 @@ class _PartSplitter:
         for n, level in self.levels(around).items():
             op, loop = self.operations[n], self.chunked(around[n])
             (others[level] if loop is None else chunks[level - 1]).append(n)
-            if isinstance(op, NextOp) and op.loop == loop:
+            if isinstance(op, dialect.NextOp) and op.loop == loop:
                 self.carries[loop][self.makers[op.operands[0]]] = n
         taken = dict.fromkeys([*loops, MAIN, *self.symbols])
         parts = []
@@ -214,7 +195,7 @@ class _PartSplitter:
         while not is_settled:
             is_settled = True
             for n, op in enumerate(self.operations):
-                if isinstance(op, UntilOp):
+                if isinstance(op, dialect.UntilOp):
                     continue
                 made = [self.makers[v] for v in captured(op) if v in self.makers]
                 chunked = self.chunked(around[n])
@@ -235,7 +216,7 @@ class _PartSplitter:
 
     def loops_around(self, op: ir.OpView) -> list[str]:
         """The loops that an operation is in, begins or ends, from the innermost."""
-        loop = op.loop if isinstance(op, PwOp) and _begins_or_ends(op) else loop_of_op(op)
+        loop = op.loop if isinstance(op, dialect.PwOp) and _begins_or_ends(op) else dialect.loop_of_op(op)
         loops = []
         while loop is not None:
             loops.append(loop)
@@ -298,10 +279,10 @@ class _PartSplitter:
         types = [block.arguments[n].type for n in passed]
         returned = list(block.operations)[-1].operands
         result_types = [value.type for value in returned]
-        results = result_attrs(self.main)
+        results = dialect.result_attrs(self.main)
         made = func.FuncOp(MAIN, (types, result_types), visibility="public", ip=ir.InsertionPoint(self.main))
-        set_argument_attrs(made, [self.arguments[n] for n in passed])
-        set_result_attrs(made, results)
+        dialect.set_argument_attrs(made, [self.arguments[n] for n in passed])
+        dialect.set_result_attrs(made, results)
         body = made.add_entry_block()
         values: dict[_Handed, ir.Value] = {
             _Handed(None, n): argument for n, argument in zip(passed, body.arguments, strict=True)
@@ -319,7 +300,7 @@ class _PartSplitter:
                     ]
                     last = part is self.parts[-1]
                     made_types = result_types if last else [self.value(p).type for p in part.outputs]
-                    op = RunOp.build(operands, made_types, part=part.name)
+                    op = dialect.RunOp.build(operands, made_types, part=part.name)
                     if last:
                         func.ReturnOp(op.results)
                         continue
@@ -327,7 +308,7 @@ class _PartSplitter:
                     outputs = part.outputs
                     done = outputs.index(self.port(self.untils[part.loop].operands[0]))
                     made_types = [self.value(p).type for p in outputs]
-                    op = RepeatOp.build(operands, made_types, part=part.name, until=done)
+                    op = dialect.RepeatOp.build(operands, made_types, part=part.name, until=done)
                 values.update(zip(outputs, op.results, strict=True))
         self.main.operation.erase()
         self.main = made
@@ -359,8 +340,8 @@ class _PartWriter:
         self.module = ir.Module.parse(bytecode_of(whole.module), whole.module.context)
         self.main = main_function(self.module)
         self.operations = list(body_block(self.main).operations)
-        self.symbols = symbol_table(self.module)
-        self.sources = argument_attrs(self.main)
+        self.symbols = dialect.symbol_table(self.module)
+        self.sources = dialect.argument_attrs(self.main)
 
     def write(self) -> ir.Module:
         """The part as a program of its own."""
@@ -379,7 +360,7 @@ class _PartWriter:
                     values[n] = self.copied(values[n], outputs[n][1])
                 func.ReturnOp(values)
             terminator.operation.erase()
-            set_result_attrs(self.main, [place for _, place in outputs])
+            dialect.set_result_attrs(self.main, [place for _, place in outputs])
         for port, argument in zip(part.inputs, made, strict=True):
             if port.operation is not None and port.operation in part.kept:
                 self.operations[port.operation].operands[0] = argument
@@ -394,10 +375,10 @@ class _PartWriter:
             block.erase_argument(n)
         results = [value.type for value in list(block.operations)[-1].operands]
         set_signature(self.main, types, results)
-        set_argument_attrs(self.main, attributes)
+        dialect.set_argument_attrs(self.main, attributes)
         self.settle_loops()
         read = {attrs[CONSTANT].value for attrs in attributes if CONSTANT in attrs}
-        for op in ops_named(self.module, ["pw.constant"]):
+        for op in dialect.ops_named(self.module, ["pw.constant"]):
             if op.sym_name not in read:
                 op.operation.erase()
         erase_unused_functions(self.module)
@@ -410,7 +391,7 @@ class _PartWriter:
 
     def place(self, value: ir.Value) -> dict[str, ir.Attribute]:
         """The slices of a value, and how it lies there."""
-        said = {SLICE: make_slices(slices_of(value) or ())}
+        said = {SLICE: dialect.make_slices(dialect.slices_of(value) or ())}
         sharding = sharding_of(value, self.symbols, self.sources)
         return said if sharding is None else said | {SHARDING: sharding}
 
@@ -424,7 +405,7 @@ class _PartWriter:
 
     def copied(self, value: ir.Value, place: dict[str, ir.Attribute]) -> ir.Value:
         """A copy of a value on the first of its slices, which it is said to be on."""
-        slices = slices_of(value) or ()
+        slices = dialect.slices_of(value) or ()
         layout = place.get(SHARDING)
         name = Computations(self.module, self.symbols).make(
             "copy",
@@ -434,16 +415,16 @@ class _PartWriter:
             arguments=layout,
             results=layout,
         )
-        place[SLICE] = make_slices(slices[:1])
+        place[SLICE] = dialect.make_slices(slices[:1])
         location = self.main.operation.location
-        launch = LaunchOp.build([value], [value.type], callee=name, slice=slices[0], loc=location)
+        launch = dialect.LaunchOp.build([value], [value.type], callee=name, slice=slices[0], loc=location)
         return launch.results[0]
 
     def settle_loops(self) -> None:
         """Erases loops that nothing is of; the part has all turns of its own."""
         named: set[str] = set()
         for op in body_block(self.main).operations:
-            if isinstance(op, PwOp):
+            if isinstance(op, dialect.PwOp):
                 named.update(op.attributes[n].value for n in ("loop", "outer") if n in op.attributes)
         for name in list(named):
             parent = self.symbols[name].parent
@@ -451,7 +432,7 @@ class _PartWriter:
                 named.add(parent)
                 parent = self.symbols[parent].parent
         for name, op in self.symbols.items():
-            if isinstance(op, LoopOp) and name not in named:
+            if isinstance(op, dialect.LoopOp) and name not in named:
                 op.operation.erase()
-            elif isinstance(op, LoopOp) and op.chunk is not None:
+            elif isinstance(op, dialect.LoopOp) and op.chunk is not None:
                 op.count, op.chunk = op.chunk, None

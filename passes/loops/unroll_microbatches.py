@@ -11,23 +11,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from pathways.dialect import (
-    CarryOp,
-    ConstantOp,
-    IndexOp,
-    LaunchOp,
-    LoopOp,
-    NextOp,
-    ReduceOp,
-    SplitOp,
-    loop_of_op,
-    make_slices,
-    op_has,
-    ops_named,
-    slices_of,
-    slices_of_op,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.meshes import Sharding
 from pathways.dialect.attributes.names import CONSTANT, MOST_OPERATIONS, SLICE
 from pathways.dialect.attributes.shardings import make_sharding
@@ -79,7 +63,7 @@ class UnrollMicrobatches(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
+        loops = [op for op in dialect.ops_named(module, ["pw.loop"]) if isinstance(op, dialect.LoopOp)]
         for loop in loops:
             if loop.chunk is not None:
                 fail(loop, "has a data-dependent end; run pw-split-chunks first")
@@ -93,18 +77,18 @@ class UnrollMicrobatches(Pass):
                 pending[:1] = _Unroller(main, pending[0], inside, functions, numbers).run()
 
 
-def _inside(module: ir.Module, loop: LoopOp) -> list[LoopOp]:
+def _inside(module: ir.Module, loop: dialect.LoopOp) -> list[dialect.LoopOp]:
     """The loops inside of a loop, outer ones first."""
-    loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
+    loops = [op for op in dialect.ops_named(module, ["pw.loop"]) if isinstance(op, dialect.LoopOp)]
     found = [loop]
     for around in found:
         found += [op for op in loops if op.parent == around.sym_name]
     return found[1:]
 
 
-def _check_size(main: ir.OpView, loops: Sequence[LoopOp]) -> None:
+def _check_size(main: ir.OpView, loops: Sequence[dialect.LoopOp]) -> None:
     """Refuses loops that ask for more operations than can be worked on."""
-    inside = collections.Counter(loop_of_op(op) for op in body_block(main).operations)
+    inside = collections.Counter(dialect.loop_of_op(op) for op in body_block(main).operations)
     by_name = {loop.sym_name: loop for loop in loops}
     size = 0
     for loop in loops:
@@ -118,26 +102,30 @@ def _check_size(main: ir.OpView, loops: Sequence[LoopOp]) -> None:
             fail(loop, f"is unrolled to {added}; a program has at most {MOST_OPERATIONS} of its loops")
 
 
-def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[LoopOp]) -> list[ir.Value]:
+def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[dialect.LoopOp]) -> list[ir.Value]:
     """The numbers of the microbatches as hidden arguments, on every slice that reads them."""
     counts = {loop.sym_name: loop.count for loop in loops}
     places: dict[str, None] = {}
     most = 0
     for op in body_block(main).operations:
-        if not isinstance(op, SplitOp | IndexOp):
+        if not isinstance(op, dialect.SplitOp | dialect.IndexOp):
             continue
-        readers = [op] if isinstance(op, SplitOp) else [use.owner for use in op.results[0].uses]
-        places.update((place, None) for reader in readers for place in slices_of_op(reader.opview) or ())
+        readers = [op] if isinstance(op, dialect.SplitOp) else [use.owner for use in op.results[0].uses]
+        places.update(
+            (place, None) for reader in readers for place in dialect.slices_of_op(reader.opview) or ()
+        )
         most = max(most, counts[op.loop])
-    taken = set(symbol_table(module))
+    taken = set(dialect.symbol_table(module))
     i32 = ir.IntegerType.get_signless(32)
     attrs = []
     for k in range(most):
         name = unique_name(f"microbatch_{k}", taken)
         taken.add(name)
         value = ir.DenseElementsAttr.get(np.array(k, np.int32), type=i32)
-        ConstantOp.build(sym_name=name, value=value, loc=main.operation.location, ip=ir.InsertionPoint(main))
-        attrs.append({CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: make_slices(list(places))})
+        dialect.ConstantOp.build(
+            sym_name=name, value=value, loc=main.operation.location, ip=ir.InsertionPoint(main)
+        )
+        attrs.append({CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: dialect.make_slices(list(places))})
     return add_arguments(main, [ir.RankedTensorType.get([], i32)] * len(attrs), attrs)
 
 
@@ -161,7 +149,7 @@ class _Functions:
         base: str,
         operands: Sequence[ir.Value],
         body: Body,
-        like: SplitOp | CarryOp | NextOp | ReduceOp,
+        like: dialect.SplitOp | dialect.CarryOp | dialect.NextOp | dialect.ReduceOp,
         ip: ir.InsertionPoint,
         results: Sharding,
         microbatch: int | None = None,
@@ -179,7 +167,7 @@ class _Functions:
             results=self.attribute(like.slice, results),
             key=(tuple(types), tuple(layouts), results, mesh, like.results[0].type),
         )
-        launch = LaunchOp.build(
+        launch = dialect.LaunchOp.build(
             operands,
             self.layouts.symbols[name].type.results,
             callee=name,
@@ -202,9 +190,11 @@ class _Parts:
       closing: what leads out of the loop.
     """
 
-    opening: list[SplitOp | CarryOp | IndexOp] = dataclasses.field(default_factory=list)
+    opening: list[dialect.SplitOp | dialect.CarryOp | dialect.IndexOp] = dataclasses.field(
+        default_factory=list
+    )
     body: list[ir.OpView] = dataclasses.field(default_factory=list)
-    closing: list[ReduceOp | NextOp] = dataclasses.field(default_factory=list)
+    closing: list[dialect.ReduceOp | dialect.NextOp] = dataclasses.field(default_factory=list)
 
 
 class _Unroller:
@@ -213,8 +203,8 @@ class _Unroller:
     def __init__(
         self,
         main: ir.OpView,
-        loop: LoopOp,
-        inside: Sequence[LoopOp],
+        loop: dialect.LoopOp,
+        inside: Sequence[dialect.LoopOp],
         functions: _Functions,
         numbers: Sequence[ir.Value],
     ) -> None:
@@ -225,19 +215,19 @@ class _Unroller:
         self.block = body_block(main)
         self.arranged: dict[ir.Value, ir.Value] = {}
         """What each split takes its blocks from, by its result."""
-        self.copied_loops: list[LoopOp] = []
+        self.copied_loops: list[dialect.LoopOp] = []
 
-    def run(self) -> list[LoopOp]:
+    def run(self) -> list[dialect.LoopOp]:
         """Unrolls the loop; returns those that are in its place because they were inside of it."""
         parts = self.partition()
         ip = ir.InsertionPoint([*parts.closing, list(self.block.operations)[-1]][0])
         for split in parts.opening:
-            if not isinstance(split, SplitOp):
+            if not isinstance(split, dialect.SplitOp):
                 continue
             self.arranged[split.results[0]] = self.arrange(split, ip)
-        handed_on = [op for op in parts.closing if isinstance(op, NextOp)]
+        handed_on = [op for op in parts.closing if isinstance(op, dialect.NextOp)]
         starts = {op.operands[0]: op.carry.operands[0] for op in handed_on}
-        indices = [op.results[0] for op in parts.opening if isinstance(op, IndexOp)]
+        indices = [op.results[0] for op in parts.opening if isinstance(op, dialect.IndexOp)]
         turns: list[dict[ir.Value, ir.Value]] = []
         for k in range(self.loop.count):
             values = {carry: self.only(v, carry.owner.opview, ip, k) for carry, v in starts.items()}
@@ -249,7 +239,7 @@ class _Unroller:
         for op in handed_on:
             op.results[0].replace_all_uses_with(self.only(starts[op.operands[0]], op, ip))
         for reduction in parts.closing:
-            if not isinstance(reduction, ReduceOp):
+            if not isinstance(reduction, dialect.ReduceOp):
                 continue
             value, ip = reduction.operands[0], ir.InsertionPoint(reduction)
             values_of_turns = [self.value(value, k, values, ip) for k, values in enumerate(turns)]
@@ -268,10 +258,10 @@ class _Unroller:
         waiting: set[ir.Value] = set()
         *operations, terminator = self.block.operations
         for op in operations:
-            if op_has(op, Trait.CLOSES_LOOP) and op.loop == self.loop.sym_name:
+            if dialect.op_has(op, Trait.CLOSES_LOOP) and op.loop == self.loop.sym_name:
                 parts.closing.append(op)
-            elif loop_of_op(op) in family:
-                opens = op_has(op, Trait.OPENS_LOOP) and op.loop == self.loop.sym_name
+            elif dialect.loop_of_op(op) in family:
+                opens = dialect.op_has(op, Trait.OPENS_LOOP) and op.loop == self.loop.sym_name
                 (parts.opening if opens else parts.body).append(op)
                 continue
             elif not any(v in waiting for v in op.operands):
@@ -304,11 +294,11 @@ class _Unroller:
                     copy.operands[number] = taken[value]
             if copy.loop in names:
                 copy.loop = names[copy.loop]
-                if op_has(copy, Trait.CLOSES_LOOP):
+                if dialect.op_has(copy, Trait.CLOSES_LOOP):
                     copy.outer = names.get(copy.outer)
             else:
                 copy.microbatch = k
-                if isinstance(copy, LaunchOp):
+                if isinstance(copy, dialect.LaunchOp):
                     copy.origins = tuple(dataclasses.replace(origin, microbatch=k) for origin in copy.origins)
             values.update(zip(op.results, copy.results, strict=True))
 
@@ -327,7 +317,7 @@ class _Unroller:
             self.copied_loops.append(copy)
         return names
 
-    def arrange(self, split: SplitOp, ip: ir.InsertionPoint) -> ir.Value:
+    def arrange(self, split: dialect.SplitOp, ip: ir.InsertionPoint) -> ir.Value:
         """The value that blocks are taken from: the whole, or its blocks side by side, each split alike."""
         whole, block = split.operands[0], split.results[0]
         layouts = self.functions.layouts
@@ -366,7 +356,7 @@ class _Unroller:
 
         return self.functions.launch("block", [source, self.numbers[k]], body, split, ip, layout, k)
 
-    def reduce(self, reduction: ReduceOp, value: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
+    def reduce(self, reduction: dialect.ReduceOp, value: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
         """What a reduction gives, made of the values of all microbatches."""
         layout = self.functions.layouts.of(reduction.results[0], reduction.slice)
         ip = ir.InsertionPoint(reduction)
@@ -376,7 +366,7 @@ class _Unroller:
             return self.functions.launch(
                 "concat", values, lambda blocks: stablehlo.concatenate(blocks, 0), reduction, ip, layout
             )
-        if isinstance(value.owner.opview, LaunchOp):
+        if isinstance(value.owner.opview, dialect.LaunchOp):
             return reduction.rebuilt(values).results[0]
         total = values[0]
         for k, term in enumerate(values[1:], 1):
@@ -388,7 +378,7 @@ class _Unroller:
     def only(
         self,
         value: ir.Value,
-        like: SplitOp | CarryOp | NextOp | ReduceOp,
+        like: dialect.SplitOp | dialect.CarryOp | dialect.NextOp | dialect.ReduceOp,
         ip: ir.InsertionPoint,
         microbatch: int | None = None,
     ) -> ir.Value:
@@ -399,15 +389,17 @@ class _Unroller:
         return self.functions.launch("reshard", [value], lambda whole: whole[0], like, ip, layout, microbatch)
 
 
-def _is_too_much(value: ir.Value, like: SplitOp | CarryOp | NextOp | ReduceOp) -> bool:
+def _is_too_much(
+    value: ir.Value, like: dialect.SplitOp | dialect.CarryOp | dialect.NextOp | dialect.ReduceOp
+) -> bool:
     """Whether `value` is on more slices than the result of `like`, and a reader of that would mind.
 
     A transfer could take it from another slice, or move it to where it is, and a mirror have it twice on one.
     """
-    if slices_of(value) == (like.slice,):
+    if dialect.slices_of(value) == (like.slice,):
         return False
     readers = (use.owner.opview for use in like.results[0].uses)
-    return any(op_has(op, Trait.TRANSFERS) or op_has(op, Trait.ALIASES) for op in readers)
+    return any(dialect.op_has(op, Trait.TRANSFERS) or dialect.op_has(op, Trait.ALIASES) for op in readers)
 
 
 def _scalar(value: int) -> ir.Value:

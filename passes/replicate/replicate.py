@@ -10,29 +10,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import (
-    AllGatherOp,
-    AllReduceOp,
-    ConstantOp,
-    LaunchOp,
-    LoopOp,
-    NextOp,
-    ReduceOp,
-    ReduceScatterOp,
-    ReplicaOp,
-    SliceOp,
-    SplitOp,
-    TransferOp,
-    argument_attrs,
-    loop_of,
-    loop_of_op,
-    make_slices,
-    ops_named,
-    read_slices,
-    result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.blocks import block_shape
 from pathways.dialect.attributes.fields import NATURAL
 from pathways.dialect.attributes.meshes import Sharding
@@ -92,7 +70,7 @@ class Replicate(Pass):
     def run(self, module: ir.Module) -> None:
         count = replicas_of(module)
         if count == 1:
-            for op in ops_named(module, ["pw.slice"]):
+            for op in dialect.ops_named(module, ["pw.slice"]):
                 op.replicas = None
             return
         main = main_function(module)
@@ -127,7 +105,7 @@ class _Replicator:
         self.block = body_block(main)
         *self.operations, self.terminator = self.block.operations
         self.arguments = list(self.block.arguments)
-        self.attrs = argument_attrs(main)
+        self.attrs = dialect.argument_attrs(main)
         self.values: dict[ir.Value, list[ir.Value]] = {}
         """What stands for each value in each replica."""
         self.effects: dict[str, bool] = {}
@@ -150,7 +128,9 @@ class _Replicator:
         self.finish()
 
     def declare_slices(self) -> None:
-        originals = [op for op in ops_named(self.module, ["pw.slice"]) if isinstance(op, SliceOp)]
+        originals = [
+            op for op in dialect.ops_named(self.module, ["pw.slice"]) if isinstance(op, dialect.SliceOp)
+        ]
         last = originals[-1].operation
         for op in originals:
             op.replicas = None
@@ -168,7 +148,9 @@ class _Replicator:
                 self.slices[op.sym_name].append(name)
 
     def declare_loops(self) -> None:
-        originals = [op for op in ops_named(self.module, ["pw.loop"]) if isinstance(op, LoopOp)]
+        originals = [
+            op for op in dialect.ops_named(self.module, ["pw.loop"]) if isinstance(op, dialect.LoopOp)
+        ]
         for op in originals:
             if op.sequential:
                 # Its turns may exchange sums.
@@ -196,7 +178,7 @@ class _Replicator:
         for argument, attrs in zip(self.arguments, self.attrs, strict=True):
             if CONSTANT in attrs:
                 places = [name for r in self.replicas for name in self.in_replica(attrs, r)]
-                value = self.add_argument(argument.type, {**attrs, SLICE: make_slices(places)})
+                value = self.add_argument(argument.type, {**attrs, SLICE: dialect.make_slices(places)})
                 self.values[argument] = [value] * self.count
                 continue
             split, type_ = _taken_block(attrs), argument.type
@@ -207,7 +189,7 @@ class _Replicator:
                     type_,
                     {
                         **attrs,
-                        SLICE: make_slices(self.in_replica(attrs, r)),
+                        SLICE: dialect.make_slices(self.in_replica(attrs, r)),
                         REPLICA: ReplicaPort(of, r, self.count, split).attribute,
                     },
                 )
@@ -224,8 +206,10 @@ class _Replicator:
         for r in self.replicas:
             name = unique_name(f"replica_{r}", self.symbols)
             value = ir.DenseElementsAttr.get(np.array(r, np.int32), type=i32)
-            self.symbols[name] = ConstantOp.build(sym_name=name, value=value, ip=ir.InsertionPoint(self.main))
-            places = make_slices([self.slices[place][r] for place in self.shares.numbered])
+            self.symbols[name] = dialect.ConstantOp.build(
+                sym_name=name, value=value, ip=ir.InsertionPoint(self.main)
+            )
+            places = dialect.make_slices([self.slices[place][r] for place in self.shares.numbered])
             attrs = {CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: places}
             numbers.append(self.add_argument(ir.RankedTensorType.get([], i32), attrs))
         return numbers
@@ -238,7 +222,7 @@ class _Replicator:
 
     def in_replica(self, attrs: dict[str, ir.Attribute], r: int) -> list[str]:
         """The slices of an argument or result in a replica."""
-        return [self.slices[name][r] for name in read_slices(attrs[SLICE])]
+        return [self.slices[name][r] for name in dialect.read_slices(attrs[SLICE])]
 
     def rows_of(self, type_: ir.Type) -> ir.RankedTensorType:
         """The type of what one replica has of the rows of an array."""
@@ -247,19 +231,23 @@ class _Replicator:
 
     def repeat(self, op: ir.OpView, ip: ir.InsertionPoint) -> None:
         """Repeats an operation on every replica."""
-        if isinstance(op, ReplicaOp):
+        if isinstance(op, dialect.ReplicaOp):
             self.values[op.results[0]] = self.numbers
             return
-        if isinstance(op, AllReduceOp | ReduceScatterOp | AllGatherOp):
+        if isinstance(op, dialect.AllReduceOp | dialect.ReduceScatterOp | dialect.AllGatherOp):
             (value,), (result,) = op.operands, op.results
             types = [result.type] * self.count
             exchange = op.rebuilt(self.values[value], types, ip=ip, slice=None)
             self.values[result] = list(exchange.results)
             return
-        if isinstance(op, ReduceOp) and op.kind == "concat" and op.loop in self.shares.microbatched:
+        if isinstance(op, dialect.ReduceOp) and op.kind == "concat" and op.loop in self.shares.microbatched:
             self.repeat_concatenation(op, ip)
             return
-        if isinstance(op, NextOp) and op.loop in self.shares.microbatched and not op.carry.per_replica:
+        if (
+            isinstance(op, dialect.NextOp)
+            and op.loop in self.shares.microbatched
+            and not op.carry.per_replica
+        ):
             self.pass_on(op, ip)
             return
         copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]
@@ -269,7 +257,7 @@ class _Replicator:
     def copy(self, op: ir.OpView, r: int, ip: ir.InsertionPoint) -> ir.OpView:
         """An operation in a replica."""
         operands = [self.values[value][r] for value in op.operands]
-        if isinstance(op, SplitOp) and op.loop in self.shares.microbatched:
+        if isinstance(op, dialect.SplitOp) and op.loop in self.shares.microbatched:
             (value,) = op.operands
             if value not in self.shares.arguments:
                 operands = [self.rows(value, op, r, ip)]
@@ -281,13 +269,13 @@ class _Replicator:
         for name in ("loop", "outer"):
             if name in copy.attributes:
                 setattr(copy, name, self.loops[getattr(copy, name)][r])
-        if r > 0 and isinstance(copy, LaunchOp) and self.has_effect_outside(op):
+        if r > 0 and isinstance(copy, dialect.LaunchOp) and self.has_effect_outside(op):
             copy.callee = self.without_effect(op.callee)
         return copy
 
     def has_effect_outside(self, op: ir.OpView) -> bool:
         """Whether an operation outside of loops over microbatches does more than make its results."""
-        if not isinstance(op, LaunchOp) or op.loop in self.shares.microbatched:
+        if not isinstance(op, dialect.LaunchOp) or op.loop in self.shares.microbatched:
             return False
         return has_side_effect(self.symbols[op.callee], self.symbols, self.effects)
 
@@ -305,7 +293,7 @@ class _Replicator:
             self.quiet[callee] = function.attributes["sym_name"].value
         return self.quiet[callee]
 
-    def repeat_concatenation(self, op: ReduceOp, ip: ir.InsertionPoint) -> None:
+    def repeat_concatenation(self, op: dialect.ReduceOp, ip: ir.InsertionPoint) -> None:
         """Repeats a concatenation of microbatches, each replica its own; all of them where more is read."""
         value = op.results[0]
         parts = []
@@ -315,7 +303,9 @@ class _Replicator:
             copy.operation.erase()
         self.values[value] = parts if value in self.shares.results else self.gathered(op, parts, ip)
 
-    def gathered(self, op: ReduceOp, parts: Sequence[ir.Value], ip: ir.InsertionPoint) -> list[ir.Value]:
+    def gathered(
+        self, op: dialect.ReduceOp, parts: Sequence[ir.Value], ip: ir.InsertionPoint
+    ) -> list[ir.Value]:
         """The rows of all replicas, on each of them."""
         value, loop = op.results[0], op.outer
         layout = self.layouts.of(value, op.slice)
@@ -342,16 +332,18 @@ class _Replicator:
             arrived = [
                 part
                 if other == r
-                else TransferOp.build(
+                else dialect.TransferOp.build(
                     [part], [part.type], slice=here, sharding=part_sharding, loop=loop_name, ip=ip
                 ).results[0]
                 for other, part in enumerate(parts)
             ]
-            launch = LaunchOp.build(arrived, [value.type], callee=name, slice=here, loop=loop_name, ip=ip)
+            launch = dialect.LaunchOp.build(
+                arrived, [value.type], callee=name, slice=here, loop=loop_name, ip=ip
+            )
             wholes.append(launch.results[0])
         return wholes
 
-    def pass_on(self, op: NextOp, ip: ir.InsertionPoint) -> None:
+    def pass_on(self, op: dialect.NextOp, ip: ir.InsertionPoint) -> None:
         """Passes what is carried from replica to replica, and what the last one ends with to all."""
         carry = op.carry
         remark(
@@ -366,7 +358,7 @@ class _Replicator:
             sharding = self.attribute(op.slice, self.layouts.of(carry.results[0], op.slice).dims)
             loop = None if op.outer is None else self.loops[op.outer][r]
             slice = self.slices[op.slice][r]
-            return TransferOp.build(
+            return dialect.TransferOp.build(
                 [value], [value.type], slice=slice, sharding=sharding, loop=loop, ip=ip
             ).results[0]
 
@@ -383,7 +375,7 @@ class _Replicator:
             return None
         return make_sharding(home.symbol, Sharding(tuple(dims)))
 
-    def rows(self, value: ir.Value, split: SplitOp, r: int, ip: ir.InsertionPoint) -> ir.Value:
+    def rows(self, value: ir.Value, split: dialect.SplitOp, r: int, ip: ir.InsertionPoint) -> ir.Value:
         """The rows of a replica of a value that is whole on each of them."""
         layout = self.layouts.of(value, split.slice)
         wanted = self.layouts.of(split.results[0], split.slice)
@@ -404,8 +396,8 @@ class _Replicator:
             results=self.attribute(split.slice, wanted.dims),
             key=(value.type, layout, wanted, self.layouts.meshes[split.slice]),
         )
-        loop = loop_of(value)
-        launch = LaunchOp.build(
+        loop = dialect.loop_of(value)
+        launch = dialect.LaunchOp.build(
             [self.values[value][r], self.numbers[r]],
             [target],
             callee=name,
@@ -419,7 +411,7 @@ class _Replicator:
         """Returns what replicas make, and removes what there was before."""
         returned, attrs_of_results = [], []
         for of, (value, attrs) in enumerate(
-            zip(self.terminator.operands, result_attrs(self.main), strict=True)
+            zip(self.terminator.operands, dialect.result_attrs(self.main), strict=True)
         ):
             split = _taken_block(attrs)
             if value in self.shares.results:
@@ -429,7 +421,7 @@ class _Replicator:
                 attrs_of_results.append(
                     {
                         **attrs,
-                        SLICE: make_slices(self.in_replica(attrs, r)),
+                        SLICE: dialect.make_slices(self.in_replica(attrs, r)),
                         REPLICA: ReplicaPort(of, r, self.count, split).attribute,
                     }
                 )
@@ -443,8 +435,8 @@ class _Replicator:
         if self.passes_on:
             self.sort()
         set_signature(self.main, [a.type for a in self.block.arguments], [v.type for v in returned])
-        set_argument_attrs(self.main, self.new_attrs)
-        set_result_attrs(self.main, attrs_of_results)
+        dialect.set_argument_attrs(self.main, self.new_attrs)
+        dialect.set_result_attrs(self.main, attrs_of_results)
 
     def sort(self) -> None:
         """Moves what starts from the end of another replica after that."""
@@ -457,10 +449,10 @@ class _Replicator:
             operations[n].operation.move_before(terminator)
 
 
-def _what_waits(op: NextOp, operations: Sequence[ir.OpView]) -> str:
+def _what_waits(op: dialect.NextOp, operations: Sequence[ir.OpView]) -> str:
     """How much of a replica waits for what it gets from the one before, and for what of that."""
-    turn = [each for each in operations if loop_of_op(each) == op.loop]
-    launches = [each for each in turn if isinstance(each, LaunchOp)]
+    turn = [each for each in operations if dialect.loop_of_op(each) == op.loop]
+    launches = [each for each in turn if isinstance(each, dialect.LaunchOp)]
     reached = set(op.carry.results)
     for each in turn:
         if any(value in reached for value in each.operands):
@@ -472,7 +464,7 @@ def _what_waits(op: NextOp, operations: Sequence[ir.OpView]) -> str:
         if any(result in needed for result in each.results):
             makers.append(each)
             needed.update(each.operands)
-    needs_stage = any(isinstance(each, LaunchOp) and not each.is_glue for each in makers)
+    needs_stage = any(isinstance(each, dialect.LaunchOp) and not each.is_glue for each in makers)
     until = "until it has done its last microbatch" if needs_stage else "for its updates of this alone"
     launches_of = f"{waiting} of {len(launches)} launches of each microbatch of @{op.loop}"
     return f"{launches_of} wait for the replica before, {until}"

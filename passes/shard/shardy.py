@@ -15,23 +15,7 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
 
-from pathways.dialect import (
-    AllReduceOp,
-    CarryOp,
-    LaunchOp,
-    NextOp,
-    PwOp,
-    ReduceOp,
-    SplitOp,
-    TransferOp,
-    argument_attrs,
-    argument_slices,
-    nested_ops,
-    ops_named,
-    run_mlir_passes,
-    set_argument_attrs,
-    slices_of,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.meshes import replicated
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.shardings import SliceMesh, make_sharding
@@ -57,7 +41,7 @@ _Decided = dict[str, ir.Attribute | None]
 """Attributes of an operation by name; None takes one away."""
 
 
-class _Encoding[Op: PwOp](abc.ABC):
+class _Encoding[Op: dialect.PwOp](abc.ABC):
     """How Shardy sees the operations of one kind."""
 
     @abc.abstractmethod
@@ -73,10 +57,10 @@ class _Encoding[Op: PwOp](abc.ABC):
         return [op.operands[0]]
 
 
-class _LaunchAsCall(_Encoding[LaunchOp]):
+class _LaunchAsCall(_Encoding[dialect.LaunchOp]):
     """A call, of a variant of the computation where shardings differ."""
 
-    def encode(self, op: LaunchOp) -> ir.OpView:
+    def encode(self, op: dialect.LaunchOp) -> ir.OpView:
         callee = ir.FlatSymbolRefAttr.get(op.callee)
         return func.CallOp([r.type for r in op.results], callee, list(op.operands))
 
@@ -87,20 +71,20 @@ class _LaunchAsCall(_Encoding[LaunchOp]):
         return list(op.operands)
 
 
-class _TransferAsIdentity(_Encoding[TransferOp]):
+class _TransferAsIdentity(_Encoding[dialect.TransferOp]):
     """An identity, between equal meshes."""
 
-    def encode(self, op: TransferOp) -> ir.OpView:
+    def encode(self, op: dialect.TransferOp) -> ir.OpView:
         return stablehlo.OptimizationBarrierOp([op.operands[0]])
 
     def decode(self, op: ir.OpView) -> _Decided:
         return {"sharding": _of_result(op, 0)}
 
 
-class _SplitAsSlice(_Encoding[SplitOp]):
+class _SplitAsSlice(_Encoding[dialect.SplitOp]):
     """A slice of as many rows as a microbatch has."""
 
-    def encode(self, op: SplitOp) -> ir.OpView:
+    def encode(self, op: dialect.SplitOp) -> ir.OpView:
         result = ir.RankedTensorType(op.results[0].type)
         return stablehlo.SliceOp(op.operands[0], [0] * result.rank, list(result.shape), [1] * result.rank)
 
@@ -108,10 +92,10 @@ class _SplitAsSlice(_Encoding[SplitOp]):
         return _sharding_if_any(op)
 
 
-class _ReduceAsBlocks(_Encoding[ReduceOp]):
+class _ReduceAsBlocks(_Encoding[dialect.ReduceOp]):
     """An identity for a sum, a concatenation of equal blocks for one of microbatches."""
 
-    def encode(self, op: ReduceOp) -> ir.OpView:
+    def encode(self, op: dialect.ReduceOp) -> ir.OpView:
         value = op.operands[0]
         if op.kind == "sum":
             return stablehlo.OptimizationBarrierOp([value])
@@ -124,30 +108,30 @@ class _ReduceAsBlocks(_Encoding[ReduceOp]):
         return _sharding_if_any(op)
 
 
-class _AllReduceAsIdentity(_Encoding[AllReduceOp]):
+class _AllReduceAsIdentity(_Encoding[dialect.AllReduceOp]):
     """An identity: the sum lies as what is summed."""
 
-    def encode(self, op: AllReduceOp) -> ir.OpView:
+    def encode(self, op: dialect.AllReduceOp) -> ir.OpView:
         return stablehlo.OptimizationBarrierOp([op.operands[0]])
 
     def decode(self, op: ir.OpView) -> _Decided:
         return {}
 
 
-class _CarryAsIdentity(_Encoding[CarryOp]):
+class _CarryAsIdentity(_Encoding[dialect.CarryOp]):
     """An identity from the first turn; `pw.next` ties it to the others."""
 
-    def encode(self, op: CarryOp) -> ir.OpView:
+    def encode(self, op: dialect.CarryOp) -> ir.OpView:
         return stablehlo.OptimizationBarrierOp([op.operands[0]])
 
     def decode(self, op: ir.OpView) -> _Decided:
         return _sharding_if_any(op)
 
 
-class _NextAsSum(_Encoding[NextOp]):
+class _NextAsSum(_Encoding[dialect.NextOp]):
     """A sum: what is passed on lies as what is carried, and so does the result."""
 
-    def encode(self, op: NextOp) -> ir.OpView:
+    def encode(self, op: dialect.NextOp) -> ir.OpView:
         total = stablehlo.AddOp(*op.operands)
         # Read by nothing it would be erased, and the value not passed on.
         keep = {"call_target_name": ir.StringAttr.get(_KEEP), "has_side_effect": ir.BoolAttr.get(True)}
@@ -175,12 +159,12 @@ _ENCODINGS: Mapping[str, _Encoding[Any]] = {
 def encode(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
     """Turns `@main` into what Shardy propagates through."""
     _copy_mirrored(main, meshes)
-    arguments = argument_slices(main)
+    arguments = dialect.argument_slices(main)
     operations = list(body_block(main).operations)
     # Asked before anything changes: a call does not say where it runs.
     for number, op in enumerate(operations):
-        if isinstance(op, TransferOp):
-            source = (slices_of(op.operands[0], arguments) or (op.slice,))[0]
+        if isinstance(op, dialect.TransferOp):
+            source = (dialect.slices_of(op.operands[0], arguments) or (op.slice,))[0]
             if meshes[source].symbol != meshes[op.slice].symbol:
                 op.attributes[_NUMBER] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
     for op in operations:
@@ -196,7 +180,7 @@ def encode(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
 
 def decode(module: ir.Module) -> None:
     """Turns `@main` back, with what Shardy decided, and its operations in computations into plain ones."""
-    for op in ops_named(module, ["sdy.mesh"]):
+    for op in dialect.ops_named(module, ["sdy.mesh"]):
         # Shardy's note to other compilers; the mesh says it already.
         if "stablehlo.mesh" in op.attributes:
             del op.attributes["stablehlo.mesh"]
@@ -209,12 +193,12 @@ def decode(module: ir.Module) -> None:
         elif op.operation.name in (_COPY, "sdy.reshard"):
             # Where shardings differ after all, `settle` says so, slice by slice.
             _replace(op, [op.operands[0]])
-        elif isinstance(op, TransferOp):
+        elif isinstance(op, dialect.TransferOp):
             op.sharding = _of_result(op, 0)
             for name in (SHARDING, _NUMBER):
                 if name in op.attributes:
                     del op.attributes[name]
-    for function in ops_named(module, ["func.func"]):
+    for function in dialect.ops_named(module, ["func.func"]):
         _plain_stablehlo(function)
 
 
@@ -236,9 +220,9 @@ def _replace(op: ir.OpView, values: ir.OpResultList | list[ir.Value]) -> None:
 
 def _copy_mirrored(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
     """Keeps the copies of an argument on different meshes apart: all are replicated, each on its own mesh."""
-    attrs = argument_attrs(main)
+    attrs = dialect.argument_attrs(main)
     operations = list(body_block(main).operations)
-    for argument, entry, places in zip(main.arguments, attrs, argument_slices(main), strict=True):
+    for argument, entry, places in zip(main.arguments, attrs, dialect.argument_slices(main), strict=True):
         symbols = list(dict.fromkeys(meshes[place].symbol for place in places or ()))
         if len(symbols) < 2:
             continue
@@ -255,14 +239,14 @@ def _copy_mirrored(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
             with ir.InsertionPoint(operations[0]), main.operation.location:
                 copy = ir.Operation.create(_COPY, [argument.type], [argument], {SHARDING: sharding})
             for op in operations:
-                if isinstance(op, LaunchOp) and meshes[op.slice].symbol == symbol:
+                if isinstance(op, dialect.LaunchOp) and meshes[op.slice].symbol == symbol:
                     op.operation.replace_uses_of_with(argument, copy.results[0])
-    set_argument_attrs(main, attrs)
+    dialect.set_argument_attrs(main, attrs)
 
 
 def _plain_stablehlo(function: ir.OpView) -> None:
     """Undoes what the pipeline changed in computations and XLA does not take back."""
-    for op in list(nested_ops(function)):
+    for op in list(dialect.nested_ops(function)):
         match op.operation.name:
             case "sdy.constant":
                 new = _plain_constant(op)
@@ -293,15 +277,15 @@ def propagate(module: ir.Module) -> None:
     # Shardy warns of every operation that it has no rule for; ours are barriers to it, as they should be.
     handler = module.context.attach_diagnostic_handler(lambda d: "SDY sharding rule registry" in d.message)
     try:
-        run_mlir_passes("sdy-propagation-pipeline", module)
+        dialect.run_mlir_passes("sdy-propagation-pipeline", module)
     finally:
         handler.detach()
 
 
-def between_meshes(module: ir.Module) -> Iterator[tuple[int, TransferOp]]:
+def between_meshes(module: ir.Module) -> Iterator[tuple[int, dialect.TransferOp]]:
     """The transfers between different meshes of an encoded `@main`, by numbers that stay theirs."""
     for op in body_block(main_function(module)).operations:
-        if isinstance(op, TransferOp):
+        if isinstance(op, dialect.TransferOp):
             yield op.attributes[_NUMBER].value, op
 
 
@@ -315,7 +299,7 @@ def hint(module: ir.Module, hints: Mapping[int, ir.Attribute]) -> None:
 def decided(value: ir.Value, main: ir.OpView) -> ir.Attribute | None:
     """What propagation decided of a value of an encoded `@main`; None for nothing."""
     if isinstance(value, ir.BlockArgument):
-        return argument_attrs(main)[value.arg_number].get(SHARDING)
+        return dialect.argument_attrs(main)[value.arg_number].get(SHARDING)
     if value.owner.operation.name == "sdy.reshard":
         return value.owner.attributes["sharding"]
     return _of_result(value.owner, ir.OpResult(value).result_number)

@@ -12,30 +12,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy
 
-from pathways.dialect import (
-    LaunchOp,
-    RecvOp,
-    ReleaseOp,
-    SendOp,
-    SliceOp,
-    TransferOp,
-    argument_attrs,
-    argument_slices,
-    donated_arguments,
-    form_of,
-    nested_ops,
-    op_has,
-    ops_named,
-    problems,
-    read_slices,
-    referenced_symbols,
-    result_attrs,
-    run_mlir_passes,
-    set_argument_attrs,
-    set_result_attrs,
-    slices_of,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.call_times import CallTimes
 from pathways.dialect.attributes.dtypes import dtype_of
 from pathways.dialect.attributes.fields import CALL_TIMES
@@ -105,7 +82,7 @@ def plan_of(
     """
     with module.context, ir.Location.unknown(module.context):
         _check_form(module, name, SCHEDULED, proved)
-        flattener = _Flattener(module, name, stored, symbol_table(module)[MAIN], located)
+        flattener = _Flattener(module, name, stored, dialect.symbol_table(module)[MAIN], located)
         return flattener.plan({n: flattener.computation(n) for n in flattener.callees})
 
 
@@ -146,9 +123,9 @@ def host_plans_of(
 
 
 def _check_form(module: ir.Module, name: str, form: Form, proved: bool) -> None:
-    if form_of(module) != form.name:
-        raise ValueError(f"program '{name}' is in form '{form_of(module)}', not '{form.name}'")
-    for problem in [] if proved else problems(module, form):
+    if dialect.form_of(module) != form.name:
+        raise ValueError(f"program '{name}' is in form '{dialect.form_of(module)}', not '{form.name}'")
+    for problem in [] if proved else dialect.problems(module, form):
         raise ValueError(f"program '{name}' is not in form '{form.name}': {problem}")
 
 
@@ -170,15 +147,15 @@ class _Flattener:
         block = self.main.regions[0].blocks[0]
         *self.ops, self.terminator = block.operations
         self.arguments = list(block.arguments)
-        self.slices = argument_slices(self.main)
+        self.slices = dialect.argument_slices(self.main)
         self.slot_types: list[ArrayType] = []
         self.slot_shardings: list[tuple[tuple[str, ...], ...]] = []
         self.slots: dict[ir.Value, dict[str, Slot]] = {}
-        self.callees = list(dict.fromkeys(op.callee for op in self.ops if isinstance(op, LaunchOp)))
+        self.callees = list(dict.fromkeys(op.callee for op in self.ops if isinstance(op, dialect.LaunchOp)))
         self.sent = {
             part
             for op in self.ops
-            if isinstance(op, SendOp) and not op.copy
+            if isinstance(op, dialect.SendOp) and not op.copy
             for value in op.operands
             for part in parts_of(value)
         }
@@ -198,7 +175,9 @@ class _Flattener:
         for op in self.ops:
             steps += self.steps(op)
         slices = [
-            op for op in ops_named(self.module, ["pw.slice"]) if self.host is None or op.host == self.host
+            op
+            for op in dialect.ops_named(self.module, ["pw.slice"])
+            if self.host is None or op.host == self.host
         ]
         return Plan(
             name=self.name,
@@ -211,19 +190,19 @@ class _Flattener:
             slot_shardings=tuple(self.slot_shardings),
             constants={
                 op.sym_name: self.stored.constants[op.sym_name] if self.stored else _array(op.value)
-                for op in ops_named(self.module, ["pw.constant"])
+                for op in dialect.ops_named(self.module, ["pw.constant"])
                 if self.host is None or any(argument.constant == op.sym_name for argument in arguments)
             },
             peak_bytes={op.sym_name: op.peak_bytes or 0 for op in slices},
             channels={
                 op.sym_name: op.capacity
-                for op in ops_named(self.module, ["pw.channel"])
+                for op in dialect.ops_named(self.module, ["pw.channel"])
                 if self.host is None or self.host in (self.host_of(op.src), self.host_of(op.dst))
             },
             times=CallTimes() if times is None else CALL_TIMES.read(times),
             host=self.host,
-            argument_numbers=self.numbers(argument_attrs(self.main)),
-            result_numbers=self.numbers(result_attrs(self.main)),
+            argument_numbers=self.numbers(dialect.argument_attrs(self.main)),
+            result_numbers=self.numbers(dialect.result_attrs(self.main)),
         )
 
     def host_of(self, slice_name: str) -> int | None:
@@ -241,17 +220,17 @@ class _Flattener:
 
     def steps(self, op: ir.OpView) -> Iterator[Step]:
         """The steps that an operation of the program is, by its traits."""
-        if op_has(op, Trait.EXECUTES):
+        if dialect.op_has(op, Trait.EXECUTES):
             yield self.launch(op)
-        elif op_has(op, Trait.TRANSFERS):
+        elif dialect.op_has(op, Trait.TRANSFERS):
             yield self.transfer(op)
-        elif op_has(op, Trait.SENDS):
+        elif dialect.op_has(op, Trait.SENDS):
             yield self.send(op)
-        elif op_has(op, Trait.RECEIVES):
+        elif dialect.op_has(op, Trait.RECEIVES):
             yield self.receive(op)
-        elif op_has(op, Trait.RELEASES):
+        elif dialect.op_has(op, Trait.RELEASES):
             yield self.release(op)
-        elif op_has(op, Trait.ALIASES):
+        elif dialect.op_has(op, Trait.ALIASES):
             joined: dict[str, Slot] = {}
             for value in op.operands:
                 joined |= self.slots[value]
@@ -261,7 +240,7 @@ class _Flattener:
 
     def flatten_arguments(self) -> list[Argument]:
         self.donated: set[ir.Value] = set()
-        attrs = argument_attrs(self.main)
+        attrs = dialect.argument_attrs(self.main)
         arguments = []
         for group in ports_of_callers(attrs):
             donated = DONATED in attrs[group[0]]
@@ -279,7 +258,7 @@ class _Flattener:
         return arguments
 
     def flatten_results(self) -> tuple[Result, ...]:
-        attrs = result_attrs(self.main)
+        attrs = dialect.result_attrs(self.main)
         return tuple(
             Result(*self.port([self.terminator.operands[n] for n in group], [attrs[n] for n in group]))
             for group in ports_of_callers(attrs)
@@ -294,7 +273,7 @@ class _Flattener:
             {
                 name: slot
                 for name, slot in self.slots.get(value, {}).items()
-                if name in read_slices(attr[SLICE])
+                if name in dialect.read_slices(attr[SLICE])
             }
             for value, attr in zip(values, attrs, strict=True)
         ]
@@ -308,26 +287,26 @@ class _Flattener:
         slices = tuple(map(tuple, own))
         return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split)
 
-    def slice_spec(self, op: SliceOp) -> SliceSpec:
+    def slice_spec(self, op: dialect.SliceOp) -> SliceSpec:
         names, sizes = _mesh_axes(self.symbols[op.mesh])
         return SliceSpec(op.sym_name, names, sizes, op.island, bool(op.overlap))
 
-    def launch(self, op: LaunchOp) -> Launch:
+    def launch(self, op: dialect.LaunchOp) -> Launch:
         operands = tuple(self.slots[v][op.slice] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
         label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
         origins = tuple(op.origins)
         return Launch(op.callee, op.slice, operands, results, label, origins, op.microbatch, op.loop)
 
-    def transfer(self, op: TransferOp) -> Transfer:
+    def transfer(self, op: dialect.TransferOp) -> Transfer:
         self.check_memory(op)
-        slices = slices_of(op.operands[0], self.slices) or ()
+        slices = dialect.slices_of(op.operands[0], self.slices) or ()
         src = self.symbols[op.channel].src if op.channel is not None else slices[0]
         operands = tuple(self.slots[v][src] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
         return Transfer(operands, results, src, op.slice, self.routes(op, op.slice), op.channel)
 
-    def check_memory(self, op: TransferOp | RecvOp) -> None:
+    def check_memory(self, op: dialect.TransferOp | dialect.RecvOp) -> None:
         if op.memory_kind is not None:
             raise ValueError(
                 f"program '{self.name}': a transfer to @{op.slice} asks for memory kind '{op.memory_kind}', "
@@ -335,7 +314,7 @@ class _Flattener:
             )
 
     def routes(
-        self, op: TransferOp | SendOp | RecvOp, dst: str
+        self, op: dialect.TransferOp | dialect.SendOp | dialect.RecvOp, dst: str
     ) -> tuple[tuple[tuple[int, int], ...], ...] | None:
         """The routes of a transfer for each result, device by device of its destination."""
         if op.routes is None:
@@ -343,7 +322,7 @@ class _Flattener:
         pairs, devices = list(op.routes), self.layouts.mesh(dst).size
         return tuple(tuple(pairs[n : n + devices]) for n in range(0, len(pairs), devices))
 
-    def send(self, op: SendOp) -> Send:
+    def send(self, op: dialect.SendOp) -> Send:
         dst = self.symbols[op.channel].dst
         return Send(
             operands=tuple(self.slots[v][op.slice] for v in op.operands),
@@ -356,7 +335,7 @@ class _Flattener:
             copy=bool(op.copy),
         )
 
-    def receive(self, op: RecvOp) -> Receive:
+    def receive(self, op: dialect.RecvOp) -> Receive:
         self.check_memory(op)
         src = self.symbols[op.channel].src
         return Receive(
@@ -369,7 +348,7 @@ class _Flattener:
             routes=self.routes(op, op.slice),
         )
 
-    def release(self, op: ReleaseOp) -> Release:
+    def release(self, op: dialect.ReleaseOp) -> Release:
         slots = tuple(slot for v in op.operands for slot in self.slots[v].values())
         # What was sent is forgotten, but not deleted: another host may not have it yet.
         deleted = [v for v in op.operands if v in self.donated and v not in self.sent]
@@ -387,7 +366,7 @@ class _Flattener:
             module=text,
             operands=tuple(array_type(t) for t in function.type.inputs),
             results=tuple(array_type(t) for t in function.type.results),
-            donated=tuple(sorted(donated_arguments(function))),
+            donated=tuple(sorted(dialect.donated_arguments(function))),
             callbacks=callbacks,
             effects=effects,
         )
@@ -396,8 +375,8 @@ class _Flattener:
         """A computation of which the module has the types, shardings and donation."""
         types = []
         for attrs, tensors in (
-            (argument_attrs(function), function.type.inputs),
-            (result_attrs(function), function.type.results),
+            (dialect.argument_attrs(function), function.type.inputs),
+            (dialect.result_attrs(function), function.type.results),
         ):
             whole = [array_type(type_) for type_ in tensors]
             types.append(
@@ -410,7 +389,7 @@ class _Flattener:
             module=stored.module,
             operands=tuple(types[0]),
             results=tuple(types[1]),
-            donated=tuple(sorted(donated_arguments(function))),
+            donated=tuple(sorted(dialect.donated_arguments(function))),
             effects=stored.effects,
             local=stored.local,
         )
@@ -436,8 +415,8 @@ class _Flattener:
         if not isinstance(computation, sdy.ManualComputationOp) or len(others) != 1:
             return False
         (returned,) = others
-        held = [attrs[SHARDING] for attrs in argument_attrs(function) if SHARDING in attrs]
-        wanted = [attrs[SHARDING] for attrs in result_attrs(function) if SHARDING in attrs]
+        held = [attrs[SHARDING] for attrs in dialect.argument_attrs(function) if SHARDING in attrs]
+        wanted = [attrs[SHARDING] for attrs in dialect.result_attrs(function) if SHARDING in attrs]
         if not held:
             return False
         axes = {name for name, _ in read_mesh(self.symbols[mesh_of(held[0])]).axes}
@@ -448,7 +427,7 @@ class _Flattener:
             and wanted == list(sdy.TensorShardingPerValueAttr(computation.out_shardings).shardings)
             and axes == set(sdy.ManualAxesAttr(computation.manual_axes))
             and all(op.operation.name in _LOCAL for op in list(computation.body.blocks[0].operations)[:-1])
-            and not donated_arguments(function)
+            and not dialect.donated_arguments(function)
         )
 
     def extract(self, name: str) -> tuple[bytes, bool, bool]:
@@ -479,7 +458,7 @@ class _Flattener:
                 nonlocal callbacks, effects
                 if SHARDING in op.attributes and _must_not_say(op):
                     del op.attributes[SHARDING]
-                for symbol in referenced_symbols(op):
+                for symbol in dialect.referenced_symbols(op):
                     if symbol in self.symbols and symbol not in seen:
                         pending.append(symbol)
                         seen.add(symbol)
@@ -493,7 +472,7 @@ class _Flattener:
                         meshes.update(_MESH.findall(str(op.attributes[key])))
                 return ir.WalkResult.ADVANCE
 
-            for op in list(nested_ops(copy)):
+            for op in list(dialect.nested_ops(copy)):
                 if op.operation.name == "stablehlo.while" and SHARDING in op.attributes:
                     _constrain_results(op.operation)
             copy.operation.walk(visit)
@@ -562,13 +541,13 @@ def _bytecode(module: ir.Module, located: bool = False) -> bytes:
     Locations hold file paths: without them equal computations have equal bytes everywhere.
     """
     if not located:
-        run_mlir_passes("strip-debuginfo", module)
+        dialect.run_mlir_passes("strip-debuginfo", module)
     return bytecode_of(module)
 
 
 def _lay_out(function: ir.OpView) -> None:
     """Writes what a missing sharding means; XLA would take it as leave to choose."""
-    arguments, results = argument_attrs(function), result_attrs(function)
+    arguments, results = dialect.argument_attrs(function), dialect.result_attrs(function)
     meshes = {mesh_of(attrs[SHARDING]) for attrs in (*arguments, *results) if SHARDING in attrs}
     if not meshes:
         return
@@ -576,8 +555,8 @@ def _lay_out(function: ir.OpView) -> None:
         for attrs, type_ in zip(all_attrs, types, strict=True):
             rank = ir.RankedTensorType(type_).rank
             attrs.setdefault(SHARDING, make_sharding(min(meshes), replicated(rank)))
-    set_argument_attrs(function, arguments)
-    set_result_attrs(function, results)
+    dialect.set_argument_attrs(function, arguments)
+    dialect.set_result_attrs(function, results)
 
 
 def array_type(tensor_type: ir.Type) -> ArrayType:
