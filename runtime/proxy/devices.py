@@ -214,7 +214,7 @@ class ServedDevices:
         self.memory = MemoryAccount(max_memory)
         self.reader = ProgramReader()
         # With a limit, programs that no client has any more must not take memory from clients.
-        self.kept_programs = KeptPrograms() if max_memory is None else KeptPrograms(0)
+        self.kept_programs = KeptPrograms[Any]() if max_memory is None else KeptPrograms[Any](0)
         self.folders = folders or PermittedFolders(advice=FOLDERS_ADVICE)
         self._by_id = {device.id: device for device in devices}
         self._slices = {

@@ -5,10 +5,6 @@ from __future__ import annotations
 import collections
 import hashlib
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathways.runtime.proxy.programs import ProxyProgram
 
 MAX_KEPT = 256
 """Programs that stay loaded although no session may have them; a trainer has a hundred tiny ones."""
@@ -17,7 +13,7 @@ MAX_KEPT_BYTES = 16 << 20
 """Bytes of these programs as clients sent them; their code may have thirty times as many."""
 
 
-class KeptPrograms:
+class KeptPrograms[Program]:
     """The programs that were used last, by what clients sent.
 
     A trainer that goes on with other devices, as after the loss of a slice, sends programs that it sent
@@ -31,11 +27,11 @@ class KeptPrograms:
     def __init__(self, max_count: int = MAX_KEPT, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._programs: collections.OrderedDict[bytes, tuple[ProxyProgram, int]] = collections.OrderedDict()
+        self._programs: collections.OrderedDict[bytes, tuple[Program, int]] = collections.OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def find(self, program: bytes, options: bytes) -> ProxyProgram | None:
+    def find(self, program: bytes, options: bytes) -> Program | None:
         """Returns what was compiled of the same program with the same options, or None."""
         key = _key(program, options)
         with self._lock:
@@ -44,7 +40,7 @@ class KeptPrograms:
             self._programs.move_to_end(key)
             return self._programs[key][0]
 
-    def add(self, program: bytes, options: bytes, compiled: ProxyProgram) -> None:
+    def add(self, program: bytes, options: bytes, compiled: Program) -> None:
         """Keeps a program in place of those that were not used for longest."""
         key = _key(program, options)
         with self._lock:

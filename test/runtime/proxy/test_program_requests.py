@@ -408,7 +408,7 @@ def test_a_limit_of_memory_frees_programs_that_no_session_has(limit: int | None)
 
 @pytest.mark.parametrize(("max_count", "max_bytes"), [(2, 1000), (1000, 20)])
 def test_programs_that_were_not_used_for_long_are_freed(max_count: int, max_bytes: int) -> None:
-    kept = KeptPrograms(max_count, max_bytes)
+    kept = KeptPrograms[Any](max_count, max_bytes)
     compiled: Any = [object() for _ in range(3)]
     sent = [b"%d" % number * 10 for number in range(3)]
     kept.add(sent[0], b"", compiled[0])
