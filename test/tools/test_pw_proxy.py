@@ -127,8 +127,8 @@ def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
         ),
         (
             ["--listen", "localhost:8080"],
-            "--listen localhost:8080 needs --insecure: any client that reaches it runs code as you, because the "
-            "client in JAX cannot authenticate itself; prefer unix:PATH",
+            "--listen localhost:8080 needs --insecure: any client that reaches it runs code as you, because "
+            "the client in JAX cannot authenticate itself; prefer unix:PATH",
         ),
     ],
 )
