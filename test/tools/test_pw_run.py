@@ -1,6 +1,5 @@
 """`pw-run` and `pw-bundle`, and `pw-compile -o` that makes what they read."""
 
-import dataclasses
 import io
 import json
 import os
@@ -10,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import hypothesis.extra.numpy
+import msgspec
 import numpy as np
 import preloaded
 import pytest
@@ -453,14 +453,14 @@ def test_pw_run_refuses_outrageous_bundles(folder, tmp_path):
     artifacts = [bytes(raw) for raw in old.artifacts().values()]
 
     def write(**changes):
-        manifest = dataclasses.replace(old.manifest, **changes)
+        manifest = msgspec.structs.replace(old.manifest, **changes)
         bundle.write(tmp_path / "bad.pwb", manifest, bytes(old.program), artifacts, [])
         return error_of("pw-run", "bad.pwb", "--zeros", cwd=tmp_path)
 
     first, *rest = old.manifest.slices
-    assert "needs 65537 devices" in write(slices=(dataclasses.replace(first, shape=(2**16,)), *rest))
+    assert "needs 65537 devices" in write(slices=(msgspec.structs.replace(first, shape=(2**16,)), *rest))
     first, *rest = old.manifest.arguments
-    problem = write(arguments=(dataclasses.replace(first, shape=(2**20, 2**28)), *rest))
+    problem = write(arguments=(msgspec.structs.replace(first, shape=(2**20, 2**28)), *rest))
     assert re.search("do not fit into memory|not those of the program", problem)
 
 
