@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import warnings
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -166,6 +167,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Those that have ended are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Of forks beside other threads: those of MLIR, which contexts end when they are made.
+    warnings.simplefilter("ignore", DeprecationWarning)
     parent = os.getpid()
     contexts = ProgramContexts()
     contexts.prepare()
