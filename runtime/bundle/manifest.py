@@ -100,7 +100,7 @@ class Root(Record, frozen=True):
 
     @property
     def tree(self) -> trees.Tree:
-        """Its tree of numbers of leaves."""
+        """Tree of the numbers of leaves."""
         return trees.from_json(self.json)
 
 
@@ -180,7 +180,7 @@ class Code(Record, frozen=True):
 
 
 class CodeIndex(Record, frozen=True):
-    """What a bundle says of its executables, in the order of their members, for the manifest of a digest."""
+    """Index of the executables of a bundle, in the order of their members, for the manifest of a digest."""
 
     manifest: Digest
     executables: tuple[Code, ...]

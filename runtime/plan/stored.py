@@ -1,4 +1,4 @@
-"""What a module only declares: computations and constants that are kept beside it, in bundles or messages."""
+"""Computations and constants that a module only declares: they are beside it, in bundles or messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoredConstant(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What is kept outside of a module, by name: computations, and the arrays of constants."""
+    """Contents outside of a module, by name: computations, and the arrays of constants."""
 
     computations: Mapping[str, StoredComputation]
     constants: Mapping[str, object]

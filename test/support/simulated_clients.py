@@ -161,9 +161,20 @@ class SimulatedClients:
             self.outcomes["fetch refused"] += 1
             return
         hosts = handle.gang.hosts if by_all else handle.gang.hosts[pick % len(handle.gang.hosts) :][:1]
+        yield from self._check_fetched(handle, hosts, self._send_fetch(handle, hosts))
+
+    def _send_fetch(self, handle: SimulatedHandle, hosts: Sequence[int]) -> HostRequest:
         request = self.core.replies.ask(hosts)
         for host in hosts:
             self.cluster.send(host, "steps", Fetch(request.number, handle.number))
+        return request
+
+    def _is_spoiled(self, handle: SimulatedHandle) -> bool:
+        """Returns whether its user knows that it is made of what is spoiled, beside what its step says."""
+        return False
+
+    def _check_fetched(self, handle: SimulatedHandle, hosts: Sequence[int], request: HostRequest) -> Client:
+        """Waits for what hosts say of an array, and checks it."""
         yield request.is_done
         try:
             for _, failure in request.first_failure():
@@ -173,6 +184,9 @@ class SimulatedClients:
                 handle.step.check_spoiled()
         except HostError as error:
             self.outcomes[f"fetch: {type(error).__name__}"] += 1
+            return
+        if self._is_spoiled(handle):
+            self.outcomes["fetch of what is spoiled"] += 1
             return
         self.outcomes["fetched"] += 1
         for host in hosts:

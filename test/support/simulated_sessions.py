@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from simulated_clients import Client, SimulatedClients, SimulatedHandle, verdict
 from simulated_cluster import SimulatedCluster
-from simulated_messages import Call, Fetch, SimulatedProgram
+from simulated_messages import Call, SimulatedProgram
 
 from pathways.runtime.control.effects import Effect
 from pathways.runtime.control.errors import HostError
@@ -202,33 +202,17 @@ class SimulatedSessions(SimulatedClients):
 
         def begin(turn: TakeTurn) -> None:
             if turn.is_there and gang.failure is None:
-                request = self.core.replies.ask(hosts)
-                begun.append(request)
-                for host in hosts:
-                    self.cluster.send(host, "steps", Fetch(request.number, handle.number))
+                begun.append(self._send_fetch(handle, hosts))
 
         yield from self._turn(InOrder(session, gang.key.island, takes=(handle.number,)), begin)
         if not begun:
             self.outcomes["fetch not begun"] += 1
             return
-        (request,) = begun
-        yield request.is_done
-        try:
-            for _, failure in request.first_failure():
-                raise failure.error()
-            if self.core.is_several:
-                yield handle.step.is_settled
-                handle.step.check_spoiled()
-            if handle.number in self._spoiled:
-                self.outcomes["fetch of what is spoiled"] += 1
-                return
-        except HostError as error:
-            self.outcomes[f"fetch: {type(error).__name__}"] += 1
-            return
-        self.outcomes["fetched"] += 1
-        for host in hosts:
-            said = request.answers[host]
-            assert said == [handle.expected] * 2, f"what is fetched of {handle.step} of host {host} is wrong"
+        yield from self._check_fetched(handle, hosts, begun[0])
+
+    def _is_spoiled(self, handle: SimulatedHandle) -> bool:
+        """See `SimulatedClients._is_spoiled`."""
+        return handle.number in self._spoiled
 
     def drop(self, pick: int) -> None:
         """Lets go of an array."""

@@ -1,4 +1,4 @@
-"""Where answers of workers to requests go."""
+"""Sinks of the answers that workers give to requests."""
 
 from __future__ import annotations
 

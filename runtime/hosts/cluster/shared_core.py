@@ -26,7 +26,7 @@ def ignore(effect: Effect) -> None:
 
 
 class Core(Protocol):
-    """What decides: a `ClusterCore`, or the `ClusterMirror` of a client; see there."""
+    """Interface of a core: a `ClusterCore`, or the `ClusterMirror` of a client; see there."""
 
     is_several: bool
     steps: IssuedSteps

@@ -242,7 +242,7 @@ class WorkerListener:
             self._core.tell(PeerUnreachable(by, host.index, of, peer.index, said.error))
 
     def _sink_of(self, host: HostProcess, number: int) -> AnswerSink | None:
-        """Where answers of a worker to a request go; None where it is no longer wanted."""
+        """Returns the sink of what a worker answers to a request; None where there is none."""
         request = self._core.core.replies.get(number)
         if request is None or host.index not in request.hosts:
             return None

@@ -14,7 +14,7 @@ ANY_HOST = -1
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker has to know.
+    """Configuration of a worker.
 
     Attributes:
       controller: where the controller listens: the path of a socket, or address and port.

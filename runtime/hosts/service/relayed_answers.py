@@ -16,7 +16,7 @@ from pathways.runtime.hosts.service.served_client import ServedClient
 
 @dataclasses.dataclass(eq=False)
 class RelayedQuestion(AnswerSink):
-    """What a client has asked a worker.
+    """Question of a client to a worker.
 
     Attributes:
       client: the client.
@@ -44,7 +44,7 @@ class RelayedQuestion(AnswerSink):
 
 @dataclasses.dataclass(eq=False)
 class ClientFetch(AnswerSink):
-    """What a client fetches."""
+    """Fetch of an array by a client."""
 
     client: ServedClient
     fetch: RelayedFetch

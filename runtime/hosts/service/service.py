@@ -775,7 +775,7 @@ def _facts(gang: HostGang) -> IslandFacts:
 
 
 def _changes(gang: HostGang, start: int) -> Iterator[Message]:
-    """What a client has to know of an island that was told last of workers of some start."""
+    """Yields messages about an island to a client that was told last of its workers of some start."""
     life = gang.life
     if life.key.start != start:
         yield IslandGone(gang.number, start, Told.of(lost(f"{gang.name} was lost")), False)

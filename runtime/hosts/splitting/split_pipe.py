@@ -1,4 +1,4 @@
-"""What a service and the process that cuts programs for it say, as MessagePack."""
+"""Messages between a service and the process that cuts programs for it, as MessagePack."""
 
 from __future__ import annotations
 
