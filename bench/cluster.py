@@ -200,7 +200,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
     from jax.sharding import PartitionSpec as P
 
     import pathways as pw
-    from pathways.runtime.control.errors import HostError
+    from pathways.runtime.control.records.errors import HostError
     from pathways.runtime.hosts.controller.connect import controller
 
     for hosts in (1, 2):

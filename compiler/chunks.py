@@ -21,7 +21,7 @@ from pathways.dialect import form_of
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.verification.forms import PARTS
-from pathways.runtime.control.errors import failed
+from pathways.runtime.control.records.errors import failed
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze_parts
 from pathways.runtime.plan.parts import PartCall, PartCalls, calls_of

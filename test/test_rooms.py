@@ -38,6 +38,7 @@ ROOMS = (
     "runtime.timelines",
     "runtime.bundle",
     "runtime.resources",
+    "runtime.control.records",
     "runtime.control.sharing",
     "runtime.control",
     "runtime.simulate",

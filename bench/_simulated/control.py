@@ -9,7 +9,7 @@ from _simulated.fleet import Fleet, FleetShape, FleetStep
 from _simulated.processor import Job, Processor
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.gang import Gang
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.simulate.events import SimulatedTime
 
 PartEnd = Callable[[FleetStep, int, bool, float], float]

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.dialect.errors import PathwaysError
     from pathways.runtime.bundle.manifest import BundleError
-    from pathways.runtime.control.errors import (
+    from pathways.runtime.control.records.errors import (
         CallFailedError,
         ClusterClosedError,
         HostError,
@@ -127,17 +127,17 @@ _MODULES = {
     "Array": "runtime.hosts.cluster.array",
     "AutoPlan": "compiler.auto.auto_plan",
     "BundleError": "runtime.bundle.manifest",
-    "CallFailedError": "runtime.control.errors",
+    "CallFailedError": "runtime.control.records.errors",
     "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
-    "ClusterClosedError": "runtime.control.errors",
-    "HostError": "runtime.control.errors",
-    "HostLeavingError": "runtime.control.errors",
-    "HostLostError": "runtime.control.errors",
+    "ClusterClosedError": "runtime.control.records.errors",
+    "HostError": "runtime.control.records.errors",
+    "HostLeavingError": "runtime.control.records.errors",
+    "HostLostError": "runtime.control.records.errors",
     "HostOptions": "runtime.hosts.launch.options",
-    "HostStartError": "runtime.control.errors",
+    "HostStartError": "runtime.control.records.errors",
     "PathwaysError": "dialect.errors",
-    "ProgramFailedError": "runtime.control.errors",
+    "ProgramFailedError": "runtime.control.records.errors",
     "Island": "runtime.hosts.launch.settings",
     "Links": "compiler.links",
     "LoadedProgram": "compiler.loaded",

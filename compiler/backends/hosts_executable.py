@@ -16,7 +16,7 @@ from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Signature, is_type
 from pathways.compiler.frontend.interface import Interface
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
 from pathways.runtime.hosts.cluster.host import Location

@@ -21,8 +21,8 @@ import numpy as np
 
 from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.data.on_hosts import call_of, lanes, made_array
-from pathways.runtime.control.errors import HostError
-from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location

@@ -28,8 +28,8 @@ from pathways.compiler.data.on_hosts import (
     values_of,
 )
 from pathways.compiler.frontend.jax_internals import unflatten
-from pathways.runtime.control.errors import CallFailedError, HostError
-from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.control.records.errors import CallFailedError, HostError
+from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pathways.compiler.backends.hosts import bring
 from pathways.compiler.data.editions import edition_with
 from pathways.compiler.frontend import jax_internals
-from pathways.runtime.control.errors import CallFailedError
-from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.control.records.errors import CallFailedError
+from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
 from pathways.runtime.hosts.cluster.host import HostGang, Location

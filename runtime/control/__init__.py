@@ -2,11 +2,10 @@
 
 A core takes events, which say what was seen, and returns effects, which say what is to be done; the time is
 an argument. `core.py` puts all cores of a cluster together, and is the one object that holds its state:
-`gang.py` the life of the workers of an island, `steps.py` and `step.py` what was issued and what became of
-it, `window.py` how many steps may be under way, `replies.py` what was asked and not answered, `peers.py`
-which hosts do not reach each other, `liveness.py` and `stalls.py` what takes too long, `unused.py` what may
-be freed. `errors.py` are the words for what goes wrong, `events.py` and `effects.py` the records. Where many
-clients share the islands, the scheduler of `sharing` decides whose step is next.
+`gang.py` the life of the workers of an island, `steps.py` what was issued and what became of it, `peers.py`
+which hosts do not reach each other, `liveness.py` and `stalls.py` what takes too long. `records` has the
+records that they share, `effects.py` what they want to be done. Where many clients share the islands, the
+scheduler of `sharing` decides whose step is next.
 
 Rules. Calls of one core come one after the other: its shell holds one lock round them. No call waits.
 Whatever an event says, it has an answer in every state; what is late, such as word of workers that were

@@ -18,8 +18,11 @@ from pathways.runtime.control.effects import (
     Log,
     LookAgain,
 )
-from pathways.runtime.control.errors import Failure, failed, lost
-from pathways.runtime.control.events import (
+from pathways.runtime.control.gang import Draining, Ending, Gang, Pausing, Replaced, Running
+from pathways.runtime.control.liveness import Liveness
+from pathways.runtime.control.peers import Peer, PeerWords
+from pathways.runtime.control.records.errors import Failure, failed, lost
+from pathways.runtime.control.records.events import (
     Answered,
     Drained,
     Event,
@@ -33,11 +36,9 @@ from pathways.runtime.control.events import (
     StartDue,
     Tick,
 )
-from pathways.runtime.control.gang import Draining, Ending, Gang, Pausing, Replaced, Running
-from pathways.runtime.control.liveness import Liveness
-from pathways.runtime.control.peers import Peer, PeerWords
-from pathways.runtime.control.replies import HostRequest, PendingReplies
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.reports import HostReport
+from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.sharing.items import (
     Arrived,
     ClientLeft,
@@ -53,7 +54,6 @@ from pathways.runtime.control.sharing.items import (
 )
 from pathways.runtime.control.sharing.scheduler import Policy, Scheduler
 from pathways.runtime.control.stalls import Stall, Stalls, causes, report_of
-from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
 
 REPORT_SECONDS = 2.0
@@ -217,21 +217,20 @@ class ClusterCore:
         gangs = [self.gang(GangKey(island, start)) for island, start in starts.items()]
         return all(gang is not None and gang.failure is None for gang in gangs)
 
-    def _issue_queued(self, queued: QueuedStep, now: float) -> None:
-        number = self.take_numbers()
-        step = Step(queued.name, number, queued.hosts, queued.program, now, queued.share)
+    def _issue_queued(self, step: QueuedStep, now: float) -> None:
+        step.began = now
         # It would be refused if an island were not open.
-        self.issue(step, [self.gangs[island] for island in queued.islands], ())
-        queued.issued = step
+        self.issue(step, [self.gangs[island] for island in step.islands], ())
 
     def _begin_call(self, turn: TakeTurn, now: float) -> TakeTurn:
         """Issues a call that has its turn; or says why it is not made."""
-        item, number = turn.item, self.take_numbers()
+        item = turn.item
         gang = self.gangs[item.island]
         why = gang.problem if turn.is_there else failed("an array that it takes is not there")
-        if why is None:
-            self.issue(FunctionCall(item.name, number, item.hosts, now), (gang,), ())
-        return dataclasses.replace(turn, number=number, why=why)
+        if why is not None:
+            return dataclasses.replace(turn, why=why)
+        self.issue(FunctionCall(item.name, item.number, item.hosts, now), (gang,), ())
+        return turn
 
     # All else.
 

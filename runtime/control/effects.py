@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from pathways.runtime.control.errors import Failure
-from pathways.runtime.control.events import GangKey
+from pathways.runtime.control.records.errors import Failure
+from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.control.sharing.items import SchedulerEffect
 
 

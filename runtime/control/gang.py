@@ -22,13 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.effects import Attach, Effect, Log, StartAnew, TellToEnd
-from pathways.runtime.control.errors import (
+from pathways.runtime.control.records.errors import (
     ClusterClosedError,
     Failure,
     HostLeavingError,
     lost,
 )
-from pathways.runtime.control.events import (
+from pathways.runtime.control.records.events import (
     Buried,
     Closed,
     Drained,
@@ -41,8 +41,8 @@ from pathways.runtime.control.events import (
     StartDue,
     Started,
 )
-from pathways.runtime.control.unused import Unused
-from pathways.runtime.control.window import Window
+from pathways.runtime.control.records.unused import Unused
+from pathways.runtime.control.records.window import Window
 
 MOST_RESTARTS = 3
 """How often an island is started anew, one time after the other, without having done a step."""

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable
 
 from pathways.runtime.control.effects import AskAlive
-from pathways.runtime.control.events import HostEnded
 from pathways.runtime.control.gang import Draining, Gang, Running
+from pathways.runtime.control.records.events import HostEnded
 
 _PAUSE = 0.5
 """The most seconds from one question to the next."""

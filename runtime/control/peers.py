@@ -13,7 +13,7 @@ import collections
 import dataclasses
 from collections.abc import Callable
 
-from pathways.runtime.control.events import GangKey, HostEnded
+from pathways.runtime.control.records.events import GangKey, HostEnded
 
 SETTLE_SECONDS = 1.0
 """How long it takes until others have said the same. Each sees a cut within half a second."""

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.control.reports import HostReport, Underway, Waiting
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.records.step import Step
 
 _PAUSE = 0.5
 """Seconds from one look to the next."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pathways.runtime.control.errors import Failure, HostError
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.errors import Failure, HostError
+from pathways.runtime.control.records.step import Step
 
 
 class IssuedSteps:

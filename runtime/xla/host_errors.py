@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from pathways.runtime.control import errors
-from pathways.runtime.control.errors import (
+from pathways.runtime.control.records import errors
+from pathways.runtime.control.records.errors import (
     Failure,
     HostError,
     HostLeavingError,

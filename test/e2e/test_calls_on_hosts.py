@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import X
 
 import pathways as pw
-from pathways.runtime.control.errors import HostLostError
+from pathways.runtime.control.records.errors import HostLostError
 from pathways.runtime.hosts.controller.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")

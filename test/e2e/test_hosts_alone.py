@@ -15,7 +15,7 @@ import pytest
 from on_hosts import alone, refused, run_alone
 
 import pathways as pw
-from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.controller.connect import controller
 
 pytestmark = pytest.mark.process

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import back, front, refused
 
 import pathways as pw
-from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.controller import own_controller
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.launch import children

@@ -23,7 +23,7 @@ from on_hosts import PREPARE, refused
 
 import pathways as pw
 from pathways import HostError, HostLostError
-from pathways.runtime.control.events import Drained
+from pathways.runtime.control.records.events import Drained
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.launch.children import Child
 from pathways.runtime.hosts.protocol.joining import WorkerConfig

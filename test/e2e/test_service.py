@@ -27,8 +27,8 @@ from on_hosts import refused
 import pathways as pw
 from pathways.compiler.backends import hosts
 from pathways.passes.measured.trace_file import read_trace
-from pathways.runtime.control.errors import HostError
-from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.attached.attached_controller import AttachedController
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.controller import connect

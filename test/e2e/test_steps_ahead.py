@@ -10,7 +10,7 @@ from check import assert_close
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime.control.window import Window
+from pathways.runtime.control.records.window import Window
 from pathways.runtime.hosts.splitting import ahead
 
 pytestmark = pytest.mark.usefixtures("shared_workers")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.handshake import Keeper

@@ -36,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import W, X, back, front, refused, training
 
 import pathways as pw
-from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.controller.connect import controller
 
 devices = pw.make_virtual_device_set()

@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Sequence
 from simulated_cluster import SimulatedCluster
 from simulated_messages import Call, Fetch, Poison, Run, SimulatedProgram
 
-from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.gang import Gang
-from pathways.runtime.control.replies import HostRequest
-from pathways.runtime.control.step import FunctionCall, Step
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.replies import HostRequest
+from pathways.runtime.control.records.step import FunctionCall, Step
 
 Client = Generator[Callable[[], bool]]
 """Gives what it waits for."""
@@ -139,7 +139,7 @@ class SimulatedClients:
         self.verdicts[call] = None
         expected = hash((salt, *(handle.expected for handle in taken)))
         is_done = call.is_settled if self.core.is_several else call.is_done
-        yield lambda: is_done() or call.is_cut()
+        yield lambda: is_done() or call.has_cut_hosts()
         try:
             call.check()
         except HostError as error:
@@ -284,7 +284,7 @@ class SimulatedClients:
         for handle in handles:
             hosts = handle.gang.hosts
             is_done = step.is_settled if self.core.is_several else functools.partial(step.is_done, hosts)
-            yield lambda is_done=is_done, hosts=hosts: is_done() or step.is_cut(hosts)
+            yield lambda is_done=is_done, hosts=hosts: is_done() or step.has_cut_hosts(hosts)
             try:
                 step.check(hosts, step.number + 1 + handle.position)
                 handle.gang.check()

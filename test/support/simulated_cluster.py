@@ -39,8 +39,9 @@ from pathways.runtime.control.effects import (
     StartAnew,
     TellToEnd,
 )
-from pathways.runtime.control.errors import CallFailedError, Failure
-from pathways.runtime.control.events import (
+from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.records.errors import CallFailedError, Failure
+from pathways.runtime.control.records.events import (
     Answered,
     Buried,
     Closed,
@@ -55,7 +56,6 @@ from pathways.runtime.control.events import (
     Started,
     Tick,
 )
-from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.sharing.items import SchedulerEvent
 from pathways.runtime.simulate.events import LinkQuality, SimulatedLink, SimulatedTime
 

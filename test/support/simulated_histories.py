@@ -11,9 +11,9 @@ from simulated_cluster import ClusterShape, SimulatedCluster
 from simulated_messages import SimulatedProgram
 from simulated_sessions import SimulatedSessions
 
-from pathways.runtime.control.events import Answered, GangKey, HostEnded, LeaveAsked, PeerUnreachable
 from pathways.runtime.control.gang import Dead, Running
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.events import Answered, GangKey, HostEnded, LeaveAsked, PeerUnreachable
+from pathways.runtime.control.records.reports import HostReport
 
 SECONDS = 8.0
 """In which all of a history begins."""

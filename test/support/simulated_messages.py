@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pathways.runtime.control.errors import Failure
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.errors import Failure
+from pathways.runtime.control.records.reports import HostReport
 
 if TYPE_CHECKING:
     from simulated_worker import SimulatedWorker

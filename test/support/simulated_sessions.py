@@ -11,9 +11,10 @@ from simulated_cluster import SimulatedCluster
 from simulated_messages import Call, SimulatedProgram
 
 from pathways.runtime.control.effects import Effect
-from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.gang import Gang
-from pathways.runtime.control.replies import HostRequest
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.replies import HostRequest
+from pathways.runtime.control.records.step import SESSION_BITS, Step
 from pathways.runtime.control.sharing.items import (
     CallEnded,
     ClientJoined,
@@ -29,26 +30,41 @@ from pathways.runtime.control.sharing.items import (
     WorkAsked,
 )
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
-from pathways.runtime.control.step import Step
 
 
-@dataclasses.dataclass(eq=False)
-class _AskedStep:
+class _AskedStep(QueuedStep):
     """A step that a session has asked for.
 
     Attributes:
-      step: what it is for the core, from when it is issued.
       is_spoiled: whether something that it takes is spoiled, which its session knows.
       has_ended: whether it will not run.
     """
 
-    program: SimulatedProgram
-    gangs: dict[int, Gang]
-    taken: dict[int, list[SimulatedHandle]]
-    made: list[SimulatedHandle]
-    step: Step | None = None
-    is_spoiled: bool = False
-    has_ended: bool = False
+    def __init__(
+        self,
+        session: int,
+        number: int,
+        simulated: SimulatedProgram,
+        gangs: dict[int, Gang],
+        taken: dict[int, list[SimulatedHandle]],
+        made: list[SimulatedHandle],
+    ) -> None:
+        super().__init__(
+            session,
+            number,
+            simulated.salt % 3,
+            {island: tuple(handle.number for handle in taken[island]) for island in gangs},
+            {island: tuple(h.number for h in made if h.gang is gang) for island, gang in gangs.items()},
+            starts={island: gang.key.start for island, gang in gangs.items()},
+            program="f",
+            hosts=[host for gang in gangs.values() for host in gang.hosts],
+        )
+        self.simulated = simulated
+        self.gangs = gangs
+        self.taken = taken
+        self.made = made
+        self.is_spoiled = False
+        self.has_ended = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -70,9 +86,9 @@ class SimulatedSessions(SimulatedClients):
 
     def __init__(self, cluster: SimulatedCluster, count: int) -> None:
         super().__init__(cluster)
-        self._numbers = itertools.count(1 << 40)
+        self._numbers = [itertools.count((session + 1) << SESSION_BITS | 1) for session in range(count)]
         self._session_of: dict[int, int] = {}
-        self._queued: dict[int, QueuedStep] = {}
+        self._issued: dict[int, _AskedStep] = {}
         # The arrays that are made of spoiled ones.
         self._spoiled: set[int] = set()
         self._unanswered: dict[int, list[_AskedStep | _AskedTurn]] = {n: [] for n in range(count)}
@@ -110,41 +126,30 @@ class SimulatedSessions(SimulatedClients):
             self.outcomes["asked too late"] += 1
             return
         taken = self._taken(session, gangs, picks)
-        made = [*self._made(program, gangs, taken)]
-        asked = _AskedStep(program, gangs, taken, made)
+        made = [*self._made(session, program, gangs, taken)]
+        step = _AskedStep(session, next(self._numbers[session]), program, gangs, taken, made)
         self.held += made
         self._session_of.update(dict.fromkeys([handle.number for handle in made], session))
-        queued = QueuedStep(
-            session,
-            next(self._numbers),
-            program.salt % 3,
-            {island: tuple(handle.number for handle in taken[island]) for island in gangs},
-            {island: tuple(h.number for h in made if h.gang is gang) for island, gang in gangs.items()},
-            starts={island: gang.key.start for island, gang in gangs.items()},
-            name="f",
-            hosts=[host for gang in gangs.values() for host in gang.hosts],
-            what=asked,
-        )
-        self._unanswered[session].append(asked)
-        self.cluster.schedule(WorkAsked(queued))
-        yield lambda: asked.step is not None or asked.has_ended
-        self._unanswered[session].remove(asked)
-        if asked.step is None:
+        self._unanswered[session].append(step)
+        self.cluster.schedule(WorkAsked(step))
+        yield lambda: step.is_issued or step.has_ended
+        self._unanswered[session].remove(step)
+        if not step.is_issued:
             self.outcomes["not issued"] += 1
             for handle in made:
                 if handle.is_held:
                     self.held.remove(handle)
                     handle.is_held = False
             return
-        if asked.is_spoiled:
+        if step.is_spoiled:
             self.outcomes["argument spoiled"] += 1
             for handle in made:
                 if handle.is_held:
                     self.drop(self.held.index(handle))
-            yield asked.step.is_settled
-            self.verdicts[asked.step] = verdict(asked.step)
+            yield step.is_settled
+            self.verdicts[step] = verdict(step)
             return
-        yield from self._watch(asked.step, made)
+        yield from self._watch(step, made)
 
     def call(self, island: int, salt: int, picks: Sequence[int], seconds: float) -> Client:
         """Asks for a call of a function, and waits for its values."""
@@ -162,14 +167,22 @@ class SimulatedSessions(SimulatedClients):
         def begin(turn: TakeTurn) -> None:
             # It may be lost with its island since it was issued.
             if turn.why is None and gang.failure is None:
-                call = self.core.steps.get(turn.number)
-                assert call is not None, f"call {turn.number} has its turn, and is not issued"
+                call = self.core.steps.get(turn.item.number)
+                assert call is not None, f"call {turn.item.number} has its turn, and is not issued"
                 call.read([handle.step for handle in taken])
                 begun.append(call)
                 for host in hosts:
                     self.cluster.send(host, "steps", Call(call.number, salt, takes, seconds, raises))
 
-        item = InOrder(session, gang.key.island, takes=takes, is_call=True, name="m:f", hosts=hosts)
+        item = InOrder(
+            session,
+            gang.key.island,
+            takes=takes,
+            is_call=True,
+            number=next(self._numbers[session]),
+            name="m:f",
+            hosts=hosts,
+        )
         turn = yield from self._turn(item, begin)
         if turn is None or not begun:
             self.outcomes["call not made"] += 1
@@ -246,14 +259,18 @@ class SimulatedSessions(SimulatedClients):
             self.held = all_held
 
     def _made(
-        self, program: SimulatedProgram, gangs: dict[int, Gang], taken: dict[int, list[SimulatedHandle]]
+        self,
+        session: int,
+        program: SimulatedProgram,
+        gangs: dict[int, Gang],
+        taken: dict[int, list[SimulatedHandle]],
     ) -> Iterator[SimulatedHandle]:
         expected = program.expected(
             {island: tuple(handle.expected for handle in own) for island, own in taken.items()}
         )
-        first = next(self._numbers)
+        first = next(self._numbers[session])
         for _ in range(program.outputs):
-            next(self._numbers)
+            next(self._numbers[session])
         # Until it is issued nothing is known of what makes them.
         nothing = Step("f", 0, ())
         for island, gang in gangs.items():
@@ -273,15 +290,15 @@ class SimulatedSessions(SimulatedClients):
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Issue(queued):
-                self._issue(queued)
+            case Issue(_AskedStep() as step):
+                self._issue(step)
             case TakeTurn(item, frees):
                 self._free(item.island, frees)
                 if item.what is not None:
                     item.what.begin(effect)
                     item.what.turn = effect
-            case Refuse(queued):
-                queued.what.has_ended = True
+            case Refuse(_AskedStep() as step):
+                step.has_ended = True
             case Sweep(_, island, arrays):
                 self._free(island, arrays)
             case Expel(number, why):
@@ -291,21 +308,19 @@ class SimulatedSessions(SimulatedClients):
         for number in arrays:
             self.core.gangs[island].unused.add(number)
 
-    def _issue(self, queued: QueuedStep) -> None:
-        asked, step = queued.what, queued.issued
-        taken = [handle for own in asked.taken.values() for handle in own]
-        asked.is_spoiled = any(h.number in self._spoiled or _is_spoiled(h.step) for h in taken)
-        if asked.is_spoiled:
-            self._spoiled.update(handle.number for handle in asked.made)
+    def _issue(self, step: _AskedStep) -> None:
+        taken = [handle for own in step.taken.values() for handle in own]
+        step.is_spoiled = any(h.number in self._spoiled or _is_spoiled(h.step) for h in taken)
+        if step.is_spoiled:
+            self._spoiled.update(handle.number for handle in step.made)
         step.read([handle.step for handle in taken])
-        for gang in asked.gangs.values():
+        for gang in step.gangs.values():
             self._check_slots(step, gang)
-        for handle in asked.made:
+        for handle in step.made:
             handle.step = step
-        first = asked.made[0].number if asked.made else 0
-        self._queued[step.number] = queued
-        self._send_run(step, asked.program, asked.gangs, asked.taken, first)
-        asked.step = step
+        first = step.made[0].number if step.made else 0
+        self._issued[step.number] = step
+        self._send_run(step, step.simulated, step.gangs, step.taken, first)
         self.verdicts[step] = None
 
     def _check_slots(self, step: Step, gang: Gang) -> None:
@@ -316,9 +331,9 @@ class SimulatedSessions(SimulatedClients):
         assert len(under_way) < most, f"{len(under_way)} steps are under way on {gang}, and {step}"
 
     def _note_done(self, gang: Gang, number: int) -> None:
-        queued = self._queued.get(number)
-        if queued is not None and queued.issued.is_done(gang.hosts):
-            self.cluster.schedule(PartDone(queued, gang.key.island, 0.01))
+        step = self._issued.get(number)
+        if step is not None and step.is_done(gang.hosts):
+            self.cluster.schedule(PartDone(step, gang.key.island, 0.01))
 
 
 def _is_spoiled(step: Step) -> bool:

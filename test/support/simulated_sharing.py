@@ -91,6 +91,8 @@ class SimulatedSharing:
         self.sent: set[int] = set()
         self.owner: dict[int, int] = {}
         self.running: set[QueuedStep] = set()
+        # Of steps that are first on all their islands, and that fail.
+        self.state: dict[QueuedStep, str] = {}
         self.seconds: dict[QueuedStep, float] = {}
         # Programs of clients of which a step was measured, those that were measured wrong, and what was
         # issued before it was known how long it takes.
@@ -136,7 +138,7 @@ class SimulatedSharing:
         self.events += len(told)
         for event in told:
             if isinstance(event, PartDone):
-                program = event.step.client, event.step.program
+                program = event.step.client, event.step.loaded
                 self.known.add(program)
                 if event.took != self.seconds[event.step]:
                     self.unsure.add(program)
@@ -257,7 +259,7 @@ class SimulatedSharing:
                     f"step {step.number} of client {step.client} is one too many"
                 )
                 self.running.add(step)
-                if (step.client, step.program) not in self.known:
+                if (step.client, step.loaded) not in self.known:
                     self.tried.add(step)
                 for n in step.islands:
                     assert n not in self.lost, f"step {step.number} is issued to island {n}, which is lost"
@@ -315,7 +317,7 @@ class SimulatedSharing:
         """Checks how much is in front of a step on an island that gets one more."""
         queue = self.queues[island]
         # What failed with another island was measured wrong.
-        if len(queue) < 2 or any((own.client, own.program) in self.unsure for own in queue):
+        if len(queue) < 2 or any((own.client, own.loaded) in self.unsure for own in queue):
             return
         behind = [own for own in queue if own is not queue[0]]
         work = sum(self.seconds[own] for own in behind if own not in self.tried)
@@ -335,9 +337,9 @@ class SimulatedSharing:
         if not queue:
             return
         step = queue[0]
-        if step.what is not None or any(self.queues[n][0] is not step for n in step.islands):
+        if step in self.state or any(self.queues[n][0] is not step for n in step.islands):
             return
-        step.what = "runs"
+        self.state[step] = "runs"
         seconds = self.seconds[step]
         for n in step.islands:
             self.time.after(seconds, lambda n=n: self.finish(step, n, seconds))
@@ -377,8 +379,8 @@ class SimulatedSharing:
             client.held[island].clear()
         for step in steps:
             # What others do of it waits for what never comes, and fails.
-            if step.what is None:
-                step.what = "fails"
+            if step not in self.state:
+                self.state[step] = "fails"
                 for n in set(step.islands) - {island}:
                     self.time.after(0.001, lambda step=step, n=n: self.finish(step, n, 0.0))
             if step.islands == (island,) or not any(step in queue for queue in self.queues):
@@ -452,6 +454,7 @@ class DeviceTimers:
         self._queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(islands)]
         self._ends: list[tuple[float, int, QueuedStep]] = []
         self._begun: set[QueuedStep] = set()
+        self._seconds: dict[QueuedStep, float] = {}
         self._makers: dict[int, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count(1)
         for client, weight in enumerate(weights):
@@ -462,6 +465,11 @@ class DeviceTimers:
         self._makers[client] = islands, seconds
         for _ in range(steps):
             self._ask(client)
+
+    def ask(self, step: QueuedStep, seconds: float) -> None:
+        """Asks for a step that takes so long."""
+        self._seconds[step] = seconds
+        self.tell(WorkAsked(step))
 
     def tell(self, event: SchedulerEvent) -> None:
         """Tells the scheduler what happened, and does what it says."""
@@ -483,12 +491,13 @@ class DeviceTimers:
         while self._ends and self._ends[0][0] <= until:
             self.now, _, first = heapq.heappop(self._ends)
             self._begun.discard(first)
+            seconds = self._seconds.pop(first)
             for n in first.islands:
                 self._queues[n].popleft()
-                self.busy[n] += first.what
-            self.served[first.client] += first.what * len(first.islands)
+                self.busy[n] += seconds
+            self.served[first.client] += seconds * len(first.islands)
             for n in first.islands:
-                self.tell(PartDone(first, n, first.what))
+                self.tell(PartDone(first, n, seconds))
                 self._begin(n)
             if first.client in self.core.clients:
                 self._ask(first.client)
@@ -497,7 +506,7 @@ class DeviceTimers:
     def _ask(self, client: int) -> None:
         islands, seconds = self._makers[client]
         none = dict.fromkeys(islands, ())
-        self.tell(WorkAsked(QueuedStep(client, next(self._numbers), client, none, none, what=seconds)))
+        self.ask(QueuedStep(client, next(self._numbers), client, none, none), seconds)
 
     def _begin(self, island: int) -> None:
         queue = self._queues[island]
@@ -508,7 +517,7 @@ class DeviceTimers:
         ):
             return
         self._begun.add(queue[0])
-        heapq.heappush(self._ends, (self.now + queue[0].what, queue[0].number, queue[0]))
+        heapq.heappush(self._ends, (self.now + self._seconds[queue[0]], queue[0].number, queue[0]))
 
 
 def unfairness(seed: int) -> str | None:

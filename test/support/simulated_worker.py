@@ -30,9 +30,10 @@ from simulated_messages import (
     Said,
 )
 
-from pathways.runtime.control.errors import failed
-from pathways.runtime.control.events import GangKey
-from pathways.runtime.control.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.records.errors import failed
+from pathways.runtime.control.records.events import GangKey
+from pathways.runtime.control.records.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.simulate.events import SimulatedTime
 
 
@@ -124,7 +125,8 @@ class SimulatedWorker:
         self.pace = 0.0
         self._together, self._time, self._chance, self._network = together, time, chance, network
         self._turn = 0
-        self._last = 0
+        # Of each session.
+        self._last: collections.Counter[int] = collections.Counter()
         self._queue: collections.deque[object] = collections.deque()
         self._unread: list[Callable[[], None]] = []
         self._asked: set[tuple[int, int, SimulatedWorker]] = set()
@@ -241,15 +243,13 @@ class SimulatedWorker:
             yield lambda: bool(self._queue)
             match self._queue.popleft():
                 case Run() as message:
-                    assert message.run > self._last, f"{self} gets step {message.run} after {self._last}"
-                    self._last = message.run
+                    self._check_order(message.run)
                     self._free(message.free)
                     self._begun = message.run, self._time.now
                     yield from self._run(message)
                     self._begun = None
                 case Call() as message:
-                    assert message.call > self._last, f"{self} gets call {message.call} after {self._last}"
-                    self._last = message.call
+                    self._check_order(message.call)
                     self._call(message)
                 case Free(arrays):
                     self._free(arrays)
@@ -258,6 +258,12 @@ class SimulatedWorker:
                 case Cancel(hosts, runs):
                     kept = self.offers.items()
                     self.offers = {key: v for key, v in kept if key[0] not in runs or key[2] not in hosts}
+
+    def _check_order(self, number: int) -> None:
+        session = number >> SESSION_BITS
+        last = self._last[session]
+        assert number > last, f"{self} gets step or call {number} after {last}, of the same session"
+        self._last[session] = number
 
     def _free(self, arrays: tuple[int, ...]) -> None:
         for array in arrays:

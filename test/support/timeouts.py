@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 
 import pathways as pw
-from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.controller.connect import controller
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.launch.folders import ClusterFolder, call_service, find
 from pathways.runtime.hosts.protocol.admin import (
     ADMIN_PURPOSE,

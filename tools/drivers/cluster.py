@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.launch.folders import (
     ClusterFolder,
     address_of,

@@ -2,5 +2,5 @@
 
 - `scheduler.py` decides whose step is next; `items.py` are its words.
 
-Imports nothing of the project: `runtime.control` owns it.
+Imports `runtime.control.records`; `runtime.control` owns it.
 """

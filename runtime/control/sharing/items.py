@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
+
+from pathways.runtime.control.records.step import Step
 
 FIRST_ESTIMATE = 1e-3
 """How long a step of a new program may take, in seconds."""
@@ -14,26 +16,24 @@ _NOTHING: Mapping[int, Sequence[int]] = {}
 _NEVER: Mapping[int, int] = {}
 
 
-class QueuedStep:
-    """A step in the lines of its client.
+class QueuedStep(Step):
+    """A step of a session that shares the islands with others: it waits in lines until it is issued.
 
     Args:
-      client: the number of the client.
-      number: that of the step, which no other step has.
-      program: what says how long it may take: steps of one program take about as long.
+      client: the number of the session.
+      number: that of the step, see `Step`.
+      loaded: that of the program: its steps take about as long as each other.
       takes: the numbers of the arrays that it takes on each of its islands.
       makes: those of the arrays that it makes there.
       sent: those that it takes and that its client sends itself: they are waited for.
-      share: for how many places it counts, see `control.step.Step`.
+      share: for how many places it counts.
       donates: those of the arrays that it takes on each of its islands that end with it.
       starts: how often workers of each of its islands were started before those that it is for.
-      name: the name of its program.
+      program: the name of its program.
       hosts: the numbers of the hosts that have a part of it.
-      what: for the shell.
 
     Attributes:
       islands: the numbers of its islands.
-      issued: what it is for the core of the cluster; None before it is issued.
     """
 
     __slots__ = (
@@ -47,49 +47,35 @@ class QueuedStep:
         "_token",
         "client",
         "donates",
-        "hosts",
         "islands",
-        "issued",
         "makes",
-        "name",
-        "number",
-        "program",
         "sent",
-        "share",
         "starts",
         "takes",
-        "what",
     )
 
     def __init__(
         self,
         client: int,
         number: int,
-        program: int,
+        loaded: int,
         takes: Mapping[int, Sequence[int]],
         makes: Mapping[int, Sequence[int]],
         sent: frozenset[int] = frozenset(),
         share: int = 1,
         donates: Mapping[int, Sequence[int]] = _NOTHING,
         starts: Mapping[int, int] = _NEVER,
-        name: str = "",
-        hosts: Collection[int] = (),
-        what: Any = None,
+        program: str = "",
+        hosts: Iterable[int] = (),
     ) -> None:
+        super().__init__(program, number, hosts, loaded, share=share)
         self.client = client
-        self.number = number
-        self.program = program
         self.islands = tuple(takes)
         self.takes = takes
         self.makes = makes
         self.sent = sent
-        self.share = share
         self.donates = donates
         self.starts = starts
-        self.name = name
-        self.hosts = hosts
-        self.what = what
-        self.issued: Any = None
         # In how many lines it is first, how many arrays are not there, and on which islands it is not done.
         self._firsts = 0
         self._missing = 0
@@ -103,6 +89,11 @@ class QueuedStep:
 
     def __repr__(self) -> str:
         return f"QueuedStep({self.client}, {self.number})"
+
+    @property
+    def is_issued(self) -> bool:
+        """Whether it has its places, and was sent to its hosts."""
+        return self._state == "issued"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,6 +109,7 @@ class InOrder:
       sent: those of all that its client sends itself: they are waited for.
       is_call: whether it only begins with its turn, and ends with `CallEnded`. Until then no step is issued
         that takes what it makes, or that donates what it takes.
+      number: that of a call, see `Step`.
       name: what a call is called.
       hosts: the numbers of the hosts that make a call.
       what: for the shell.
@@ -130,6 +122,7 @@ class InOrder:
     makes: tuple[int, ...] = ()
     sent: frozenset[int] = frozenset()
     is_call: bool = False
+    number: int = 0
     name: str = ""
     hosts: tuple[int, ...] = ()
     what: Any = dataclasses.field(default=None, repr=False)
@@ -256,14 +249,12 @@ class TakeTurn:
       item: what.
       frees: those of the arrays that end with it that are there.
       is_there: whether all are that it looks at.
-      number: the number that a call has on its hosts.
       why: the `Failure` because of which a call is not made; None where it is.
     """
 
     item: InOrder
     frees: tuple[int, ...]
     is_there: bool = True
-    number: int = 0
     why: Any = None
 
 

@@ -361,12 +361,12 @@ class Scheduler:
     def _is_too_early(self, step: QueuedStep) -> bool:
         """Whether it is unknown how long it takes, as of another one that its client has under way there."""
         client = self.clients[step.client]
-        if step.program in client._estimates:
+        if step.loaded in client._estimates:
             return False
         return any((tried := client._tried[n]) is not None and n in tried._left for n in step.islands)
 
     def _estimate(self, step: QueuedStep) -> float:
-        return self.clients[step.client]._estimates.get(step.program, FIRST_ESTIMATE)
+        return self.clients[step.client]._estimates.get(step.loaded, FIRST_ESTIMATE)
 
     def _has_room(self, island: _SharedIsland, share: int) -> bool:
         if not island.used:
@@ -467,7 +467,7 @@ class Scheduler:
         step._state = "issued"
         self._effects.append(Issue(step))
         start, estimate = self._start_of(step, now), self._estimate(step)
-        is_tried = step.program not in client._estimates
+        is_tried = step.loaded not in client._estimates
         for n in step.islands:
             if is_tried:
                 client._tried[n] = step
@@ -499,9 +499,9 @@ class Scheduler:
             return
         client._served[n] += (done.took - estimate) / client.weight
         client.device_seconds += done.took
-        before = client._estimates.get(step.program)
+        before = client._estimates.get(step.loaded)
         guess = done.took if before is None else before + _LEARNED * (done.took - before)
-        client._estimates[step.program] = guess
+        client._estimates[step.loaded] = guess
         self._note_end(client, step)
         if self._is_fair and not step._left:
             self._sort_again(client, step.islands)

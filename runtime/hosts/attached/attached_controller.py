@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pathways.runtime.control.effects import AskReports, Effect, Log
-from pathways.runtime.control.errors import ClusterClosedError, Failure, HostError
-from pathways.runtime.control.events import GangKey, Tick
+from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError
+from pathways.runtime.control.records.events import GangKey, Tick
+from pathways.runtime.control.records.step import SESSION_BITS, Step
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
-from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.attached.cluster_mirror import SERVICE, ClusterMirror, ServiceEnded
 from pathways.runtime.hosts.attached.relayed import relayed_host
 from pathways.runtime.hosts.attached.service_listener import AttachedService, ServiceListener
@@ -25,7 +25,7 @@ from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.protocol.frames import encode
-from pathways.runtime.hosts.protocol.messages import CLIENT_BITS, Ask, Call, Ping, Unload
+from pathways.runtime.hosts.protocol.messages import Ask, Call, Ping, Unload
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.serving import (
     Admitted,
@@ -72,7 +72,7 @@ class AttachedController(Controller):
         facts = admitted.islands
         core = ClusterMirror(
             [(island.start, [host.host for host in island.hosts]) for island in facts],
-            admitted.client << CLIENT_BITS | 1,
+            admitted.client << SESSION_BITS | 1,
             admitted.stall_report,
         )
         self._mirror = core

@@ -7,7 +7,7 @@ import getpass
 import os
 import re
 
-from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.attached.attached_controller import AttachedController
 from pathways.runtime.hosts.attached.service_listener import AttachedService
 from pathways.runtime.hosts.launch.folders import call_service, check_name, find

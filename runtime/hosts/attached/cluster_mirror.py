@@ -1,7 +1,7 @@
-"""What a client of a service knows of the islands: as the service tells it.
+"""The state of a cluster as a client of a service knows it.
 
-The service decides what becomes of islands; a client follows. Its own steps are `control.step.Step`s as those
-of whoever has workers of his own, so that what fails, and what is spoiled with it, is told the same way.
+The service decides what becomes of islands; a client follows. Its own steps are `records.step.Step`s as those
+of a process with workers of its own, so that failures and what they spoil are reported the same way.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from pathways.runtime.control.core import REPORT_SECONDS
 from pathways.runtime.control.effects import AskReports, Effect, GangBack, GangLeaves, GangLost, Log
-from pathways.runtime.control.errors import Failure, failed
-from pathways.runtime.control.events import Answered, GangKey, Tick
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.control.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.errors import Failure, failed
+from pathways.runtime.control.records.events import Answered, GangKey, Tick
+from pathways.runtime.control.records.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.stalls import Stall, Stalls, report_of
-from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
 
 SERVICE = -1

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.runtime.control.effects import GangBack, GangLeaves, GangLost
-from pathways.runtime.control.errors import lost
-from pathways.runtime.control.events import Answered, GangKey
+from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.events import Answered, GangKey
 from pathways.runtime.hosts.attached.cluster_mirror import (
     SERVICE,
     ServiceEnded,

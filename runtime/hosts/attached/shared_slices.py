@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from pathways.runtime.control.unused import Unused
+from pathways.runtime.control.records.unused import Unused
 from pathways.runtime.hosts.protocol.serving import SliceAsked
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.resources.manager import Binding, ResourceManager

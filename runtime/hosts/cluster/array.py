@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from pathways.runtime.control.errors import HostError
-from pathways.runtime.control.replies import HostRequest
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.replies import HostRequest
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.cluster.controller import Controller
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaPart

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from pathways.runtime.control.core import REPORT_SECONDS
-from pathways.runtime.control.errors import HostError, failed, lost
-from pathways.runtime.control.replies import HostRequest
+from pathways.runtime.control.records.errors import HostError, failed, lost
+from pathways.runtime.control.records.replies import HostRequest
+from pathways.runtime.control.records.step import FunctionCall, Step
+from pathways.runtime.control.records.unused import Unused
 from pathways.runtime.control.stalls import described
-from pathways.runtime.control.step import FunctionCall, Step
-from pathways.runtime.control.unused import Unused
 from pathways.runtime.hosts.cluster.answers import Fetched
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
@@ -399,7 +399,7 @@ class Controller(abc.ABC):
     def _is_known(self, step: Step, hosts: Sequence[int] | None) -> Callable[[], bool]:
         """Says whether it is known what became of what some hosts, or all, make of a step."""
         is_done = step.is_settled if self._is_several else functools.partial(step.is_done, hosts)
-        return lambda: is_done() or step.is_cut(hosts)
+        return lambda: is_done() or step.has_cut_hosts(hosts)
 
     def forget(self, location: Location, number: int) -> None:
         """Notes that an array is no longer held; may be called by finalizers."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.gang import GangView, Pulse
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip
 from pathways.runtime.hosts.launch.launching import WorkerProcess
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, Ready

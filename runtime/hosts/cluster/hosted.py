@@ -42,7 +42,7 @@ class HostedProgram:
       gangs: the workers that have a part of it, by islands.
       inputs: what the part of each island takes, in order.
       outputs: what the part of each island returns, in order.
-      share: see `control.step.Step`.
+      share: see `control.records.step.Step`.
     """
 
     number: int

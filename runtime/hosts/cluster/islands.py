@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Sequence
 
-from pathways.runtime.control.events import GangKey
+from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.protocol.messages import MessageError
 from pathways.runtime.resources import cluster as resources

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.effects import Effect
-from pathways.runtime.control.errors import Failure
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.control.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.errors import Failure
+from pathways.runtime.control.records.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.control.sharing.items import SchedulerEvent
-from pathways.runtime.control.step import Step
 from pathways.runtime.control.steps import IssuedSteps
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 

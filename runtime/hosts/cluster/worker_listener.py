@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pathways.runtime.control.errors import CallFailedError, Failure, failed
-from pathways.runtime.control.events import (
+from pathways.runtime.control.records.errors import CallFailedError, Failure, failed
+from pathways.runtime.control.records.events import (
     Answered,
     HostEnded,
     InputMissed,

@@ -21,8 +21,8 @@ from pathways.runtime.control.effects import (
     StartAnew,
     TellToEnd,
 )
-from pathways.runtime.control.errors import HostError
-from pathways.runtime.control.events import Buried, GangKey, NotStarted, Started
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.events import Buried, GangKey, NotStarted, Started
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.cluster.shared_core import SharedCore

@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pathways.runtime.control.core import ClusterCore, Limits
-from pathways.runtime.control.errors import HostError
-from pathways.runtime.control.events import Closed, Event, Tick
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.events import Closed, Event, Tick
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.control.sharing.scheduler import Policy
-from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.cluster.controller import Controller, Split
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.control.errors import ClusterClosedError, HostStartError
 from pathways.runtime.control.gang import START_SECONDS
+from pathways.runtime.control.records.errors import ClusterClosedError, HostStartError
 from pathways.runtime.hosts.cluster.host import HostProcess, last_words
 from pathways.runtime.hosts.launch.choosing import launcher_of
 from pathways.runtime.hosts.launch.descriptors import make_room

@@ -16,7 +16,7 @@ from typing import IO
 
 import msgspec
 
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.commands import StartCommand, worker_command
 from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.launch.endings import end_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 
 _OF_HOST = 6
 """Descriptors for each host: three connections, and the pipes of a child."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pathways.runtime.control.errors import HostError, HostStartError
+from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.hosts.launch.joining import secret_of
 from pathways.runtime.hosts.launch.listening import Address, connect_to
 from pathways.runtime.hosts.protocol.doors import NotProvedError, call

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.children import Child
 from pathways.runtime.hosts.launch.joining import secret_of
 from pathways.runtime.hosts.launch.listening import connect_to

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.settings import Endpoints
 from pathways.runtime.hosts.protocol.doors import Door
 from pathways.runtime.hosts.protocol.handshake import Keeper

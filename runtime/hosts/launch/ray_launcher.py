@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.children import Child
 from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.protocol.joining import WorkerConfig

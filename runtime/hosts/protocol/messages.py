@@ -12,7 +12,7 @@ import sys
 import jaxlib
 import msgspec
 
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
 PROTOCOL = 15
@@ -23,10 +23,6 @@ CHANNELS = ("steps", "arrays", "watch")
 
 PEER = "peer"
 """The connection of one worker to another, on which they ask whether they live."""
-
-
-CLIENT_BITS = 40
-"""The lower bits of the number of an array or step, which a client counts; the others are the client's."""
 
 
 def versions() -> tuple[str, str, str]:
@@ -317,7 +313,7 @@ class ForgetClient(Message, frozen=True):
     """A client of the service is gone: what its calls keep is not needed any more.
 
     Attributes:
-      client: its number; see `CLIENT_BITS`.
+      client: its number; see `records.step.SESSION_BITS`.
     """
 
     client: int

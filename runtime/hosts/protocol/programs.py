@@ -128,7 +128,7 @@ class SplitProgram(msgspec.Struct, frozen=True):
       parts: what each island gets, by its number.
       crossing: how many transfers between islands a run has, on all islands together.
       inner: how many within an island it has at most.
-      share: for how many steps under way each of its steps counts, see `control.step.Step`.
+      share: for how many steps under way each of its steps counts, see `control.records.step.Step`.
     """
 
     parts: dict[int, IslandPart]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pathways.runtime.control import errors
-from pathways.runtime.control.errors import Failure, HostError
+from pathways.runtime.control.records import errors
+from pathways.runtime.control.records.errors import Failure, HostError
 from pathways.runtime.hosts.protocol import messages as m
 from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPort
@@ -271,7 +271,7 @@ class ProgramLoaded(m.Message, frozen=True):
       program: the number of the program.
       inputs: what the part of each island takes, in order.
       outputs: what the part of each island returns, in order.
-      share: see `control.step.Step`.
+      share: see `control.records.step.Step`.
       starts: for each of these islands how often its workers were started before.
       error: why it is not loaded; None if it is.
     """

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pathways.runtime.control.errors import HostError, HostStartError
+from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.choosing import doing
 from pathways.runtime.hosts.launch.folders import ClusterFolder, shown

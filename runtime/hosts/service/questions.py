@@ -4,7 +4,6 @@ slices, programs to load, and how workers are."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -16,8 +15,8 @@ from typing import Any
 import msgspec
 
 from pathways.dialect.errors import PathwaysError
-from pathways.runtime.control.errors import HostError, failed
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.errors import HostError, failed
+from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.controller.own_controller import OwnController
@@ -64,8 +63,6 @@ class Questions:
       controller: has the workers.
       loaded: is called when a program is loaded for a client.
       unload: is called when a client needs a program no more.
-      number_of: the number that a client has given what workers know by another one, a step or a call under
-        way; None where it is of no such client.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class Questions:
         controller: OwnController,
         loaded: Loaded,
         unload: Callable[[ServedClient, int], None],
-        number_of: Callable[[ServedClient, int], int | None],
     ) -> None:
         self._controller = controller
         self._core = controller.core
@@ -82,7 +78,6 @@ class Questions:
         self._slices = BoundSlices(controller.cluster)
         self._loaded = loaded
         self._unload = unload
-        self._number_of = number_of
         self._lock = threading.Lock()
         self._clocks: dict[int, tuple[ServedClient, int]] = {}
         self._clock_numbers = itertools.count(1)
@@ -152,16 +147,8 @@ class Questions:
             arrays, size = report.report.clients.get(client.number, (0, 0))
             programs = [*client.programs.values()]
             names = [p.hosted.name for p in programs if host.index in p.hosted.host_numbers]
-            steps = tuple(
-                dataclasses.replace(step, run=number)
-                for step in report.report.steps
-                if (number := self._number_of(client, step.run)) is not None
-            )
-            calls = tuple(
-                dataclasses.replace(call, number=number)
-                for call in report.report.calls
-                if (number := self._number_of(client, call.number)) is not None
-            )
+            steps = tuple(step for step in report.report.steps if client.owns(step.run))
+            calls = tuple(call for call in report.report.calls if client.owns(call.number))
             return Report(ask.request, HostReport(arrays, size, tuple(sorted(names)), steps, calls))
 
         self._question(host, RelayedQuestion(client, ask.request, answer), lambda n: Ask(n))

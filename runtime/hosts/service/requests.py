@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from pathways.runtime.control.errors import lost
+from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.items import InOrder, QueuedStep
 from pathways.runtime.hosts.cluster.host import HostGang
-from pathways.runtime.hosts.cluster.hosted import HostPort
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.protocol.messages import (
-    CLIENT_BITS,
     Failed,
     Fetch,
     MessageError,
@@ -43,7 +41,6 @@ class Requests:
 
     def __init__(self, islands: Islands) -> None:
         self._islands = islands
-        self._numbers = itertools.count(1)
 
     def read(self, client: ServedClient, message: object) -> Iterable[Asked]:
         """What a message of a client asks for.
@@ -75,7 +72,7 @@ class Requests:
         if program is None:
             raise MessageError(f"{client} has no program {message.program}")
         hosted = program.hosted
-        inputs, outputs = hosted.inputs, hosted.outputs
+        inputs = hosted.inputs
         if not client.owns(message.step) or message.arguments.keys() != inputs.keys():
             raise MessageError(f"{client} asks for step {message.step} in a way that cannot be")
         for island, arrays in message.arguments.items():
@@ -87,7 +84,7 @@ class Requests:
             if island not in inputs:
                 raise MessageError(f"program {hosted.name} has no part on island {island}")
         client.last = message.step
-        sent, first = frozenset(message.sent), message.step + 1
+        sent = frozenset(message.sent)
         gone = [gang for gang in hosted.gangs if not self._is_current(gang)]
         lost_islands = {gang.number for gang in gone}
         frees = [
@@ -100,24 +97,8 @@ class Requests:
             why = gone[0].life.failure or lost("its island is gone")
             return [*frees, Refused(message.step, Told.of(why))]
         takes = {island: message.arguments[island] for island in inputs}
-        makes = {island: range(first, first + len(outputs[island])) for island in inputs}
-        served = ServedStep(client, message.step, program, takes)
-        served.queued = QueuedStep(
-            client.number,
-            next(self._numbers),
-            hosted.number,
-            takes,
-            makes,
-            sent and sent.intersection(itertools.chain(*takes.values())),
-            hosted.share,
-            _donated(takes, hosted.inputs),
-            {gang.number: gang.life.key.start for gang in hosted.gangs},
-            hosted.name,
-            hosted.host_numbers,
-            served,
-        )
         program.queued += 1
-        return [*frees, served.queued]
+        return [*frees, ServedStep(client, message.step, program, takes, sent)]
 
     def _is_current(self, gang: HostGang) -> bool:
         return not gang.is_lost() and self._islands.gangs[gang.number] is gang
@@ -126,7 +107,11 @@ class Requests:
         call = message.call
         if call.call <= client.last:
             return []
-        if not client.owns(call.call) or call.first != call.call + 1 or not 0 <= call.lane < 1 << CLIENT_BITS:
+        if (
+            not client.owns(call.call)
+            or call.first != call.call + 1
+            or not 0 <= call.lane < 1 << SESSION_BITS
+        ):
             raise MessageError(f"{client} asks for call {call.call} in a way that cannot be")
         gang = self._islands.gang(message.island)
         client.last = call.call
@@ -140,7 +125,7 @@ class Requests:
         made = call.made or ()
         makes = tuple(range(call.first, call.first + len(made)))
         sent = frozenset(message.sent).intersection(takes)
-        served = ServedCall(client, call.call, gang, frozenset(message.hosts), call, set(call.hosts))
+        served = ServedCall(client, gang, frozenset(message.hosts), call, set(call.hosts))
         served.queued = InOrder(
             client.number,
             message.island,
@@ -149,6 +134,7 @@ class Requests:
             makes,
             sent,
             is_call=True,
+            number=call.call,
             name=call.function,
             hosts=call.hosts,
             what=served,
@@ -174,17 +160,6 @@ class Requests:
         sent = frozenset((fetch.array,)) if message.is_sent else frozenset()
         relayed = RelayedFetch(fetch, host)
         return [InOrder(client.number, host.gang.number, takes=(fetch.array,), sent=sent, what=relayed)]
-
-
-def _donated(
-    takes: Mapping[int, Sequence[int]], inputs: Mapping[int, Sequence[HostPort]]
-) -> dict[int, tuple[int, ...]]:
-    """Those of the arrays that a step takes that it donates, for each island that has any."""
-    return {
-        island: donated
-        for island, ports in inputs.items()
-        if (donated := tuple(n for n, port in zip(takes[island], ports, strict=True) if port.donated))
-    }
 
 
 def _check_own(client: ServedClient, arrays: Sequence[int]) -> None:

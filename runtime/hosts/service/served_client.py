@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.items import InOrder, QueuedStep
-from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.protocol.messages import CLIENT_BITS, Call, StartTrace, StopTrace
+from pathways.runtime.hosts.cluster.hosted import HostedProgram, HostPort
+from pathways.runtime.hosts.protocol.messages import Call, StartTrace, StopTrace
 from pathways.runtime.hosts.protocol.serving import FromHost
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.hosts.service.sending import ArraySender, RelayedFetch, Sender
@@ -32,38 +33,59 @@ class ServedProgram:
     is_unwanted: bool = False
 
 
-@dataclasses.dataclass(eq=False)
-class ServedStep:
-    """A step of a client.
+class ServedStep(QueuedStep):
+    """A step of a client, for the service.
 
     Attributes:
-      client: the client.
-      number: its number there.
-      program: the program.
-      arguments: for each island the numbers of the arrays that its part takes.
-      queued: the same for the scheduler.
+      owner: the client.
+      served: the program.
       took: for each island how long it had the devices.
       unsaid: the hosts that are done, which the client does not know.
       failed: what failed on hosts, which the client does not know.
+      is_cut: whether the client knows of all hosts that do not reach each other.
     """
 
-    client: ServedClient
-    number: int
-    program: ServedProgram
-    arguments: Mapping[int, tuple[int, ...]]
-    queued: QueuedStep | None = None
-    took: dict[int, float] = dataclasses.field(default_factory=dict)
-    unsaid: list[int] = dataclasses.field(default_factory=list)
-    failed: list[FromHost] = dataclasses.field(default_factory=list)
-    is_cut: bool = False
+    __slots__ = ("failed", "is_cut", "owner", "served", "took", "unsaid")
 
-    @property
-    def step(self) -> Step:
-        """The same for the core of the cluster, from when it is issued."""
-        assert self.queued is not None
-        step = self.queued.issued
-        assert isinstance(step, Step)
-        return step
+    def __init__(
+        self,
+        owner: ServedClient,
+        number: int,
+        served: ServedProgram,
+        takes: Mapping[int, Sequence[int]],
+        sent: frozenset[int],
+    ) -> None:
+        hosted, first = served.hosted, number + 1
+        super().__init__(
+            owner.number,
+            number,
+            hosted.number,
+            takes,
+            {island: range(first, first + len(hosted.outputs[island])) for island in takes},
+            sent and sent.intersection(itertools.chain(*takes.values())),
+            hosted.share,
+            _donated(takes, hosted.inputs),
+            {gang.number: gang.life.key.start for gang in hosted.gangs},
+            hosted.name,
+            hosted.host_numbers,
+        )
+        self.owner = owner
+        self.served = served
+        self.took: dict[int, float] = {}
+        self.unsaid: list[int] = []
+        self.failed: list[FromHost] = []
+        self.is_cut = False
+
+
+def _donated(
+    takes: Mapping[int, Sequence[int]], inputs: Mapping[int, Sequence[HostPort]]
+) -> dict[int, tuple[int, ...]]:
+    """Returns those of the arrays that a step takes that it donates, for each island that has any."""
+    return {
+        island: donated
+        for island, ports in inputs.items()
+        if (donated := tuple(n for n, port in zip(takes[island], ports, strict=True) if port.donated))
+    }
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,7 +94,6 @@ class ServedCall:
 
     Attributes:
       client: the client.
-      number: its number there.
       gang: the workers of its island.
       hosts: those that are told.
       call: what they are told.
@@ -81,7 +102,6 @@ class ServedCall:
     """
 
     client: ServedClient
-    number: int
     gang: HostGang
     hosts: frozenset[int]
     call: Call
@@ -141,4 +161,4 @@ class ServedClient:
 
     def owns(self, number: int) -> bool:
         """Whether a number of an array or a step is one of its own."""
-        return number >> CLIENT_BITS == self.number
+        return number >> SESSION_BITS == self.number

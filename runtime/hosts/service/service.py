@@ -23,8 +23,9 @@ import msgspec
 
 from pathways.runtime.control.core import REPORT_SECONDS, ClusterCore
 from pathways.runtime.control.effects import Effect, GangBack, GangLeaves, GangLost, LookAgain
-from pathways.runtime.control.errors import HostError, failed, lost
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.errors import HostError, failed, lost
+from pathways.runtime.control.records.reports import HostReport
+from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.items import (
     Arrived,
     CallEnded,
@@ -51,7 +52,6 @@ from pathways.runtime.hosts.protocol import serving
 from pathways.runtime.hosts.protocol.handshake import Keeper
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
-    CLIENT_BITS,
     Called,
     ClockTime,
     Credit,
@@ -173,7 +173,7 @@ class Service:
         self._requests = Requests(self._islands)
         self._looked = 0.0
         self._traces = RelayedTraces()
-        self._questions = Questions(self._controller, self._loaded, self._unload, self._number_of)
+        self._questions = Questions(self._controller, self._loaded, self._unload)
         # What has an order among steps, one thread does.
         self._core.act, self._core.defer = self._act, self._loop.wake
 
@@ -331,11 +331,11 @@ class Service:
             self._looked = now
             self._measure_round_trips()
         while self._unsaid:
-            since, served = self._unsaid[0]
-            if served.unsaid and now - since < _TOGETHER_SECONDS:
+            since, step = self._unsaid[0]
+            if step.unsaid and now - since < _TOGETHER_SECONDS:
                 break
             self._unsaid.popleft()
-            self._say_done(served)
+            self._say_done(step)
         if self._unexplained:
             self._send_failures(now)
         while self._events:
@@ -364,26 +364,25 @@ class Service:
     def _forget_lost(self) -> None:
         """Forgets steps whose hosts are done or gone; tells of those that fail because hosts are cut off."""
         self._calls = {n: served for n, served in self._calls.items() if not served.gang.is_lost()}
-        for number, served in [*self._issued.items()]:
-            step = served.step
-            if step.is_cut() and not served.is_cut:
-                served.is_cut = True
-                for host, why in step._cut.items():
-                    self._say(served.client, serving.StepIsCut(served.number, (host,), Told.of(why)))
+        for number, step in [*self._issued.items()]:
+            if step.has_cut_hosts() and not step.is_cut:
+                step.is_cut = True
+                for host, why in step.cut_hosts().items():
+                    self._say(step.owner, serving.StepIsCut(number, (host,), Told.of(why)))
             if step.is_done():
                 del self._issued[number]
-                if self._core.core.is_several and served not in self._unsettled:
-                    self._unsettled.append(served)
+                if self._core.core.is_several and step not in self._unsettled:
+                    self._unsettled.append(step)
 
     def _act(self, effect: Effect) -> None:
         """Carries out what the core wants."""
         match effect:
-            case Issue(step):
-                self._issue(step.what)
+            case Issue(ServedStep() as step):
+                self._issue(step)
             case TakeTurn():
                 self._take_turn(effect)
-            case Refuse(step, why):
-                self._refuse(step.what, why)
+            case Refuse(ServedStep() as step, why):
+                self._refuse(step, why)
             case Sweep(_, island, arrays):
                 self._free(island, arrays)
             case Expel(number, why):
@@ -400,13 +399,13 @@ class Service:
                 if isinstance(effect, LookAgain):
                     self._forget_lost()
 
-    def _issue(self, served: ServedStep) -> None:
+    def _issue(self, step: ServedStep) -> None:
         """Sends a step to its hosts."""
-        program, step = served.program, served.step
+        program = step.served
         program.queued -= 1
-        self._issued[step.number] = served
+        self._issued[step.number] = step
         hosted = program.hosted
-        frames = hosted.frames(step.number, served.number + 1, served.arguments)
+        frames = hosted.frames(step.number, step.number + 1, step.takes)
         for host, frame in zip(hosted.hosts, frames, strict=True):
             try:
                 host.steps.send_frames(frame)
@@ -435,16 +434,16 @@ class Service:
         if turn.why is not None:
             # What it would have made has no place anywhere, and is an error to who takes it.
             call = msgspec.structs.replace(call, hosts=())
-            self._say(served.client, Refused(served.number, Told.of(turn.why)))
+            self._say(served.client, Refused(call.call, Told.of(turn.why)))
             self._end_call(served)
         else:
-            self._calls[turn.number] = served
+            self._calls[call.call] = served
         # Clients number lanes, too, and none waits for another one's.
-        lane = served.client.number << CLIENT_BITS | call.lane
+        lane = served.client.number << SESSION_BITS | call.lane
         for host in gang.hosts:
             if host.index in served.hosts:
                 try:
-                    host.steps.send(msgspec.structs.replace(call, call=turn.number, lane=lane))
+                    host.steps.send(msgspec.structs.replace(call, lane=lane))
                 except ConnectionEnded as error:
                     self._listener.lose(host, error)
 
@@ -453,8 +452,7 @@ class Service:
         served = self._calls.get(called.call)
         if served is None:
             return
-        told = Called(served.number, called.value, called.failure)
-        self._say(served.client, FromHost(host.index, served.gang.life.key.start, told))
+        self._say(served.client, FromHost(host.index, served.gang.life.key.start, called))
         served.left.discard(host.index)
         if not served.left:
             del self._calls[called.call]
@@ -488,12 +486,12 @@ class Service:
         told = Failed(fetch.fetch.request, why)
         client.arrays.send(FromHost(fetch.host.index, fetch.start, told))
 
-    def _refuse(self, served: ServedStep, why: str) -> None:
-        served.program.queued -= 1
-        gangs = served.program.hosted.gangs
+    def _refuse(self, step: ServedStep, why: str) -> None:
+        step.served.queued -= 1
+        gangs = step.served.hosted.gangs
         problem = next((gang.life.problem for gang in gangs if gang.life.problem is not None), None)
-        self._say(served.client, Refused(served.number, Told.of(problem or failed(why))))
-        self._unload_if_unwanted(served.program)
+        self._say(step.owner, Refused(step.number, Told.of(problem or failed(why))))
+        self._unload_if_unwanted(step.served)
 
     def _free(self, island: int, arrays: Sequence[int]) -> None:
         """Has the hosts of an island forget arrays, with the next step or soon."""
@@ -507,48 +505,47 @@ class Service:
 
     def on_done(self, host: HostProcess, done: Done) -> None:
         """See `WorkerSink`."""
-        served = self._issued.get(done.run)
-        if served is None:
+        step = self._issued.get(done.run)
+        if step is None:
             return
-        step, gang, is_several = served.step, host.gang, self._core.core.is_several
+        gang, is_several = host.gang, self._core.core.is_several
         if done.error is None and not done.failed:
-            if not served.unsaid and not is_several:
-                self._unsaid.append((host.pulse.heard, served))
-            served.unsaid.append(host.index)
+            if not step.unsaid and not is_several:
+                self._unsaid.append((host.pulse.heard, step))
+            step.unsaid.append(host.index)
         else:
-            told = Done(served.number, done.error, done.failed, done.took)
-            served.failed.append(FromHost(host.index, gang.life.key.start, told))
-        took = served.took[gang.number] = max(served.took.get(gang.number, 0.0), done.took)
-        if served.queued is not None and (len(gang.hosts) == 1 or step.is_done(gang.life.hosts)):
-            self._events.append(PartDone(served.queued, gang.number, took))
+            step.failed.append(FromHost(host.index, gang.life.key.start, done))
+        took = step.took[gang.number] = max(step.took.get(gang.number, 0.0), done.took)
+        if len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
+            self._events.append(PartDone(step, gang.number, took))
         is_done = step.is_done()
         if is_done:
             del self._issued[done.run]
             if is_several:
-                self._unsettled.append(served)
-        if not is_several and (is_done or served.failed):
-            self._say_done(served)
+                self._unsettled.append(step)
+        if not is_several and (is_done or step.failed):
+            self._say_done(step)
 
-    def _say_done(self, served: ServedStep) -> None:
+    def _say_done(self, step: ServedStep) -> None:
         """Tells a client which hosts are done with a step, if it does not know."""
-        if served.failed:
-            self._unexplained.append((time.monotonic(), served, [*served.failed]))
-            served.failed.clear()
-        if served.unsaid:
-            self._say(served.client, PartsDone(served.number, tuple(served.unsaid)))
-            served.unsaid.clear()
+        if step.failed:
+            self._unexplained.append((time.monotonic(), step, [*step.failed]))
+            step.failed.clear()
+        if step.unsaid:
+            self._say(step.owner, PartsDone(step.number, tuple(step.unsaid)))
+            step.unsaid.clear()
 
     def _send_failures(self, now: float) -> None:
         """Sends clients the failures of steps, after the loss of a worker that may have caused them."""
         unexplained = []
-        for since, served, messages in self._unexplained:
-            hosted = served.program.hosted
+        for since, step, messages in self._unexplained:
+            hosted = step.served.hosted
             is_exiting = any(host.watch.has_ended() for host in hosted.hosts)
             until = since + (_EXIT_SECONDS if is_exiting else _LOSS_SECONDS)
             if len(hosted.hosts) > 1 and hosted.is_there() and now < until:
-                unexplained.append((since, served, messages))
+                unexplained.append((since, step, messages))
             else:
-                self._say(served.client, *messages)
+                self._say(step.owner, *messages)
         self._unexplained = unexplained
 
     def _settle(self) -> None:
@@ -556,19 +553,18 @@ class Service:
         if not self._unsettled:
             return
         kept = []
-        for served in self._unsettled:
-            step = served.step
+        for step in self._unsettled:
             if not step.is_settled():
-                kept.append(served)
+                kept.append(step)
                 continue
             try:
                 step.check_spoiled()
             except HostError as error:
                 spoiled = error.record()
                 text = spoiled.text.removeprefix(f"{step.subject}: ")
-                self._say(served.client, Spoiled(served.number, Told(spoiled.kind.__name__, text)))
+                self._say(step.owner, Spoiled(step.number, Told(spoiled.kind.__name__, text)))
                 continue
-            self._say_done(served)
+            self._say_done(step)
         self._unsettled = kept
 
     def on_tracing(self, host: HostProcess, message: FromTracing) -> None:
@@ -710,11 +706,6 @@ class Service:
             self._events.append(Arrived(client.number, *gang.life.key, number))
 
         self._loop.post(arrive)
-
-    def _number_of(self, client: ServedClient, number: int) -> int | None:
-        """See `Questions`; any thread may ask."""
-        served = self._issued.get(number) or self._calls.get(number)
-        return None if served is None or served.client is not client else served.number
 
     def _loaded(self, client: ServedClient, request: int, loaded: HostedProgram | Told) -> None:
         """A program is loaded for a client, or it is not; any thread may say so."""

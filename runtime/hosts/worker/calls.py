@@ -23,10 +23,10 @@ import msgspec
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways.runtime.control.reports import CallUnderway
+from pathways.runtime.control.records.reports import CallUnderway
+from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import (
-    CLIENT_BITS,
     Call,
     Called,
     CallFailure,
@@ -144,7 +144,7 @@ class Calls:
             return
         self._store.promise(message.first, len(made))
         arrays = [self._store.look_up(kept.array) for kept in message.arrays]
-        kept = self._kept[message.first >> CLIENT_BITS]
+        kept = self._kept[message.first >> SESSION_BITS]
         call = _TakenCall(message, arrays, CallContext(self._host, made, (), kept))
         with self._changed:
             if arrays:
@@ -273,7 +273,7 @@ class Calls:
         try:
             if function.startswith(_PACKAGE):
                 return found(function)
-            client = message.first >> CLIENT_BITS
+            client = message.first >> SESSION_BITS
             return self._modules.find(function, client, message.path, message.edition)
         except ImportError as error:
             text, cause = str(error), error.__cause__

@@ -8,6 +8,7 @@ controller.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -32,7 +33,8 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
 from pathways.runtime.control.gang import START_SECONDS
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.reports import HostReport
+from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.launch.cores import pin
 from pathways.runtime.hosts.launch.listening import connect_to, own_address, server_socket
 from pathways.runtime.hosts.launch.ready import FOLDER, Mark
@@ -134,7 +136,8 @@ class Worker:
         self.programs: dict[int, Hosted] = {}
         # Given up before it was compiled.
         self.unneeded: set[int] = set()
-        self.last = 0
+        # Of each session: what was asked for twice has no other number.
+        self.last: collections.defaultdict[int, int] = collections.defaultdict(int)
         self.in_flight = LaunchesInFlight()
         self.underway = StepsUnderway()
         # Held while a step is issued.
@@ -217,8 +220,8 @@ class Worker:
         held = {number: bytes_here(array) for number, array in self.store.held().items()}
         clients: dict[int, tuple[int, int]] = {}
         for number, size in held.items():
-            count, total = clients.get(number >> m.CLIENT_BITS, (0, 0))
-            clients[number >> m.CLIENT_BITS] = count + 1, total + size
+            count, total = clients.get(number >> SESSION_BITS, (0, 0))
+            clients[number >> SESSION_BITS] = count + 1, total + size
         programs = tuple(sorted(program.name for program in [*self.programs.values()]))
         steps, calls = self.underway.report(), self.calls.report()
         return HostReport(len(held), sum(held.values()), programs, steps, calls, clients)
@@ -263,6 +266,7 @@ class Worker:
                 self.call(message)
             case m.ForgetClient():
                 self.calls.forget(message.client)
+                self.last.pop(message.client, None)
             case m.Cancel():
                 for program, run in message.runs:
                     if program in self.programs:
@@ -366,10 +370,8 @@ class Worker:
 
     def run(self, message: m.Run) -> None:
         """Issues a step."""
-        if message.run <= self.last:
-            # The controller was interrupted, and did not know whether it had asked.
+        if self.is_known(message.run):
             return
-        self.last = message.run
         self.store.free(message.free)
         program = self.programs[message.program]
         taken = [self.store.get(number) for number in message.arguments]
@@ -413,10 +415,16 @@ class Worker:
 
     def call(self, message: m.Call) -> None:
         """Takes a call of a function in its turn."""
-        # See `run`.
-        if message.call > self.last:
-            self.last = message.call
+        if not self.is_known(message.call):
             self.calls.take(message)
+
+    def is_known(self, number: int) -> bool:
+        """Notes a step or call; says if it is known already: a controller that was interrupted asks again."""
+        session = number >> SESSION_BITS
+        if number <= self.last[session]:
+            return True
+        self.last[session] = number
+        return False
 
     def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
         """Tells the controller that a step is done."""

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from pathways.runtime.control.reports import Underway, Waiting
+from pathways.runtime.control.records.reports import Underway, Waiting
 from pathways.runtime.plan.plan import Receive
 
 

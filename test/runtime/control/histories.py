@@ -19,7 +19,7 @@ from random_histories import random_history
 from simulated_histories import History, HistoryPlayer
 
 from pathways.runtime.control.effects import AskAlive
-from pathways.runtime.control.events import Tick
+from pathways.runtime.control.records.events import Tick
 
 
 def problem(history: History) -> str | None:

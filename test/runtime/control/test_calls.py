@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pathways.runtime.control.core import ClusterCore, Limits
-from pathways.runtime.control.errors import CallFailedError, Failure, HostLostError
-from pathways.runtime.control.events import HostEnded, LeaveAsked, Tick
 from pathways.runtime.control.gang import Draining, Running
-from pathways.runtime.control.reports import CallUnderway, HostReport
+from pathways.runtime.control.records.errors import CallFailedError, Failure, HostLostError
+from pathways.runtime.control.records.events import HostEnded, LeaveAsked, Tick
+from pathways.runtime.control.records.reports import CallUnderway, HostReport
+from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.stalls import described
-from pathways.runtime.control.step import FunctionCall, Step
 
 BAD = Failure(CallFailedError, "host 0 (island0) raised ValueError: x")
 

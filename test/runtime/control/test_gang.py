@@ -10,20 +10,6 @@ from pathlib import Path
 import pytest
 
 from pathways.runtime.control.effects import Attach, Log, StartAnew, TellToEnd
-from pathways.runtime.control.errors import ClusterClosedError, HostLeavingError, HostLostError
-from pathways.runtime.control.events import (
-    Buried,
-    Closed,
-    Drained,
-    GangEvent,
-    GangKey,
-    HostEnded,
-    LeaveAsked,
-    NotStarted,
-    Overdue,
-    StartDue,
-    Started,
-)
 from pathways.runtime.control.gang import (
     MOST_RESTARTS,
     TRANSITIONS,
@@ -36,6 +22,20 @@ from pathways.runtime.control.gang import (
     Restarting,
     Running,
     State,
+)
+from pathways.runtime.control.records.errors import ClusterClosedError, HostLeavingError, HostLostError
+from pathways.runtime.control.records.events import (
+    Buried,
+    Closed,
+    Drained,
+    GangEvent,
+    GangKey,
+    HostEnded,
+    LeaveAsked,
+    NotStarted,
+    Overdue,
+    StartDue,
+    Started,
 )
 
 KEY = GangKey(3, 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathways.runtime.control.effects import AskAlive
-from pathways.runtime.control.events import Closed, Drained, GangKey, HostEnded, LeaveAsked
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.liveness import Liveness
+from pathways.runtime.control.records.events import Closed, Drained, GangKey, HostEnded, LeaveAsked
 
 
 def gangs() -> list[Gang]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathways.runtime.control.events import GangKey, HostEnded
 from pathways.runtime.control.peers import SETTLE_SECONDS, Peer, PeerWords
+from pathways.runtime.control.records.events import GangKey, HostEnded
 
 A, B, C, D = (Peer(GangKey(island, 0), island) for island in range(4))
 HEARTBEAT = 10.0

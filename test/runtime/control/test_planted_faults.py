@@ -11,17 +11,17 @@ from random_histories import random_history
 
 from pathways.runtime.control import core as cores
 from pathways.runtime.control.core import ClusterCore
-from pathways.runtime.control.errors import Failure
-from pathways.runtime.control.events import GangKey, HostEnded, NotStarted
 from pathways.runtime.control.gang import TRANSITIONS, Draining, Ending, Gang, Restarting
 from pathways.runtime.control.peers import PeerWords
-from pathways.runtime.control.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.errors import Failure
+from pathways.runtime.control.records.events import GangKey, HostEnded, NotStarted
+from pathways.runtime.control.records.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.step import FunctionCall, Step
+from pathways.runtime.control.records.unused import Unused
+from pathways.runtime.control.records.window import Window
 from pathways.runtime.control.sharing.items import IslandLeaves, IslandLost, Issue
 from pathways.runtime.control.sharing.scheduler import Scheduler
-from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
-from pathways.runtime.control.unused import Unused
-from pathways.runtime.control.window import Window
 
 SEEDS = 160
 """As many as `test_histories.py` plays at least."""

@@ -7,8 +7,8 @@ import collections
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pathways.runtime.control.errors import lost
-from pathways.runtime.control.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 
 LOST = lost("host 1 (island1) is lost: of a test")
 

@@ -348,7 +348,7 @@ def test_scheduler_limits_credit_of_idle_clients():
 def test_scheduler_limits_credit_of_clients_that_waited_for_an_array():
     """Such as a client that was stopped while it sent the array."""
     timers = DeviceTimers((1, 1))
-    timers.tell(WorkAsked(QueuedStep(1, 1000, 1, {0: (77,)}, {0: ()}, frozenset([77]), what=0.003)))
+    timers.ask(QueuedStep(1, 1000, 1, {0: (77,)}, {0: ()}, frozenset([77])), 0.003)
     timers.keep(0, (0,), 0.003)
     timers.run(10)
     before = timers.served[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathways.runtime.control.events import GangKey
 from pathways.runtime.control.gang import Gang
-from pathways.runtime.control.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.records.events import GangKey
+from pathways.runtime.control.records.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.control.stalls import Stall, Stalls, causes, described
-from pathways.runtime.control.step import Step
 
 
 def waits(host: int, is_sure: bool = True) -> Waiting:

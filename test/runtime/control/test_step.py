@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pathways.runtime.control.errors import HostLostError, ProgramFailedError, failed, lost
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.errors import HostLostError, ProgramFailedError, failed, lost
+from pathways.runtime.control.records.step import Step
 
 LOST = lost("host 0 is lost")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pathways.runtime.control.errors import HostError, HostLostError, lost
-from pathways.runtime.control.events import GangKey, HostEnded
 from pathways.runtime.control.gang import Gang
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.errors import HostError, HostLostError, lost
+from pathways.runtime.control.records.events import GangKey, HostEnded
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.control.steps import IssuedSteps
 
 LOST = lost("host 0 (island0) is lost: of a test")

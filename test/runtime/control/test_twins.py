@@ -11,10 +11,10 @@ from simulated_cluster import CHANNELS, ClusterShape, SimulatedCluster
 from simulated_messages import SimulatedProgram
 
 from pathways.runtime.control.core import Limits
-from pathways.runtime.control.errors import HostError
-from pathways.runtime.control.events import Closed, HostEnded, LeaveAsked, PeerUnreachable
 from pathways.runtime.control.gang import Draining, Ending, Restarting, Running
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.events import Closed, HostEnded, LeaveAsked, PeerUnreachable
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.simulate.events import LinkQuality
 
 
@@ -225,7 +225,7 @@ def test_islands_cut_from_each_other_both_end():
     lost = twin.run(0, 1)
     twin.go_on(2.7)
     # Who waits for it knows before it is decided who ends.
-    assert all(handle.step.is_cut(handle.gang.hosts) for handle in lost)
+    assert all(handle.step.has_cut_hosts(handle.gang.hosts) for handle in lost)
     with pytest.raises(
         HostError, match=r"host \d \(island\d\) and host \d \(island\d\) do not reach each other"
     ):

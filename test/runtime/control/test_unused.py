@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import sys
 
-from pathways.runtime.control.unused import Unused
+from pathways.runtime.control.records.unused import Unused
 
 
 class Contended(collections.deque[int]):

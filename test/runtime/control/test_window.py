@@ -7,8 +7,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-from pathways.runtime.control.step import Step
-from pathways.runtime.control.window import Window
+from pathways.runtime.control.records.step import Step
+from pathways.runtime.control.records.window import Window
 
 
 def step(number: int, *hosts: int) -> Step:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from pathways.runtime.control.effects import AskReports, Effect, GangLost, Log
-from pathways.runtime.control.errors import lost
-from pathways.runtime.control.events import Answered, GangKey, Tick
-from pathways.runtime.control.reports import HostReport, Underway
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.events import Answered, GangKey, Tick
+from pathways.runtime.control.records.reports import HostReport, Underway
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.attached.cluster_mirror import ClusterMirror
 
 

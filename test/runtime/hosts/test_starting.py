@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from workers_without_jax import ThreadLauncher
 
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.descriptors import make_room

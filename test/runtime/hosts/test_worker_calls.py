@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import (
-    CLIENT_BITS,
     Call,
     Called,
     DeviceLayout,
@@ -164,7 +164,7 @@ def said_by(store, monkeypatch):
 
     def said(client: int, function: str, *path: Path, edition: int = 0) -> object:
         message = msgspec.structs.replace(
-            call(client << CLIENT_BITS | next(numbers), ""),
+            call(client << SESSION_BITS | next(numbers), ""),
             function=function,
             path=tuple(str(folder) for folder in path),
             edition=edition,

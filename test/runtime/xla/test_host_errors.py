@@ -8,8 +8,8 @@ import jax
 import pytest
 
 import pathways as pw
-from pathways.runtime.control import errors
-from pathways.runtime.control.errors import Failure, failed, lost
+from pathways.runtime.control.records import errors
+from pathways.runtime.control.records.errors import Failure, failed, lost
 from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.service import service
 
 

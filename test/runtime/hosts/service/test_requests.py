@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pathways.runtime.control.errors import lost
+from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.items import InOrder
-from pathways.runtime.hosts.protocol.messages import CLIENT_BITS
 from pathways.runtime.hosts.protocol.serving import Refused, Submit
 from pathways.runtime.hosts.service.requests import Requests
 from pathways.runtime.hosts.service.served_client import ServedClient, ServedProgram
 
-FIRST = 1 << CLIENT_BITS
+FIRST = 1 << SESSION_BITS
 
 
 def gang(number: int, is_lost: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.records.step import Step
 
 
 class Window:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pathways.runtime.control.errors import Failure, HostError
+from pathways.runtime.control.records.errors import Failure, HostError
 from pathways.runtime.resources.status import StepStatus
+
+SESSION_BITS = 40
+"""Numbers of steps, arrays and programs are unique in a cluster: the bits above these name the session."""
 
 _NOTHING: Mapping[int, Failure] = {}
 _GOOD = Failure(HostError, "")
@@ -21,7 +24,7 @@ class Step:
 
     Args:
       program: the name of the program.
-      number: the number of the run.
+      number: its number, which no other step of the cluster has; see `SESSION_BITS`.
       hosts: the hosts that have a part of it.
       loaded: the number of the program.
       began: when it was issued, in seconds.
@@ -78,7 +81,7 @@ class Step:
         self._reads: Iterable[Step] = ()
 
     def __str__(self) -> str:
-        return f"step {self.number} of {self.subject}"
+        return f"step {serial(self.number)} of {self.subject}"
 
     @property
     def subject(self) -> str:
@@ -129,9 +132,13 @@ class Step:
         """Notes that what some hosts make is an error, whether they are done with it some time or not."""
         self._cut = {**dict.fromkeys(hosts, failure), **self._cut}
 
-    def is_cut(self, hosts: Iterable[int] | None = None) -> bool:
-        """Whether what one of some hosts, or of all, makes is an error, so that nothing waits for it."""
+    def has_cut_hosts(self, hosts: Iterable[int] | None = None) -> bool:
+        """Says if what one of some hosts, or of all, makes is an error, so that nothing waits for it."""
         return bool(self._cut) and (hosts is None or not self._cut.keys().isdisjoint(hosts))
+
+    def cut_hosts(self) -> Mapping[int, Failure]:
+        """Returns the hosts of which what they make is an error, and why."""
+        return self._cut
 
     def is_lost(self) -> bool:
         """Whether a host is gone that others waited for."""
@@ -231,7 +238,7 @@ class FunctionCall(Step):
         self.answers: dict[int, Any] = {}
 
     def __str__(self) -> str:
-        return f"call {self.number} of {self.program}"
+        return f"call {serial(self.number)} of {self.program}"
 
     @property
     def subject(self) -> str:
@@ -241,3 +248,8 @@ class FunctionCall(Step):
     def failures(self) -> dict[int, Failure]:
         """What went wrong, by hosts."""
         return {**self._cut, **self._errors}
+
+
+def serial(number: int) -> int:
+    """Returns the number that a session gives what has this number in the cluster, for messages."""
+    return number & ((1 << SESSION_BITS) - 1)

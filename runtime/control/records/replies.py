@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from pathways.runtime.control.errors import Failure
+from pathways.runtime.control.records.errors import Failure
 
 
 class HostRequest:
