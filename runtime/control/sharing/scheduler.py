@@ -32,7 +32,7 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pathways.runtime.control.sharing.items import (
@@ -182,18 +182,32 @@ class Scheduler:
         """Takes note of what happened, and returns what is to be done, in this order."""
         return self.handle_all([event], now)
 
-    def handle_all(self, events: Iterable[SchedulerEvent], now: float) -> list[SchedulerEffect]:
-        """The same for what happened at the same time; islands are looked at once for all of it."""
+    def handle_all(self, events: Sequence[SchedulerEvent], now: float) -> list[SchedulerEffect]:
+        """The same for what happened at the same time; islands are looked at once for all of it.
+
+        A step that comes last, and that nothing keeps back, skips the lines: nothing else could be chosen.
+        """
+        if not events:
+            return []
         self._effects = []
-        for event in events:
+        *earlier, last = events
+        for event in earlier:
             self._take(event, now)
+        match last:
+            case WorkAsked(QueuedStep() as step):
+                self._ask_step(step, now)
+            case _:
+                self._take(last, now)
         while self._open:
-            self._fill(self._open.pop(), now)
+            self._open.remove(first := min(self._open))
+            self._fill(first, now)
         return self._effects
 
     def _take(self, event: SchedulerEvent, now: float) -> None:
         match event:
-            case WorkAsked(item):
+            case WorkAsked(QueuedStep() as step):
+                self._ask_step(step, None)
+            case WorkAsked(InOrder() as item):
                 self._ask(item)
             case PartDone():
                 self._done(event, now)
@@ -218,15 +232,17 @@ class Scheduler:
 
     # Lines.
 
-    def _ask(self, item: QueuedStep | InOrder) -> None:
+    def _ask(self, item: InOrder) -> None:
         client = self.clients[item.client]
-        if isinstance(item, InOrder):
-            line = client._lines[item.island]
-            line.append(item)
-            client._arrays[item.island].update(item.makes)
-            if len(line) == 1:
-                self._advance(client, item.island)
-            return
+        line = client._lines[item.island]
+        line.append(item)
+        client._arrays[item.island].update(item.makes)
+        if len(line) == 1:
+            self._advance(client, item.island)
+
+    def _ask_step(self, item: QueuedStep, now: float | None) -> None:
+        """Notes a step that a client asks for; `now` is the time if it may be issued at once."""
+        client = self.clients[item.client]
         if client.is_full():
             self._effects.append(
                 Expel(client.number, f"it has asked for more than {MOST_UNFINISHED} unfinished steps")
@@ -250,6 +266,11 @@ class Scheduler:
                     client._awaited.setdefault((n, array), []).append(item)
                     item._missing += 1
             there.update(item.makes[n])
+        if now is not None and self._is_free_for(client, item, now):
+            for n in item.islands:
+                self._forget_idleness(client, n)
+            self._take_places(client, item, now)
+            return
         for n in item.islands:
             line = client._lines[n]
             if not line:
@@ -334,6 +355,20 @@ class Scheduler:
         return (step._keys[island], step._order) < (other._keys[island], other._order)
 
     # Places.
+
+    def _is_free_for(self, client: ScheduledClient, step: QueuedStep, now: float) -> bool:
+        """Says if a new step would be issued at once, and nothing else could be in its place."""
+        if step._missing or self._is_kept_back(client, step) or self._is_too_early(step):
+            return False
+        islands = [self._islands[n] for n in step.islands]
+        if any(island.ready or island.claim or not self._has_room(island, step.share) for island in islands):
+            return False
+        return len(islands) < 2 or not self._idles_others(step, now)
+
+    def _is_kept_back(self, client: ScheduledClient, step: QueuedStep) -> bool:
+        """Says if a new step waits for something that its client has asked for before."""
+        has_calls = client._promised or client._held
+        return bool(has_calls and _kept_by_calls(client, step)) or any(client._lines[n] for n in step.islands)
 
     def _fill(self, number: int, now: float) -> None:
         """Issues what there is room for on an island."""
@@ -432,12 +467,15 @@ class Scheduler:
         start = self._start_of(step, now)
         # All of them: no `any`, which would stop at the first.
         is_left = [self._fill_until(n, step, start, now) for n in step.islands]
-        if not self._fits(step):
-            return True
-        first = max(now, min([self._islands[n].busy_until for n in step.islands]))
-        if start - first > max([self._islands[n].round_trip for n in step.islands]):
+        if not self._fits(step) or self._idles_others(step, now):
             return True
         return any(is_left) and all(len(self._islands[n].under_way) > 1 for n in step.islands)
+
+    def _idles_others(self, step: QueuedStep, now: float) -> bool:
+        """Says if some islands of a step would wait for others for longer than a round trip."""
+        islands = [self._islands[n] for n in step.islands]
+        first = max(now, min([island.busy_until for island in islands]))
+        return self._start_of(step, now) - first > max([island.round_trip for island in islands])
 
     def _fill_until(self, number: int, step: QueuedStep, until: float, now: float) -> bool:
         """Issues what ends on an island in time; whether there is more that would, if there were places."""
@@ -464,6 +502,15 @@ class Scheduler:
 
     def _issue(self, step: QueuedStep, now: float) -> None:
         client = self.clients[step.client]
+        self._take_places(client, step, now)
+        for n in step.islands:
+            client._lines[n].popleft()
+        for n in step.islands:
+            self._advance(client, n)
+        # Others may be first on its islands now, or there is room yet.
+        self._open.update(step.islands)
+
+    def _take_places(self, client: ScheduledClient, step: QueuedStep, now: float) -> None:
         step._state = "issued"
         self._effects.append(Issue(step))
         start, estimate = self._start_of(step, now), self._estimate(step)
@@ -479,11 +526,6 @@ class Scheduler:
             island.virtual = max(island.virtual, client._served[n])
             client._served[n] += estimate / client.weight
             client._under_way[n] += 1
-            client._lines[n].popleft()
-        for n in step.islands:
-            self._advance(client, n)
-        # Others may be first on its islands now, or there is room yet.
-        self._open.update(step.islands)
 
     # Ends.
 

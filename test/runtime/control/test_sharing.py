@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from simulated_sharing import DeviceTimers, problem, unfairness
+from simulated_sharing import DeviceTimers, SimulatedSharing, problem, unfairness
 
 from examples import examples
 from pathways.runtime.control.sharing import scheduler as schedulers
@@ -35,6 +35,32 @@ FOUND = 50
 
 def test_scheduler_keeps_its_rules_in_random_histories():
     assert [wrong for seed in range(SEEDS) if (wrong := problem(seed))] == []
+
+
+class WithoutShortcut(Scheduler):
+    """A scheduler in which each step goes through the lines."""
+
+    def _is_free_for(self, client: ScheduledClient, step: QueuedStep, now: float) -> bool:
+        return False
+
+
+def decisions(seed: int, make: type[Scheduler]) -> list[tuple[float, list[str]]]:
+    """Returns what a scheduler decides in a history, each time as a set: only islands have an order."""
+    found = []
+
+    class Recorded(make):
+        def handle_all(self, events, now):
+            effects = super().handle_all(events, now)
+            found.append((now, sorted(map(repr, effects))))
+            return effects
+
+    SimulatedSharing(seed, Recorded).play()
+    return found
+
+
+def test_scheduler_decides_the_same_where_steps_skip_the_lines():
+    for seed in range(examples(50)):
+        assert decisions(seed, Scheduler) == decisions(seed, WithoutShortcut), seed
 
 
 def test_scheduler_refuses_steps_that_need_refused_ones():
@@ -112,15 +138,21 @@ def places_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def frees_pass_steps(patch: pytest.MonkeyPatch) -> None:
-    ask = Scheduler._ask
+    patch.setattr(Scheduler, "_ask", lambda self, item: self._effects.append(TakeTurn(item, item.frees)))
 
-    def hasty(self: Scheduler, item: object) -> None:
-        if isinstance(item, QueuedStep):
-            ask(self, item)
-        else:
-            self._effects.append(TakeTurn(item, item.frees))
 
-    patch.setattr(Scheduler, "_ask", hasty)
+def new_steps_pass_earlier_ones(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> bool:
+        return bool(client._promised or client._held)
+
+    patch.setattr(Scheduler, "_is_kept_back", hasty)
+
+
+def new_steps_pass_calls(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> bool:
+        return any(client._lines[n] for n in step.islands)
+
+    patch.setattr(Scheduler, "_is_kept_back", hasty)
 
 
 def arrays_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
@@ -229,6 +261,8 @@ def nobody_hears_of_the_ends_of_calls(patch: pytest.MonkeyPatch) -> None:
         what_a_call_makes_is_there_at_once,
         what_a_call_has_is_donated,
         nobody_hears_of_the_ends_of_calls,
+        new_steps_pass_earlier_ones,
+        new_steps_pass_calls,
         windows_are_open,
         places_are_not_given_back,
         frees_pass_steps,
