@@ -173,6 +173,8 @@ class Scheduler:
         self._effects: list[SchedulerEffect] = []
         # Islands on which something may be issued that was not possible before.
         self._open: set[int] = set()
+        # What is added to the number of an island to say which comes first.
+        self._first = 0
 
     def under_way(self, island: int) -> int:
         """How many steps are under way on an island."""
@@ -199,9 +201,15 @@ class Scheduler:
             case _:
                 self._take(last, now)
         while self._open:
-            self._open.remove(first := min(self._open))
-            self._fill(first, now)
+            number = min(self._open, key=self._rotated)
+            self._open.remove(number)
+            self._fill(number, now)
+        # Steps of several islands would have all of one that is always first.
+        self._first += 1
         return self._effects
+
+    def _rotated(self, number: int) -> int:
+        return (number + self._first) % len(self._islands)
 
     def _take(self, event: SchedulerEvent, now: float) -> None:
         match event:
@@ -270,6 +278,7 @@ class Scheduler:
             for n in item.islands:
                 self._forget_idleness(client, n)
             self._take_places(client, item, now)
+            self._open.update(item.islands)
             return
         for n in item.islands:
             line = client._lines[n]
