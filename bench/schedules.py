@@ -36,11 +36,13 @@ from jaxlib.mlir import ir
 import pathways
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import LaunchOp, make_context, symbol_table
+from pathways.passes.analysis.measured.durations import measured_durations
+from pathways.passes.analysis.measured.events import EventLog
+from pathways.passes.analysis.measured.trace_file import read_trace
+from pathways.passes.analysis.operations import byte_size
+from pathways.passes.analysis.work import WorkEstimate
 from pathways.passes.backward import split_loops
 from pathways.passes.manager.driver import run_passes
-from pathways.passes.measured.durations import measured_durations
-from pathways.passes.measured.events import EventLog
-from pathways.passes.measured.trace_file import read_trace
 from pathways.passes.pipeline import Options, phases_after
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.actions import Action
@@ -50,8 +52,6 @@ from pathways.passes.schedule.request import ScheduleRequest
 from pathways.passes.schedule.schedule_file import Work
 from pathways.passes.schedule.search.replay import replay
 from pathways.passes.schedule.search.scheduling_problem import Limit, SearchProblem, counted
-from pathways.passes.util.operations import byte_size
-from pathways.passes.util.work import WorkEstimate
 from pathways.runtime.local.devices import connect
 from pathways.runtime.plan.plan import Launch
 from pathways.runtime.simulate.replay import simulate

@@ -31,8 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pathways
-from pathways.passes.measured.events import EventLog
-from pathways.passes.measured.trace_file import read_trace
+from pathways.passes.analysis.measured.events import EventLog
+from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.local.devices import connect
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.virtual import make_virtual_device_set

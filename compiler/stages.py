@@ -24,7 +24,7 @@ from pathways.compiler.lower.bundles import save
 from pathways.compiler.lower.phases import Forms
 from pathways.dialect import ops_named
 from pathways.dialect.syntax.pretty import pretty as for_people
-from pathways.passes.util.links import read_link
+from pathways.passes.analysis.links import read_link
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -327,7 +327,7 @@ class Bound(OfProcess):
 
         Args:
           times: how long launches take, as `{"kinds": {"fwd": "1ms", "bwd": "2ms"}}`; see
-            `passes.util.times` for all of the form. Or the path of such a JSON file, or of a file that
+            `passes.analysis.times` for all of the form. Or the path of such a JSON file, or of a file that
             `pw.trace` wrote. Or a word: `flops` for the operations of placed calls on each device,
             `units` for one unit of time for each call. By default those that the schedule was made with,
             which are `flops` for `search`, and `units` for policies without `times`.

@@ -41,8 +41,8 @@ from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 import pathways as pw
-from pathways.passes.measured.events import EventLog
-from pathways.passes.measured.trace_file import read_trace
+from pathways.passes.analysis.measured.events import EventLog
+from pathways.passes.analysis.measured.trace_file import read_trace
 
 VOCABULARY = 128  # ASCII; every other byte is mapped to the last, unused code
 WIDTH, HEADS, BLOCKS, STAGES = 128, 4, 4, 4

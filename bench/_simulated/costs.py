@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pathways.passes.util.quantities import SECONDS, QuantityReader, TimesError
+from pathways.passes.analysis.quantities import SECONDS, QuantityReader, TimesError
 
 _FACTOR = re.compile(r"(\d+\.?\d*|\.\d+)\s*[xX]")
 

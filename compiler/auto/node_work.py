@@ -1,4 +1,4 @@
-"""How much nodes of a loss do, forward and backward, as `passes.util.work` counts it of StableHLO."""
+"""How much nodes of a loss do, forward and backward, as `passes.analysis.work` counts it of StableHLO."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pathways.compiler.auto.units import Units
-from pathways.passes.util.links import Link
+from pathways.passes.analysis.links import Link
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -20,8 +20,8 @@ from pathways.compiler.auto.tried_cuts import TriedCut
 from pathways.compiler.auto.unit_times import timed_units
 from pathways.compiler.auto.units import bytes_kept, units_of
 from pathways.compiler.lower.phases import ProgramError
-from pathways.passes.util.links import Link, read_link
-from pathways.passes.util.quantities import FLOPS, TimesError
+from pathways.passes.analysis.links import Link, read_link
+from pathways.passes.analysis.quantities import FLOPS, TimesError
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.timelines.tables import size
 from pathways.runtime.timelines.timeline import Timeline

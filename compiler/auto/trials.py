@@ -12,9 +12,9 @@ from pathways.compiler.api import program
 from pathways.compiler.auto.cut_loss import CutLoss
 from pathways.compiler.frontend.accumulate import accumulate
 from pathways.compiler.lower.phases import run_phases
+from pathways.passes.analysis.links import Link
+from pathways.passes.analysis.quantities import FLOPS
 from pathways.passes.pipeline import Options
-from pathways.passes.util.links import Link
-from pathways.passes.util.quantities import FLOPS
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate

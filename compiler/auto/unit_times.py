@@ -18,10 +18,10 @@ import numpy as np
 from pathways.compiler.auto.request import TimesGiven
 from pathways.compiler.auto.units import Units
 from pathways.dialect.plain_data import PlainDataError, parse_json
-from pathways.passes.measured.durations import by_stage, times_taken
-from pathways.passes.measured.events import EventLog
-from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
-from pathways.passes.util.quantities import FLOPS, SECONDS, QuantityReader, TimesError
+from pathways.passes.analysis.measured.durations import by_stage, times_taken
+from pathways.passes.analysis.measured.events import EventLog
+from pathways.passes.analysis.measured.trace_file import TraceError, is_trace, read_trace
+from pathways.passes.analysis.quantities import FLOPS, SECONDS, QuantityReader, TimesError
 
 _PRIOR = 1e-2
 """How much operations count beside what was measured."""

@@ -32,7 +32,7 @@ from pathways.dialect.attributes.names import (
 )
 from pathways.dialect.attributes.shardings import make_mesh, read_mesh
 from pathways.dialect.operations.metadata import CallMetadata
-from pathways.passes.util.functions import unique_name
+from pathways.passes.analysis.functions import unique_name
 from pathways.runtime.resources.virtual import VirtualSlice
 
 

@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from pathways.dialect import nested_ops, symbol_table
 from pathways.dialect.syntax.bytecode import bytecode_of
-from pathways.passes.util.functions import (
+from pathways.passes.analysis.functions import (
     erase_unused_functions,
     referenced_functions,
     rename_references,

@@ -31,8 +31,8 @@ from pathways.dialect.attributes.names import (
     OVERLAP,
     SHARDING,
 )
+from pathways.passes.analysis.functions import body_block, unique_name
 from pathways.passes.mpmd.mesh_tensors import read_mesh_tensor
-from pathways.passes.util.functions import body_block, unique_name
 
 
 def parse(program: Partitioned, paths: Sequence[str], overlapping: Collection[str]) -> ir.Module:

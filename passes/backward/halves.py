@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.passes.util.flow import INFINITE, scale_of, source_side
-from pathways.passes.util.operations import EXPENSIVE, byte_size, captured, replace_operands
+from pathways.passes.analysis.flow import INFINITE, scale_of, source_side
+from pathways.passes.analysis.operations import EXPENSIVE, byte_size, captured, replace_operands
 
 _LAYOUT = frozenset(
     {

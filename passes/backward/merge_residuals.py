@@ -18,9 +18,9 @@ from pathways.dialect import (
 )
 from pathways.dialect.operations.operation import attributes_of
 from pathways.dialect.verification.forms import OUTLINED
+from pathways.passes.analysis.functions import body_block, drop_arguments, inline_call, launches_by_callee
+from pathways.passes.analysis.operations import has_side_effect
 from pathways.passes.manager.base import Pass, main_function
-from pathways.passes.util.functions import body_block, drop_arguments, inline_call, launches_by_callee
-from pathways.passes.util.operations import has_side_effect
 
 _SMALL = 64
 """The number of operations up to which a function is inlined where residuals come from."""

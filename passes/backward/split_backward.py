@@ -24,15 +24,15 @@ from pathways.dialect import (
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.verification.forms import PLACED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call
+from pathways.passes.analysis.operations import byte_size, captured, has_side_effect
 from pathways.passes.backward.halves import Halves, Question, copy_into, halve
 from pathways.passes.backward.split_loops import LoopSplitter
 from pathways.passes.manager.base import Pass, main_function, option, remark
 from pathways.passes.schedule.policies.registry import PROGRAM
 from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import loops_with_halves
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, inline_call
-from pathways.passes.util.operations import byte_size, captured, has_side_effect
 
 _BARRIER = "stablehlo.optimization_barrier"
 

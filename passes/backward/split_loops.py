@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, zeros_of
+from pathways.passes.analysis.trip_count import Linear, Turns, turns_of
 from pathways.passes.backward.batched_turns import Batch, TurnsOfLoop, can_be_batched
 from pathways.passes.backward.halves import Question, copy_into, halve
-from pathways.passes.util.operations import byte_size, captured, captured_by_regions, zeros_of
-from pathways.passes.util.turns import Linear, Turns, turns_of
 
 _WHILE = "stablehlo.while"
 _BRANCHES = ("stablehlo.case", "stablehlo.if")

@@ -1,1 +1,1 @@
-"""Says which host each slice is on, and splits a program into what each host does. Imports `passes.util`."""
+"""Binds slices to hosts, and splits a program into what each host does. Imports `passes.schedule.memory`."""

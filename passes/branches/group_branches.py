@@ -14,11 +14,8 @@ from pathways.dialect import loop_of_op, slices_of_op, symbol_table
 from pathways.dialect.attributes.names import BRANCH, CONDITION, LOOP, MIRRORED, SLICE
 from pathways.dialect.relations.graphs import depth_first
 from pathways.dialect.verification.forms import LOCATED
-from pathways.passes.branches.predicated import on_condition
-from pathways.passes.branches.tags import Branch, branch_of, conditions, set_branch
-from pathways.passes.manager.base import Pass, fail, main_function
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import (
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import (
     EXPENSIVE,
     captured,
     has_side_effect,
@@ -26,6 +23,9 @@ from pathways.passes.util.operations import (
     replace_operands,
     zeros_of,
 )
+from pathways.passes.branches.predicated import on_condition
+from pathways.passes.branches.tags import Branch, branch_of, conditions, set_branch
+from pathways.passes.manager.base import Pass, fail, main_function
 
 
 @dataclasses.dataclass(frozen=True)

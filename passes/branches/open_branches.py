@@ -8,8 +8,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect.attributes.names import CONDITION
+from pathways.passes.analysis.functions import unique_name
 from pathways.passes.branches.tags import Branch, branch_of, set_branch
-from pathways.passes.util.functions import unique_name
 
 BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
 

@@ -8,9 +8,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from pathways.dialect import loop_of_op, set_loop
+from pathways.passes.analysis.functions import body_block, inlined
+from pathways.passes.analysis.operations import is_zeros, zeros_of
 from pathways.passes.branches.tags import Branch, branch_of, conditions
-from pathways.passes.util.functions import body_block, inlined
-from pathways.passes.util.operations import is_zeros, zeros_of
 
 
 class Predicates:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.names import BRANCH, CONDITION
-from pathways.passes.util.functions import body_block
+from pathways.passes.analysis.functions import body_block
 
 _NOT = "not "
 

@@ -1,1 +1,1 @@
-"""From the StableHLO that JAX lowers a program to, to launches in `@main`. Imports `passes.util`."""
+"""From the StableHLO that JAX lowers a program to, to launches in `@main`. Imports `passes.analysis`."""

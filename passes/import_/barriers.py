@@ -8,9 +8,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import LaunchOp
+from pathways.passes.analysis.functions import body_block
 from pathways.passes.branches.tags import branch_of, set_branch
 from pathways.passes.import_.stage_numbers import PlacedCall
-from pathways.passes.util.functions import body_block
 
 
 def split_barriers(main: ir.OpView) -> None:

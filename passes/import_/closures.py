@@ -8,9 +8,9 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import ConstantOp, LaunchOp, nested_ops, referenced_symbols, symbol_table
 from pathways.dialect.attributes.names import CONSTANT
+from pathways.passes.analysis.functions import add_arguments, body_block, unique_name
+from pathways.passes.analysis.operations import byte_size
 from pathways.passes.manager.base import main_function
-from pathways.passes.util.functions import add_arguments, body_block, unique_name
-from pathways.passes.util.operations import byte_size
 
 
 def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int) -> None:

@@ -12,6 +12,7 @@ from pathways.dialect import argument_attrs, nested_ops, set_argument_attrs
 from pathways.dialect.attributes.names import ALIASING, DONATED, DONOR
 from pathways.dialect.verification.forms import IMPORTED, TRACED
 from pathways.dialect.verification.wellformed import type_problem
+from pathways.passes.analysis.functions import body_block, erase_unused_functions
 from pathways.passes.import_.barriers import drop_barriers, split_barriers
 from pathways.passes.import_.closures import hoist_constants
 from pathways.passes.import_.inline_calls import Inliner
@@ -22,7 +23,6 @@ from pathways.passes.import_.regions import open_regions, place_regions
 from pathways.passes.import_.stage_numbers import number_stages
 from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import Pass, fail, main_function, option
-from pathways.passes.util.functions import body_block, erase_unused_functions
 
 
 @dataclasses.dataclass(frozen=True)

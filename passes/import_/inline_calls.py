@@ -8,8 +8,8 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import nested_ops
 from pathways.dialect.operations.metadata import CallMetadata
+from pathways.passes.analysis.functions import body_block, inline_call, unique_name
 from pathways.passes.import_.traced import TracedProgram
-from pathways.passes.util.functions import body_block, inline_call, unique_name
 
 
 class Inliner:

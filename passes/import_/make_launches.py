@@ -6,13 +6,18 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, Origin, PwOp, loop_of_op, nested_ops, only_computes, symbol_table
 from pathways.dialect.operations.metadata import CallMetadata
+from pathways.passes.analysis.functions import (
+    body_block,
+    referenced_functions,
+    rename_references,
+    unique_name,
+)
+from pathways.passes.analysis.operations import replace
 from pathways.passes.branches.predicated import Predicates, drop_selections, make_predicated
 from pathways.passes.branches.tags import branch_of, conditions
 from pathways.passes.import_.stage_numbers import PlacedCall
 from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import fail
-from pathways.passes.util.functions import body_block, referenced_functions, rename_references, unique_name
-from pathways.passes.util.operations import replace
 
 
 def make_launches(traced: TracedProgram) -> list[PlacedCall]:

@@ -12,11 +12,11 @@ from pathways.dialect import CarryOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, l
 from pathways.dialect.attributes.blocks import whole_shape
 from pathways.dialect.operations.metadata import Mark
 from pathways.dialect.operations.traits import Trait
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import captured, replace
 from pathways.passes.branches.tags import branch_of, conditions
 from pathways.passes.import_.traced import NESTED_LOOPS, TracedProgram
 from pathways.passes.manager.base import fail
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import captured, replace
 
 
 class LoopMarker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from pathways.dialect import PwOp, only_computes
-from pathways.passes.util.operations import EXPENSIVE
+from pathways.passes.analysis.operations import EXPENSIVE
 
 _KEPT = EXPENSIVE | {"stablehlo.optimization_barrier", "stablehlo.rng"}
 """Operations that are left alone: their work counts, they keep others apart, or equal ones differ."""

@@ -8,10 +8,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, UntilOp, set_loop
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import captured, has_side_effect
+from pathways.passes.analysis.trip_count import Linear, Turns, linear
 from pathways.passes.branches.tags import branch_of, conditions
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import captured, has_side_effect
-from pathways.passes.util.turns import Linear, Turns, linear
 
 
 class OpenedLoop:

@@ -9,6 +9,9 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import LoopOp, PwOp, UntilOp, make_slices, only_computes
 from pathways.dialect.attributes.names import MOST_MICROBATCHES, SLICE
+from pathways.passes.analysis.functions import body_block, unique_name
+from pathways.passes.analysis.operations import has_side_effect
+from pathways.passes.analysis.trip_count import turns_of
 from pathways.passes.branches.open_branches import BRANCHING, open_branches
 from pathways.passes.branches.tags import branch_of, set_branch
 from pathways.passes.import_.chunked_loops import in_chunks
@@ -16,9 +19,6 @@ from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.opened_loops import OpenedLoop, drop_dead_carries
 from pathways.passes.import_.traced import NESTED_LOOPS, TracedProgram
 from pathways.passes.manager.base import fail
-from pathways.passes.util.functions import body_block, unique_name
-from pathways.passes.util.operations import has_side_effect
-from pathways.passes.util.turns import turns_of
 
 
 def open_regions(traced: TracedProgram, inliner: Inliner, chunk: int) -> None:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, Origin, loop_of, loop_of_op
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import captured
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import captured
 
 
 @dataclasses.dataclass

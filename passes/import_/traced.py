@@ -10,8 +10,8 @@ from pathways.dialect import LoopOp, nested_ops, symbol_table
 from pathways.dialect.attributes.names import FRONTEND_ATTRIBUTES
 from pathways.dialect.operations.metadata import CallMetadata, MetadataError
 from pathways.dialect.operations.operation import attribute_of
+from pathways.passes.analysis.functions import referenced_functions
 from pathways.passes.manager.base import fail
-from pathways.passes.util.functions import referenced_functions
 
 _ORDINARY = CallMetadata()
 

@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, nested_ops
 from pathways.dialect.operations.operation import symbol_name
-from pathways.passes.util.functions import referenced_functions
+from pathways.passes.analysis.functions import referenced_functions
 
 LARGE = 50
 """Operations from which on a second version of a computation costs more than launches that it saves.

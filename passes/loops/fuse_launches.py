@@ -23,12 +23,12 @@ from pathways.dialect import (
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import ORDERED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, erase_unused_functions, inlined
+from pathways.passes.analysis.operations import EXPENSIVE, byte_size
 from pathways.passes.loops.compile_cost import LARGE, CompileCost
 from pathways.passes.loops.positions import renumber
 from pathways.passes.manager.base import Pass, main_function, option
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
-from pathways.passes.util.operations import EXPENSIVE, byte_size
 
 SMALL_BYTES = 1024
 """Values of at most so many bytes cost less than the launch that makes them."""

@@ -14,12 +14,12 @@ from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.attributes.shardings import SliceMesh, decided_inside, make_sharding, slice_meshes
 from pathways.dialect.verification.forms import ORDERED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call
+from pathways.passes.analysis.operations import captured, has_side_effect, replace_operands
 from pathways.passes.loops.compile_cost import LARGE_LOOP, CompileCost
 from pathways.passes.loops.positions import renumber
 from pathways.passes.manager.base import Pass, main_function, option
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, inline_call
-from pathways.passes.util.operations import captured, has_side_effect, replace_operands
 
 
 @dataclasses.dataclass(frozen=True)

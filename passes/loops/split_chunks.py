@@ -24,10 +24,10 @@ from pathways.dialect.attributes.shardings import sharding_of
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.verification.forms import PARTS, SHARDED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, erase_unused_functions, set_signature, unique_name
+from pathways.passes.analysis.operations import captured
 from pathways.passes.manager.base import Pass, fail, main_function
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, set_signature, unique_name
-from pathways.passes.util.operations import captured
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED, UNROLLED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import add_arguments, body_block, unique_name
 from pathways.passes.manager.base import Pass, fail, main_function
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import add_arguments, body_block, unique_name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.host_relations import parts_of
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.relations.program_view import ProgramView
+from pathways.passes.analysis.operations import byte_size
 from pathways.passes.memory.live_bytes import LiveBytes
-from pathways.passes.util.operations import byte_size
 
 
 def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:

@@ -27,12 +27,12 @@ from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.relations.order import DeadlockError, events_of, proved_order, sort_block
 from pathways.dialect.relations.program_view import ProgramView, read_function
 from pathways.dialect.verification.forms import ORDERED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import byte_size
 from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.memory.channels import capacity_for, first_reads
 from pathways.passes.memory.live_bytes import LiveBytes
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import byte_size
 
 
 @dataclasses.dataclass(frozen=True)

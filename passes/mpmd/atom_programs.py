@@ -11,8 +11,8 @@ from pathways.dialect.attributes.meshes import Mesh
 from pathways.dialect.attributes.names import MAIN
 from pathways.dialect.attributes.shardings import read_mesh
 from pathways.dialect.operations.operation import symbol_name
+from pathways.passes.analysis.functions import rename_references, unique_name
 from pathways.passes.manager.base import fail
-from pathways.passes.util.functions import rename_references, unique_name
 
 
 def function_of(call: ir.OpView, symbols: Mapping[str, ir.OpView]) -> str:

@@ -11,9 +11,9 @@ from jaxlib.mlir.dialects import func, mpmd, sdy
 from pathways.dialect import argument_attrs, nested_ops, set_argument_attrs, set_result_attrs
 from pathways.dialect.attributes.names import ALIASING, DONOR, SHARDING
 from pathways.dialect.attributes.origins import CallKind, Origin
+from pathways.passes.analysis.functions import body_block, unique_name
 from pathways.passes.manager.base import fail
 from pathways.passes.mpmd.slices import symbol_of
-from pathways.passes.util.functions import body_block, unique_name
 
 Half = Literal["input", "weight"]
 

@@ -11,6 +11,7 @@ from pathways.dialect import argument_attrs, result_attrs, symbol_table
 from pathways.dialect.attributes.meshes import Mesh, Sharding
 from pathways.dialect.attributes.names import DEVICE_IDS, MAIN, SHARDING
 from pathways.dialect.attributes.shardings import is_sharding, read_sharding
+from pathways.passes.analysis.functions import body_block, unique_name
 from pathways.passes.manager.base import fail
 from pathways.passes.mpmd.atom_programs import function_of, meshes_in
 from pathways.passes.mpmd.ifrt_arrays import (
@@ -24,7 +25,6 @@ from pathways.passes.mpmd.ifrt_arrays import (
 from pathways.passes.mpmd.mesh_tensors import NotMpmdError
 from pathways.passes.mpmd.refusals import refuse_type
 from pathways.passes.mpmd.slices import symbol_of
-from pathways.passes.util.functions import body_block, unique_name
 
 CALL = "ifrt.Call"
 CONTROL = "!ifrt.control"

@@ -20,6 +20,7 @@ from pathways.dialect.attributes.names import DONATED, IFRT_FUNCTION, MAIN, SHAR
 from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import IFRT, PLACED
+from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import Pass, fail
 from pathways.passes.mpmd.atom_programs import flatten, function_of
 from pathways.passes.mpmd.callbacks import keep_callbacks_together
@@ -32,7 +33,6 @@ from pathways.passes.mpmd.mesh_tensors import MeshTensor
 from pathways.passes.mpmd.moves import Moves, Placed
 from pathways.passes.mpmd.refusals import refuse_ports
 from pathways.passes.mpmd.slices import Home, declare_slices
-from pathways.passes.util.functions import body_block
 
 _OF_ARGUMENT = "ifrt.donated"
 _MOVES = ("ifrt.CopyArrays", "ifrt.Reshard")

@@ -30,6 +30,7 @@ from pathways.dialect.attributes.names import (
 )
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import MPMD, PLACED
+from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import Pass, fail
 from pathways.passes.mpmd.callbacks import keep_callbacks_together
 from pathways.passes.mpmd.fragments import FragmentComputations, Origins, constrain, drop_empty_constraints
@@ -44,7 +45,6 @@ from pathways.passes.mpmd.refusals import (
     refuse_unpartitioned,
 )
 from pathways.passes.mpmd.slices import Home, declare_slices
-from pathways.passes.util.functions import body_block
 
 _CALL = "mpmd.fragment_call"
 _FRAGMENT = "mpmd.fragment"

@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import func
 
 from pathways.dialect import set_argument_attrs, set_result_attrs
 from pathways.dialect.attributes.names import MAIN
-from pathways.passes.util.functions import erase_unused_functions, merge_equal_functions
+from pathways.passes.analysis.functions import erase_unused_functions, merge_equal_functions
 
 Port = tuple[ir.Type, dict[str, ir.Attribute]]
 """Type and attributes of an argument or a result."""

@@ -7,9 +7,9 @@ import dataclasses
 from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, TransferOp
+from pathways.passes.analysis.computations import Computations
 from pathways.passes.mpmd.fragments import constrain
 from pathways.passes.mpmd.slices import Home
-from pathways.passes.util.computations import Computations
 
 type Layout = ir.Attribute | None
 """The sharding of a value over its slice; None where nothing is said."""

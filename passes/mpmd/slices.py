@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import sdy
 from pathways.dialect import SliceOp, ops_named, symbol_table
 from pathways.dialect.attributes.meshes import Mesh
 from pathways.dialect.attributes.shardings import SliceMesh, make_mesh, read_mesh
-from pathways.passes.util.functions import unique_name
+from pathways.passes.analysis.functions import unique_name
 
 _NO_LETTERS = re.compile(r"[^A-Za-z0-9_]+")
 

@@ -1,1 +1,1 @@
-"""Gives everything a slice, and makes computations and transfers of it. Imports `passes.util`."""
+"""Gives everything a slice, and makes computations and transfers of it. Imports `passes.analysis`."""

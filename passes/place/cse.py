@@ -11,9 +11,9 @@ from pathways.dialect import PwOp, op_has, symbol_table
 from pathways.dialect.operations.operation import attributes_of
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import OUTLINED, PLACED, SHARDED, UNROLLED
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import computation_has_effect
 from pathways.passes.manager.base import Pass, main_function
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import computation_has_effect
 
 
 @dataclasses.dataclass(frozen=True)

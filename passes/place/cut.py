@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pathways.passes.util.flow import INFINITE, scale_of, source_side
+from pathways.passes.analysis.flow import INFINITE, scale_of, source_side
 
 
 class Edge(NamedTuple):

@@ -22,10 +22,10 @@ from pathways.dialect import (
 from pathways.dialect.attributes.names import CONSTANT
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import OUTLINED, PLACED, SHARDED, UNROLLED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, erase_unused_functions, set_signature
+from pathways.passes.analysis.operations import computation_has_effect, has_side_effect
 from pathways.passes.manager.base import Pass, main_function
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, set_signature
-from pathways.passes.util.operations import computation_has_effect, has_side_effect
 
 
 @dataclasses.dataclass(frozen=True)

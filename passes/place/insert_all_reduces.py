@@ -10,9 +10,9 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import AllReduceOp, ReduceOp, symbol_table
 from pathways.dialect.verification.forms import LOCATED
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.replica_count import replicas_of
 from pathways.passes.manager.base import Pass, main_function
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.replica_count import replicas_of
 
 
 @dataclasses.dataclass(frozen=True)

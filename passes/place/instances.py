@@ -19,9 +19,9 @@ from pathways.dialect import (
 )
 from pathways.dialect.attributes.names import MIRRORED
 from pathways.dialect.operations.traits import Trait
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import captured, has_side_effect
 from pathways.passes.manager.base import fail, main_function
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import captured, has_side_effect
 
 type Sources = Mapping[ir.Value, Instance | None]
 """Values that are read, each with the instance that makes it; None for an argument."""

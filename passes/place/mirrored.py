@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect import CarryOp
+from pathways.passes.analysis.operations import EXPENSIVE, byte_size
 from pathways.passes.place.placement_problem import Homes, Operation, PlacementProblem, Places
-from pathways.passes.util.operations import EXPENSIVE, byte_size
 
 _MAX_REPEATED = 64
 """How many small operations are looked at to save a value its way back."""

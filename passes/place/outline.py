@@ -14,11 +14,11 @@ from pathways.dialect.attributes.names import LOOP, MIRRORED, SLICE
 from pathways.dialect.operations.operation import attributes_of
 from pathways.dialect.relations.graphs import depth_first
 from pathways.dialect.verification.forms import LOCATED, OUTLINED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import merge_equal_functions
+from pathways.passes.analysis.operations import replace_operands
 from pathways.passes.manager.base import Pass
 from pathways.passes.place.instances import Instance, InstanceGraph, Sources, instance_graph, wait_sets
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import merge_equal_functions
-from pathways.passes.util.operations import replace_operands
 
 
 @dataclasses.dataclass(frozen=True)

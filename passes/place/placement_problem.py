@@ -20,8 +20,8 @@ from pathways.dialect import (
 )
 from pathways.dialect.attributes.names import DONATED, SLICE
 from pathways.dialect.operations.traits import Trait
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import byte_size, captured, has_side_effect
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import byte_size, captured, has_side_effect
 
 Homes = Mapping[ir.Value, int]
 """The slice, by its number, of each value that lives on one; a value that is not a key is mirrored."""

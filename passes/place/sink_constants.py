@@ -15,14 +15,14 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.verification.forms import OUTLINED
-from pathways.passes.manager.base import Pass, main_function
-from pathways.passes.util.functions import (
+from pathways.passes.analysis.functions import (
     body_block,
     drop_arguments,
     launches_by_callee,
     referenced_functions,
 )
-from pathways.passes.util.operations import EXPENSIVE, captured, has_side_effect, replace_operands
+from pathways.passes.analysis.operations import EXPENSIVE, captured, has_side_effect, replace_operands
+from pathways.passes.manager.base import Pass, main_function
 
 _CONSTRAINT = "sdy.sharding_constraint"
 

@@ -10,8 +10,8 @@ from jaxlib.mlir import ir
 from pathways.dialect import ReduceOp, loop_of, read_slices, set_loop, slices_of
 from pathways.dialect.attributes.names import SLICE
 from pathways.dialect.verification.forms import LOCATED
+from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import Pass, main_function
-from pathways.passes.util.functions import body_block
 
 _LINEAR = frozenset(
     {"stablehlo.add", "stablehlo.subtract", "stablehlo.negate", "stablehlo.transpose", "stablehlo.reshape"}

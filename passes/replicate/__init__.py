@@ -1,1 +1,1 @@
-"""Makes a program of each replica, and lets replicas exchange sums. Imports `passes.util`."""
+"""Makes a program of each replica, and lets replicas exchange sums. Imports `passes.analysis`."""

@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 from pathways.dialect import AllGatherOp, AllReduceOp, LaunchOp, NextOp, ReduceOp, ReduceScatterOp, slices_of
 from pathways.dialect.attributes.meshes import Mesh, Sharding
 from pathways.dialect.attributes.shardings import SliceMesh, make_sharding
-from pathways.passes.util.operations import zeros_of
+from pathways.passes.analysis.operations import zeros_of
 
 Exchange = AllReduceOp | ReduceScatterOp | AllGatherOp
 """What replicas do together."""

@@ -9,8 +9,8 @@ from jaxlib.mlir import ir
 from pathways.dialect import LaunchOp, TransferOp, slices_of
 from pathways.dialect.attributes.shardings import SliceMesh
 from pathways.dialect.relations.layouts import Layouts
+from pathways.passes.analysis.computations import Body, Computations, Layout
 from pathways.passes.replicate.buckets import Exchange, Member, spread_out
-from pathways.passes.util.computations import Body, Computations, Layout
 
 WIRES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 """What MLIR calls the dtypes that values may be sent in."""

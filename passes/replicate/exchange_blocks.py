@@ -9,6 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import ReduceScatterOp
 from pathways.dialect.attributes.blocks import block_bounds
+from pathways.passes.analysis.operations import byte_size
 from pathways.passes.replicate.buckets import (
     Bucket,
     Exchange,
@@ -21,7 +22,6 @@ from pathways.passes.replicate.buckets import (
     total_of,
 )
 from pathways.passes.replicate.exchange import Exchanger
-from pathways.passes.util.operations import byte_size
 
 
 class BlockExchanges(Exchanger):

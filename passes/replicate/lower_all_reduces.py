@@ -13,6 +13,9 @@ from pathways.dialect.attributes.shardings import SliceMesh
 from pathways.dialect.relations.graphs import topological_order
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import byte_size
 from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.replicate.buckets import (
     Body,
@@ -29,9 +32,6 @@ from pathways.passes.replicate.buckets import (
 )
 from pathways.passes.replicate.exchange import WIRES, Exchanger
 from pathways.passes.replicate.exchange_blocks import BlockExchanges
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import byte_size
 
 
 @dataclasses.dataclass(frozen=True)

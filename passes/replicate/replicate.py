@@ -20,12 +20,12 @@ from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.relations.graphs import topological_order
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, set_signature, unique_name
+from pathways.passes.analysis.operations import has_side_effect
+from pathways.passes.analysis.replica_count import replicas_of
 from pathways.passes.manager.base import Pass, fail, main_function, remark
 from pathways.passes.replicate.shares import Shares, decide_shares, rows_divide
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, set_signature, unique_name
-from pathways.passes.util.operations import has_side_effect
-from pathways.passes.util.replica_count import replicas_of
 
 
 @dataclasses.dataclass(frozen=True)

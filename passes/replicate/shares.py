@@ -10,8 +10,8 @@ from jaxlib.mlir import ir
 from pathways.dialect import LoopOp, ReduceOp, ReplicaOp, SplitOp, argument_attrs, ops_named
 from pathways.dialect.attributes.names import CONSTANT
 from pathways.dialect.relations.layouts import Layouts
+from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import fail
-from pathways.passes.util.functions import body_block
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import CarryOp, LaunchOp, NextOp, TransferOp
 from pathways.dialect.operations.operation import attribute_of
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import captured
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import captured
 
 _SUMS = {"stablehlo.add": (1.0, 1.0), "stablehlo.subtract": (1.0, -1.0), "stablehlo.negate": (-1.0,)}
 """Operations that add up their operands, each times a factor."""

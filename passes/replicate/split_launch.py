@@ -16,10 +16,10 @@ from pathways.dialect.attributes.meshes import replicated
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.shardings import decided_inside, make_sharding
 from pathways.dialect.relations.layouts import Layouts
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.operations import captured, replace_operands
 from pathways.passes.replicate.axes import BRANCHES, Tie, block_attributes, is_free, partial_dims, ties_of
 from pathways.passes.replicate.splitting import OuterLaunch, Splitting
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.operations import captured, replace_operands
 
 
 class Extent(enum.IntEnum):

@@ -25,14 +25,14 @@ from pathways.dialect.attributes.fields import NATURAL
 from pathways.dialect.attributes.names import BLOCK
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call, set_signature
+from pathways.passes.analysis.operations import has_side_effect
+from pathways.passes.analysis.replica_count import replicas_of
+from pathways.passes.analysis.replica_numbers import ReplicaNumbers
 from pathways.passes.manager.base import Pass, main_function, remark
-from pathways.passes.replicate.replica_numbers import ReplicaNumbers
 from pathways.passes.replicate.split_launch import SplitLaunch
 from pathways.passes.replicate.splitting import OuterLaunch, Splitting, decide, main_key
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, inline_call, set_signature
-from pathways.passes.util.operations import has_side_effect
-from pathways.passes.util.replica_count import replicas_of
 
 
 @dataclasses.dataclass(frozen=True)

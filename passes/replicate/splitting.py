@@ -24,10 +24,10 @@ from pathways.dialect.attributes.blocks import block_shape
 from pathways.dialect.attributes.names import ARGUMENT_INFO, CONSTANT, KEYS, SLICE
 from pathways.dialect.attributes.shardings import decided_inside
 from pathways.dialect.relations.layouts import Layouts
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import captured_by_regions
 from pathways.passes.manager.base import fail_each, remark
 from pathways.passes.replicate.axes import BRANCHES, partial_dims, ties_of
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import captured_by_regions
 
 _NAMED = 4
 """How many arguments a message names."""

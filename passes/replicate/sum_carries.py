@@ -13,13 +13,13 @@ from pathways.dialect import AllReduceOp, LaunchOp, NextOp
 from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.analysis.computations import Body, Computations
+from pathways.passes.analysis.operations import zeros_of
+from pathways.passes.analysis.replica_count import replicas_of
+from pathways.passes.analysis.replica_numbers import ReplicaNumbers
 from pathways.passes.manager.base import Pass, main_function, remark
 from pathways.passes.replicate.buckets import settled
-from pathways.passes.replicate.replica_numbers import ReplicaNumbers
 from pathways.passes.replicate.slopes import is_float, slopes_of_carries
-from pathways.passes.util.computations import Body, Computations
-from pathways.passes.util.operations import zeros_of
-from pathways.passes.util.replica_count import replicas_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,16 +18,16 @@ from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.plain_data import PlainDataError, parse_json
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.relations.order import Event
-from pathways.passes.measured.durations import measured_durations, of_program
-from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
+from pathways.passes.analysis.links import Link
+from pathways.passes.analysis.measured.durations import measured_durations, of_program
+from pathways.passes.analysis.measured.trace_file import TraceError, is_trace, read_trace
+from pathways.passes.analysis.operations import byte_size
+from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
+from pathways.passes.analysis.times import SECTIONS, kind_of, times_of
+from pathways.passes.analysis.work import WorkEstimate
 from pathways.passes.schedule.policies.actions import Action, Needs
 from pathways.passes.schedule.search.scheduling_problem import Held, Limit
 from pathways.passes.schedule.unrolled_loops import Loop, nearest_after, nearest_before
-from pathways.passes.util.links import Link
-from pathways.passes.util.operations import byte_size
-from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
-from pathways.passes.util.times import SECTIONS, kind_of, times_of
-from pathways.passes.util.work import WorkEstimate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,9 @@ import difflib
 import re
 from typing import Any, NoReturn
 
+from pathways.passes.analysis.links import read_link
+from pathways.passes.analysis.quantities import FLOPS, TimesError, read_bytes
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, unknown_policy, wants_halves
-from pathways.passes.util.links import read_link
-from pathways.passes.util.quantities import FLOPS, TimesError, read_bytes
 
 
 class RequestError(ValueError):

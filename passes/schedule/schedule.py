@@ -18,6 +18,9 @@ from pathways.dialect.relations.graphs import CycleError, topological_order
 from pathways.dialect.relations.order import Event, data_events, device_queues, sort_block
 from pathways.dialect.relations.program_view import read_function
 from pathways.dialect.verification.forms import ORDERED, UNROLLED
+from pathways.passes.analysis.functions import unique_name
+from pathways.passes.analysis.links import read_link
+from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
 from pathways.passes.memory.channels import Span, capacity_for, first_reads
 from pathways.passes.schedule.costs import LaunchTimes, bytes_held, bytes_limits, delays_of, durations_of
@@ -41,9 +44,6 @@ from pathways.passes.schedule.schedule_file import (
 from pathways.passes.schedule.search.exact import NoSolverError
 from pathways.passes.schedule.sequence import sequence
 from pathways.passes.schedule.unrolled_loops import Loop, nearest_before, read_loops, work_of
-from pathways.passes.util.functions import unique_name
-from pathways.passes.util.links import read_link
-from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 
 
 @dataclasses.dataclass(frozen=True)

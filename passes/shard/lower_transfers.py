@@ -19,10 +19,10 @@ from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.operations.operation import counted
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import PLACED, SHARDED
+from pathways.passes.analysis.computations import Body, Computations
+from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import byte_size
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
-from pathways.passes.util.computations import Body, Computations
-from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import byte_size
 
 ISLANDS = ("named", "all")
 

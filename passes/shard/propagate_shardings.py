@@ -39,12 +39,12 @@ from pathways.dialect.attributes.shardings import (
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import PLACED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, erase_unused_functions, merge_equal_functions
+from pathways.passes.analysis.operations import byte_size
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
 from pathways.passes.shard import shardy
 from pathways.passes.shard.settle import settle
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, merge_equal_functions
-from pathways.passes.util.operations import byte_size
 
 Meshes = Mapping[str, SliceMesh]
 """The mesh of each slice."""

@@ -23,9 +23,9 @@ from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.shardings import make_sharding, read_sharding
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.layouts import Layouts
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import remark
-from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block
 
 
 def settle(module: ir.Module, main: ir.OpView) -> None:

@@ -19,8 +19,8 @@ import pathways.dialect as dialect
 from pathways.dialect.attributes.meshes import replicated
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.shardings import SliceMesh, make_sharding
+from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import main_function, remark
-from pathways.passes.util.functions import body_block
 
 _KIND = "pw.kind"
 """The name of the operation that another one stands for."""

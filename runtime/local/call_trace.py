@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.passes.util.quantities import SECONDS
+from pathways.passes.analysis.quantities import SECONDS
 from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.timeline import Timeline

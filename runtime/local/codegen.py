@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from pathways.passes.measured.events import launch_name
+from pathways.passes.analysis.measured.events import launch_name
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Step, Transfer
 
 Arrays = list[Any]

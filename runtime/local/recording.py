@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from pathways.passes.measured.trace_file import TraceFile
+from pathways.passes.analysis.measured.trace_file import TraceFile
 from pathways.runtime.local.call_trace import RecordedCall, timeline_of_call
 from pathways.runtime.local.recorder import Recorder, Sink
 

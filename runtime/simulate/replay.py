@@ -15,8 +15,8 @@ The model is that of the proof, with times:
 
 from __future__ import annotations
 
-from pathways.passes.util.links import Link
-from pathways.passes.util.times import Times
+from pathways.passes.analysis.links import Link
+from pathways.passes.analysis.times import Times
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
 from pathways.runtime.simulate.times import ReplayTimes, launches_of
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of

@@ -10,12 +10,12 @@ from typing import Any, Protocol, Self
 from pathways.dialect.attributes.call_times import CallKey
 from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.plain_data import PlainDataError, parse_json
-from pathways.passes.measured.durations import by_stage, of_program, times_taken
-from pathways.passes.measured.events import EventLog
-from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
-from pathways.passes.util.links import Link
-from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
-from pathways.passes.util.times import Times, kind_of, times_of
+from pathways.passes.analysis.links import Link
+from pathways.passes.analysis.measured.durations import by_stage, of_program, times_taken
+from pathways.passes.analysis.measured.events import EventLog
+from pathways.passes.analysis.measured.trace_file import TraceError, is_trace, read_trace
+from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
+from pathways.passes.analysis.times import Times, kind_of, times_of
 from pathways.runtime.plan.plan import Launch, Plan
 
 
@@ -133,7 +133,7 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
     """Reads durations for a program.
 
     Args:
-      durations: the mapping that `passes.util.times` describes.
+      durations: the mapping that `passes.analysis.times` describes.
       plan: the program; every name must be in it.
 
     Raises:

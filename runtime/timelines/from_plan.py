@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from pathways.passes.measured.events import Curve, TimelineEvent
+from pathways.passes.analysis.measured.events import Curve, TimelineEvent
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Transfer
 from pathways.runtime.timelines.timeline import Timeline

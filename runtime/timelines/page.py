@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.measured.events import EventLog, TimelineEvent
+from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.tables import duration_with_unit, percent, size
 
 _WHOLE = 1000.0

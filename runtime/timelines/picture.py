@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from pathways.passes.measured.events import EventLog
+from pathways.passes.analysis.measured.events import EventLog
 from pathways.runtime.timelines.page import kind_of
 from pathways.runtime.timelines.tables import duration_with_unit, percent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from pathways.passes.measured.events import EventLog, TimelineEvent
+from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 
 _SHOWN = 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pathways.passes.measured.events import EventLog
-from pathways.passes.measured.trace_file import TraceFile
+from pathways.passes.analysis.measured.events import EventLog
+from pathways.passes.analysis.measured.trace_file import TraceFile
 from pathways.runtime.timelines.page import frame_of, page_of
 from pathways.runtime.timelines.report import report
 

@@ -11,8 +11,8 @@ from jaxlib.mlir import ir
 from pathways.dialect import argument_attrs, set_argument_attrs, set_result_attrs
 from pathways.dialect.attributes.names import ALIASING, DONOR
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.analysis.functions import inline_call, set_signature
 from pathways.passes.manager.driver import position_of
-from pathways.passes.util.functions import inline_call, set_signature
 from pathways.runtime.plan.plan import Computation
 from pathways.runtime.xla import pjrt
 

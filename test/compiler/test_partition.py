@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pathways.compiler.auto.partition import Machine, Partition, best_partitions
 from pathways.compiler.auto.units import Units
-from pathways.passes.util.links import Link
+from pathways.passes.analysis.links import Link
 
 WORK = st.lists(st.integers(1, 50), min_size=5, max_size=12)
 

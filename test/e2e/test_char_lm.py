@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pathways.passes.measured.trace_file import read_trace
+from pathways.passes.analysis.measured.trace_file import read_trace
 
 PHASES = ("0_stablehlo", "1_imported", "2_placed", "3_sharded", "4_scheduled")
 ACTIVATIONS = 4 * 16 * 64 * 128

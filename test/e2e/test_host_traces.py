@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import W, X, back, front, run
 
 import pathways as pw
-from pathways.passes.measured.trace_file import read_trace
+from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.hosts.controller.connect import controller
 
 PROGRAM = """

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import pathways as pw
-from pathways.passes.util.quantities import SECONDS
+from pathways.passes.analysis.quantities import SECONDS
 from pathways.runtime.local.memory import MemoryAnalysis, SliceMemory
 from pathways.runtime.resources.cluster import Cluster, Device, DeviceIsland, Host
 from pathways.runtime.timelines.page import page_of

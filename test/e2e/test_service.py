@@ -26,7 +26,7 @@ from on_hosts import refused
 
 import pathways as pw
 from pathways.compiler.backends import hosts
-from pathways.passes.measured.trace_file import read_trace
+from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.attached.attached_controller import AttachedController

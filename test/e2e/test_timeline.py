@@ -8,7 +8,7 @@ import pytest
 from models import apply, gradients_of, place_on
 
 import pathways as pw
-from pathways.passes.util.quantities import TimesError
+from pathways.passes.analysis.quantities import TimesError
 
 
 def compiled(schedule: str, slices: int, folds: int, count: int):

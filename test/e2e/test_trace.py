@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.passes.measured.trace_file import read_trace
+from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.local import recorder
 from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.local.recording import FileSink

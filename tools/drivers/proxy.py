@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pathways.dialect.errors import PathwaysError
-from pathways.passes.util.quantities import TimesError, read_bytes
+from pathways.passes.analysis.quantities import TimesError, read_bytes
 from pathways.tools.common.errors import UserError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pathways.passes.measured.events import EventLog
+from pathways.passes.analysis.measured.events import EventLog
 from pathways.passes.schedule.policies.registry import NAMES
 from pathways.runtime.timelines.page import page_of
 from pathways.runtime.timelines.picture import picture_of

@@ -15,16 +15,16 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import SCHEDULED, stage_of
+from pathways.passes.analysis.links import Link, read_link
+from pathways.passes.analysis.measured.durations import measured_durations
+from pathways.passes.analysis.measured.events import EventLog
+from pathways.passes.analysis.measured.trace_file import TraceError, is_trace, read_trace
+from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
-from pathways.passes.measured.durations import measured_durations
-from pathways.passes.measured.events import EventLog
-from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
 from pathways.passes.schedule.policies.registry import SEARCH
 from pathways.passes.schedule.request import RequestError, read_request
 from pathways.passes.schedule.verify_schedule import VerifySchedule
-from pathways.passes.util.links import Link, read_link
-from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.parts import shown_part
 from pathways.runtime.plan.plan import Plan

@@ -11,11 +11,11 @@ from pathways.dialect.attributes.names import HOST
 from pathways.dialect.errors import PathwaysError
 from pathways.dialect.operations.operation import attribute_of
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.analysis.functions import erase_unused_functions
 from pathways.passes.bind.bind_slices import BindSlices
 from pathways.passes.bind.split_hosts import SplitHosts, make_room
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
-from pathways.passes.util.functions import erase_unused_functions
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import (
     WHOLE,

@@ -13,13 +13,13 @@ from examples import examples
 from pathways.dialect import LaunchOp, make_context
 from pathways.dialect.relations.order import events_of, proved_order
 from pathways.dialect.relations.program_view import read_program
+from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import main_function
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.schedule.policies.actions import action_of
 from pathways.passes.schedule.policies.pipeline import Pipeline
 from pathways.passes.schedule.policies.registry import POLICIES
 from pathways.passes.schedule.schedule import Schedule, schedule_of
-from pathways.passes.util.functions import body_block
 
 CONTEXT = make_context()
 

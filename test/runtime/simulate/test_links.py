@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pathways.passes.util.links import Link, read_link
-from pathways.passes.util.quantities import TimesError
+from pathways.passes.analysis.links import Link, read_link
+from pathways.passes.analysis.quantities import TimesError
 
 
 @pytest.mark.parametrize(

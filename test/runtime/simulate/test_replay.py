@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pipelines import gpipe, interleaved, one_f_one_b, pipeline
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.util.links import Link
-from pathways.passes.util.times import Times
+from pathways.passes.analysis.links import Link
+from pathways.passes.analysis.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Transfer
 from pathways.runtime.simulate.replay import simulate

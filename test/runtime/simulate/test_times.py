@@ -9,11 +9,11 @@ import pytest
 from pipelines import gpipe, pipeline
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.measured.durations import measured_durations
-from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.passes.util.links import Link, read_link
-from pathways.passes.util.quantities import TimesError
-from pathways.passes.util.times import Times
+from pathways.passes.analysis.links import Link, read_link
+from pathways.passes.analysis.measured.durations import measured_durations
+from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
+from pathways.passes.analysis.quantities import TimesError
+from pathways.passes.analysis.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch
 from pathways.runtime.simulate.replay import simulate, steady_step_time
@@ -120,7 +120,7 @@ def test_measured_times_add_pieces_of_a_call(plan):
 
 
 def test_times_documentation_is_valid_json():
-    from pathways.passes.util import times
+    from pathways.passes.analysis import times
 
     text = times.__doc__.partition("{")[2].rpartition("}")[0]
     assert set(json.loads(f"{{{text}}}")) == set(times.SECTIONS)

@@ -10,9 +10,9 @@ import pytest
 from pipelines import gpipe, interleaved, one_f_one_b, pipeline
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.passes.util.links import Link
-from pathways.passes.util.times import Times
+from pathways.passes.analysis.links import Link
+from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
+from pathways.passes.analysis.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.timelines.page import page_of

@@ -6,7 +6,7 @@ import dataclasses
 import xml.etree.ElementTree as ET
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.measured.events import EventLog, TimelineEvent
+from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.picture import picture_of
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from pathways.dialect import ReplicaOp
-from pathways.passes.util.functions import body_block
+from pathways.passes.analysis.functions import body_block
 
 
 class ReplicaNumbers:

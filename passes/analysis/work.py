@@ -9,8 +9,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect.operations.operation import symbol_name
-from pathways.passes.util.functions import referenced_functions
-from pathways.passes.util.turns import turns_of
+from pathways.passes.analysis.functions import referenced_functions
+from pathways.passes.analysis.trip_count import turns_of
 
 _FREE = frozenset(
     {

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.passes.util.quantities import SECONDS
-from pathways.passes.util.times import kind_of
+from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
+from pathways.passes.analysis.quantities import SECONDS
+from pathways.passes.analysis.times import kind_of
 
 _WHOLE = ""
 """In place of the name of a piece."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from pathways.passes.util.quantities import FLOPS, QuantityReader, TimesError
+from pathways.passes.analysis.quantities import FLOPS, QuantityReader, TimesError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ import json
 import pytest
 from pipelines import one_f_one_b, pipeline
 
-from pathways.passes.measured.trace_file import TraceError, TraceFile, read_trace
-from pathways.passes.util.links import Link
-from pathways.passes.util.times import Times
+from pathways.passes.analysis.links import Link
+from pathways.passes.analysis.measured.trace_file import TraceError, TraceFile, read_trace
+from pathways.passes.analysis.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.simulate.replay import simulate
 

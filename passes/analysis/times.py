@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.util.quantities import SECONDS, UNITS, QuantityReader, TimesError
+from pathways.passes.analysis.quantities import SECONDS, UNITS, QuantityReader, TimesError
 
 KINDS = ("fwd", "bwd", "bwd.input", "bwd.weight", "grad", "recompute", "glue")
 SECTIONS = ("kinds", "stages", "computations", "launches")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways.passes.util.flow import INFINITE, by_augmenting, by_scipy, source_side
+from pathways.passes.analysis.flow import INFINITE, by_augmenting, by_scipy, source_side
 
 NODES = 8
 CAPACITIES = st.one_of(st.integers(0, 9), st.just(INFINITE))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.util.turns import Linear, turns_of
+from pathways.passes.analysis.trip_count import Linear, turns_of
 
 COMPARE = {
     "LT": lambda a, b: a < b,

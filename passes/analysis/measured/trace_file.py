@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.passes.util.quantities import FLOPS, SECONDS, UNITS
+from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
+from pathways.passes.analysis.quantities import FLOPS, SECONDS, UNITS
 
 _TICKS = {SECONDS: 1e6, UNITS: 1e3, FLOPS: 1e-3}
 """Microseconds of the trace in one unit of time: a unit, and a million operations, are a millisecond."""

@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import func
 
 from pathways.dialect import set_argument_attrs, set_result_attrs
 from pathways.dialect.attributes.names import SHARDING
-from pathways.passes.util.functions import unique_name
+from pathways.passes.analysis.functions import unique_name
 
 Body = Callable[[list[ir.Value]], Sequence[ir.Value]]
 """Builds a computation at the insertion point: from its arguments to its results."""
