@@ -30,8 +30,8 @@ from pipeline import RATE, Batch, Size, Training, check, layer, loss_of_layer, o
 import pathways
 from pathways.dialect import make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.import_.mpmd.import_mpmd import ImportMpmd
 from pathways.passes.manager.driver import run_passes
-from pathways.passes.mpmd.import_mpmd import ImportMpmd
 from pathways.runtime.xla import pjrt
 
 FRONT_END = "shardy.integrations.python.jax.mpmd"

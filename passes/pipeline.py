@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from pathways.dialect.verification.forms import IFRT, MPMD
-from pathways.passes.backward.merge_residuals import MergeResiduals
 from pathways.passes.backward.split_backward import SplitBackward
-from pathways.passes.branches.group_branches import GroupBranches
 from pathways.passes.import_.import_ import Import
+from pathways.passes.import_.mpmd.import_ifrt import ImportIfrt
+from pathways.passes.import_.mpmd.import_mpmd import ImportMpmd
 from pathways.passes.loops.accumulate import Accumulate
 from pathways.passes.loops.fuse_launches import FuseLaunches
 from pathways.passes.loops.share_loops import ShareLoops
@@ -17,13 +17,13 @@ from pathways.passes.loops.split_chunks import SplitChunks
 from pathways.passes.loops.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.manager.base import Pass
 from pathways.passes.memory.plan_memory import PlanMemory
-from pathways.passes.mpmd.import_ifrt import ImportIfrt
-from pathways.passes.mpmd.import_mpmd import ImportMpmd
 from pathways.passes.place.cse import Cse
 from pathways.passes.place.dce import Dce
-from pathways.passes.place.infer_placement import InferPlacement
+from pathways.passes.place.group_branches import GroupBranches
+from pathways.passes.place.inference.infer_placement import InferPlacement
 from pathways.passes.place.insert_all_reduces import InsertAllReduces
 from pathways.passes.place.insert_transfers import InsertTransfers
+from pathways.passes.place.merge_residuals import MergeResiduals
 from pathways.passes.place.outline import Outline
 from pathways.passes.place.sink_constants import SinkConstants
 from pathways.passes.place.sink_loop_reductions import SinkLoopReductions

@@ -11,11 +11,11 @@ from pathways.compiler.lower.phases import ProgramError, run_phases
 from pathways.dialect import load_ifrt, make_context, ops_named
 from pathways.dialect.attributes.names import DEVICE_IDS
 from pathways.dialect.operations.operation import symbol_name
+from pathways.passes.import_.mpmd.ifrt_slices import device_lists
+from pathways.passes.import_.mpmd.import_ifrt import ifrt_function
+from pathways.passes.import_.mpmd.slices import symbol_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics
-from pathways.passes.mpmd.ifrt_slices import device_lists
-from pathways.passes.mpmd.import_ifrt import ifrt_function
-from pathways.passes.mpmd.slices import symbol_of
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import binding_of
 from pathways.runtime.local.load import Executable, load

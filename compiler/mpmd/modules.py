@@ -32,7 +32,7 @@ from pathways.dialect.attributes.names import (
     SHARDING,
 )
 from pathways.passes.analysis.functions import body_block, unique_name
-from pathways.passes.mpmd.mesh_tensors import read_mesh_tensor
+from pathways.passes.import_.mpmd.mesh_tensors import read_mesh_tensor
 
 
 def parse(program: Partitioned, paths: Sequence[str], overlapping: Collection[str]) -> ir.Module:

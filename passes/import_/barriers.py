@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import LaunchOp
 from pathways.passes.analysis.functions import body_block
-from pathways.passes.branches.tags import branch_of, set_branch
+from pathways.passes.import_.branches.tags import branch_of, set_branch
 from pathways.passes.import_.stage_numbers import PlacedCall
 
 

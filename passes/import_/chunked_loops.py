@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.passes.analysis.operations import replace_operands
-from pathways.passes.branches.predicated import on_condition
+from pathways.passes.import_.branches.predicated import on_condition
 
 
 def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:

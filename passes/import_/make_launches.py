@@ -13,8 +13,8 @@ from pathways.passes.analysis.functions import (
     unique_name,
 )
 from pathways.passes.analysis.operations import replace
-from pathways.passes.branches.predicated import Predicates, drop_selections, make_predicated
-from pathways.passes.branches.tags import branch_of, conditions
+from pathways.passes.import_.branches.predicated import Predicates, drop_selections, make_predicated
+from pathways.passes.import_.branches.tags import branch_of, conditions
 from pathways.passes.import_.stage_numbers import PlacedCall
 from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import fail

@@ -14,7 +14,7 @@ from pathways.dialect.operations.metadata import Mark
 from pathways.dialect.operations.traits import Trait
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import captured, replace
-from pathways.passes.branches.tags import branch_of, conditions
+from pathways.passes.import_.branches.tags import branch_of, conditions
 from pathways.passes.import_.traced import NESTED_LOOPS, TracedProgram
 from pathways.passes.manager.base import fail
 

@@ -11,7 +11,7 @@ from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, S
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import captured, has_side_effect
 from pathways.passes.analysis.trip_count import Linear, Turns, linear
-from pathways.passes.branches.tags import branch_of, conditions
+from pathways.passes.import_.branches.tags import branch_of, conditions
 
 
 class OpenedLoop:

@@ -12,8 +12,8 @@ from pathways.dialect.attributes.names import MOST_MICROBATCHES, SLICE
 from pathways.passes.analysis.functions import body_block, unique_name
 from pathways.passes.analysis.operations import has_side_effect
 from pathways.passes.analysis.trip_count import turns_of
-from pathways.passes.branches.open_branches import BRANCHING, open_branches
-from pathways.passes.branches.tags import branch_of, set_branch
+from pathways.passes.import_.branches.open_branches import BRANCHING, open_branches
+from pathways.passes.import_.branches.tags import branch_of, set_branch
 from pathways.passes.import_.chunked_loops import in_chunks
 from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.opened_loops import OpenedLoop, drop_dead_carries

@@ -1,1 +1,1 @@
-"""Gives everything a slice, and makes computations and transfers of it. Imports `passes.analysis`."""
+"""Place phase: makes computations of what has a slice, and inserts transfers. Imports `passes.import_`."""

@@ -279,7 +279,7 @@ def _innermost(trace: TracebackType | None) -> str:
 
 
 def _ours(frames: Any) -> str:
-    """The first of some frames that is ours, as `passes/place/cut.py:71 cut`."""
+    """The first of some frames that is ours, as `passes/place/inference/cut.py:71 cut`."""
     for file, line, name in frames:
         path = Path(file)
         if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in OURS:

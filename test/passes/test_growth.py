@@ -11,11 +11,11 @@ import pytest
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.branches.group_branches import GroupBranches
 from pathways.passes.import_.import_ import Import
 from pathways.passes.manager.base import Pass
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.pipeline import Options, phases
+from pathways.passes.place.group_branches import GroupBranches
 
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "compile.py"))
 

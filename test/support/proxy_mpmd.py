@@ -24,7 +24,7 @@ from stored_mpmd import STORED
 
 from pathways.dialect import make_context, symbol_table
 from pathways.dialect.attributes.shardings import read_sharding
-from pathways.passes.mpmd.mesh_tensors import read_mesh_tensor
+from pathways.passes.import_.mpmd.mesh_tensors import read_mesh_tensor
 
 
 def bindings() -> Any:

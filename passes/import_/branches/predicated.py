@@ -10,7 +10,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from pathways.dialect import loop_of_op, set_loop
 from pathways.passes.analysis.functions import body_block, inlined
 from pathways.passes.analysis.operations import is_zeros, zeros_of
-from pathways.passes.branches.tags import Branch, branch_of, conditions
+from pathways.passes.import_.branches.tags import Branch, branch_of, conditions
 
 
 class Predicates:

@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect.attributes.names import CONDITION
 from pathways.passes.analysis.functions import unique_name
-from pathways.passes.branches.tags import Branch, branch_of, set_branch
+from pathways.passes.import_.branches.tags import Branch, branch_of, set_branch
 
 BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
 

@@ -8,7 +8,7 @@ from jaxlib.mlir.dialects import sdy
 from pathways.dialect import nested_ops, ops_named
 from pathways.dialect.attributes.names import SHARDING
 from pathways.passes.analysis.functions import unique_name
-from pathways.passes.mpmd.slices import Home
+from pathways.passes.import_.mpmd.slices import Home
 
 _TARGETS = ("_python_cpu_callback", "_python_gpu_callback", "_python_callback")
 

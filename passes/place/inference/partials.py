@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.passes.place.placement_problem import Homes, PlacementProblem
+from pathways.passes.place.inference.placement_problem import Homes, PlacementProblem
 
 _ASSOCIATIVE = frozenset(
     {"stablehlo.add", "stablehlo.multiply", "stablehlo.maximum", "stablehlo.minimum"}

@@ -23,8 +23,8 @@ from pathways.passes.analysis.operations import (
     replace_operands,
     zeros_of,
 )
-from pathways.passes.branches.predicated import on_condition
-from pathways.passes.branches.tags import Branch, branch_of, conditions, set_branch
+from pathways.passes.import_.branches.predicated import on_condition
+from pathways.passes.import_.branches.tags import Branch, branch_of, conditions, set_branch
 from pathways.passes.manager.base import Pass, fail, main_function
 
 

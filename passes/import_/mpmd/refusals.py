@@ -9,8 +9,8 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import nested_ops
 from pathways.dialect.attributes.names import ARGUMENT_INFO, MEMORY_KIND, RESULT_INFO
+from pathways.passes.import_.mpmd.mesh_tensors import MeshTensor
 from pathways.passes.manager.base import fail
-from pathways.passes.mpmd.mesh_tensors import MeshTensor
 
 UNPARTITIONED = frozenset(
     f"mpmd.{name}"

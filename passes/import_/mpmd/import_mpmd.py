@@ -31,20 +31,30 @@ from pathways.dialect.attributes.names import (
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import MPMD, PLACED
 from pathways.passes.analysis.functions import body_block
-from pathways.passes.manager.base import Pass, fail
-from pathways.passes.mpmd.callbacks import keep_callbacks_together
-from pathways.passes.mpmd.fragments import FragmentComputations, Origins, constrain, drop_empty_constraints
-from pathways.passes.mpmd.layouts import MpmdLayouts, retarget
-from pathways.passes.mpmd.main_function import Port, rebuild_main, tidy_module
-from pathways.passes.mpmd.mesh_tensors import MeshTensor, NotMpmdError, read_mesh_tensor, read_topology
-from pathways.passes.mpmd.moves import Moves, Placed
-from pathways.passes.mpmd.refusals import (
+from pathways.passes.import_.mpmd.callbacks import keep_callbacks_together
+from pathways.passes.import_.mpmd.fragments import (
+    FragmentComputations,
+    Origins,
+    constrain,
+    drop_empty_constraints,
+)
+from pathways.passes.import_.mpmd.layouts import MpmdLayouts, retarget
+from pathways.passes.import_.mpmd.main_function import Port, rebuild_main, tidy_module
+from pathways.passes.import_.mpmd.mesh_tensors import (
+    MeshTensor,
+    NotMpmdError,
+    read_mesh_tensor,
+    read_topology,
+)
+from pathways.passes.import_.mpmd.moves import Moves, Placed
+from pathways.passes.import_.mpmd.refusals import (
     refuse_cpu_meshes,
     refuse_ports,
     refuse_type,
     refuse_unpartitioned,
 )
-from pathways.passes.mpmd.slices import Home, declare_slices
+from pathways.passes.import_.mpmd.slices import Home, declare_slices
+from pathways.passes.manager.base import Pass, fail
 
 _CALL = "mpmd.fragment_call"
 _FRAGMENT = "mpmd.fragment"

@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import CarryOp
 from pathways.passes.analysis.operations import EXPENSIVE, byte_size
-from pathways.passes.place.placement_problem import Homes, Operation, PlacementProblem, Places
+from pathways.passes.place.inference.placement_problem import Homes, Operation, PlacementProblem, Places
 
 _MAX_REPEATED = 64
 """How many small operations are looked at to save a value its way back."""

@@ -22,18 +22,24 @@ from pathways.dialect import (
 )
 from pathways.dialect.attributes.names import MIRRORED, SLICE
 from pathways.dialect.verification.forms import IMPORTED, LOCATED
-from pathways.passes.branches.open_branches import BRANCHING
+from pathways.passes.import_.branches.open_branches import BRANCHING
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
-from pathways.passes.place.homes import copy_for_readers, homes_by_cut
-from pathways.passes.place.mirrored import (
+from pathways.passes.place.inference.homes import copy_for_readers, homes_by_cut
+from pathways.passes.place.inference.mirrored import (
     mirrorable,
     mirrored_places,
     own_places,
     repeat_round_trips,
     repeat_where_free,
 )
-from pathways.passes.place.partials import fold_on_each_slice
-from pathways.passes.place.placement_problem import Homes, Operation, PlacementProblem, Places, read_problem
+from pathways.passes.place.inference.partials import fold_on_each_slice
+from pathways.passes.place.inference.placement_problem import (
+    Homes,
+    Operation,
+    PlacementProblem,
+    Places,
+    read_problem,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, TransferOp
 from pathways.passes.analysis.computations import Computations
-from pathways.passes.mpmd.fragments import constrain
-from pathways.passes.mpmd.slices import Home
+from pathways.passes.import_.mpmd.fragments import constrain
+from pathways.passes.import_.mpmd.slices import Home
 
 type Layout = ir.Attribute | None
 """The sharding of a value over its slice; None where nothing is said."""

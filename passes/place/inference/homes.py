@@ -7,8 +7,8 @@ from collections.abc import Collection
 from jaxlib.mlir import ir
 
 from pathways.dialect import SplitOp
-from pathways.passes.place.cut import Edge, multiway_cut
-from pathways.passes.place.placement_problem import Homes, Operation, PlacementProblem
+from pathways.passes.place.inference.cut import Edge, multiway_cut
+from pathways.passes.place.inference.placement_problem import Homes, Operation, PlacementProblem
 
 
 def copy_for_readers(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> PlacementProblem:

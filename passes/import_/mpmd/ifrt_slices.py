@@ -12,9 +12,8 @@ from pathways.dialect.attributes.meshes import Mesh, Sharding
 from pathways.dialect.attributes.names import DEVICE_IDS, MAIN, SHARDING
 from pathways.dialect.attributes.shardings import is_sharding, read_sharding
 from pathways.passes.analysis.functions import body_block, unique_name
-from pathways.passes.manager.base import fail
-from pathways.passes.mpmd.atom_programs import function_of, meshes_in
-from pathways.passes.mpmd.ifrt_arrays import (
+from pathways.passes.import_.mpmd.atom_programs import function_of, meshes_in
+from pathways.passes.import_.mpmd.ifrt_arrays import (
     DeviceIds,
     IfrtArray,
     ShardingParam,
@@ -22,9 +21,10 @@ from pathways.passes.mpmd.ifrt_arrays import (
     read_array,
     read_devices,
 )
-from pathways.passes.mpmd.mesh_tensors import NotMpmdError
-from pathways.passes.mpmd.refusals import refuse_type
-from pathways.passes.mpmd.slices import symbol_of
+from pathways.passes.import_.mpmd.mesh_tensors import NotMpmdError
+from pathways.passes.import_.mpmd.refusals import refuse_type
+from pathways.passes.import_.mpmd.slices import symbol_of
+from pathways.passes.manager.base import fail
 
 CALL = "ifrt.Call"
 CONTROL = "!ifrt.control"

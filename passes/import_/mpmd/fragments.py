@@ -12,8 +12,8 @@ from pathways.dialect import argument_attrs, nested_ops, set_argument_attrs, set
 from pathways.dialect.attributes.names import ALIASING, DONOR, SHARDING
 from pathways.dialect.attributes.origins import CallKind, Origin
 from pathways.passes.analysis.functions import body_block, unique_name
+from pathways.passes.import_.mpmd.slices import symbol_of
 from pathways.passes.manager.base import fail
-from pathways.passes.mpmd.slices import symbol_of
 
 Half = Literal["input", "weight"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.meshes import Mesh, Sharding
-from pathways.passes.mpmd.mesh_tensors import NotMpmdError, split_parts
+from pathways.passes.import_.mpmd.mesh_tensors import NotMpmdError, split_parts
 
 _PREFIX = "!ifrt.array<"
 _SHARDING = re.compile(r"#ifrt\.sharding_param<([\dx]*) to \[([\d, ]*)\] on ([\dx]+)( unreduced .*)?>")

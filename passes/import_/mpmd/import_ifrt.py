@@ -21,18 +21,18 @@ from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import IFRT, PLACED
 from pathways.passes.analysis.functions import body_block
+from pathways.passes.import_.mpmd.atom_programs import flatten, function_of
+from pathways.passes.import_.mpmd.callbacks import keep_callbacks_together
+from pathways.passes.import_.mpmd.fragments import FragmentComputations, Layouts, drop_empty_constraints
+from pathways.passes.import_.mpmd.ifrt_arrays import DeviceIds, IfrtArray, read_devices
+from pathways.passes.import_.mpmd.ifrt_slices import CALL, CONTROL, ArrayTypes, SliceMeshes, described
+from pathways.passes.import_.mpmd.layouts import retarget
+from pathways.passes.import_.mpmd.main_function import Port, rebuild_main, tidy_module
+from pathways.passes.import_.mpmd.mesh_tensors import MeshTensor
+from pathways.passes.import_.mpmd.moves import Moves, Placed
+from pathways.passes.import_.mpmd.refusals import refuse_ports
+from pathways.passes.import_.mpmd.slices import Home, declare_slices
 from pathways.passes.manager.base import Pass, fail
-from pathways.passes.mpmd.atom_programs import flatten, function_of
-from pathways.passes.mpmd.callbacks import keep_callbacks_together
-from pathways.passes.mpmd.fragments import FragmentComputations, Layouts, drop_empty_constraints
-from pathways.passes.mpmd.ifrt_arrays import DeviceIds, IfrtArray, read_devices
-from pathways.passes.mpmd.ifrt_slices import CALL, CONTROL, ArrayTypes, SliceMeshes, described
-from pathways.passes.mpmd.layouts import retarget
-from pathways.passes.mpmd.main_function import Port, rebuild_main, tidy_module
-from pathways.passes.mpmd.mesh_tensors import MeshTensor
-from pathways.passes.mpmd.moves import Moves, Placed
-from pathways.passes.mpmd.refusals import refuse_ports
-from pathways.passes.mpmd.slices import Home, declare_slices
 
 _OF_ARGUMENT = "ifrt.donated"
 _MOVES = ("ifrt.CopyArrays", "ifrt.Reshard")

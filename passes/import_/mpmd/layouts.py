@@ -10,8 +10,8 @@ from jaxlib.mlir.dialects import sdy
 from pathways.dialect import nested_ops
 from pathways.dialect.attributes.meshes import replicated
 from pathways.dialect.attributes.shardings import make_sharding, read_mesh, whole_axes
+from pathways.passes.import_.mpmd.slices import Home
 from pathways.passes.manager.base import fail, remark
-from pathways.passes.mpmd.slices import Home
 
 
 class MpmdLayouts:

@@ -1,1 +1,0 @@
-"""What is done on a condition: opened where a program is imported, put together where it is placed."""

@@ -1,0 +1,1 @@
+"""Imports programs of Shardy's MPMD compiler, which come partitioned: fragments on meshes, and transfers."""

@@ -1,1 +1,0 @@
-"""Programs of Shardy's MPMD compiler, which come partitioned: fragments on meshes, and transfers between."""
