@@ -41,17 +41,17 @@ from pathways.passes.analysis.measured.events import EventLog
 from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.passes.analysis.operations import byte_size
 from pathways.passes.analysis.work import WorkEstimate
-from pathways.passes.backward import split_loops
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.pipeline import Options, phases_after
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
 from pathways.passes.schedule.policies.registry import POLICIES
-from pathways.passes.schedule.request import ScheduleRequest
-from pathways.passes.schedule.schedule_file import Work
+from pathways.passes.schedule.policies.request import ScheduleRequest
+from pathways.passes.schedule.policies.schedule_file import Work
 from pathways.passes.schedule.search.replay import replay
 from pathways.passes.schedule.search.scheduling_problem import Limit, SearchProblem, counted
+from pathways.passes.shard.halves import split_loops
 from pathways.runtime.local.devices import connect
 from pathways.runtime.plan.plan import Launch
 from pathways.runtime.simulate.replay import simulate

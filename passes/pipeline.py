@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 
 from pathways.dialect.verification.forms import IFRT, MPMD
-from pathways.passes.backward.split_backward import SplitBackward
 from pathways.passes.import_.import_ import Import
 from pathways.passes.import_.mpmd.import_ifrt import ImportIfrt
 from pathways.passes.import_.mpmd.import_mpmd import ImportMpmd
@@ -30,12 +29,13 @@ from pathways.passes.place.sink_loop_reductions import SinkLoopReductions
 from pathways.passes.place.verify_placed import VerifyPlaced
 from pathways.passes.replicate.lower_all_reduces import LowerAllReduces
 from pathways.passes.replicate.replicate import Replicate
-from pathways.passes.replicate.split_updates import SplitUpdates
 from pathways.passes.replicate.sum_carries import SumCarries
 from pathways.passes.schedule.schedule import Schedule
 from pathways.passes.schedule.verify_schedule import VerifySchedule
+from pathways.passes.shard.halves.split_backward import SplitBackward
 from pathways.passes.shard.lower_transfers import LowerTransfers
 from pathways.passes.shard.propagate_shardings import PropagateShardings
+from pathways.passes.shard.updates.split_updates import SplitUpdates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathways.compiler.frontend.arguments import abstract
 from pathways.compiler.frontend.names import symbol_of
 from pathways.compiler.frontend.trees import name_of
 from pathways.passes.analysis.quantities import read_bytes
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.policies.request import RequestError, read_request
 from pathways.runtime.resources.virtual import VirtualSlice
 
 TimesGiven = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None

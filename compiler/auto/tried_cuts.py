@@ -15,7 +15,7 @@ import msgspec
 from pathways.compiler.auto.flat_loss import FlatLoss
 from pathways.compiler.auto.request import AutoRequest
 from pathways.dialect.plain_data import PlainDataError, parse_json, read_record
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.policies.request import RequestError, read_request
 
 _FORMAT = 1
 

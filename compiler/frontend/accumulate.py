@@ -20,7 +20,7 @@ from pathways.compiler.frontend.trace_state import active_trace
 from pathways.compiler.frontend.trees import flat_prefix, name_of
 from pathways.dialect.attributes.names import MOST_MICROBATCHES
 from pathways.dialect.operations.metadata import CallMetadata, Mark
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.policies.request import RequestError, read_request
 
 REDUCTIONS = ("mean", "sum", "concat")
 

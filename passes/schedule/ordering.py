@@ -9,8 +9,8 @@ from pathways.passes.schedule.policies.actions import Action, ActionCycleError, 
 from pathways.passes.schedule.policies.chains import stages_read
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
 from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, SEARCH
-from pathways.passes.schedule.request import ScheduleRequest
-from pathways.passes.schedule.schedule_file import Work
+from pathways.passes.schedule.policies.request import ScheduleRequest
+from pathways.passes.schedule.policies.schedule_file import Work
 from pathways.passes.schedule.search.construct import construct, usual_rules
 from pathways.passes.schedule.search.improve import Numbers
 from pathways.passes.schedule.search.replay import compared, replay, tie_time

@@ -28,18 +28,18 @@ from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.actions import Action, ActionCycleError, Needs, Orders, start_times
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
+from pathways.passes.schedule.policies.request import RequestError, ScheduleRequest, read_request
+from pathways.passes.schedule.policies.schedule_file import (
+    ScheduleFileError,
+    Work,
+    read_schedules,
+    write_schedules,
+)
 from pathways.passes.schedule.replica_loops import (
     first_replica,
     interleaved,
     side_by_side,
     starts_from_replica,
-)
-from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
-from pathways.passes.schedule.schedule_file import (
-    ScheduleFileError,
-    Work,
-    read_schedules,
-    write_schedules,
 )
 from pathways.passes.schedule.search.exact import NoSolverError
 from pathways.passes.schedule.sequence import sequence

@@ -13,7 +13,7 @@ from pathways.dialect.relations.graphs import CycleError, topological_order
 from pathways.dialect.relations.order import Event
 from pathways.passes.manager.base import fail
 from pathways.passes.schedule.policies.actions import Action, action_of
-from pathways.passes.schedule.schedule_file import Work
+from pathways.passes.schedule.policies.schedule_file import Work
 
 
 @dataclasses.dataclass

@@ -1,1 +1,1 @@
-"""Decides how values lie over their slices, and how they move between them. Imports `passes.analysis`."""
+"""Shard phase: decides shardings, and lowers transfers between them. Imports `passes.analysis`."""

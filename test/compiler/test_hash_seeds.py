@@ -119,12 +119,12 @@ def test_hash_seed_does_not_change_forms_and_bundles(tmp_path: Path) -> None:
     ("file", "pipeline", "found"),
     [
         (
-            "backward/split_backward.mlir",
+            "shard/halves/split_backward.mlir",
             "pw-split-backward{policy=zb-h1},pw-propagate-shardings,pw-lower-transfers",
             'part = "weight"',
         ),
         (
-            "replicate/split_updates.mlir",
+            "shard/updates/split_updates.mlir",
             "pw-split-updates,pw-replicate,pw-lower-all-reduces",
             "@scatter_total",
         ),

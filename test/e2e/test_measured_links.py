@@ -11,7 +11,7 @@ import pytest
 
 import pathways as pw
 from pathways.compiler.links import IslandLink, Links
-from pathways.passes.schedule.request import read_request
+from pathways.passes.schedule.policies.request import read_request
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline
-from pathways.passes.schedule.schedule_file import Work
+from pathways.passes.schedule.policies.schedule_file import Work
 
 
 def needs_of(pipeline: Pipeline, halves: bool = False) -> dict[Action, list[Action]]:

@@ -9,12 +9,12 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import form_of, make_context
 from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
-from pathways.passes.backward.split_backward import SplitBackward
 from pathways.passes.manager.base import Pass, PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options, Phase, phases_after
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.policies.request import RequestError, read_request
+from pathways.passes.shard.halves.split_backward import SplitBackward
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate, steady_step_time

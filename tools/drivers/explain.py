@@ -13,7 +13,7 @@ from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
 from pathways.dialect.operations.operation import symbol_name
 from pathways.passes.manager.base import main_function
-from pathways.passes.schedule.request import read_request
+from pathways.passes.schedule.policies.request import read_request
 from pathways.runtime.plan.parts import shown_part
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table

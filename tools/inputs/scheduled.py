@@ -23,7 +23,7 @@ from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.policies.registry import SEARCH
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.policies.request import RequestError, read_request
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.parts import shown_part

@@ -21,7 +21,7 @@ from pathways.dialect import make_context
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule.request import RequestError, policy_or_file
+from pathways.passes.schedule.policies.request import RequestError, policy_or_file
 from pathways.tools.common.errors import UserError, hint
 from pathways.tools.common.files import BUNDLE
 from pathways.tools.common.source import parse, read_source

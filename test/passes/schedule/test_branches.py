@@ -14,7 +14,7 @@ from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.chains import stages_read, stages_to_loss
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError, step_time
 from pathways.passes.schedule.policies.registry import POLICIES, wants_halves
-from pathways.passes.schedule.request import ScheduleRequest
+from pathways.passes.schedule.policies.request import ScheduleRequest
 
 SEEDS = range(200)
 

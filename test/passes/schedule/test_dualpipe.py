@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from works import work_of
 
 from pathways.passes.schedule.policies.pipeline import Pipeline
-from pathways.passes.schedule.schedule_file import read_schedules
+from pathways.passes.schedule.policies.schedule_file import read_schedules
 
 
 @settings(deadline=None)

@@ -15,8 +15,8 @@ from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import NAMES, POLICIES, PROGRAM
-from pathways.passes.schedule.request import ScheduleRequest, read_request
-from pathways.passes.schedule.schedule_file import Work, read_schedules, write_schedules
+from pathways.passes.schedule.policies.request import ScheduleRequest, read_request
+from pathways.passes.schedule.policies.schedule_file import Work, read_schedules, write_schedules
 from pathways.passes.schedule.search.exact import NoSolverError
 from pathways.passes.schedule.search.replay import replay
 from pathways.passes.schedule.search.scheduling_problem import Held, Limit, SearchProblem, counted

@@ -31,8 +31,8 @@ from pathways.passes.analysis.operations import has_side_effect
 from pathways.passes.analysis.replica_count import replicas_of
 from pathways.passes.analysis.replica_numbers import ReplicaNumbers
 from pathways.passes.manager.base import Pass, main_function, remark
-from pathways.passes.replicate.split_launch import SplitLaunch
-from pathways.passes.replicate.splitting import OuterLaunch, Splitting, decide, main_key
+from pathways.passes.shard.updates.split_launch import SplitLaunch
+from pathways.passes.shard.updates.splitting import OuterLaunch, Splitting, decide, main_key
 
 
 @dataclasses.dataclass(frozen=True)

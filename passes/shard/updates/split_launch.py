@@ -18,8 +18,8 @@ from pathways.dialect.attributes.shardings import decided_inside, make_sharding
 from pathways.dialect.relations.layouts import Layouts
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.operations import captured, replace_operands
-from pathways.passes.replicate.axes import BRANCHES, Tie, block_attributes, is_free, partial_dims, ties_of
-from pathways.passes.replicate.splitting import OuterLaunch, Splitting
+from pathways.passes.shard.updates.axes import BRANCHES, Tie, block_attributes, is_free, partial_dims, ties_of
+from pathways.passes.shard.updates.splitting import OuterLaunch, Splitting
 
 
 class Extent(enum.IntEnum):

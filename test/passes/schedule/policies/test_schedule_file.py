@@ -13,7 +13,7 @@ from works import work_of
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline
 from pathways.passes.schedule.policies.registry import POLICIES
-from pathways.passes.schedule.schedule_file import (
+from pathways.passes.schedule.policies.schedule_file import (
     ScheduleFileError,
     Work,
     loops_with_halves,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways.passes.schedule.policies.registry import NAMES, SEARCH
-from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
+from pathways.passes.schedule.policies.request import RequestError, ScheduleRequest, read_request
 
 
 def test_read_request_reads_a_policy_and_its_options():

@@ -27,7 +27,7 @@ from pathways.dialect.relations.layouts import Layouts
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import captured_by_regions
 from pathways.passes.manager.base import fail_each, remark
-from pathways.passes.replicate.axes import BRANCHES, partial_dims, ties_of
+from pathways.passes.shard.updates.axes import BRANCHES, partial_dims, ties_of
 
 _NAMED = 4
 """How many arguments a message names."""

@@ -16,7 +16,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, zeros_of
 from pathways.passes.analysis.trip_count import Linear, linear
-from pathways.passes.backward.halves import copy_into
+from pathways.passes.shard.halves.halves import copy_into
 
 _ELEMENTWISE = frozenset(
     {

@@ -18,8 +18,8 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, zeros_of
 from pathways.passes.analysis.trip_count import Linear, Turns, turns_of
-from pathways.passes.backward.batched_turns import Batch, TurnsOfLoop, can_be_batched
-from pathways.passes.backward.halves import Question, copy_into, halve
+from pathways.passes.shard.halves.halves import Question, copy_into, halve
+from pathways.passes.shard.halves.loop_batching import Batch, TurnsOfLoop, can_be_batched
 
 _WHILE = "stablehlo.while"
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
