@@ -43,7 +43,7 @@ from pathways.passes.analysis.operations import byte_size
 from pathways.passes.analysis.work import WorkEstimate
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.pipeline import Options, phases_after
-from pathways.passes.schedule.ordering import Costs, orders_by
+from pathways.passes.schedule.order.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
 from pathways.passes.schedule.policies.registry import POLICIES

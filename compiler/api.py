@@ -16,8 +16,8 @@ from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.dialect.attributes.names import MOST_MICROBATCHES
 from pathways.passes.pipeline import Options
-from pathways.passes.replicate.exchange import WIRES
 from pathways.passes.schedule.policies.request import RequestError, policy_or_file
+from pathways.passes.schedule.replicas.exchange import WIRES
 from pathways.runtime.resources.virtual import VirtualSlice
 
 

@@ -7,8 +7,8 @@ import time
 from jaxlib.mlir import ir
 
 from pathways.dialect import ops_named
-from pathways.passes.loops.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.manager.text import Item, item_name
+from pathways.passes.schedule.unroll.unroll_microbatches import UnrollMicrobatches
 from pathways.runtime.resources.status_line import StatusLine
 
 PATIENCE_S = 3.0

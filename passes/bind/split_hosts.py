@@ -31,7 +31,7 @@ from pathways.dialect.relations.program_view import Attributes, ProgramView, rea
 from pathways.dialect.verification.forms import BOUND, SPLIT
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, unique_name
 from pathways.passes.manager.base import Pass, fail, main_function, option
-from pathways.passes.memory.host_memory import peak_bytes
+from pathways.passes.schedule.memory.host_memory import peak_bytes
 
 _MOST_AHEAD = 2**20
 """Far more than any cluster has under way; the capacity of a channel is a multiple of it, in 64 bits."""

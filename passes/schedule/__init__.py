@@ -1,1 +1,1 @@
-"""Orders the work of each slice, by a policy, a file or a search. Imports `passes.analysis`."""
+"""Schedule phase: from one microbatch of one replica to all launches, ordered. A room for each step."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pathways.passes.memory.live_bytes import LiveBytes
+from pathways.passes.schedule.memory.live_bytes import LiveBytes
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.parts import PartCall, PartCalls
 from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send

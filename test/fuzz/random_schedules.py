@@ -33,7 +33,7 @@ from pathways.dialect.relations.order import DeadlockError, Event, data_events, 
 from pathways.dialect.relations.program_view import read_program
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
-from pathways.passes.schedule.schedule import Schedule
+from pathways.passes.schedule.order.schedule import Schedule
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 
 BATCH = 100

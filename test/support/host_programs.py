@@ -11,8 +11,8 @@ from pathways.dialect import make_context
 from pathways.passes.bind.bind_slices import BindSlices
 from pathways.passes.bind.split_hosts import SplitHosts
 from pathways.passes.manager.driver import run_passes
-from pathways.passes.memory.plan_memory import PlanMemory
-from pathways.passes.schedule.schedule import Schedule
+from pathways.passes.schedule.memory.plan_memory import PlanMemory
+from pathways.passes.schedule.order.schedule import Schedule
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 
 _MOST_OPERANDS = 3

@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
 from pathways.passes.manager.driver import run_passes
-from pathways.passes.memory.plan_memory import PlanMemory
+from pathways.passes.schedule.memory.plan_memory import PlanMemory
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 
 Work = tuple[str, int, int]

@@ -106,7 +106,7 @@ def _format(options: argparse.Namespace) -> tuple[str, ...]:
 
 def _output(module: ir.Module, options: argparse.Namespace) -> bytes:
     if options.emit_schedule:
-        from pathways.passes.schedule.schedule import schedule_of
+        from pathways.passes.schedule.order.schedule import schedule_of
 
         with module.context:
             return schedule_of(module).encode()

@@ -1,8 +1,8 @@
-"""Policies: orders of the actions of each slice of a pipeline, from its shape alone. Imports `passes.analysis`.
+"""Policies: orders of the actions of each slice of a pipeline, from its shape alone.
 
-`registry` names the policies; `request` parses what a program requests, `schedule_file` reads orders from files.
-They know no IR, and stand before the phases, because halves of backwards are made where a schedule has them.
-References, by the names that the docstrings use:
+`registry` names the policies, `request` parses requests for one, `schedule_file` reads orders from files.
+They know no IR. The phase before scheduling imports them: backwards are split where the schedule has halves.
+Imports `passes.analysis`. References, by the names that the docstrings use:
 
 - GPipe: Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2019.
 - PipeDream-Flush: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021.

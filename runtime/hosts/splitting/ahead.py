@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import op_has
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.program_view import read_hosts
-from pathways.passes.memory.host_memory import step_bytes
+from pathways.passes.schedule.memory.host_memory import step_bytes
 from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD
 from pathways.runtime.hosts.protocol.programs import SlicePlace
 from pathways.runtime.plan.plan import Plan

@@ -1,1 +1,0 @@
-"""Unrolls loops over microbatches before they are scheduled; sums, fuses and shares their launches after."""

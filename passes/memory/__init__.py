@@ -1,1 +1,0 @@
-"""Which buffers are donated and released, and how many bytes are alive. Imports `passes.analysis`."""

@@ -1,1 +1,0 @@
-"""Makes a program of each replica, and lets replicas exchange sums. Imports `passes.analysis`."""

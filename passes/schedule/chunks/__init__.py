@@ -1,0 +1,1 @@
+"""Splits programs with data-dependent loops into sub-programs. Imports `passes.analysis`."""

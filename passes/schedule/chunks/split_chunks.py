@@ -1,0 +1,290 @@
+"""`pw-split-chunks`: splits a program that has loops with a data-dependent end into sub-programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+import pathways.dialect as dialect
+from pathways.dialect.attributes.names import (
+    BLOCK,
+    CONSTANT,
+    DONATED,
+    MAIN,
+)
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.verification.forms import PARTS, SHARDED
+from pathways.passes.analysis.functions import body_block, unique_name
+from pathways.passes.analysis.operations import captured
+from pathways.passes.manager.base import Pass, fail, main_function
+from pathways.passes.schedule.chunks.sub_programs import ProgramPort, SubProgram, SubProgramWriter
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitChunks(Pass):
+    """Splits a program that has loops with a `chunk` into sub-programs, each of which is issued at once.
+
+    1. A sub-program is a module nested in the program's: a chunk of iterations of each such loop, what
+       comes before the first one, between two, and after the last one. Work is done by the first sub-program
+       that can do it; a loop with a `count` by the first that can do all of it.
+    2. `@main` specifies the order of the sub-programs, by `pw.run` and `pw.repeat`, and what they pass on.
+    3. Carried values are donated from chunk to chunk. The initial values of a loop are donated to its first
+       chunk: a copy, where others read it too, or where it is an argument that is kept.
+    4. A donated argument, and what a sub-program computes for later ones, is donated to the sub-program that
+       reads it last. What all iterations read is kept: it is not known which chunk is the last one.
+
+    A program without such loops stays as it is.
+
+    ```mlir
+    // before
+    pw.loop @turns in chunks of 2 {sequential}
+    %1 = pw.launch @has_ended(%arg0) on @s0
+    %2 = pw.carry %1 in @turns on @s0
+    %3 = pw.carry %arg0 in @turns on @s0
+    %8 = pw.next %2, %7 in @turns on @s0
+    %9 = pw.next %3, %6 in @turns on @s0
+    pw.until %8 in @turns on @s0
+    %11 = pw.launch @g(%9, %10) on @s0
+    // after
+    %0:3 = pw.run @before_turns(%arg1, %arg0)
+    %1:2 = pw.repeat @turns(%0#0, %0#1, %arg1) until 0
+    %2 = pw.run @after_turns(%1#1, %0#2)
+    module @before_turns ...
+    module @turns ...
+    %0 = pw.carry %arg0 in @turns on @s0
+    module @after_turns ...
+    %0 = pw.launch @g(%arg0, %arg1) on @s0
+    ```
+
+    Guarantees: every sub-program is complete, in the form `sharded`, and its loops have a `count`.
+    """
+
+    name: ClassVar[str] = "pw-split-chunks"
+    takes = (SHARDED,)
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        if not any(isinstance(op, dialect.UntilOp) for op in body_block(main).operations):
+            return
+        if any(BLOCK in attrs for attrs in dialect.argument_attrs(main)):
+            loop = next(op for op in dialect.ops_named(module, ["pw.loop"]) if op.chunk is not None)
+            fail(loop, "has a data-dependent end, which cannot be combined with zero1")
+        with main.operation.location:
+            _ChunkSplitter(module, main).split()
+
+
+def _is_boundary(op: ir.OpView) -> bool:
+    """Whether a value enters or leaves a loop by an operation."""
+    return dialect.op_has(op, Trait.OPENS_LOOP) or dialect.op_has(op, Trait.CLOSES_LOOP)
+
+
+class _ChunkSplitter:
+    """Splitter of one program, whose operations are known by their positions."""
+
+    def __init__(self, module: ir.Module, main: ir.OpView) -> None:
+        self.module = module
+        self.main = main
+        self.operations = list(body_block(main).operations)
+        self.arguments = dialect.argument_attrs(main)
+        self.makers = {result: n for n, op in enumerate(self.operations) for result in op.results}
+        self.symbols = dialect.symbol_table(module)
+        self.untils = {op.loop: op for op in self.operations if isinstance(op, dialect.UntilOp)}
+        self.carries: dict[str, dict[int, int]] = {loop: {} for loop in self.untils}
+        """For each loop the positions of what begins an iteration, with those of what ends it."""
+        self.sub_programs = self.cut()
+
+    def split(self) -> None:
+        """Replaces the program by its sub-programs."""
+        for before, sub in itertools.pairwise(self.sub_programs):
+            if sub.loop is not None:
+                self.start(before, sub)
+        self.connect()
+        self.donate()
+        last = self.sub_programs[-1]
+        subs = [sub for sub in self.sub_programs if sub.kept or sub.outputs]
+        # Before the whole is erased: each is written from a copy of it.
+        modules = [SubProgramWriter(self.module, sub, is_last=sub is last).write() for sub in subs]
+        self.write_main(subs)
+        for op in list(self.module.body.operations):
+            if op.operation.name in ("pw.loop", "pw.constant") or (
+                op.operation.name == "func.func" and op != self.main
+            ):
+                op.operation.erase()
+        for sub, module in zip(subs, modules, strict=True):
+            copy = module.operation.clone(ip=ir.InsertionPoint(self.module.body))
+            copy.attributes["sym_name"] = ir.StringAttr.get(sub.name)
+        dialect.set_form(self.module, PARTS)
+
+    def cut(self) -> list[SubProgram]:
+        """Returns all sub-programs with their operations: those before each loop, its chunk, and the last."""
+        loops = list(self.untils)
+        chunks: list[list[int]] = [[] for _ in loops]
+        others: list[list[int]] = [[] for _ in range(len(loops) + 1)]
+        around = [self.loops_around(op) for op in self.operations]
+        for n, level in self.levels(around).items():
+            op, loop = self.operations[n], self.chunked(around[n])
+            (others[level] if loop is None else chunks[level - 1]).append(n)
+            if isinstance(op, dialect.NextOp) and op.loop == loop:
+                self.carries[loop][self.makers[op.operands[0]]] = n
+        taken = dict.fromkeys([*loops, MAIN, *self.symbols])
+        subs = []
+        for loop, before, chunk in zip(loops, others, chunks, strict=False):
+            subs += [SubProgram(_take_name(f"before_{loop}", taken), before), SubProgram(loop, chunk, loop)]
+        subs.append(SubProgram(_take_name(f"after_{loops[-1]}", taken), others[-1]))
+        for sub in subs:
+            own = set(sub.kept)
+            starts = self.carries[sub.loop] if sub.loop else {}
+            values = (v for n in sub.kept if n not in starts for v in captured(self.operations[n]))
+            sub.reads = [p for p in dict.fromkeys(map(self.port, values)) if p.operation not in own]
+            sub.starts = [self.port(self.operations[n].operands[0]) for n in starts]
+        return subs
+
+    def levels(self, around: Sequence[Sequence[str]]) -> dict[int, int]:
+        """Counts the loops in chunks that each operation waits for, its own included; `pw.until` is left out.
+
+        Args:
+          around: for each operation the loops that it is in.
+        """
+        loops = list(self.untils)
+        # A loop with a `count` is all in one sub-program, though some of its operations wait for less.
+        of_loop: dict[str, int] = {}
+        levels: dict[int, int] = {}
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for n, op in enumerate(self.operations):
+                if isinstance(op, dialect.UntilOp):
+                    continue
+                made = [self.makers[v] for v in captured(op) if v in self.makers]
+                chunked = self.chunked(around[n])
+                if chunked is not None:
+                    levels[n] = loops.index(chunked) + 1
+                    if any(levels[m] >= levels[n] and self.chunked(around[m]) != chunked for m in made):
+                        fail(op, f"reads, in loop @{chunked}, what is made in a loop that waits for its end")
+                    continue
+                is_last = n == len(self.operations) - 1
+                level = len(loops) if is_last else max((levels[m] for m in made), default=0)
+                if around[n]:
+                    outermost = around[n][-1]
+                    level = max(level, of_loop.get(outermost, 0))
+                    is_settled &= level == of_loop.setdefault(outermost, level)
+                    of_loop[outermost] = level
+                levels[n] = level
+        return levels
+
+    def loops_around(self, op: ir.OpView) -> list[str]:
+        """Returns the loops that an operation is in, begins or ends, from the innermost."""
+        loop = op.loop if isinstance(op, dialect.PwOp) and _is_boundary(op) else dialect.loop_of_op(op)
+        loops = []
+        while loop is not None:
+            loops.append(loop)
+            loop = self.symbols[loop].parent
+        return loops
+
+    def chunked(self, around: Sequence[str]) -> str | None:
+        """Returns the loop in chunks among those around an operation."""
+        return next((loop for loop in around if loop in self.untils), None)
+
+    def port(self, value: ir.Value) -> ProgramPort:
+        if isinstance(value, ir.BlockArgument):
+            return ProgramPort(None, value.arg_number)
+        return ProgramPort(self.makers[value], ir.OpResult(value).result_number)
+
+    def start(self, before: SubProgram, chunk: SubProgram) -> None:
+        """Sets initial values of a loop, and lets the sub-program before it copy those that others need."""
+        later = self.sub_programs[self.sub_programs.index(chunk) :]
+        read = {port for sub in later for port in (*sub.reads, *(sub.starts if sub is not chunk else ()))}
+        ends = [ProgramPort(n, 0) for n in self.carries[chunk.loop or ""].values()]
+        counts = Counter(chunk.starts)
+        for n, port in enumerate(chunk.starts):
+            is_kept = port.operation is None and DONATED not in self.arguments[port.number]
+            if port in read or is_kept or counts[port] > 1:
+                before.copied.add(len(before.outputs))
+                before.outputs.append(port)
+                if port.operation not in before.kept and port not in before.reads:
+                    before.reads.append(port)
+                # Copies are no operations of the whole: a negative number stands for the sub-program.
+                chunk.starts[n] = ProgramPort(-1 - self.sub_programs.index(before), len(before.outputs) - 1)
+            elif port.operation in before.kept:
+                before.outputs.append(port)
+        chunk.outputs = ends
+        chunk.inputs = [ProgramPort(n, 0) for n in self.carries[chunk.loop or ""]] + chunk.reads
+
+    def connect(self) -> None:
+        """Sets the inputs of sub-programs to what they read, and their outputs to what later ones read."""
+        for n, sub in enumerate(self.sub_programs):
+            if sub.loop is not None:
+                continue
+            sub.inputs = sub.reads
+            later = [p for other in self.sub_programs[n + 1 :] for p in (*other.starts, *other.reads)]
+            own = {port for n, port in enumerate(sub.outputs) if n not in sub.copied}
+            sub.outputs += [p for p in dict.fromkeys(later) if p.operation in sub.kept and p not in own]
+
+    def donate(self) -> None:
+        """Donates what iterations pass on, and everything else to the sub-program that reads it last."""
+        for sub in self.sub_programs:
+            sub.donated.update(sub.inputs[: len(sub.starts)])
+        last = {port: sub for sub in self.sub_programs for port in (*sub.reads, *sub.starts)}
+        for port, sub in last.items():
+            is_kept = port.operation is None and DONATED not in self.arguments[port.number]
+            if sub.loop is None and not is_kept:
+                sub.donated.add(port)
+
+    def write_main(self, subs: Sequence[SubProgram]) -> None:
+        """Replaces `@main` by one that runs the sub-programs; it has no arguments for constants."""
+        block = body_block(self.main)
+        passed = [n for n, attrs in enumerate(self.arguments) if CONSTANT not in attrs]
+        types = [block.arguments[n].type for n in passed]
+        returned = list(block.operations)[-1].operands
+        result_types = [value.type for value in returned]
+        results = dialect.result_attrs(self.main)
+        made = func.FuncOp(MAIN, (types, result_types), visibility="public", ip=ir.InsertionPoint(self.main))
+        dialect.set_argument_attrs(made, [self.arguments[n] for n in passed])
+        dialect.set_result_attrs(made, results)
+        body = made.add_entry_block()
+        values: dict[ProgramPort, ir.Value] = {
+            ProgramPort(None, n): argument for n, argument in zip(passed, body.arguments, strict=True)
+        }
+        with ir.InsertionPoint(body):
+            for sub in subs:
+                count = len(sub.starts)
+                inputs = [p for p in sub.inputs[count:] if p.operation is not None or p in values]
+                operands = [values[p] for p in (*sub.starts, *inputs)]
+                if sub.loop is None:
+                    number = -1 - self.sub_programs.index(sub)
+                    outputs = [
+                        ProgramPort(number, n) if n in sub.copied else port
+                        for n, port in enumerate(sub.outputs)
+                    ]
+                    last = sub is self.sub_programs[-1]
+                    made_types = result_types if last else [self.value(p).type for p in sub.outputs]
+                    op = dialect.RunOp.build(operands, made_types, part=sub.name)
+                    if last:
+                        func.ReturnOp(op.results)
+                        continue
+                else:
+                    outputs = sub.outputs
+                    done = outputs.index(self.port(self.untils[sub.loop].operands[0]))
+                    made_types = [self.value(p).type for p in outputs]
+                    op = dialect.RepeatOp.build(operands, made_types, part=sub.name, until=done)
+                values.update(zip(outputs, op.results, strict=True))
+        self.main.operation.erase()
+        self.main = made
+
+    def value(self, port: ProgramPort) -> ir.Value:
+        if port.operation is None:
+            return body_block(self.main).arguments[port.number]
+        return self.operations[port.operation].results[port.number]
+
+
+def _take_name(name: str, taken: dict[str, None]) -> str:
+    """Returns a name that no other sub-program has, and adds it to those taken."""
+    free = unique_name(name, taken)
+    taken[free] = None
+    return free

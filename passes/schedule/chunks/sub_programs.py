@@ -1,0 +1,165 @@
+"""Sub-programs of a program that has loops in chunks, and the writer of their modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import NamedTuple
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, stablehlo
+
+import pathways.dialect as dialect
+from pathways.dialect.attributes.names import CONSTANT, DONATED, SHARDING, SLICE
+from pathways.dialect.attributes.shardings import sharding_of
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, erase_unused_functions, set_signature
+from pathways.passes.manager.base import main_function
+
+
+class ProgramPort(NamedTuple):
+    """Value of the whole program: a result of the operation at a position, or, without one, an argument."""
+
+    operation: int | None
+    number: int
+
+
+@dataclasses.dataclass
+class SubProgram:
+    """Sub-program of the whole: a chunk of iterations, or what is before, between or after loops in chunks.
+
+    Attributes:
+      name: the name of its module.
+      kept: the positions of its operations.
+      loop: the loop that it is a chunk of; None for other sub-programs.
+      inputs: its arguments, in order; those of a chunk begin with what iterations pass on.
+      outputs: its results, in order.
+      copied: the indices of outputs that are copies.
+      donated: the inputs that it consumes.
+      reads: what its operations read and none of them computes.
+      starts: the initial values of its loop.
+    """
+
+    name: str
+    kept: Collection[int]
+    loop: str | None = None
+    inputs: list[ProgramPort] = dataclasses.field(default_factory=list)
+    outputs: list[ProgramPort] = dataclasses.field(default_factory=list)
+    copied: set[int] = dataclasses.field(default_factory=set)
+    donated: set[ProgramPort] = dataclasses.field(default_factory=set)
+    reads: list[ProgramPort] = dataclasses.field(default_factory=list)
+    starts: list[ProgramPort] = dataclasses.field(default_factory=list)
+
+
+class SubProgramWriter:
+    """Writer of the module of one sub-program, from a copy of the whole.
+
+    Args:
+      whole: the module of the whole program.
+      sub_program: the sub-program; a `pw.carry` in it begins an iteration.
+      is_last: whether it returns the results of the whole.
+    """
+
+    def __init__(self, whole: ir.Module, sub_program: SubProgram, *, is_last: bool) -> None:
+        self.sub_program = sub_program
+        self.is_last = is_last
+        self.module = ir.Module.parse(bytecode_of(whole), whole.context)
+        self.main = main_function(self.module)
+        self.operations = list(body_block(self.main).operations)
+        self.symbols = dialect.symbol_table(self.module)
+        self.sources = dialect.argument_attrs(self.main)
+
+    def write(self) -> ir.Module:
+        """Returns the sub-program as a module of its own."""
+        block, location = body_block(self.main), self.main.operation.location
+        sub, count = self.sub_program, len(block.arguments)
+        attributes = [self.attributes(port) for port in sub.inputs]
+        types = [self.value(port).type for port in sub.inputs]
+        terminator = self.operations[-1]
+        # Before anything is replaced.
+        outputs = [(self.value(p), self.place(self.value(p))) for p in sub.outputs]
+        made = [block.add_argument(type_, location) for type_ in types]
+        if not self.is_last:
+            with ir.InsertionPoint(terminator), location:
+                values = [value for value, _ in outputs]
+                for n in sorted(sub.copied):
+                    values[n] = self.copied(values[n], outputs[n][1])
+                func.ReturnOp(values)
+            terminator.operation.erase()
+            dialect.set_result_attrs(self.main, [place for _, place in outputs])
+        for port, argument in zip(sub.inputs, made, strict=True):
+            if port.operation is not None and port.operation in sub.kept:
+                self.operations[port.operation].operands[0] = argument
+            else:
+                self.value(port).replace_all_uses_with(argument)
+        # The return of the whole is the last one; where there is another, it is erased already.
+        others = self.operations if self.is_last else self.operations[:-1]
+        for n, op in reversed(list(enumerate(others))):
+            if n not in sub.kept:
+                op.operation.erase()
+        for n in reversed(range(count)):
+            block.erase_argument(n)
+        results = [value.type for value in list(block.operations)[-1].operands]
+        set_signature(self.main, types, results)
+        dialect.set_argument_attrs(self.main, attributes)
+        self.settle_loops()
+        read = {attrs[CONSTANT].value for attrs in attributes if CONSTANT in attrs}
+        for op in dialect.ops_named(self.module, ["pw.constant"]):
+            if op.sym_name not in read:
+                op.operation.erase()
+        erase_unused_functions(self.module)
+        return self.module
+
+    def value(self, port: ProgramPort) -> ir.Value:
+        if port.operation is None:
+            return body_block(self.main).arguments[port.number]
+        return self.operations[port.operation].results[port.number]
+
+    def place(self, value: ir.Value) -> dict[str, ir.Attribute]:
+        """Returns the attributes for the slices of a value and for its sharding."""
+        said = {SLICE: dialect.make_slices(dialect.slices_of(value) or ())}
+        sharding = sharding_of(value, self.symbols, self.sources)
+        return said if sharding is None else said | {SHARDING: sharding}
+
+    def attributes(self, port: ProgramPort) -> dict[str, ir.Attribute]:
+        """Returns the attributes of an input."""
+        if port.operation is None:
+            said = {name: value for name, value in self.sources[port.number].items() if name != DONATED}
+        else:
+            said = self.place(self.value(port))
+        return said | {DONATED: ir.UnitAttr.get()} if port in self.sub_program.donated else said
+
+    def copied(self, value: ir.Value, place: dict[str, ir.Attribute]) -> ir.Value:
+        """Copies a value on the first of its slices, which becomes the slice in `place`."""
+        slices = dialect.slices_of(value) or ()
+        layout = place.get(SHARDING)
+        name = Computations(self.module, self.symbols).make(
+            "copy",
+            [value.type],
+            lambda arguments: [stablehlo.optimization_barrier(arguments)],
+            self.main.operation.location,
+            arguments=layout,
+            results=layout,
+        )
+        place[SLICE] = dialect.make_slices(slices[:1])
+        location = self.main.operation.location
+        launch = dialect.LaunchOp.build([value], [value.type], callee=name, slice=slices[0], loc=location)
+        return launch.results[0]
+
+    def settle_loops(self) -> None:
+        """Erases loops without operations; the loop of a chunk has as many iterations as the chunk."""
+        named: set[str] = set()
+        for op in body_block(self.main).operations:
+            if isinstance(op, dialect.PwOp):
+                named.update(op.attributes[n].value for n in ("loop", "outer") if n in op.attributes)
+        for name in list(named):
+            parent = self.symbols[name].parent
+            while parent is not None and parent not in named:
+                named.add(parent)
+                parent = self.symbols[parent].parent
+        for name, op in self.symbols.items():
+            if isinstance(op, dialect.LoopOp) and name not in named:
+                op.operation.erase()
+            elif isinstance(op, dialect.LoopOp) and op.chunk is not None:
+                op.count, op.chunk = op.chunk, None

@@ -1,0 +1,1 @@
+"""Accumulates, fuses and shares launches whose order is known. Imports `passes.analysis`."""

@@ -1,0 +1,115 @@
+"""How much is alive at once on the slices of a program that is split over hosts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import donated_arguments, op_has
+from pathways.dialect.attributes.names import DONATED, SLICE
+from pathways.dialect.operations.placement import read_slices
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.relations.host_relations import parts_of
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.relations.program_view import ProgramView
+from pathways.passes.analysis.operations import byte_size
+from pathways.passes.schedule.memory.live_bytes import LiveBytes
+
+
+def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:
+    """The most bytes alive at once on each slice, over all its devices.
+
+    What a host receives has its memory from the beginning of the step: hosts do not wait when they issue
+    steps, so all receives may be issued before the first launch runs. What it sends is alive to the end.
+
+    Args:
+      programs: what each host does.
+      ahead: how many steps are issued at once.
+    """
+    return {name: peak + (ahead - 1) * further for name, (peak, further) in step_bytes(programs).items()}
+
+
+def step_bytes(programs: Sequence[ProgramView]) -> dict[str, tuple[int, int]]:
+    """The most bytes alive at once on each slice in one step, and those that each further step takes."""
+    found: dict[str, tuple[int, int]] = {}
+    for program in programs:
+        memory = _HostMemory(program)
+        memory.run()
+        for name, peak in memory.live.peak.items():
+            found[name] = peak, memory.posted.get(name, 0)
+    return found
+
+
+class _HostMemory:
+    """Follows what is alive through the function of a host.
+
+    Attributes:
+      live: the bytes alive on each slice.
+      posted: the bytes that each further step takes before it runs: what it receives and what it sends.
+    """
+
+    def __init__(self, program: ProgramView) -> None:
+        self.program = program
+        self.layouts = Layouts(program.module)
+        self.live: LiveBytes[str] = LiveBytes()
+        self.posted: dict[str, int] = {}
+
+    def run(self) -> None:
+        arguments = self.program.main.regions[0].blocks[0].arguments
+        self.begin(arguments)
+        for op in self.program.ops:
+            if op_has(op, Trait.RECEIVES):
+                self.begin(op.results)
+                self.post(op.slice, op.results)
+        sent: set[ir.Value] = set()
+        for op in self.program.ops:
+            if op_has(op, Trait.EXECUTES):
+                self.end([op.operands[n] for n in donated_arguments(self.program.symbols[op.callee])])
+                self.begin(op.results)
+            elif op_has(op, Trait.TRANSFERS):
+                self.begin(op.results)
+            elif op_has(op, Trait.RELEASES):
+                self.end(op.operands)
+            elif op_has(op, Trait.SENDS) and op.copy:
+                self.live.add(op.slice, self.size(op.slice, op.operands))
+                self.post(op.slice, op.operands)
+            elif op_has(op, Trait.SENDS):
+                self.post(op.slice, [value for value in op.operands if value not in sent])
+                sent.update(op.operands)
+        self.copied_results(arguments)
+
+    def size(self, slice: str, values: Iterable[ir.Value]) -> int:
+        """Bytes of values on all devices of a slice: what is replicated counts once for each."""
+        mesh = self.layouts.mesh(slice)
+        splits = ((value, math.prod(self.layouts.of(value, slice).splits(mesh))) for value in values)
+        return sum(byte_size(value.type) * mesh.size // parts for value, parts in splits)
+
+    def post(self, slice: str, values: Iterable[ir.Value]) -> None:
+        self.posted[slice] = self.posted.get(slice, 0) + self.size(slice, values)
+
+    def begin(self, values: Iterable[ir.Value]) -> None:
+        for value in values:
+            for name in self.program.slices[value]:
+                self.live.add(name, self.size(name, [value]))
+
+    def end(self, values: Iterable[ir.Value]) -> None:
+        for value in values:
+            for name in self.program.slices[value]:
+                self.live.remove(name, self.size(name, [value]))
+
+    def copied_results(self, arguments: Sequence[ir.Value]) -> None:
+        """Of a result that is also another one, or what the caller kept, the caller gets a copy."""
+        owned = {
+            (argument, name)
+            for argument, attrs in zip(arguments, self.program.arguments, strict=True)
+            if DONATED not in attrs
+            for name in read_slices(attrs[SLICE])
+        }
+        for result in self.program.terminator.operands:
+            copies = [(part, name) for part in parts_of(result) for name in self.program.slices[part]]
+            for value, name in copies:
+                if (value, name) in owned:
+                    self.live.add(name, self.size(name, [value]))
+            owned.update(copies)

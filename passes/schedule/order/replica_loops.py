@@ -1,0 +1,78 @@
+"""Loops and events of replicas, which run at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pathways.dialect.relations.graphs import topological_order
+from pathways.dialect.relations.order import Event
+from pathways.passes.schedule.order.unrolled_loops import Loop
+
+
+def ranks(loops: Sequence[Loop]) -> list[int]:
+    """For each loop its number among those that follow each other.
+
+    Loops of replicas run side by side and are one of them, unless one starts from what another passes on.
+    """
+    chained = {first_replica(loop) for loop in loops if starts_from_replica(loop, loops)}
+    group = {
+        loop.op.sym_name: loop.op.sym_name if first_replica(loop) in chained else first_replica(loop)
+        for loop in loops
+    }
+    names = {name: n for n, name in enumerate(dict.fromkeys(group.values()))}
+    needs: dict[int, set[int]] = {n: set() for n in names.values()}
+    for loop in loops:
+        own = names[group[loop.op.sym_name]]
+        needs[own] |= {names[group[other]] for other in loop.needs} - {own}
+    position = {n: k for k, n in enumerate(topological_order(needs))}
+    return [position[names[group[loop.op.sym_name]]] for loop in loops]
+
+
+def starts_from_replica(loop: Loop, loops: Sequence[Loop]) -> bool:
+    """Whether a loop starts from what that of another replica passes on."""
+    return any(
+        other.op.sym_name in loop.needs and first_replica(other) == first_replica(loop) for other in loops
+    )
+
+
+def first_replica(loop: Loop) -> str:
+    """The name of the loop of replica 0 that a loop stands for; its own where there are no replicas."""
+    return loop.op.replica_of or loop.op.sym_name
+
+
+def interleaved(events: Sequence[Event], replicas: Mapping[str, int]) -> list[int]:
+    """The order in which replicas take turns: the first event of each, then the second, and so on.
+
+    Args:
+      events: in block order, each waiting for those whose results it reads.
+      replicas: the number of the replica that each slice is of.
+    """
+    counts = dict.fromkeys(replicas.values(), 0)
+    turns = []
+    for n, event in enumerate(events):
+        replica = replicas[event.slice]
+        turns.append((counts[replica], replica, n))
+        counts[replica] += 1
+    order = [n for _, _, n in sorted(turns)]
+    position = {n: k for k, n in enumerate(order)}
+    needs = {k: [position[other] for other in events[n].waits_for] for k, n in enumerate(order)}
+    return [order[k] for k in topological_order(needs)]
+
+
+def side_by_side(events: Sequence[Event], order: Sequence[int], queues: Mapping[str, str]) -> list[int]:
+    """An order with the same order on every slice, in which what can run at the same time is together.
+
+    Args:
+      events: each waiting for those whose results it reads.
+      order: of all events, by their numbers.
+      queues: the queue of each slice.
+    """
+    ends: dict[int, int] = {}
+    free: dict[str, int] = {}
+    starts: dict[int, int] = {}
+    for n in order:
+        event = events[n]
+        queue = queues[event.slice]
+        starts[n] = max([free.get(queue, 0), *(ends[other] for other in event.waits_for)])
+        ends[n] = free[queue] = starts[n] + (event.kind == "launch")
+    return sorted(order, key=starts.__getitem__)

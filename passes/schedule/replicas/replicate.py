@@ -1,0 +1,481 @@
+"""`pw-replicate`: a program for each replica of the slices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+import pathways.dialect as dialect
+from pathways.dialect.attributes.blocks import block_shape
+from pathways.dialect.attributes.fields import NATURAL
+from pathways.dialect.attributes.meshes import Sharding
+from pathways.dialect.attributes.names import BLOCK, CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
+from pathways.dialect.attributes.replica_ports import ReplicaPort
+from pathways.dialect.attributes.shardings import make_sharding
+from pathways.dialect.relations.graphs import topological_order
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.analysis.computations import Computations
+from pathways.passes.analysis.functions import body_block, set_signature, unique_name
+from pathways.passes.analysis.operations import has_side_effect
+from pathways.passes.analysis.replica_count import replicas_of
+from pathways.passes.manager.base import Pass, fail, main_function, remark
+from pathways.passes.schedule.replicas.shares import Shares, decide_shares, rows_divide
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicate(Pass):
+    """Creates a slice for each replica of a slice, and replicates the program on them.
+
+    1. A slice with `replicas = R` becomes R slices: itself for replica 0, and one with `replica` and
+       `replica_of` for each of the others.
+    2. A loop over M microbatches becomes R loops of M / R: replica r works on microbatches r M / R and those
+       that follow. All other code is repeated as it is, on values that are equal on all replicas; loops of
+       which each turn needs the one before stay one loop for all of them.
+    3. An argument or result becomes R of them, tied by `pw.replica`. A batch that is only cut into
+       microbatches is `split`: each replica gets its rows. So is a result that concatenates microbatches;
+       what else reads such a result gets those of all replicas, each of which crosses once to each other.
+    4. An exchange, such as `pw.all_reduce`, gets an operand and a result for each replica.
+    5. Side effects outside loops over microbatches, such as a print, are executed by replica 0 only.
+    6. Carried state is passed from replica to replica, in the order of the microbatches:
+       replica r starts from what replica r - 1 ended with, and all get what the last one ends with. A remark
+       says how much waits for that. What is carried `per_replica` is repeated as any other value.
+
+    ```mlir
+    // before
+    %0 = pw.split %arg1 in @batch on @s0
+    %1 = pw.launch @f(%arg0, %0) on @s0 in @batch
+    %4 = pw.all_reduce %3 on @s1
+    // after
+    %0 = pw.split %arg2 in @batch on @s0
+    %1 = pw.split %arg3 in @batch_r1 on @s0_r1
+    %2 = pw.launch @f(%arg0, %0) on @s0 in @batch
+    %3 = pw.launch @f(%arg1, %1) on @s0_r1 in @batch_r1
+    %8:2 = pw.all_reduce %6, %7
+    ```
+
+    Requires: shardings decided, transfers cut into pieces; all slices with one number of replicas, which
+    divides the microbatches.
+    Guarantees: every slice is a single replica; computations are shared by all replicas.
+    """
+
+    name: ClassVar[str] = "pw-replicate"
+    takes = (SHARDED,)
+
+    def run(self, module: ir.Module) -> None:
+        count = replicas_of(module)
+        if count == 1:
+            for op in dialect.ops_named(module, ["pw.slice"]):
+                op.replicas = None
+            return
+        main = main_function(module)
+        size = len(body_block(main).operations)
+        if size * count > MOST_OPERATIONS:
+            fail(main, f"has {size} operations, {count} times; a program has at most {MOST_OPERATIONS}")
+        layouts = Layouts(module)
+        shares = decide_shares(module, main, layouts, count)
+        with main.operation.location:
+            _Replicator(module, main, shares, layouts).run()
+
+
+class _Replicator:
+    """Writes the program of all replicas.
+
+    Args:
+      module: the module.
+      main: its `@main`.
+      shares: what each replica gets.
+      layouts: how values lie over their slices.
+    """
+
+    def __init__(self, module: ir.Module, main: ir.OpView, shares: Shares, layouts: Layouts) -> None:
+        self.module = module
+        self.main = main
+        self.shares = shares
+        self.count = shares.count
+        self.replicas = range(shares.count)
+        self.layouts = layouts
+        self.symbols = self.layouts.symbols
+        self.computations = Computations(module, self.symbols)
+        self.block = body_block(main)
+        *self.operations, self.terminator = self.block.operations
+        self.arguments = list(self.block.arguments)
+        self.attrs = dialect.argument_attrs(main)
+        self.values: dict[ir.Value, list[ir.Value]] = {}
+        """What stands for each value in each replica."""
+        self.effects: dict[str, bool] = {}
+        self.quiet: dict[str, str] = {}
+        """The computations that stand for those with effects, by their names."""
+        self.slices: dict[str, list[str]] = {}
+        self.loops: dict[str, list[str]] = {}
+        self.passes_on = False
+        """Whether something goes from replica to replica within a loop."""
+
+    def run(self) -> None:
+        self.declare_slices()
+        self.declare_loops()
+        self.add_arguments()
+        self.numbers = self.add_numbers()
+        ip = ir.InsertionPoint(self.terminator)
+        for op in self.operations:
+            with op.operation.location:
+                self.repeat(op, ip)
+        self.finish()
+
+    def declare_slices(self) -> None:
+        originals = [
+            op for op in dialect.ops_named(self.module, ["pw.slice"]) if isinstance(op, dialect.SliceOp)
+        ]
+        last = originals[-1].operation
+        for op in originals:
+            op.replicas = None
+            op.replica = 0
+            self.slices[op.sym_name] = [op.sym_name]
+        for r in self.replicas[1:]:
+            for op in originals:
+                name = unique_name(f"{op.sym_name}_r{r}", self.symbols)
+                copy = op.rebuilt(
+                    sym_name=name, replica=r, replica_of=op.sym_name, ip=ir.InsertionPoint.after(last)
+                )
+                last = copy.operation
+                self.symbols[name] = copy
+                self.layouts.meshes[name] = self.layouts.meshes[op.sym_name]
+                self.slices[op.sym_name].append(name)
+
+    def declare_loops(self) -> None:
+        originals = [
+            op for op in dialect.ops_named(self.module, ["pw.loop"]) if isinstance(op, dialect.LoopOp)
+        ]
+        for op in originals:
+            if op.sequential:
+                # Its turns may exchange sums.
+                self.loops[op.sym_name] = [op.sym_name] * self.count
+                continue
+            op.count = op.count // self.count
+            names = [op.sym_name]
+            for r in self.replicas[1:]:
+                names.append(unique_name(f"{op.sym_name}_r{r}", self.symbols))
+                self.symbols[names[-1]] = op
+            self.loops[op.sym_name] = names
+        for op in originals:
+            if op.sequential:
+                continue
+            ip = ir.InsertionPoint.after(op.operation)
+            for r in reversed(self.replicas[1:]):
+                name = self.loops[op.sym_name][r]
+                self.symbols[name] = op.rebuilt(sym_name=name, replica_of=op.sym_name, ip=ip)
+
+    def add_arguments(self) -> None:
+        """Appends the arguments of replicas; those that are there go in the end."""
+        self.new_attrs: list[dict[str, ir.Attribute]] = []
+        self.new_arguments: list[ir.Value] = []
+        of = 0
+        for argument, attrs in zip(self.arguments, self.attrs, strict=True):
+            if CONSTANT in attrs:
+                places = [name for r in self.replicas for name in self.in_replica(attrs, r)]
+                value = self.add_argument(argument.type, {**attrs, SLICE: dialect.make_slices(places)})
+                self.values[argument] = [value] * self.count
+                continue
+            split, type_ = _taken_block(attrs), argument.type
+            if argument in self.shares.arguments:
+                split, type_ = 0, self.rows_of(argument.type)
+            self.values[argument] = [
+                self.add_argument(
+                    type_,
+                    {
+                        **attrs,
+                        SLICE: dialect.make_slices(self.in_replica(attrs, r)),
+                        REPLICA: ReplicaPort(of, r, self.count, split).attribute,
+                    },
+                )
+                for r in self.replicas
+            ]
+            of += 1
+
+    def add_numbers(self) -> list[ir.Value]:
+        """The numbers of the replicas as hidden arguments, where they are read."""
+        if not self.shares.numbered:
+            return []
+        numbers = []
+        i32 = ir.IntegerType.get_signless(32)
+        for r in self.replicas:
+            name = unique_name(f"replica_{r}", self.symbols)
+            value = ir.DenseElementsAttr.get(np.array(r, np.int32), type=i32)
+            self.symbols[name] = dialect.ConstantOp.build(
+                sym_name=name, value=value, ip=ir.InsertionPoint(self.main)
+            )
+            places = dialect.make_slices([self.slices[place][r] for place in self.shares.numbered])
+            attrs = {CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: places}
+            numbers.append(self.add_argument(ir.RankedTensorType.get([], i32), attrs))
+        return numbers
+
+    def add_argument(self, type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Value:
+        value = self.block.add_argument(type_, self.main.operation.location)
+        self.new_arguments.append(value)
+        self.new_attrs.append(attrs)
+        return value
+
+    def in_replica(self, attrs: dict[str, ir.Attribute], r: int) -> list[str]:
+        """The slices of an argument or result in a replica."""
+        return [self.slices[name][r] for name in dialect.read_slices(attrs[SLICE])]
+
+    def rows_of(self, type_: ir.Type) -> ir.RankedTensorType:
+        """The type of what one replica has of the rows of an array."""
+        tensor = ir.RankedTensorType(type_)
+        return ir.RankedTensorType.get(block_shape(tensor.shape, 0, self.count), tensor.element_type)
+
+    def repeat(self, op: ir.OpView, ip: ir.InsertionPoint) -> None:
+        """Repeats an operation on every replica."""
+        if isinstance(op, dialect.ReplicaOp):
+            self.values[op.results[0]] = self.numbers
+            return
+        if isinstance(op, dialect.AllReduceOp | dialect.ReduceScatterOp | dialect.AllGatherOp):
+            (value,), (result,) = op.operands, op.results
+            types = [result.type] * self.count
+            exchange = op.rebuilt(self.values[value], types, ip=ip, slice=None)
+            self.values[result] = list(exchange.results)
+            return
+        if isinstance(op, dialect.ReduceOp) and op.kind == "concat" and op.loop in self.shares.microbatched:
+            self.repeat_concatenation(op, ip)
+            return
+        if (
+            isinstance(op, dialect.NextOp)
+            and op.loop in self.shares.microbatched
+            and not op.carry.per_replica
+        ):
+            self.pass_on(op, ip)
+            return
+        copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]
+        for number, result in enumerate(op.results):
+            self.values[result] = [copy.results[number] for copy in copies]
+
+    def copy(self, op: ir.OpView, r: int, ip: ir.InsertionPoint) -> ir.OpView:
+        """An operation in a replica."""
+        operands = [self.values[value][r] for value in op.operands]
+        if isinstance(op, dialect.SplitOp) and op.loop in self.shares.microbatched:
+            (value,) = op.operands
+            if value not in self.shares.arguments:
+                operands = [self.rows(value, op, r, ip)]
+        copy = op.operation.clone(ip).opview
+        for number, value in enumerate(operands):
+            copy.operands[number] = value
+        if "slice" in copy.attributes:
+            copy.slice = self.slices[copy.slice][r]
+        for name in ("loop", "outer"):
+            if name in copy.attributes:
+                setattr(copy, name, self.loops[getattr(copy, name)][r])
+        if r > 0 and isinstance(copy, dialect.LaunchOp) and self.has_effect_outside(op):
+            copy.callee = self.without_effect(op.callee)
+        return copy
+
+    def has_effect_outside(self, op: ir.OpView) -> bool:
+        """Whether an operation outside of loops over microbatches does more than make its results."""
+        if not isinstance(op, dialect.LaunchOp) or op.loop in self.shares.microbatched:
+            return False
+        return has_side_effect(self.symbols[op.callee], self.symbols, self.effects)
+
+    def is_for_effect(self, op: ir.OpView) -> bool:
+        return not op.results and self.has_effect_outside(op)
+
+    def without_effect(self, callee: str) -> str:
+        """A computation without what it does for its effect alone."""
+        if callee not in self.quiet:
+            function = self.computations.variant(callee, f"{callee}_quiet")
+            for inner in reversed(list(body_block(function).operations)):
+                is_return = inner.operation.name == "func.return"
+                if not inner.results and not is_return and has_side_effect(inner, self.symbols, self.effects):
+                    inner.operation.erase()
+            self.quiet[callee] = function.attributes["sym_name"].value
+        return self.quiet[callee]
+
+    def repeat_concatenation(self, op: dialect.ReduceOp, ip: ir.InsertionPoint) -> None:
+        """Repeats a concatenation of microbatches, each replica its own; all of them where more is read."""
+        value = op.results[0]
+        parts = []
+        for r in self.replicas:
+            copy = self.copy(op, r, ip)
+            parts.append(copy.rebuilt(result_types=[self.rows_of(value.type)], ip=ip).results[0])
+            copy.operation.erase()
+        self.values[value] = parts if value in self.shares.results else self.gathered(op, parts, ip)
+
+    def gathered(
+        self, op: dialect.ReduceOp, parts: Sequence[ir.Value], ip: ir.InsertionPoint
+    ) -> list[ir.Value]:
+        """The rows of all replicas, on each of them."""
+        value, loop = op.results[0], op.outer
+        layout = self.layouts.of(value, op.slice)
+        sharding = self.attribute(op.slice, layout.dims)
+        # Rows that do not divide over the devices as all of them do travel whole.
+        divides = rows_divide(value, op.slice, self.layouts, self.count)
+        part_dims = layout.dims if divides else ((), *layout.dims[1:])
+        part_sharding = self.attribute(op.slice, part_dims)
+        if part_dims != layout.dims:
+            for part in parts:
+                part.owner.opview.sharding = part_sharding
+        name = self.computations.make(
+            "rows",
+            [parts[0].type] * self.count,
+            lambda rows: [stablehlo.concatenate(rows, 0)],
+            op.operation.location,
+            arguments=part_sharding,
+            results=sharding,
+            key=(parts[0].type, self.layouts.meshes[op.slice], layout, part_dims),
+        )
+        wholes = []
+        for r, loop_name in enumerate(self.loops[loop] if loop else [None] * self.count):
+            here = self.slices[op.slice][r]
+            arrived = [
+                part
+                if other == r
+                else dialect.TransferOp.build(
+                    [part], [part.type], slice=here, sharding=part_sharding, loop=loop_name, ip=ip
+                ).results[0]
+                for other, part in enumerate(parts)
+            ]
+            launch = dialect.LaunchOp.build(
+                arrived, [value.type], callee=name, slice=here, loop=loop_name, ip=ip
+            )
+            wholes.append(launch.results[0])
+        return wholes
+
+    def pass_on(self, op: dialect.NextOp, ip: ir.InsertionPoint) -> None:
+        """Passes what is carried from replica to replica, and what the last one ends with to all."""
+        carry = op.carry
+        remark(
+            carry,
+            f"of type {carry.results[0].type} is passed on from replica to replica: "
+            f"{_what_waits(op, self.operations)}",
+        )
+        self.passes_on = True
+        ends = [self.copy(op, r, ip).results[0] for r in self.replicas]
+
+        def sent(value: ir.Value, r: int) -> ir.Value:
+            sharding = self.attribute(op.slice, self.layouts.of(carry.results[0], op.slice).dims)
+            loop = None if op.outer is None else self.loops[op.outer][r]
+            slice = self.slices[op.slice][r]
+            return dialect.TransferOp.build(
+                [value], [value.type], slice=slice, sharding=sharding, loop=loop, ip=ip
+            ).results[0]
+
+        for r in self.replicas[1:]:
+            self.values[carry.results[0]][r].owner.opview.operands[0] = sent(ends[r - 1], r)
+        last = self.count - 1
+        if any(True for _ in op.results[0].uses):
+            ends = [ends[r] if r == last else sent(ends[last], r) for r in self.replicas]
+        self.values[op.results[0]] = ends
+
+    def attribute(self, slice: str, dims: Sequence[tuple[str, ...]]) -> ir.Attribute | None:
+        home = self.layouts.meshes[slice]
+        if home.mesh.size == 1:
+            return None
+        return make_sharding(home.symbol, Sharding(tuple(dims)))
+
+    def rows(self, value: ir.Value, split: dialect.SplitOp, r: int, ip: ir.InsertionPoint) -> ir.Value:
+        """The rows of a replica of a value that is whole on each of them."""
+        layout = self.layouts.of(value, split.slice)
+        wanted = self.layouts.of(split.results[0], split.slice)
+        target = self.rows_of(value.type)
+
+        def body(arguments: list[ir.Value]) -> list[ir.Value]:
+            whole, number = arguments
+            starts = [stablehlo.multiply(number, _scalar(target.shape[0]))]
+            starts += [_scalar(0)] * (target.rank - 1)
+            return [stablehlo.dynamic_slice(whole, starts, list(target.shape))]
+
+        name = self.computations.make(
+            "replica_rows",
+            [value.type, self.numbers[r].type],
+            body,
+            split.operation.location,
+            arguments=[self.attribute(split.slice, layout.dims), self.attribute(split.slice, ())],
+            results=self.attribute(split.slice, wanted.dims),
+            key=(value.type, layout, wanted, self.layouts.meshes[split.slice]),
+        )
+        loop = dialect.loop_of(value)
+        launch = dialect.LaunchOp.build(
+            [self.values[value][r], self.numbers[r]],
+            [target],
+            callee=name,
+            slice=self.slices[split.slice][r],
+            loop=None if loop is None else self.loops[loop][r],
+            ip=ip,
+        )
+        return launch.results[0]
+
+    def finish(self) -> None:
+        """Returns what replicas make, and removes what there was before."""
+        returned, attrs_of_results = [], []
+        for of, (value, attrs) in enumerate(
+            zip(self.terminator.operands, dialect.result_attrs(self.main), strict=True)
+        ):
+            split = _taken_block(attrs)
+            if value in self.shares.results:
+                split = 0
+            for r in self.replicas:
+                returned.append(self.values[value][r])
+                attrs_of_results.append(
+                    {
+                        **attrs,
+                        SLICE: dialect.make_slices(self.in_replica(attrs, r)),
+                        REPLICA: ReplicaPort(of, r, self.count, split).attribute,
+                    }
+                )
+        with ir.InsertionPoint(self.terminator), self.terminator.operation.location:
+            ir.Operation.create("func.return", operands=returned)
+        self.terminator.operation.erase()
+        for op in reversed(self.operations):
+            op.operation.erase()
+        for _ in self.arguments:
+            self.block.erase_argument(0)
+        if self.passes_on:
+            self.sort()
+        set_signature(self.main, [a.type for a in self.block.arguments], [v.type for v in returned])
+        dialect.set_argument_attrs(self.main, self.new_attrs)
+        dialect.set_result_attrs(self.main, attrs_of_results)
+
+    def sort(self) -> None:
+        """Moves what starts from the end of another replica after that."""
+        *operations, terminator = self.block.operations
+        makers = {value: n for n, op in enumerate(operations) for value in op.results}
+        needs = {
+            n: {makers[value] for value in op.operands if value in makers} for n, op in enumerate(operations)
+        }
+        for n in topological_order(needs):
+            operations[n].operation.move_before(terminator)
+
+
+def _what_waits(op: dialect.NextOp, operations: Sequence[ir.OpView]) -> str:
+    """How much of a replica waits for what it gets from the one before, and for what of that."""
+    turn = [each for each in operations if dialect.loop_of_op(each) == op.loop]
+    launches = [each for each in turn if isinstance(each, dialect.LaunchOp)]
+    reached = set(op.carry.results)
+    for each in turn:
+        if any(value in reached for value in each.operands):
+            reached.update(each.results)
+    waiting = sum(any(value in reached for value in each.operands) for each in launches)
+    needed = {op.operands[1]}
+    makers: list[ir.OpView] = []
+    for each in reversed(turn):
+        if any(result in needed for result in each.results):
+            makers.append(each)
+            needed.update(each.operands)
+    needs_stage = any(isinstance(each, dialect.LaunchOp) and not each.is_glue for each in makers)
+    until = "until it has done its last microbatch" if needs_stage else "for its updates of this alone"
+    launches_of = f"{waiting} of {len(launches)} launches of each microbatch of @{op.loop}"
+    return f"{launches_of} wait for the replica before, {until}"
+
+
+def _taken_block(attrs: dict[str, ir.Attribute]) -> int | None:
+    """The dimension of which each replica has a block of an argument or result; it no longer says so."""
+    block = attrs.pop(BLOCK, None)
+    return None if block is None else NATURAL.read(block)
+
+
+def _scalar(value: int) -> ir.Value:
+    i32 = ir.IntegerType.get_signless(32)
+    return stablehlo.constant(ir.DenseElementsAttr.get(np.array(value, np.int32), type=i32))

@@ -1,0 +1,1 @@
+"""Unrolls loops, such as those over microbatches. Imports `passes.analysis`."""
