@@ -155,8 +155,7 @@ class _OptParser(FlagParser):
 
     def check_flag(self, flag: str) -> None:
         """Fails when a flag is nearer to one of the driver's own than to any pass."""
-        from pathways.passes.manager.builtin_names import BUILTIN_PASSES
-        from pathways.passes.manager.registry import MODULES
+        from pathways.passes.manager.registry import BUILTIN_PASSES, MODULES
 
         if flag[2:] in MODULES or flag[2:] in BUILTIN_PASSES or flag.startswith("--sdy-"):
             return
@@ -174,8 +173,7 @@ def _prints_ir(options: argparse.Namespace) -> bool:
 
 def _passes(text: str) -> list[str]:
     """Names of passes on the command line, between commas."""
-    from pathways.passes.manager.builtin_names import BUILTIN_PASSES
-    from pathways.passes.manager.registry import MODULES
+    from pathways.passes.manager.registry import BUILTIN_PASSES, MODULES
 
     names = text.split(",")
     for name in names:

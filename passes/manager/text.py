@@ -18,7 +18,6 @@ from jaxlib.mlir.passmanager import PassManager
 from pathways.dialect import make_context
 from pathways.passes.manager import registry
 from pathways.passes.manager.base import Pass, options_of
-from pathways.passes.manager.builtin_names import BUILTIN_PASSES, REFUSED
 
 
 class PipelineError(ValueError):
@@ -191,7 +190,7 @@ class _PipelineParser:
                 f"'{inner[1]}' works on a whole module and cannot be nested inside '{text.split('(')[0]}'",
                 start + inner.start(1),
             )
-        for name, reason in REFUSED.items():
+        for name, reason in registry.REFUSED.items():
             if re.search(rf"(?<![\w-]){name}(?![\w-])", text):
                 self.fail(f"'{name}' is refused: {reason}", start + text.index(name))
         try:
@@ -279,4 +278,4 @@ def _convert(field: dataclasses.Field[Any], text: str | None) -> Any:
 
 
 def _all_names() -> list[str]:
-    return [*registry.names(), *BUILTIN_PASSES]
+    return [*registry.names(), *registry.BUILTIN_PASSES]

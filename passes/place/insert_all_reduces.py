@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import AllReduceOp, ReduceOp, symbol_table
 from pathways.dialect.verification.forms import LOCATED
 from pathways.passes.analysis.functions import body_block
-from pathways.passes.analysis.replica_count import replicas_of
+from pathways.passes.analysis.replicas import replica_count
 from pathways.passes.manager.base import Pass, main_function
 
 
@@ -41,7 +41,7 @@ class InsertAllReduces(Pass):
     takes = (LOCATED,)
 
     def run(self, module: ir.Module) -> None:
-        if replicas_of(module) == 1:
+        if replica_count(module) == 1:
             return
         symbols = symbol_table(module)
         operations = list(body_block(main_function(module)).operations)

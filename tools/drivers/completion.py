@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import shtab
 
-from pathways.passes.manager.builtin_names import BUILTIN_PASSES
-from pathways.passes.manager.registry import MODULES
+from pathways.passes.manager.registry import BUILTIN_PASSES, MODULES
 from pathways.passes.pipeline import Options, phases
 from pathways.passes.schedule.policies.registry import NAMES
 from pathways.tools.common.flags import FlagParser

@@ -6,14 +6,13 @@ import inspect
 import textwrap
 
 from pathways.passes.manager import registry
-from pathways.passes.manager.builtin_names import BUILTIN_PASSES
 
 
 def list_passes() -> str:
     """Every pass with its first sentence, one per line, then the names of MLIR's own."""
     width = max(map(len, registry.names()))
     ours = [f"{name:{width}}  {summary.does}" for name, summary in registry.summaries().items()]
-    return "\n".join([*ours, *BUILTIN_PASSES]) + "\n"
+    return "\n".join([*ours, *registry.BUILTIN_PASSES]) + "\n"
 
 
 def passes_help() -> str:
@@ -23,7 +22,7 @@ def passes_help() -> str:
         lines += [f"  --{name}", _indented(summary.does, 6)]
         for option, (default, help) in summary.options.items():
             lines += [f"      {option}={default}", _indented(help, 10)]
-    lines += ["", "passes of MLIR and Shardy:", _indented(" ".join(BUILTIN_PASSES), 2)]
+    lines += ["", "passes of MLIR and Shardy:", _indented(" ".join(registry.BUILTIN_PASSES), 2)]
     return "\n".join(lines) + "\n"
 
 

@@ -26,7 +26,7 @@ from pathways.passes.analysis.functions import body_block, erase_unused_function
 from pathways.passes.analysis.operations import zeros_of
 from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.schedule.fuse.compile_cost import LARGE, CompileCost
-from pathways.passes.schedule.fuse.positions import renumber
+from pathways.passes.schedule.order.positions import renumber
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from pathways.passes.analysis.functions import body_block, erase_unused_function
 from pathways.passes.analysis.operations import EXPENSIVE, byte_size
 from pathways.passes.manager.base import Pass, main_function, option
 from pathways.passes.schedule.fuse.compile_cost import LARGE, CompileCost
-from pathways.passes.schedule.fuse.positions import renumber
+from pathways.passes.schedule.order.positions import renumber
 
 SMALL_BYTES = 1024
 """Values of at most so many bytes cost less than the launch that makes them."""

@@ -19,7 +19,7 @@ from pathways.passes.analysis.functions import body_block, erase_unused_function
 from pathways.passes.analysis.operations import captured, has_side_effect, replace_operands
 from pathways.passes.manager.base import Pass, main_function, option
 from pathways.passes.schedule.fuse.compile_cost import LARGE_LOOP, CompileCost
-from pathways.passes.schedule.fuse.positions import renumber
+from pathways.passes.schedule.order.positions import renumber
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import byte_size
 from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.schedule.memory.live_bytes import LiveBytes
-from pathways.passes.schedule.order.channels import capacity_for, first_reads
+from pathways.passes.schedule.order.positions import capacity_for, first_reads
 
 
 @dataclasses.dataclass(frozen=True)

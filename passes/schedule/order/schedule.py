@@ -22,7 +22,6 @@ from pathways.passes.analysis.functions import unique_name
 from pathways.passes.analysis.links import read_link
 from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
-from pathways.passes.schedule.order.channels import Span, capacity_for, first_reads
 from pathways.passes.schedule.order.costs import (
     LaunchTimes,
     bytes_held,
@@ -31,6 +30,7 @@ from pathways.passes.schedule.order.costs import (
     durations_of,
 )
 from pathways.passes.schedule.order.ordering import Costs, orders_by
+from pathways.passes.schedule.order.positions import Span, capacity_for, first_reads
 from pathways.passes.schedule.order.replica_loops import (
     first_replica,
     interleaved,

@@ -1,4 +1,4 @@
-"""`gpipe`: all forwards, then all backwards."""
+"""`gpipe` and `looped-bfs`: all microbatches on one stage, then all on the next one of its slice."""
 
 from __future__ import annotations
 
@@ -21,3 +21,14 @@ def gpipe(pipeline: Pipeline) -> Order:
         if pipeline.backward:
             orders[-1] += [Action(stage, "B", m) for stage in reversed(stages) for m in every]
     return orders
+
+
+def looped_bfs(pipeline: Pipeline) -> Order:
+    """All microbatches with the first stage of a slice, then all with its second, and so on (Breadth-first).
+
+    Backwards go the same way from the last stage. All microbatches are alive on every stage. The idle time is
+    that of GPipe divided by the stages on a slice, and what is sent from one stage of a slice has the time
+    of M actions to arrive, which hides slow links.
+    """
+    pipeline.turns()
+    return gpipe(pipeline)

@@ -1,11 +1,12 @@
-"""List scheduling, for policies that rank actions."""
+"""List scheduling, by rank, and the policies that are a rank and a limit: `1f1b` and `eager`."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from pathways.passes.schedule.policies.actions import Action
-from pathways.passes.schedule.policies.pipeline import Order, Pipeline
+from pathways.passes.schedule.policies.pipeline import Order, Pipeline, step_time
 
 
 def merged(
@@ -73,3 +74,51 @@ def greedy(
             done.add(action)
             (next_forward if action.kind == "F" else next_backward)[action.stage] += 1
     return orders
+
+
+def one_forward_one_backward(pipeline: Pipeline) -> Order:
+    """A backward as soon as there is one, else a forward (PipeDream-Flush).
+
+    A stage works on at most as many microbatches at once as the longest chain from it to the loss has stages,
+    the fewest that keep all slices busy: S - k for stage k of S in a row. With one stage on each slice, it
+    starts with so many forwards, then does backwards and forwards in turn.
+
+    Where a slice has stages of several branches, which of them goes first decides, and no rule is the best
+    for all pipelines. The fastest is taken: this order, one that goes through the branches as if they stood
+    in a row, or, where both take longer, that one with S - k microbatches.
+    """
+    order = _order_by_1f1b(pipeline, pipeline.to_loss)
+    in_a_row = dataclasses.replace(pipeline, reads=())
+    if pipeline.width == len(pipeline.slices) or pipeline == in_a_row:
+        return order
+    orders = [order, _order_by_1f1b(in_a_row, pipeline.to_loss), _order_by_1f1b(in_a_row, in_a_row.to_loss)]
+    return min(orders, key=lambda order: step_time(pipeline, order))
+
+
+def _order_by_1f1b(pipeline: Pipeline, alive: Sequence[int]) -> Order:
+    """The order in which each stage works on so many microbatches at once."""
+    most = pipeline.max_live or max(alive)
+
+    def rank(action: Action) -> tuple[int, ...]:
+        return action.kind == "F", action.microbatch, -pipeline.from_start[action.stage], -action.stage
+
+    return greedy(pipeline, lambda stage: min(alive[stage], most), rank)
+
+
+def eager(pipeline: Pipeline) -> Order:
+    """What is furthest from the end of the step comes first: list scheduling by the critical path.
+
+    Forwards are further from the end than backwards, so that without a bound this needs as much memory as
+    `gpipe`.
+    """
+    limit = pipeline.max_live or pipeline.microbatches
+    from_start = pipeline.from_start
+    back = [0] * len(from_start)
+    """From the beginning of a forward over the loss to the end of the last backward that waits for it."""
+    for stage, readers in reversed(list(enumerate(pipeline.readers))):
+        back[stage] = 1 + max((back[reader] for reader in readers), default=from_start[stage])
+
+    def to_the_end(action: Action) -> int:
+        return back[action.stage] if action.kind == "F" else from_start[action.stage]
+
+    return greedy(pipeline, lambda _: limit, lambda a: (-to_the_end(a), a.microbatch))

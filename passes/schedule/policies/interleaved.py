@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.chains import stages_to_loss
-from pathways.passes.schedule.policies.one_forward_one_backward import one_forward_one_backward
+from pathways.passes.schedule.policies.greedy import one_forward_one_backward
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError
 from pathways.passes.schedule.policies.zero_bubble import zb_h2
 

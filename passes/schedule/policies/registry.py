@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 
-from pathways.passes.schedule.policies.eager import eager
-from pathways.passes.schedule.policies.gpipe import gpipe
+from pathways.passes.schedule.policies.gpipe import gpipe, looped_bfs
+from pathways.passes.schedule.policies.greedy import eager, one_forward_one_backward
 from pathways.passes.schedule.policies.interleaved import interleaved, interleaved_zb
-from pathways.passes.schedule.policies.looped_bfs import looped_bfs
-from pathways.passes.schedule.policies.one_forward_one_backward import one_forward_one_backward
 from pathways.passes.schedule.policies.pipeline import Policy
 from pathways.passes.schedule.policies.zb_v import zb_v
 from pathways.passes.schedule.policies.zero_bubble import zb_h1, zb_h2

@@ -23,7 +23,7 @@ from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, set_signature, unique_name
 from pathways.passes.analysis.operations import has_side_effect
-from pathways.passes.analysis.replica_count import replicas_of
+from pathways.passes.analysis.replicas import replica_count
 from pathways.passes.manager.base import Pass, fail, main_function, remark
 from pathways.passes.schedule.replicas.shares import Shares, decide_shares, rows_divide
 
@@ -68,7 +68,7 @@ class Replicate(Pass):
     takes = (SHARDED,)
 
     def run(self, module: ir.Module) -> None:
-        count = replicas_of(module)
+        count = replica_count(module)
         if count == 1:
             for op in dialect.ops_named(module, ["pw.slice"]):
                 op.replicas = None

@@ -15,8 +15,7 @@ from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.analysis.computations import Body, Computations
 from pathways.passes.analysis.operations import zeros_of
-from pathways.passes.analysis.replica_count import replicas_of
-from pathways.passes.analysis.replica_numbers import ReplicaNumbers
+from pathways.passes.analysis.replicas import ReplicaNumbers, replica_count
 from pathways.passes.manager.base import Pass, main_function, remark
 from pathways.passes.schedule.replicas.buckets import settled
 from pathways.passes.schedule.replicas.linear_carries import is_float, slopes_of_carries
@@ -57,7 +56,7 @@ class SumCarries(Pass):
     takes = (SHARDED,)
 
     def run(self, module: ir.Module) -> None:
-        count = replicas_of(module)
+        count = replica_count(module)
         if count == 1:
             return
         main = main_function(module)

@@ -28,8 +28,7 @@ from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call, set_signature
 from pathways.passes.analysis.operations import has_side_effect
-from pathways.passes.analysis.replica_count import replicas_of
-from pathways.passes.analysis.replica_numbers import ReplicaNumbers
+from pathways.passes.analysis.replicas import ReplicaNumbers, replica_count
 from pathways.passes.manager.base import Pass, main_function, remark
 from pathways.passes.shard.updates.split_launch import SplitLaunch
 from pathways.passes.shard.updates.splitting import OuterLaunch, Splitting, decide, main_key
@@ -69,7 +68,7 @@ class SplitUpdates(Pass):
     takes = (SHARDED,)
 
     def run(self, module: ir.Module) -> None:
-        count = replicas_of(module)
+        count = replica_count(module)
         if count == 1:
             return
         main = main_function(module)

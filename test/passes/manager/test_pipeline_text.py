@@ -11,7 +11,6 @@ from examples import examples
 from pathways.dialect import make_context
 from pathways.passes.manager import registry
 from pathways.passes.manager.base import Pass, option
-from pathways.passes.manager.builtin_names import BUILTIN_PASSES, REFUSED
 from pathways.passes.manager.text import Builtin, PipelineError, parse_pipeline, pipeline_text
 
 CONTEXT = make_context()
@@ -209,7 +208,7 @@ def test_registry_finds_each_pass_under_its_name():
 
 
 def test_builtin_passes_exist():
-    for name in BUILTIN_PASSES:
+    for name in registry.BUILTIN_PASSES:
         parse(name)
-    for name in REFUSED:
+    for name in registry.REFUSED:
         PassManager.parse(f"builtin.module({name})", CONTEXT)

@@ -1,15 +1,35 @@
-"""How much room a channel needs."""
+"""Positions in an order: their numbers on each slice, first reads of values, and capacities of channels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import Trait, op_has
+from pathways.dialect import Trait, op_has, ops_named
+from pathways.dialect.relations.order import device_queues
 
 Span = tuple[int, int]
 """When a value is sent and when it is first read, as positions in one order of all operations."""
+
+
+def renumber(module: ir.Module, operations: Iterable[ir.OpView]) -> None:
+    """Numbers all that is in the order of a slice, or of slices that share one, from 0 and without gaps.
+
+    Args:
+      module: the module.
+      operations: those of `@main`; of two with one `order`, the first comes first.
+    """
+    queues = device_queues(module)
+    source = {c.sym_name: c.src for c in ops_named(module, ["pw.channel"])}
+    members: dict[str, list[ir.OpView]] = {}
+    for op in operations:
+        if op_has(op, Trait.ORDERED):
+            slice = source[op.channel] if op_has(op, Trait.TRANSFERS) else op.slice
+            members.setdefault(queues[slice], []).append(op)
+    for ops in members.values():
+        for n, op in enumerate(sorted(ops, key=lambda op: op.order)):
+            op.order = n
 
 
 def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
