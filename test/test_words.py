@@ -1,0 +1,438 @@
+"""Rules of words: what docstrings begin with, and which words names, messages and prose do not use.
+
+`python test/test_words.py compiler/auto` lists what breaks the rules in a folder, pending or not;
+without a folder it prints the counts of all.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+import functools
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FOLDERS = ("dialect", "passes", "runtime", "compiler", "tools", "bench", "examples", "docs", "test")
+
+PENDING = (
+    "bench",
+    "compiler/_root",
+    "compiler/api.py",
+    "compiler/auto",
+    "compiler/backends",
+    "compiler/chunks.py",
+    "compiler/data",
+    "compiler/frontend",
+    "compiler/links.py",
+    "compiler/loaded.py",
+    "compiler/lower",
+    "compiler/mpmd",
+    "compiler/placed.py",
+    "compiler/program.py",
+    "compiler/stages.py",
+    "dialect",
+    "docs",
+    "examples",
+    "passes",
+    "runtime/bundle",
+    "runtime/control",
+    "runtime/hosts/attached",
+    "runtime/hosts/cluster",
+    "runtime/hosts/controller",
+    "runtime/hosts/launch",
+    "runtime/hosts/protocol",
+    "runtime/hosts/service",
+    "runtime/hosts/splitting",
+    "runtime/hosts/trace",
+    "runtime/hosts/worker",
+    "runtime/local",
+    "runtime/plan",
+    "runtime/proxy",
+    "runtime/proxy/reading",
+    "runtime/proxy/serving",
+    "runtime/proxy/sessions",
+    "runtime/proxy/wire",
+    "runtime/resources",
+    "runtime/simulate",
+    "runtime/timelines",
+    "runtime/xla",
+    "test/compiler",
+    "test/conformance.py",
+    "test/conftest.py",
+    "test/docs",
+    "test/durations.py",
+    "test/e2e",
+    "test/fuzz",
+    "test/lab",
+    "test/lit.cfg.py",
+    "test/mutants.py",
+    "test/passes",
+    "test/real",
+    "test/runtime",
+    "test/support",
+    "test/test_bench_simulation.py",
+    "test/test_benches.py",
+    "test/test_packaging.py",
+    "test/test_rooms.py",
+    "test/tools",
+    "test/wheel",
+    "tools/__init__.py",
+    "tools/common",
+    "tools/drivers",
+    "tools/inputs",
+    "tools/lsp",
+    "tools/pw_bundle.py",
+    "tools/pw_cluster.py",
+    "tools/pw_compile.py",
+    "tools/pw_completion.py",
+    "tools/pw_lsp.py",
+    "tools/pw_opt.py",
+    "tools/pw_proxy.py",
+    "tools/pw_run.py",
+    "tools/pw_sim.py",
+    "tools/pw_viz.py",
+)
+"""Folders and modules that break the rules today. Narrow or remove an entry as its folders get clean: one without
+findings fails."""
+
+EXCEPTIONS: set[str] = set()
+"""Findings that are right as they are, written as the test prints them without their line."""
+
+VAGUE = re.compile(
+    r"What|Whatever|Whether|How|However|Where|Wherever|Which|Whichever|Who|Whoever|Whom|Whose|Why|When|"
+    r"Whenever|That|It|Its|This|These|Those|They|Them|Their|There|Here|Such|Somebody|Something|Nobody|"
+    r"Nothing|Everybody|Everything|Anybody|Anything|Another|Others|He|She|His|Her|So|As"
+)
+"""Relative and interrogative words and pronouns: a sentence that begins with one names its subject late."""
+
+VERBS = re.compile(
+    r"Asks|Checks|Creates|Declares|Ends|Forgets|Gives|Has|Holds|Inlines|Is|Keeps|Lets|Listens|Makes|"
+    r"Merges|Moves|Opens|Reads|Removes|Returns|Runs|Says|Sends|Splits|Starts|Takes|Tells|Waits|Writes"
+)
+"""Third persons that are no plural of a noun."""
+
+DETERMINERS = re.compile(r"a|an|the|what|which|where|how|whether|who|all|each|every|one|its|their|this")
+"""Words that show, behind a word in s, that it is a verb."""
+
+NOUNS = re.compile(
+    r"Arguments|Arrays|Bytes|Clients|Devices|Functions|Iterations|Inputs|Kwargs|Microseconds|"
+    r"Milliseconds|Nanoseconds|Outputs|Parameters|Programs|Replicas|Rows|Rules|Seconds|Settings|Shards|"
+    r"Trees|Units|Values|Weights|Workers"
+)
+"""Plurals that are no third person of a verb."""
+
+NAMES = re.compile(
+    r"turns?|told|tells?|bury|buries|buried|sweeps?|sweeper|doors?|guests?|greet\w*|lobby|keepers?|openers?"
+    r"|mourn\w*|expel\w*|doom\w*|several|asks?|asked|asking|says?|said|looks?|looking|underway|gone|forgets?"
+    r"|forgot\w*|lies|who|whoever|whom|whose|questions?|somebody|nobody|others|made|makes"
+)
+"""Words that stand in no name; `in_turn`, one after another, is meant otherwise."""
+
+_COUNTS = r"an?|the|each|every|one|two|per|last|first|next|other|same|all|of|more|many|few|\d+|\w+'s"
+
+PROSE = (
+    (rf"\b(?:{_COUNTS})(?: \w+)? turns?\b(?! (?:off|on|it|into|to)\b)", "iteration"),
+    (r"\bunder way\b", "in flight, pending"),
+    (r"\bhow-?many-?th\b", "index"),
+    (r"\bl(?:ies?|ay) (?:on|in|at|by|over|where|there|here|as|with)\b", "sharding, layout, placement"),
+    (r"\b(?:is|are|was|were|has|have|been|be) (?:told|asked)\b", "report, notify, request"),
+    (r"\b(?:is|are|was|were|has|have|been|be) gone\b", "lost, disconnected, removed"),
+    (r"\basked for\b|\basks? for\b", "request"),
+    (r"\bwhoever\b|\bsomebody\b|\bof whom\b|\bin whose\b|\bof which\b|\bsuch as it is\b", "a main clause"),
+    (r"\blets? (?:it|them) go\b", "release, free"),
+    (r"\bwhat (?:it|an? \w+) is at\b", "state, current operation"),
+    (r"\bmourn\w*|\bbur(?:y|ied|ies)\b|\bexpel\w*|\bdoom\w*|\bsweeps?\b", "remove, disconnect, free"),
+    (r"\bguests?\b|\bgreet\w*|\blobby\b|\bdoors?\b|\bkeeper\b", "peer, handshake, acceptor"),
+)
+"""Phrases that stand in no docstring, comment or message, with what to write instead."""
+
+_ANY_PROSE = re.compile("|".join(pattern for pattern, _ in PROSE), re.IGNORECASE)
+
+LOGGERS = {"log", "logger", "logging"}
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+NODES = (
+    ast.Module,
+    ast.ClassDef,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.arg,
+    ast.Name,
+    ast.Attribute,
+    ast.Raise,
+    ast.Call,
+    ast.Expr,
+)
+
+Place = tuple[int, str, str]
+"""A line, the rule that it breaks, and how."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A place that breaks a rule."""
+
+    file: str
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.rule}: {self.text}"
+
+    @property
+    def key(self) -> str:
+        """The finding without its line, as `EXCEPTIONS` has it."""
+        return f"{self.file}: {self.rule}: {self.text}"
+
+
+@functools.cache
+def nodes_of(text: str) -> list[ast.AST]:
+    """Returns the nodes of a program that rules are about."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, NODES)]
+
+
+def is_below(file: str, folder: str) -> bool:
+    return f"{file}/".startswith(f"{folder}/")
+
+
+def findings_below(folder: str) -> Iterator[Finding]:
+    paths = [ROOT / folder] if folder.endswith(".py") else sorted((ROOT / folder).rglob("*.py"))
+    for path in paths:
+        yield from findings(str(path.relative_to(ROOT)), path.read_text())
+
+
+def findings(file: str, text: str) -> Iterator[Finding]:
+    """Yields what breaks the rules in the text of a file."""
+    nodes = nodes_of(text)
+    for node in nodes:
+        for line, rule, wording in (*first_words(node, file), *names(node, file), *messages(node)):
+            yield Finding(file, line, rule, wording)
+    for line, prose in (*docstrings(nodes), *comments(text)):
+        for lines, wording in phrases(prose):
+            yield Finding(file, line + lines, "prose", wording)
+
+
+def docstring(node: ast.AST) -> str:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return ast.get_docstring(node) or ""
+    return ""
+
+
+def docstrings(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yields the strings that are statements: docstrings of modules, classes, functions and fields."""
+    for node in nodes:
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        before, mark, comment = line.partition("# ")
+        if mark and (not before or before.endswith(" ")):
+            yield number, comment
+
+
+def first_words(node: ast.AST, file: str) -> Iterator[Place]:
+    """Yields the docstrings that a node holds whose first word is of the wrong kind."""
+    doc = docstring(node)
+    match node:
+        case ast.Module() if doc:
+            yield from noun_first(1, "module", doc)
+        case ast.ClassDef() if doc and not is_of_the_ir(node):
+            yield from noun_first(node.lineno, f"class {node.name}", doc)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() if doc:
+            if any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
+                yield from noun_first(node.lineno, f"property {node.name}", doc, also=("Whether",))
+            else:
+                yield from verb_first(node, doc, is_claim(node, file))
+    if isinstance(node, ast.Module | ast.ClassDef):
+        for field, below in itertools.pairwise(node.body):
+            match field, below:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(doc))),
+                ):
+                    yield from noun_first(below.lineno, f"field {name}", doc, also=("Whether",))
+
+
+def is_of_the_ir(node: ast.ClassDef) -> bool:
+    """Returns whether a class is an operation or a pass: these are documented by what they do, as in MLIR."""
+    decorators = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
+    return "operation" in decorators or any(ast.unparse(base) == "Pass" for base in node.bases)
+
+
+def is_claim(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> bool:
+    """Returns whether a function is documented by what holds: as relations of the IR and tests are."""
+    return any(arg.arg == "report" for arg in node.args.args) or (
+        is_below(file, "test") and not is_below(file, "test/support")
+    )
+
+
+def noun_first(line: int, subject: str, doc: str, also: tuple[str, ...] = ()) -> Iterator[Place]:
+    first, second = first_two(doc)
+    if VAGUE.fullmatch(first) and first not in also:
+        yield line, "vague first word", f"{subject} begins with {first}"
+    elif VERBS.fullmatch(first) or (is_third_person(first) and DETERMINERS.fullmatch(second)):
+        yield line, "verb instead of noun", f"{subject} begins with {first}"
+
+
+def verb_first(node: ast.FunctionDef | ast.AsyncFunctionDef, doc: str, claim: bool) -> Iterator[Place]:
+    first, second = first_two(doc)
+    if VAGUE.fullmatch(first):
+        yield node.lineno, "vague first word", f"function {node.name} begins with {first}"
+    elif claim or first in ("See", "No-op"):
+        return
+    elif not is_third_person(first) or second == "of" or NOUNS.fullmatch(first):
+        yield node.lineno, "no verb first", f"function {node.name} begins with {first}"
+
+
+def first_two(doc: str) -> tuple[str, str]:
+    first, second = [*doc.split()[:2], "", ""][:2]
+    return first.strip("`.,:;"), second
+
+
+def is_third_person(word: str) -> bool:
+    return re.fullmatch("[A-Z][a-z-]+s", word) is not None
+
+
+def names(node: ast.AST, file: str) -> Iterator[Place]:
+    """Yields the names that a node defines and that have a word of `NAMES`."""
+    match node:
+        case ast.Module():
+            name = Path(file).stem
+        case ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            pass
+        case ast.FunctionDef(name=name) if not name.startswith("test_"):
+            pass
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            pass
+        case _:
+            return
+    line = getattr(node, "lineno", 1)
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).strip("_").lower().split("_")
+    for before, word in zip(("", *words), words, strict=False):
+        if NAMES.fullmatch(word) and (before, word) != ("in", "turn"):
+            yield line, "name", f"{name} has {word!r}"
+    if re.match(r"_*MOST_", name):
+        yield line, "name", f"{name} has 'MOST' (MAX)"
+
+
+def messages(node: ast.AST) -> Iterator[Place]:
+    """Yields words of messages of errors and of log lines, and log lines that end in a full stop."""
+    match node:
+        case ast.Raise(exc=ast.Call(args=args)):
+            texts = [text for argument in args for text in strings(argument)]
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=logger), attr=level), args=[first, *_]) if (
+            logger.strip("_").lower() in LOGGERS and level in LEVELS
+        ):
+            texts = list(strings(first))
+            if texts and re.search(r"[a-z]\.$", texts[-1]):
+                yield node.lineno, "log line", f"{texts[-1]!r} ends in a full stop"
+        case _:
+            return
+    for text in texts:
+        yield from ((node.lineno, "message", wording) for _, wording in phrases(text))
+
+
+def phrases(text: str) -> Iterator[tuple[int, str]]:
+    """Yields what a text says that it should not, each with the lines before it."""
+    if not _ANY_PROSE.search(text):
+        return
+    for pattern, better in PROSE:
+        for found in re.finditer(pattern, text, re.IGNORECASE):
+            yield text[: found.start()].count("\n"), f"{' '.join(found[0].split())!r} ({better})"
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    return (
+        child.value
+        for child in ast.walk(node)
+        if isinstance(child, ast.Constant) and isinstance(child.value, str)
+    )
+
+
+def classes_of_one_name() -> Iterator[str]:
+    """Yields the names that two classes of the package have, with both places."""
+    places = collections.defaultdict(list)
+    for folder in ("dialect", "passes", "runtime", "compiler", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in nodes_of(path.read_text()):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name.lstrip("_")].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    yield from (f"{name}: {', '.join(at)}" for name, at in sorted(places.items()) if len(at) > 1)
+
+
+def counts(found: list[Finding]) -> str:
+    rules = collections.Counter(finding.rule for finding in found)
+    return "\n".join(f"{count:5} {rule}" for rule, count in rules.most_common())
+
+
+@functools.cache
+def all_findings() -> list[Finding]:
+    return [finding for folder in FOLDERS for finding in findings_below(folder)]
+
+
+@pytest.mark.quick
+def test_words_are_plain() -> None:
+    found = all_findings()
+    new = [f for f in found if f.key not in EXCEPTIONS and not any(is_below(f.file, p) for p in PENDING)]
+    assert not new, "\n".join(("", *map(str, new), "", counts(new)))
+    assert {f.key for f in found} >= EXCEPTIONS, "no exception any more: remove it from the table"
+    clean = [folder for folder in PENDING if not any(is_below(f.file, folder) for f in found)]
+    assert not clean, f"remove from PENDING, for it is clean: {', '.join(clean)}"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    assert not list(classes_of_one_name())
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('def f():\n    """What f is."""', "1: vague first word: function f begins with What"),
+        ('def f():\n    """The size."""', "1: no verb first: function f begins with The"),
+        ('def f():\n    """Rows of it."""', "1: no verb first: function f begins with Rows"),
+        ('class A:\n    """Keeps a thing."""', "1: verb instead of noun: class A begins with Keeps"),
+        ("class Told:\n    pass", "1: name: Told has 'told'"),
+        ("MOST_CALLS = 3", "1: name: MOST_CALLS has 'MOST' (MAX)"),
+        ("raise ValueError(f'{name} has the last turn')", "1: message: 'the last turn' (iteration)"),
+        ("_log.info('%s connected.')", "1: log line: '%s connected.' ends in a full stop"),
+        ("x = 1\n# Its last turn frees it.", "2: prose: 'last turn' (iteration)"),
+    ],
+)
+def test_each_rule_finds_what_breaks_it(source: str, expected: str) -> None:
+    assert [str(found) for found in findings("tools/example.py", source)] == [f"tools/example.py:{expected}"]
+
+
+def test_good_words_pass() -> None:
+    source = '''"""Fair-share scheduler for the steps of many clients."""
+
+class Scheduler:
+    """Scheduler of one cluster."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is pending."""
+
+    def dispatch(self) -> None:
+        """Dispatches pending steps, of one client in turn."""
+'''
+    assert not list(findings("tools/example.py", source))
+
+
+if __name__ == "__main__":
+    for folder in sys.argv[1:]:
+        found = list(findings_below(folder))
+        print("\n".join((*map(str, found), "", counts(found))))
+    if not sys.argv[1:]:
+        print(counts(all_findings()))
