@@ -13,7 +13,7 @@ from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.interface import ArgumentHome
 from pathways.compiler.frontend.specs import dims_of
 from pathways.runtime.hosts.cluster.array import Array
-from pathways.runtime.local.devices import session
+from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -24,7 +24,7 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
     Arguments may be arrays, or types that say where an array is to be. One whose rows replicas share lives on
     several slices, and is taken for one that lives on none.
     """
-    manager = session.manager()
+    manager = process_cluster.manager()
     islands = {device.id: device.island for device in manager.cluster.devices}
     slices: dict[Hashable, VirtualSlice] = {}
     holders = manager.holders()

@@ -22,7 +22,7 @@ from pathways.compiler.frontend.arguments import Signature, is_type
 from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.notices import warn
 from pathways.runtime.local.checks import check_alive
-from pathways.runtime.local.devices import session
+from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.local.facts import device_text, flops_of, stats_of
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
@@ -55,7 +55,7 @@ def _retire_all() -> None:
         executable.context = None
 
 
-session.when_left(_retire_all)
+process_cluster.when_left(_retire_all)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

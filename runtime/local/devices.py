@@ -16,7 +16,7 @@ import numpy as np
 from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland, Host
 from pathways.runtime.resources.manager import Binding, ResourceError
-from pathways.runtime.resources.session import Discover, Session
+from pathways.runtime.resources.process_cluster import Discover, ProcessCluster
 from pathways.runtime.resources.status import SliceStatus
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla import pjrt
@@ -38,7 +38,7 @@ def connect(
 
     See `runtime.hosts.controller.connect.connect`, which has all of these settings and also those of hosts.
     """
-    return session.connect(_discovery(cpu_devices, islands, platform, device_memory))
+    return process_cluster.connect(_discovery(cpu_devices, islands, platform, device_memory))
 
 
 @boundary
@@ -48,12 +48,12 @@ def cluster() -> Cluster:
     The first call makes one of the devices that JAX sees, PW_CPU_DEVICES (a number of CPU devices) and
     PW_ISLANDS (a number of islands), unless `connect` was called before.
     """
-    return session.cluster()
+    return process_cluster.cluster()
 
 
 def bind(slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
     """`ResourceManager.bind` on the current cluster."""
-    return session.bind(slices, program)
+    return process_cluster.bind(slices, program)
 
 
 def binding_of(devices: Sequence[jax.Device], slice: SliceSpec) -> Binding:
@@ -71,7 +71,7 @@ def slice_statuses() -> tuple[SliceStatus, ...]:
     """Where all slices are that have devices."""
     return tuple(
         SliceStatus(slice.name, binding.island, binding.positions, binding.program)
-        for slice, binding in session.manager().holders().items()
+        for slice, binding in process_cluster.manager().holders().items()
     )
 
 
@@ -81,7 +81,7 @@ def release(slice: VirtualSlice) -> None:
     Args:
       slice: the slice; nothing happens when it has no devices.
     """
-    session.release(slice)
+    process_cluster.release(slice)
 
 
 def discover(
@@ -216,5 +216,5 @@ def _jax_devices(platform: str | None) -> list[jax.Device]:
         raise ResourceError(f"{setting}JAX has {which} here{line and f' ({line})'}") from None
 
 
-session = Session(_discover_from_environment)
+process_cluster = ProcessCluster(_discover_from_environment)
 """The one that all programs of this process share."""

@@ -18,7 +18,7 @@ import preloaded
 import pytest
 
 from pathways.runtime.bundle import examine
-from pathways.runtime.local.devices import session
+from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources import virtual
 
 _CHECK = "import os, runpy, sys; sys.argv[1] = str(os.getppid()); runpy.run_module({!r}, run_name='__main__')"
@@ -153,7 +153,7 @@ def _unchanged() -> Iterator[None]:
     x64 = jax.config.jax_enable_x64
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", list(sys.path))
-        patch.setattr(session, "_manager", None)
+        patch.setattr(process_cluster, "_manager", None)
         # Slices are named anew; no function that was traced before is called with them.
         patch.setattr(virtual, "_names", virtual._SliceNames())
         try:

@@ -20,7 +20,7 @@ from pathways.runtime.hosts.launch.options import HostOptions, keyword_error
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, recording, stalls
 from pathways.runtime.resources.cluster import Cluster
-from pathways.runtime.resources.session import still_bound
+from pathways.runtime.resources.process_cluster import still_bound
 from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -167,7 +167,7 @@ def disconnect() -> None:
     """
     with _lock:
         _close()
-        devices.session.disconnect()
+        devices.process_cluster.disconnect()
 
 
 def controller() -> Controller | None:
@@ -179,14 +179,14 @@ def _connect(asked: Settings | Attachment) -> Cluster:
     global _controller, _asked
     if _controller is not None and _controller.is_usable() and _asked == asked:
         return _controller.cluster
-    if bound := devices.session.bound_slices():
+    if bound := devices.process_cluster.bound_slices():
         raise RuntimeError(still_bound(bound))
     _close()
     raise_as_errors_of_jax()
     started = _started(asked) if isinstance(asked, Settings) else attach_to(asked)
     try:
         recording.register(started.traces)
-        cluster = devices.session.connect(lambda: started.cluster, started.resource_manager)
+        cluster = devices.process_cluster.connect(lambda: started.cluster, started.resource_manager)
     except BaseException:
         started.close()
         raise

@@ -13,7 +13,7 @@ from pathways.runtime.resources.cluster import (
     Host,
 )
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
-from pathways.runtime.resources.session import Session
+from pathways.runtime.resources.process_cluster import ProcessCluster
 from pathways.runtime.resources.virtual import make_virtual_device_set
 
 
@@ -128,22 +128,22 @@ def test_manager_names_the_remedy_of_hosts(remedy):
 
 def test_session_names_the_remedy_after_disconnect():
     """PW_CPU_DEVICES gives none of the devices of a cluster that was left."""
-    session, slices = Session(lambda: cluster_of(1)), [make_virtual_device_set().add_slice(2, "x")]
-    session.disconnect()
+    cluster, slices = ProcessCluster(lambda: cluster_of(1)), [make_virtual_device_set().add_slice(2, "x")]
+    cluster.disconnect()
     with pytest.raises(ResourceError, match="set PW_CPU_DEVICES=2"):
-        session.bind(slices, "f")
-    session.connect(lambda: cluster_of(4))
-    session.bind(slices, "f")
+        cluster.bind(slices, "f")
+    cluster.connect(lambda: cluster_of(4))
+    cluster.bind(slices, "f")
     for _ in range(2):
-        session.disconnect()
+        cluster.disconnect()
         with pytest.raises(
             ResourceError, match=r"since .*disconnect\(\) .* call .*connect\(\.\.\.\)"
         ) as caught:
-            session.bind(slices, "f")
+            cluster.bind(slices, "f")
         assert "PW_CPU_DEVICES" not in str(caught.value)
-    session.connect(lambda: cluster_of(1, 1))
+    cluster.connect(lambda: cluster_of(1, 1))
     with pytest.raises(ResourceError, match="set PW_CPU_DEVICES=2"):
-        session.bind(slices, "f")
+        cluster.bind(slices, "f")
 
 
 @pytest.mark.parametrize(
@@ -289,36 +289,36 @@ def test_manager_knows_replicas_under_slices_of_other_sets():
         assert bound[first].positions == bound[second].positions
 
 
-def test_session_discovers_its_cluster_at_first_use():
+def test_process_cluster_is_discovered_at_first_use():
     clusters = []
 
     def discover() -> Cluster:
         clusters.append(cluster_of(2))
         return clusters[-1]
 
-    session = Session(discover)
-    assert session.bound_slices() == []
+    cluster = ProcessCluster(discover)
+    assert cluster.bound_slices() == []
     assert not clusters
     slice = make_virtual_device_set().add_slice(1, "x", name="first")
-    assert session.bind([slice], "f")[slice].positions == (0,)
-    assert session.bound_slices() == [slice.name]
-    assert session.cluster() is session.manager().cluster is clusters[0]
+    assert cluster.bind([slice], "f")[slice].positions == (0,)
+    assert cluster.bound_slices() == [slice.name]
+    assert cluster.cluster() is cluster.manager().cluster is clusters[0]
     assert len(clusters) == 1
 
 
-def test_session_changes_its_cluster_only_while_nothing_is_bound():
-    session = Session(lambda: cluster_of(2))
+def test_process_cluster_changes_only_while_nothing_is_bound():
+    cluster = ProcessCluster(lambda: cluster_of(2))
     slice = make_virtual_device_set().add_slice(3, "x")
     with pytest.raises(ResourceError, match="there are 2"):
-        session.bind([slice], "f")
+        cluster.bind([slice], "f")
     larger = cluster_of(4)
-    assert session.connect(lambda: larger) is session.cluster() is larger
-    session.bind([slice], "f")
+    assert cluster.connect(lambda: larger) is cluster.cluster() is larger
+    cluster.bind([slice], "f")
     with pytest.raises(RuntimeError, match=f"connect: slices {slice.name} are bound to devices"):
-        session.connect(lambda: cluster_of(1))
-    assert session.cluster() is larger
-    session.release(slice)
-    assert len(session.connect(lambda: cluster_of(1)).devices) == 1
+        cluster.connect(lambda: cluster_of(1))
+    assert cluster.cluster() is larger
+    cluster.release(slice)
+    assert len(cluster.connect(lambda: cluster_of(1)).devices) == 1
 
 
 def test_manager_keeps_a_replica_on_one_island():
@@ -352,14 +352,14 @@ def test_manager_keeps_the_island_of_a_bound_replica():
 
 
 def test_session_leaves_devices_of_others_that_look_like_its_own():
-    session = Session(lambda: cluster_of(2))
+    cluster = ProcessCluster(lambda: cluster_of(2))
     left = []
-    session.when_left(lambda: left.append(session.manager()))
-    session.connect(lambda: cluster_of(2), ResourceManager)
-    shared = session.manager()
-    session.connect(lambda: cluster_of(2))
+    cluster.when_left(lambda: left.append(cluster.manager()))
+    cluster.connect(lambda: cluster_of(2), ResourceManager)
+    shared = cluster.manager()
+    cluster.connect(lambda: cluster_of(2))
     assert left == [shared]
-    assert session.manager() is not shared
-    own = session.manager()
-    session.connect(lambda: cluster_of(2))
-    assert session.manager() is own
+    assert cluster.manager() is not shared
+    own = cluster.manager()
+    cluster.connect(lambda: cluster_of(2))
+    assert cluster.manager() is own

@@ -23,7 +23,7 @@ def still_bound(slices: Sequence[str]) -> str:
     )
 
 
-class Session:
+class ProcessCluster:
     """The current cluster, and who has what of it.
 
     Args:
