@@ -33,7 +33,7 @@ from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.protocol.serving import decode_for_service
 from pathways.runtime.hosts.service.service import Service
-from pathways.runtime.resources.service_status import ServiceStatus
+from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 
 _SECRET = bytes(range(32))

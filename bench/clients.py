@@ -26,7 +26,7 @@ from _simulated.service import shares
 from hosts import Hosts, Idle, clocked, in_turn, typical
 from simulated_sharing import DeviceTimers
 
-from pathways.runtime.resources.service_status import ServiceStatus
+from pathways.runtime.resources.status import ServiceStatus
 
 ISLANDS = 4
 ROUNDS = 5

@@ -24,8 +24,8 @@ from pathways.dialect.verification.forms import PARTS
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze_parts
-from pathways.runtime.plan.parts import PartCall, PartCalls, calls_of
 from pathways.runtime.plan.plan import ArrayType
+from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls, calls_of
 from pathways.runtime.xla.compile_cache import Request
 
 
@@ -73,7 +73,7 @@ class ChunkedLowered(Lowered):
 
 
 def part_ports(
-    calls: PartCalls, interface: Interface, context: Any
+    calls: SubProgramCalls, interface: Interface, context: Any
 ) -> dict[str, tuple[Interface, Signature]]:
     """What each part takes and returns, as callers of programs are told.
 
@@ -101,7 +101,7 @@ def part_ports(
             out_keys=keys_of(out_tree),
         )
         in_tree = jax.tree.structure(((0,) * len(inputs), {}))
-        ports[call.part] = own, Signature(in_tree, keys_of(in_tree), inputs, (), context, strict=False)
+        ports[call.sub_program] = own, Signature(in_tree, keys_of(in_tree), inputs, (), context, strict=False)
     return ports
 
 
@@ -125,7 +125,7 @@ class ChunkedExecutable(ProgramExecutable):
 
     def __init__(
         self,
-        calls: PartCalls,
+        calls: SubProgramCalls,
         parts: Mapping[str, ProgramExecutable],
         interface: Interface,
         signature: Signature,
@@ -136,10 +136,10 @@ class ChunkedExecutable(ProgramExecutable):
         self.name = name
         self._donated = calls.donated
         self._part_calls = calls
-        self._calls = [(parts[call.part], call) for call in calls.calls]
+        self._calls = [(parts[call.sub_program], call) for call in calls.calls]
         self._context = signature.context
         self._takers = [
-            next(((parts[part], n) for part, n in calls.takers(number)), None)
+            next(((parts[part], n) for part, n in calls.consumers(number)), None)
             for number in range(len(interface.in_avals))
         ]
         self._in_place: tuple[list[Any], list[Any]] | None = None
@@ -180,8 +180,8 @@ class ChunkedExecutable(ProgramExecutable):
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice: that of the part that takes most, with what waits."""
-        plans = {call.part: part.plan for part, call in self._calls}
-        analyses = {call.part: part.memory_analysis() for part, call in self._calls}
+        plans = {call.sub_program: part.plan for part, call in self._calls}
+        analyses = {call.sub_program: part.memory_analysis() for part, call in self._calls}
         return analyze_parts(self._part_calls, plans, analyses)
 
     def flops(self, computation: str, slice: str) -> float:
@@ -190,7 +190,9 @@ class ChunkedExecutable(ProgramExecutable):
 
     def requests(self) -> Mapping[str, Sequence[Request]]:
         """What was compiled, by the part of the program that it is of."""
-        return {call.part: requests for part, call in self._calls for requests in part.requests().values()}
+        return {
+            call.sub_program: requests for part, call in self._calls for requests in part.requests().values()
+        }
 
     def device_text(self) -> str:
         """XLA's optimized module of each computation on each slice, of all parts."""
@@ -257,12 +259,12 @@ class ChunkedExecutable(ProgramExecutable):
                 del values[n]
         return self.interface.out_tree.unflatten(made)
 
-    def _check_deadline(self, part: ProgramExecutable, call: PartCall, seconds: float) -> None:
+    def _check_deadline(self, part: ProgramExecutable, call: SubProgramCall, seconds: float) -> None:
         """Ends a loop that has gone on for longer than a step may."""
         deadline = part.step_deadline
         if deadline is not None and seconds >= deadline:
             raise failed(
-                f"loop @{call.part} has gone on for {seconds:.0f} seconds, and step_deadline is "
+                f"loop @{call.sub_program} has gone on for {seconds:.0f} seconds, and step_deadline is "
                 f"{deadline:g}: it was ended after a chunk"
             ).error(f"program '{self.name}'")
 

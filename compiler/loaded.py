@@ -25,7 +25,7 @@ from pathways.compiler.stages import Bound
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
-from pathways.runtime.bundle.manifest import VERSION_OF_PARTS, BundleError
+from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError
 from pathways.runtime.bundle.program import read_program, stored_name
 from pathways.runtime.local.devices import cluster, devices_of
 from pathways.runtime.plan.plan import Launch, Plan
@@ -100,7 +100,7 @@ def load_bundle(
     ports = {"": (interface, signature)} if calls is None else part_ports(calls, interface, None)
     executables: dict[str, ProgramExecutable] = {}
     pairs, found = 0, 0
-    for name, part in stored.parts.items():
+    for name, part in stored.sub_programs.items():
         own, types = ports[name]
         program = Scheduled(part.module, part.plan, own, types, stored=part.stored)
         bindings = program.bind()
@@ -200,7 +200,7 @@ class LoadedProgram(Bound):
     @property
     def in_parts(self) -> bool:
         """Whether it has loops whose end depends on values; then its plan is that of a chunk of one."""
-        return self._manifest.version == VERSION_OF_PARTS
+        return self._manifest.version == VERSION_OF_SUB_PROGRAMS
 
     @property
     def origins(self) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from pathways.compiler.program import Program
 from pathways.compiler.stages import Lowered
 from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.pipeline import Options
-from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.resources.process import ProcessBound
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
@@ -27,7 +27,7 @@ _SHOWN = 8
 """How many arguments a message has room for."""
 
 
-class PlacedFunction[**P, R](OfProcess):
+class PlacedFunction[**P, R](ProcessBound):
     """A function that runs on all devices of a slice; made by `pw.jit`.
 
     Called inside a program it becomes one computation of it. Called alone it is a program of one launch.

@@ -42,11 +42,11 @@ from pathways.compiler.lower.pipelining import why_not_pipelined
 from pathways.compiler.stages import Lowered
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
-from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.resources.process import ProcessBound
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
-class Program[**P, R](OfProcess):
+class Program[**P, R](ProcessBound):
     """A function compiled for many slices; made by `pw.program`.
 
     A call runs it and returns at once. The first one with arguments of new types compiles it for them;

@@ -28,7 +28,7 @@ from pathways.passes.analysis.links import read_link
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
-from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.resources.process import ProcessBound
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import ReplayTimes, read_times, stated_times, times_in, title_of
@@ -41,7 +41,7 @@ _SHOWN_LINES = 1000
 """How much of a module a notebook shows."""
 
 
-class Lowered(OfProcess):
+class Lowered(ProcessBound):
     """A program in all forms of the IR, ready to be compiled.
 
     Made by `Program.lower`. `remarks` holds what the passes found worth saying, `schedule` the policy or the
@@ -164,7 +164,7 @@ class Lowered(OfProcess):
         save(path, self._forms.scheduled, self.name, self._interface, self._signature, requests)
 
 
-class Bound(OfProcess):
+class Bound(ProcessBound):
     """A program bound to devices: what `Compiled` and `LoadedProgram` have in common.
 
     Attributes:

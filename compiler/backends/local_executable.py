@@ -55,7 +55,7 @@ def _retire_all() -> None:
         executable.context = None
 
 
-process_cluster.when_left(_retire_all)
+process_cluster.on_disconnect(_retire_all)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

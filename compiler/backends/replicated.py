@@ -60,7 +60,7 @@ class Replicated:
 
         The first copies are the array's own buffers.
         """
-        part = aval.update(shape=self.replicas.part(aval.shape))
+        part = aval.update(shape=self.replicas.block(aval.shape))
         makers = [pjrt.put_together(part, sharding) for sharding in self.parts]
         size = self.parts[0].mesh.size
 

@@ -34,7 +34,7 @@ from pathways.runtime.hosts.worker.calls import numpy_of
 from pathways.runtime.hosts.worker.modules import found
 from pathways.runtime.local.devices import bind, mesh_of
 from pathways.runtime.resources.manager import Binding
-from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.resources.process import ProcessBound
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -46,7 +46,7 @@ lanes = itertools.count(1)
 """The numbers of what makes its calls one after the other."""
 
 
-class FunctionOnHosts(OfProcess):
+class FunctionOnHosts(ProcessBound):
     """A function that runs on hosts; made by `on_hosts`.
 
     Attributes:

@@ -22,7 +22,7 @@ from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.manifest import (
     VERSION,
-    VERSION_OF_PARTS,
+    VERSION_OF_SUB_PROGRAMS,
     BundleError,
     Code,
     Constant,
@@ -33,8 +33,8 @@ from pathways.runtime.bundle.manifest import (
 )
 from pathways.runtime.bundle.program import custom_calls, read_artifact, stored_name
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.plan.parts import calls_of
 from pathways.runtime.plan.plan import Argument, Computation, Result, SliceSpec
+from pathways.runtime.plan.sub_programs import calls_of
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Request, code_target, serialize_all
 
@@ -126,7 +126,7 @@ def _save(
         computations=tuple(ListedComputation(n, c.local, c.effects) for n, c in computations.items()),
         custom_calls=tuple(sorted(calls)),
         constants=tuple(Constant(n, value.shape, value.dtype.name) for n, value in constants.items()),
-        version=VERSION_OF_PARTS if in_parts else VERSION,
+        version=VERSION_OF_SUB_PROGRAMS if in_parts else VERSION,
     )
     bundle.write(
         path,

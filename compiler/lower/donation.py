@@ -21,7 +21,7 @@ from pathways.dialect import (
 from pathways.dialect.attributes.names import DONATED, MAIN
 from pathways.dialect.attributes.replica_ports import ports_of_callers
 from pathways.dialect.verification.forms import PARTS
-from pathways.runtime.plan.parts import PartCalls, calls_of
+from pathways.runtime.plan.sub_programs import SubProgramCalls, calls_of
 
 
 def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: bool) -> Iterator[str]:
@@ -63,13 +63,13 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
         )
 
 
-def _shared_by_turns(main: ir.OpView, arguments: Sequence[str], calls: PartCalls) -> Iterator[str]:
+def _shared_by_turns(main: ir.OpView, arguments: Sequence[str], calls: SubProgramCalls) -> Iterator[str]:
     """Says which donated arguments the turns of a loop share: nobody knows who reads them last."""
     attrs = argument_attrs(main)
     shared = [
         name
         for n, name in enumerate(arguments)
-        if DONATED in attrs[n] and n not in calls.donated and calls.takers(n)
+        if DONATED in attrs[n] and n not in calls.donated and calls.consumers(n)
     ]
     if shared:
         yield (

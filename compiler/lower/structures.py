@@ -54,8 +54,8 @@ def _node(structure: Any, paths: Sequence[Any], depth: int, numbers: Iterator[in
     data = structure.node_data()
     if data is None:
         return next(numbers)
-    if depth == trees.DEEPEST:
-        raise BundleError(f"arguments or results are nested more than {trees.DEEPEST} levels deep")
+    if depth == trees.MAX_DEPTH:
+        raise BundleError(f"arguments or results are nested more than {trees.MAX_DEPTH} levels deep")
     kind, about = data
     if kind is type(None):
         return None

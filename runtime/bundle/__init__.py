@@ -1,4 +1,4 @@
-"""Compiled programs in a file: its format, and what is checked of it. Never imports jax.
+"""Bundles: compiled programs in files, their format, and the checks of untrusted ones.
 
-Imports plans and the passes.
+Imports plans and the passes; never jax.
 """

@@ -1,4 +1,4 @@
-"""Examines the program of a bundle in a process of its own: a hostile file may crash MLIR or keep it busy."""
+"""Examination of untrusted bundles in a separate process: a hostile file may crash MLIR or never end."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import sys
 from collections.abc import Callable
 
 from pathways.runtime.bundle.file import Bundle, read
-from pathways.runtime.bundle.limits import end_with, exit_status, memory_of_at_most
+from pathways.runtime.bundle.limited_process import exit_status, exit_with_parent, limit_memory
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.bundle.program import StoredProgram, check_artifacts, read_program
 
 
 def allowance(bundle: Bundle) -> tuple[float, int]:
-    """The seconds and the bytes of memory that reading the MLIR of a bundle may take.
+    """Returns the seconds and the bytes of memory that reading the MLIR of a bundle may need.
 
-    A megabyte of MLIR takes about a second. A few lines of it can name a type whose text fills any memory.
+    MLIR reads about a megabyte per second. A few lines of text can name a type whose printed form fills any
+    memory.
     """
     size = sum(map(len, bundle.members.values()))
     return 30 + size / 1e6, 4 * 2**30 + 64 * size
 
 
 def examine(bundle: Bundle) -> StoredProgram:
-    """Checks all that an untrusted bundle passes to MLIR and XLA, in this process; returns its program.
+    """Checks everything in an untrusted bundle that MLIR and XLA read, in this process; returns its program.
 
     Raises:
-      BundleError: says what is wrong.
+      BundleError: a check failed.
     """
     program = read_program(bundle)
     check_artifacts(bundle, program)
@@ -35,13 +36,13 @@ def examine(bundle: Bundle) -> StoredProgram:
 
 
 def examine_within_limits(bundle: Bundle) -> StoredProgram:
-    """The same with the memory that reading the bundle may take, for a process that does little else.
+    """Calls `examine` with the memory of `allowance` alone, for a process that does little else.
 
     Raises:
-      BundleError: says what is wrong, also that it takes too much memory.
+      BundleError: a check failed, or reading needs more memory.
     """
     try:
-        with memory_of_at_most(allowance(bundle)[1]):
+        with limit_memory(allowance(bundle)[1]):
             return examine(bundle)
     except MemoryError:
         raise BundleError(f"{bundle.path}: reading its program takes too much memory") from None
@@ -54,20 +55,20 @@ def examine_apart(
     doing: str = "reading its program",
     seconds: float | None = None,
 ) -> None:
-    """The same in a new process, so that no input can harm this one.
+    """Runs the checks in a new process, so that no input can harm this one.
 
     Args:
       bundle: the bundle.
-      module: what the process runs; it gets the id of this one, the path of the bundle and `flags`, and
-        ends in `run_checks`.
+      module: the module that the process runs, which must call `run_checks`. Its arguments are the id of this
+        process, the path of the bundle, and `flags`.
       *flags: the rest of its command line.
-      doing: what to call that in messages.
-      seconds: how long it may take; by default the allowance of the bundle.
+      doing: the name of the work, for messages.
+      seconds: the time limit; by default the allowance of the bundle.
 
     Raises:
-      BundleError: says what is wrong; also when the process crashed or took too long.
+      BundleError: a check failed, or the process crashed or exceeded the time limit.
     """
-    # -P: what lies beside the file must not be imported.
+    # -P: no module in the folder of the file may be imported.
     command = [sys.executable, "-P", "-m", module, str(os.getpid()), bundle.path, *flags]
     limit = allowance(bundle)[0] if seconds is None else seconds
     try:
@@ -77,8 +78,8 @@ def examine_apart(
     except subprocess.TimeoutExpired:
         raise BundleError(f"{bundle.path}: {doing} takes too long") from None
     if done.returncode < 0:
-        how = exit_status(done.returncode)
-        raise BundleError(f"{bundle.path}: {doing} crashed MLIR or XLA ({how})")
+        status = exit_status(done.returncode)
+        raise BundleError(f"{bundle.path}: {doing} crashed MLIR or XLA ({status})")
     try:
         verdict = json.loads(done.stdout)
     except ValueError:
@@ -86,16 +87,18 @@ def examine_apart(
         raise BundleError(f"{bundle.path}: {doing} failed: {last[:500]}") from None
     if "error" in verdict:
         raise BundleError(verdict["error"])
+    # The process read the path itself: its verdict holds only for the same bytes.
     if verdict["digest"] != bundle.digest:
         raise BundleError(f"{bundle.path}: the file was changed while it was read")
 
 
 def run_checks(check: Callable[[Bundle], object]) -> int:
-    """Checks the bundle of the command line, and prints a verdict as JSON; ends with the process that asked.
+    """Checks the bundle of the command line, and prints the verdict as JSON; returns the exit code.
 
-    `check` raises a `BundleError` that says what is wrong.
+    Args:
+      check: raises a `BundleError` if something is wrong.
     """
-    end_with(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]))
     try:
         bundle = read(sys.argv[2])
         check(bundle)

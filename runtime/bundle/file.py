@@ -34,7 +34,7 @@ from pathways.runtime.bundle.stored_zip import StoredZipError
 
 PROGRAM = "program.mlir"
 
-_LARGEST_JSON = 16 * 2**20
+_MAX_JSON_BYTES = 16 * 2**20
 _MEMBER = re.compile(
     r"manifest\.json|program\.mlir|executables/index\.json|"
     r"(?:computations/[0-9]{4,5}\.stablehlo|(?:constants|executables)/[0-9]{4,5}\.bin)"
@@ -43,14 +43,15 @@ _MEMBER = re.compile(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bundle:
-    """A bundle in memory, checked as far as this module can.
+    """Bundle in memory, checked as far as is possible without MLIR.
 
     Attributes:
       path: the file that it was read from.
       manifest: its manifest.
-      digest: the SHA-256 of the manifest's member, which by its digests stands for the whole program.
+      digest: the SHA-256 of the manifest's member. That holds the digests of the others, so this one
+        identifies the whole program.
       members: the contents of all members by name.
-      executables: what is said of each serialised executable, with its contents.
+      executables: the entry in the index, and the contents, of each serialised executable.
     """
 
     path: str
@@ -65,14 +66,14 @@ class Bundle:
         return self.members[PROGRAM]
 
     def artifacts(self) -> dict[str, memoryview]:
-        """Each computation as a StableHLO portable artifact, by name."""
+        """Returns each computation as a StableHLO portable artifact, by name."""
         return {
             computation.name: self.members[computation_member(n)]
             for n, computation in enumerate(self.manifest.computations)
         }
 
     def constants(self) -> dict[str, np.ndarray]:
-        """Each constant by name, as an array over the bytes that were read."""
+        """Returns each constant by name, as an array over the bytes that were read."""
         return {
             constant.name: np.frombuffer(self.members[constant_member(n)], np.dtype(constant.dtype)).reshape(
                 constant.shape
@@ -82,22 +83,22 @@ class Bundle:
 
 
 def computation_member(number: int) -> str:
-    """The name of the member that holds a computation."""
+    """Returns the name of the member that holds a computation."""
     return f"computations/{number:04}.stablehlo"
 
 
 def constant_member(number: int) -> str:
-    """The name of the member that holds a constant."""
+    """Returns the name of the member that holds a constant."""
     return f"constants/{number:04}.bin"
 
 
 def code_member(number: int) -> str:
-    """The name of the member that holds an executable."""
+    """Returns the name of the member that holds an executable."""
     return f"executables/{number:04}.bin"
 
 
 def is_artifact(data: bytes | memoryview) -> bool:
-    """Whether bytes start as a StableHLO portable artifact: bytecode of MLIR that names its producer."""
+    """Returns whether bytes start like a portable artifact: MLIR bytecode with StableHLO as its producer."""
     return bytes(data[:4]) == b"ML\xefR" and bytes(data[5:16]) == b"StableHLO_v"
 
 
@@ -109,10 +110,10 @@ def write(
     constants: Sequence[bytes],
     executables: Sequence[tuple[Code, bytes]] = (),
 ) -> None:
-    """Writes a bundle; a file is either complete or as it was before.
+    """Writes a bundle atomically: the file is either complete or unchanged.
 
     Raises:
-      BundleError: something in it has no place in the format, such as more than 4 GiB.
+      BundleError: the format cannot hold the program, such as one of more than 4 GiB.
       OSError: the file cannot be written.
     """
     members = {PROGRAM: program}
@@ -129,9 +130,9 @@ def write(
     except StoredZipError as error:
         advice = "pass large arrays as arguments instead of closing over them"
         raise BundleError(f"a bundle {error}; {advice}") from None
-    # What cannot be read must not be written.
+    # A bundle that no reader accepts must not be written.
     parse(b"".join(data), str(path))
-    target = Path(path).resolve()  # A link stays one.
+    target = Path(path).resolve()  # Replaces the file behind a symbolic link, not the link.
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -153,11 +154,11 @@ def read(path: str | os.PathLike[str]) -> Bundle:
         if not file.is_file():
             raise BundleError(f"{name}: {'no such file' if not file.exists() else 'not a file'}")
         with file.open("rb") as opened:
-            # What is no bundle may be of any size.
+            # Any other file may be of any size: read all of it only if it starts like a bundle.
             data = opened.read(len(stored_zip.START))
             if data == stored_zip.START:
                 opened.seek(0)
-                data = opened.read(stored_zip.LARGEST_FILE + 1)
+                data = opened.read(stored_zip.MAX_FILE_BYTES + 1)
     except OSError as error:
         raise BundleError(f"{name}: {error.strerror or error}") from None
     except MemoryError:
@@ -166,7 +167,11 @@ def read(path: str | os.PathLike[str]) -> Bundle:
 
 
 def parse(data: bytes, name: str) -> Bundle:
-    """Reads a bundle from its bytes; `name` is what to call it in messages.
+    """Reads a bundle from its bytes.
+
+    Args:
+      data: the bytes.
+      name: the name of the file, for messages.
 
     Raises:
       BundleError: it is no bundle of this version.
@@ -193,7 +198,7 @@ def _bundle(members: Mapping[str, memoryview], name: str) -> Bundle:
         if len(members[constant_member(n)]) != size:
             raise BundleError(
                 f"constant '{constant.name}' has {len(members[constant_member(n)])} bytes, but its shape and "
-                f"dtype take {size}"
+                f"dtype need {size}"
             )
     digest = sha256(members[MANIFEST])
     executables = _executables(members, manifest, digest)
@@ -228,7 +233,7 @@ def _executables(
     for n, code in enumerate(index.executables):
         member = code_member(n)
         if code.computation not in names:
-            raise BundleError(f"{INDEX}: there is no computation '{code.computation}'")
+            raise BundleError(f"{INDEX}: no computation '{code.computation}'")
         if member not in members:
             raise BundleError(f"member {member} is missing")
         if sha256(members[member]) != code.digest:
@@ -238,12 +243,12 @@ def _executables(
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """The digest that bundles use, in hexadecimal digits."""
+    """Returns the digest that bundles use, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _members(data: memoryview) -> dict[str, memoryview]:
-    if len(data) > stored_zip.LARGEST_FILE:
+    if len(data) > stored_zip.MAX_FILE_BYTES:
         raise BundleError("not a bundle: it has 4 GiB or more")
     if data[: len(stored_zip.START)] != stored_zip.START:
         raise BundleError(
@@ -256,5 +261,5 @@ def _members(data: memoryview) -> dict[str, memoryview]:
 def _check_member(name: str, size: int) -> None:
     if not _MEMBER.fullmatch(name):
         raise BundleError(f"unexpected member {name[:100]!r}")
-    if name in (MANIFEST, INDEX) and size > _LARGEST_JSON:
+    if name in (MANIFEST, INDEX) and size > _MAX_JSON_BYTES:
         raise BundleError(f"member {name} is too large")

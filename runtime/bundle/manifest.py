@@ -20,10 +20,10 @@ from pathways.runtime.bundle import trees
 from pathways.runtime.plan.plan import ArrayType, SliceSpec
 
 VERSION = 1
-"""The version of the format; a reader refuses those that it does not know."""
+"""Version of the format; a reader rejects versions that it does not know."""
 
-VERSION_OF_PARTS = 2
-"""That of a bundle whose program has parts, which readers of the first version know nothing of."""
+VERSION_OF_SUB_PROGRAMS = 2
+"""Version of a bundle with sub-programs, which readers of the first version cannot read."""
 
 MANIFEST = "manifest.json"
 INDEX = "executables/index.json"
@@ -44,25 +44,25 @@ Shape = Annotated[tuple[Size, ...], Meta(max_length=64, description="a shape of 
 
 
 class BundleError(PathwaysError, ValueError):
-    """A file that is no bundle, or one that this process cannot or must not use; says why in one line."""
+    """Error of a file that is no bundle, or that this process cannot or must not use."""
 
-    # As which tracebacks name it.
+    # Tracebacks show the public name.
     __module__ = "pathways"
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Any entry of the JSON members of bundles; its fields are the keys."""
+    """Base of the records in the JSON members of bundles; fields are keys."""
 
 
 class Leaf(Record, frozen=True):
-    """An array that a program takes or returns.
+    """Array that a program accepts or returns.
 
     Attributes:
       name: its name, as `trees` forms it.
       shape: its global shape.
       dtype: numpy's name of its dtype, or `key<threefry2x32>` for typed PRNG keys.
-      weak_type: whether JAX counts its type as weak.
-      slices: the slices that it lives on; none for an argument that nothing reads.
+      weak_type: whether its type is weak in JAX.
+      slices: the slices that hold it; none for an argument that nothing reads.
       donated: whether the program consumes it.
     """
 
@@ -75,14 +75,14 @@ class Leaf(Record, frozen=True):
 
     @property
     def buffer(self) -> ArrayType:
-        """The type of its buffers: for typed PRNG keys that of their bits."""
+        """The type of its buffers; of typed PRNG keys, the type of their bits."""
         if self.dtype in _KEY_WORDS:
             return ArrayType((*self.shape, _KEY_WORDS[self.dtype]), "uint32")
         return ArrayType(self.shape, self.dtype)
 
 
 class Root(Record, frozen=True):
-    """A positional or named argument, or the result: its name, and its tree of numbers of leaves, as JSON."""
+    """Positional or named argument, or the result: its name, and its tree of leaf numbers, as JSON."""
 
     name: Text
     json: Any = msgspec.field(name="tree")
@@ -100,16 +100,16 @@ class Root(Record, frozen=True):
 
     @property
     def tree(self) -> trees.Tree:
-        """Tree of the numbers of leaves."""
+        """The tree of leaf numbers."""
         return trees.from_json(self.json)
 
 
 class ListedComputation(Record, frozen=True):
-    """A computation; its member holds it as a StableHLO portable artifact.
+    """Computation; its member holds it as a StableHLO portable artifact.
 
     Attributes:
       name: its name in the program.
-      local: whether each device of a slice runs it by itself, on its shards.
+      local: whether each device of a slice runs it by itself, on its own shards.
       effects: whether it has side effects.
     """
 
@@ -119,7 +119,7 @@ class ListedComputation(Record, frozen=True):
 
 
 class Constant(Record, frozen=True):
-    """An array that the program closes over; its member holds the elements, in C order and little-endian."""
+    """Array that the program closes over; its member holds the elements, in C order and little-endian."""
 
     name: Text
     shape: Shape
@@ -127,23 +127,23 @@ class Constant(Record, frozen=True):
 
 
 class Manifest(Record, frozen=True):
-    """What a bundle says about its program.
+    """Manifest of a bundle: the description of its program and the digests of its members.
 
     Attributes:
       name: the name of the program.
-      platform: what JAX calls the platform that it was lowered for, such as `cuda`.
-      versions: of the packages that made it.
+      platform: JAX's name of the platform that it was lowered for, such as `cuda`.
+      versions: the versions of the packages that compiled it.
       slices: the slices that it needs, in the order of the program.
       positional: the positional arguments.
-      named: the arguments that are given by name.
+      named: the keyword arguments.
       arguments: the leaves of all arguments.
       result: the result.
-      results: its leaves.
+      results: the leaves of the result.
       computations: the computations, in the order of their members.
-      custom_calls: what the computations call outside of XLA, in alphabetical order.
+      custom_calls: the custom calls of the computations, in alphabetical order.
       constants: the constants, in the order of their members.
-      digests: the SHA-256 of each member, but for the manifest and executables.
-      version: that of the format.
+      digests: the SHA-256 of each member, except the manifest and executables.
+      version: the version of the format.
     """
 
     name: Text
@@ -164,12 +164,12 @@ class Manifest(Record, frozen=True):
 
 
 class Code(Record, frozen=True):
-    """A serialised executable.
+    """Entry of a serialised executable in the index.
 
     Attributes:
       computation: the name of the computation.
       devices: the number of devices that it runs on.
-      target: a digest of all that the code depends on besides the computation: see `pjrt.code_target`.
+      target: a digest of everything else that the code depends on: see `pjrt.code_target`.
       digest: its SHA-256.
     """
 
@@ -180,14 +180,14 @@ class Code(Record, frozen=True):
 
 
 class CodeIndex(Record, frozen=True):
-    """Index of the executables of a bundle, in the order of their members, for the manifest of a digest."""
+    """Index of the executables of a bundle, in the order of their members, and the digest of its manifest."""
 
     manifest: Digest
     executables: tuple[Code, ...]
 
 
 def write_record(record: Record) -> bytes:
-    """The manifest or the index as the contents of its member."""
+    """Returns the contents of the member for the manifest or the index."""
     value = msgspec.to_builtins(record)
     return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
 
@@ -196,7 +196,7 @@ def read_index(data: memoryview) -> CodeIndex:
     """Reads the index of executables.
 
     Raises:
-      BundleError: it is none.
+      BundleError: it is no valid index.
     """
     return _read(_parse(data, INDEX), CodeIndex, INDEX)
 
@@ -205,7 +205,7 @@ def read_manifest(data: memoryview) -> Manifest:
     """Reads the manifest of a bundle.
 
     Raises:
-      BundleError: it is none of this version.
+      BundleError: it is no valid manifest of this version.
     """
     value = _parse(data, MANIFEST)
     if not isinstance(value, dict) or value.get("format") != "pathways-bundle":
@@ -213,9 +213,9 @@ def read_manifest(data: memoryview) -> Manifest:
     version = value.get("version")
     if type(version) is not int:
         raise BundleError(f"not a bundle: {MANIFEST} does not say its version")
-    if version not in (VERSION, VERSION_OF_PARTS):
+    if version not in (VERSION, VERSION_OF_SUB_PROGRAMS):
         raise BundleError(
-            f"its format is version {version}, and this reader knows {VERSION} and {VERSION_OF_PARTS}"
+            f"its format is version {version}, and this reader knows {VERSION} and {VERSION_OF_SUB_PROGRAMS}"
         )
     manifest = _read(value, Manifest, MANIFEST)
     for what, names in (
@@ -243,7 +243,7 @@ def read_manifest(data: memoryview) -> Manifest:
     known = {slice.name for slice in manifest.slices}
     for leaf in (*manifest.arguments, *manifest.results):
         if not known.issuperset(leaf.slices) or len(set(leaf.slices)) < len(leaf.slices):
-            raise BundleError(f"{MANIFEST}: '{leaf.name}' is on slices that are not there, or on one twice")
+            raise BundleError(f"{MANIFEST}: '{leaf.name}' is on slices that do not exist, or on one twice")
     _check_leaves((*manifest.positional, *manifest.named), manifest.arguments, "arguments")
     _check_leaves((manifest.result,), manifest.results, "results")
     return manifest
@@ -272,7 +272,7 @@ def _read[T](value: Any, kind: type[T], member: str) -> T:
 
 
 def _check_printable(value: Any, place: str = "") -> None:
-    """Checks all texts but for keys of trees, which are quoted where they are printed."""
+    """Checks all texts except keys of trees, which messages quote."""
     match value:
         case str() if not value.isprintable():
             raise PlainDataError(f"{place} = {shown(value)}: expected a printable string")

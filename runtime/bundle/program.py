@@ -1,7 +1,7 @@
 """The MLIR of a bundle: its scheduled program, and the computations as portable artifacts. Never imports jax.
 
-MLIR's C++ trusts its input in places. What comes from a stranger is read here first in a process of its own;
-see `runtime.bundle.examine`.
+MLIR's C++ code trusts its input in places, so an untrusted bundle is read in a separate process first; see
+`runtime.bundle.examine`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.runtime.bundle.file import PROGRAM, Bundle
-from pathways.runtime.bundle.manifest import VERSION_OF_PARTS, BundleError, Constant, Leaf
+from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError, Constant, Leaf
 from pathways.runtime.plan.lower import array_type, plan_of
-from pathways.runtime.plan.parts import PartCalls, calls_of
 from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Result
 from pathways.runtime.plan.stored import Stored, StoredComputation
+from pathways.runtime.plan.sub_programs import SubProgramCalls, calls_of
 
 _LAPACK = ("potrf", "geqrf", "geev", "gees", "gehrd", "geqp3", "gesdd", "gesvd", "getrf", "gtsv", "trsm")
 _LAPACK_REAL = ("orgqr", "ormqr", "syevd", "sytrd")
@@ -47,7 +47,7 @@ _IDENTITIES = (
     "xla.sdy.FuncResultSharding",
     "xla.sdy.PropagationBarrier",
 )
-"""Marks of a value: one operand, one result, one type. XLA relies on that without asking."""
+"""Custom calls that mark a value: one operand, one result, one type. XLA assumes that without a check."""
 
 CUSTOM_CALLS = frozenset(
     [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("sdcz", _LAPACK)]
@@ -83,31 +83,31 @@ CUSTOM_CALLS = frozenset(
     + ["cu_lu_pivots_to_permutation", "hip_lu_pivots_to_permutation"]
     # Linear algebra and selection on TPU.
     + ["Eigh", "Qr", "ProductOfElementaryHouseholderReflectors", "LuDecomposition", "ApproxTopK"]
-    # Marks that XLA itself removes: shardings, and manual parts of a program.
+    # Markers that XLA itself removes: shardings, and the bounds of manual computations.
     + [*_IDENTITIES, "SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.ShardingGroup"]
     + ["xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"]
     + ["local_xla.sdy.GlobalToLocalShape", "local_xla.sdy.LocalToGlobalShape"]
 )
-"""The custom calls that an untrusted computation may make: what `jax.numpy` and `jax.lax` lower to, and
-nothing that runs code from the file (Pallas kernels) or calls into Python."""
+"""The custom calls that an untrusted computation may use: those that `jax.numpy` and `jax.lax` lower to, but
+none that runs code from the file (Pallas kernels) or calls into Python."""
 
 _FRONTEND = "mhlo.frontend_attributes"
 _DIALECTS = ("builtin", "func", "stablehlo")
 _FORBIDDEN = frozenset(f"stablehlo.{name}" for name in ("infeed", "outfeed", "send", "recv"))
 _FORMER_NAMES = {"soon": "overlap_with_loop"}
-"""What bundles of earlier releases call attributes of steps, and what these are called now."""
+"""Names of attributes of steps in bundles of earlier releases, each with its name of today."""
 
 _STEPS = ("pw.launch", "pw.transfer", "pw.mirror", "pw.release", "func.return")
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredPart:
-    """A part of a program in a bundle, or all of it.
+class StoredSubProgram:
+    """Sub-program in a bundle, or the whole program.
 
     Attributes:
       module: the program in scheduled form.
-      plan: the same as a plan; its computations are artifacts, which nobody has looked into.
-      stored: what the module declares only.
+      plan: its plan; the computations are artifacts that are not checked yet.
+      stored: the contents that the module only declares.
     """
 
     module: ir.Module
@@ -117,32 +117,32 @@ class StoredPart:
 
 @dataclasses.dataclass(frozen=True)
 class StoredProgram:
-    """The program in a bundle.
+    """Program in a bundle.
 
     Attributes:
-      parts: its parts by name, in their order; one without a name where it has none.
-      calls: what runs the parts; None where it has none.
+      sub_programs: its sub-programs by name, in their order; a program without any is one with the name "".
+      calls: the calls of the sub-programs; None in a program without any.
     """
 
-    parts: Mapping[str, StoredPart]
-    calls: PartCalls | None
+    sub_programs: Mapping[str, StoredSubProgram]
+    calls: SubProgramCalls | None
 
     @property
     def plan(self) -> Plan:
-        """The plan that is shown of it: that of a chunk where it has parts."""
-        return self.parts[self.calls.repeated if self.calls else ""].plan
+        """The plan that reports show: that of the first repeated sub-program, if there are sub-programs."""
+        return self.sub_programs[self.calls.repeated if self.calls else ""].plan
 
 
-def stored_name(part: str, name: str) -> str:
-    """What the manifest calls a computation or constant of a part."""
-    return f"{part}::{name}" if part else name
+def stored_name(sub_program: str, name: str) -> str:
+    """Returns the name in the manifest of a computation or constant of a sub-program."""
+    return f"{sub_program}::{name}" if sub_program else name
 
 
 def read_program(bundle: Bundle) -> StoredProgram:
-    """The scheduled program of a bundle, each part of it proved free of deadlock.
+    """Returns the scheduled program of a bundle, each sub-program proved free of deadlock.
 
     Raises:
-      BundleError: it is no such program, or not what the manifest says.
+      BundleError: it is no such program, or differs from the manifest.
     """
     try:
         text = bytes(bundle.program).decode()
@@ -153,9 +153,10 @@ def read_program(bundle: Bundle) -> StoredProgram:
         try:
             module = ir.Module.parse(text, context)
             modules = _modules_in(bundle, module)
-            for part in modules.values():
-                _check_shape(bundle, part)
-                _rename_attributes(part)
+            # Before the pass, which relies on the shape.
+            for each in modules.values():
+                _check_shape(bundle, each)
+                _rename_attributes(each)
             run_passes(module, [VerifySchedule()])
         except (ir.MLIRError, PassFailure):
             first = seen.errors[0] if seen.errors else None
@@ -165,33 +166,37 @@ def read_program(bundle: Bundle) -> StoredProgram:
     _check_declarations(bundle, modules)
     artifacts, constants = bundle.artifacts(), bundle.constants()
     listed = {computation.name: computation for computation in bundle.manifest.computations}
-    parts = {}
-    for name, part in modules.items():
+    sub_programs = {}
+    for name, sub_module in modules.items():
         computations = {
             function: StoredComputation(bytes(artifacts[full]), listed[full].local, listed[full].effects)
-            for function, full in ((f, stored_name(name, f)) for f in _declared(part))
+            for function, full in ((f, stored_name(name, f)) for f in _declared(sub_module))
         }
-        own = {c.sym_name: constants[stored_name(name, c.sym_name)] for c in ops_named(part, ["pw.constant"])}
+        own = {
+            constant.sym_name: constants[stored_name(name, constant.sym_name)]
+            for constant in ops_named(sub_module, ["pw.constant"])
+        }
         stored = Stored(computations, own)
-        called = f"{bundle.manifest.name}_{name}" if name else bundle.manifest.name
-        part = copy_of(part) if name else part
-        parts[name] = StoredPart(part, plan_of(part, called, stored, proved=True), stored)
-    program = StoredProgram(parts, None if "" in parts else calls_of(module))
+        program_name = f"{bundle.manifest.name}_{name}" if name else bundle.manifest.name
+        sub_module = copy_of(sub_module) if name else sub_module
+        plan = plan_of(sub_module, program_name, stored, proved=True)
+        sub_programs[name] = StoredSubProgram(sub_module, plan, stored)
+    program = StoredProgram(sub_programs, None if "" in sub_programs else calls_of(module))
     _check_plans(bundle, program)
     return program
 
 
 def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
-    """Checks that each artifact is the computation that the program declares, and makes no foreign calls.
+    """Checks that each artifact is the computation that the program declares, with allowed calls alone.
 
     Raises:
-      BundleError: names the computation, and the call.
+      BundleError: the message names the computation, and the call.
     """
     context = make_context()
     calls: set[str] = set()
     known = {
-        stored_name(part, name): computation
-        for part, stored in program.parts.items()
+        stored_name(sub_program, name): computation
+        for sub_program, stored in program.sub_programs.items()
         for name, computation in stored.plan.computations.items()
     }
     for name, data in bundle.artifacts().items():
@@ -211,20 +216,20 @@ def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
             )
         if sorted(donated_arguments(main)) != list(declared.donated):
             raise _error(bundle, f"{what} donates other arguments than the program declares")
-    _same(bundle, "custom calls", set(bundle.manifest.custom_calls), calls)
+    _check_same(bundle, "custom calls", set(bundle.manifest.custom_calls), calls)
 
 
 def artifact_of(bundle: Bundle, name: str) -> ir.Module:
-    """A computation of a bundle as StableHLO.
+    """Returns a computation of a bundle as StableHLO.
 
     Raises:
-      BundleError: its artifact is none that this release reads.
+      BundleError: this release cannot read its artifact.
     """
     return _parse_artifact(bundle, f"computation '{name}'", bytes(bundle.artifacts()[name]), make_context())
 
 
 def custom_calls(module: ir.Module) -> set[str]:
-    """The targets of all custom calls in a module of StableHLO."""
+    """Returns the targets of all custom calls in a module of StableHLO."""
     targets = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -237,10 +242,10 @@ def custom_calls(module: ir.Module) -> set[str]:
 
 
 def read_artifact(data: bytes, context: ir.Context | None = None) -> ir.Module:
-    """The StableHLO of a portable artifact.
+    """Returns the StableHLO of a portable artifact.
 
     Raises:
-      MLIRError, ValueError, RuntimeError: it is none that this release reads.
+      MLIRError, ValueError, RuntimeError: this release cannot read it.
     """
     return stablehlo.deserialize_portable_artifact(context or make_context(), data)
 
@@ -260,7 +265,7 @@ def _parse_artifact(bundle: Bundle, what: str, data: bytes, context: ir.Context)
 
 
 def _calls_itself(module: ir.Module) -> bool:
-    """Whether a function of a module calls itself, by others or not; XLA would follow it for ever."""
+    """Returns whether any function of a module calls itself, directly or not; XLA would inline it forever."""
     calls: dict[str, set[str]] = {}
     for function in ops_named(module, ["func.func"]):
         called = calls[function.attributes["sym_name"].value] = set()
@@ -289,13 +294,16 @@ def problem_of(
     dialects: Collection[str] = _DIALECTS,
     advice: str = "; if you trust where the bundle comes from, load it with trust=True (--trust)",
 ) -> str | None:
-    """Finds in an untrusted computation what makes XLA crash, hang or run other code; None if nothing.
+    """Returns the problem of an untrusted computation that could make XLA crash, hang or run other code.
 
     Args:
       module: StableHLO.
-      holder: what the computation came in.
+      holder: the name of what the computation came in, for messages.
       dialects: the dialects that it may use.
-      advice: what to do about a call that is not allowed.
+      advice: the remedy for a call that is not allowed.
+
+    Returns:
+      The end of a sentence about the computation; None if it has no problem.
     """
     if not is_text(printed(module)):
         return "holds a name or a string that is not UTF-8 text"
@@ -316,11 +324,11 @@ def problem_of(
         return "has a function that calls itself"
     for target in sorted(custom_calls(module) - CUSTOM_CALLS):
         return f"calls {target[:100]!r}, which is not among the calls that JAX makes by itself{advice}"
-    return _problem_of_marks(module)
+    return _problem_of_shardings(module)
 
 
-def _problem_of_marks(module: ir.Module) -> str | None:
-    """Checks the marks and attributes of shardings, which XLA reads with less care than MLIR its own."""
+def _problem_of_shardings(module: ir.Module) -> str | None:
+    """Returns the problem of markers and attributes of shardings, which XLA reads without MLIR's checks."""
     operations: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -342,7 +350,7 @@ def _problem_of_marks(module: ir.Module) -> str | None:
 
 
 def _shardings(op: ir.Operation) -> list[str]:
-    """The attributes of Shardy that an artifact carries as text: on operations and on arguments."""
+    """Returns the attributes of Shardy that an artifact has as text, on operations and on arguments."""
     texts: list[str] = []
     holders = [[op.attributes.get(_FRONTEND)]]
     for name in ("arg_attrs", "res_attrs") if op.name == "func.func" else ():
@@ -357,23 +365,23 @@ def _shardings(op: ir.Operation) -> list[str]:
 
 
 def _modules_in(bundle: Bundle, module: ir.Module) -> dict[str, ir.Module]:
-    """The parts of a program by name; one without a name where it has none."""
-    if bundle.manifest.version != VERSION_OF_PARTS:
+    """Returns the sub-programs of a program by name; a program without any has the name ""."""
+    if bundle.manifest.version != VERSION_OF_SUB_PROGRAMS:
         return {"": module}
     if form_of(module) != PARTS.name:
         raise _error(bundle, f"{PROGRAM} is not in the form {PARTS.name}")
     functions = [symbol_name(op) for op in ops_named(module, ["func.func"])]
     if functions != ["main"]:
-        raise _error(bundle, f"{PROGRAM} has functions beside its parts other than @main")
-    parts = parts_of(module)
-    names = [symbol_name(part.operation.opview) or "" for part in parts]
+        raise _error(bundle, f"{PROGRAM} has functions beside its sub-programs other than @main")
+    modules = parts_of(module)
+    names = [symbol_name(each.operation.opview) or "" for each in modules]
     if not all(names) or len(set(names)) < len(names):
-        raise _error(bundle, f"{PROGRAM} has parts without a name, or two of one name")
-    return dict(zip(names, parts, strict=True))
+        raise _error(bundle, f"{PROGRAM} has sub-programs without a name, or two of one name")
+    return dict(zip(names, modules, strict=True))
 
 
 def _check_shape(bundle: Bundle, module: ir.Module) -> None:
-    """Checks that the module is a flat program and declarations, before anything relies on it."""
+    """Checks that the module has a flat `@main` and declarations alone."""
     if form_of(module) != "scheduled":
         raise _error(bundle, f"{PROGRAM} is not in the form scheduled")
     mains = 0
@@ -400,7 +408,7 @@ def _check_shape(bundle: Bundle, module: ir.Module) -> None:
 
 
 def _rename_attributes(module: ir.Module) -> None:
-    """Gives attributes of steps that an earlier release wrote the names that they have now."""
+    """Renames attributes of steps that an earlier release wrote to their names of today."""
     blocks = [block for op in ops_named(module, ["func.func"]) for block in op.regions[0].blocks]
     for step in itertools.chain.from_iterable(block.operations for block in blocks):
         for old, new in _FORMER_NAMES.items():
@@ -410,53 +418,57 @@ def _rename_attributes(module: ir.Module) -> None:
 
 
 def _declared(module: ir.Module) -> list[str]:
-    """The names of the computations that a module declares."""
+    """Returns the names of the computations that a module declares."""
     return [n for op in ops_named(module, ["func.func"]) if (n := op.attributes["sym_name"].value) != MAIN]
 
 
 def _check_declarations(bundle: Bundle, modules: Mapping[str, ir.Module]) -> None:
     manifest = bundle.manifest
-    declared = [stored_name(part, name) for part, module in modules.items() for name in _declared(module)]
-    _same(bundle, "computations", sorted(c.name for c in manifest.computations), sorted(declared))
+    declared = [stored_name(name, f) for name, module in modules.items() for f in _declared(module)]
+    _check_same(bundle, "computations", sorted(c.name for c in manifest.computations), sorted(declared))
     constants = [
-        Constant(stored_name(part, op.sym_name), *_shape_and_dtype(array_type(op.value.type)))
-        for part, module in modules.items()
+        Constant(stored_name(name, op.sym_name), *_shape_and_dtype(array_type(op.value.type)))
+        for name, module in modules.items()
         for op in ops_named(module, ["pw.constant"])
     ]
-    _same(bundle, "constants", list(manifest.constants), constants)
+    _check_same(bundle, "constants", list(manifest.constants), constants)
     for module in modules.values():
         overlap = [(op.sym_name, bool(op.overlap)) for op in ops_named(module, ["pw.slice"])]
-        _same(bundle, "slices", [(s.name, s.overlap) for s in manifest.slices], overlap)
+        _check_same(bundle, "slices", [(s.name, s.overlap) for s in manifest.slices], overlap)
 
 
 def _check_plans(bundle: Bundle, program: StoredProgram) -> None:
     manifest = bundle.manifest
-    plans = {name: part.plan for name, part in program.parts.items()}
+    plans = {name: sub_program.plan for name, sub_program in program.sub_programs.items()}
     for plan in plans.values():
         slices = {name: (s.axis_names, s.shape, s.island) for name, s in plan.slices.items()}
-        _same(bundle, "slices", {s.name: (s.axis_names, s.shape, s.island) for s in manifest.slices}, slices)
+        _check_same(
+            bundle, "slices", {s.name: (s.axis_names, s.shape, s.island) for s in manifest.slices}, slices
+        )
     names = [computation.name for computation in manifest.computations]
-    planned = [stored_name(part, name) for part, plan in plans.items() for name in plan.computations]
-    _same(bundle, "computations", names, planned)
+    planned = [
+        stored_name(name, computation) for name, plan in plans.items() for computation in plan.computations
+    ]
+    _check_same(bundle, "computations", names, planned)
     if program.calls is None:
         passed = [argument for argument in program.plan.arguments if argument.constant is None]
         results: Sequence[Result] = program.plan.results
     else:
         passed, results = program.calls.ports(plans)
-    _same(bundle, "arguments", *_leaves(manifest.arguments, passed))
-    _same(bundle, "results", *_leaves(manifest.results, results))
+    _check_same(bundle, "arguments", *_leaves(manifest.arguments, passed))
+    _check_same(bundle, "results", *_leaves(manifest.results, results))
 
 
 def _leaves(
     leaves: Iterable[Leaf], values: Iterable[Argument | Result]
 ) -> tuple[Sequence[object], Sequence[object]]:
-    said = [(leaf.buffer, leaf.donated, set(leaf.slices)) for leaf in leaves]
+    listed = [(leaf.buffer, leaf.donated, set(leaf.slices)) for leaf in leaves]
     planned = [(v.type, isinstance(v, Argument) and v.donated, set(v.slots)) for v in values]
-    return said, planned
+    return listed, planned
 
 
-def _same(bundle: Bundle, what: str, said: object, actual: object) -> None:
-    if said != actual:
+def _check_same(bundle: Bundle, what: str, listed: object, actual: object) -> None:
+    if listed != actual:
         raise _error(bundle, f"the {what} in the manifest are not those of the program")
 
 

@@ -1,7 +1,8 @@
-"""Zip files of one layout: stored members one after the other, then listed, all with the same fields.
+"""Zip files of one layout: uncompressed members in order, then their directory, all with fixed fields.
 
-Such a file is a function of its members, and any zip tool can read it. The reader refuses any other layout.
-The format is that of PKWARE's APPNOTE.TXT without any extension.
+The bytes of such a file depend on its members alone, and any zip tool can read it. The reader rejects any
+other layout: two readers that disagree about the members of a zip are a known attack. The format is that of
+PKWARE's APPNOTE.TXT without any extension.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 
-LARGEST_FILE = 2**32 - 1
-"""What a zip without extensions can address."""
+MAX_FILE_BYTES = 2**32 - 1
+"""Size of the largest zip without extensions."""
 
 START = b"PK\3\4"
 """The first bytes of a file with members."""
 
-_MOST_MEMBERS = 0xFFFE
+_MAX_MEMBERS = 0xFFFE
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _NEEDED, _FLAGS, _STORED = 20, 0, 0
-_TIME, _DATE = 0, 1 << 5 | 1  # 1980-01-01, the first that a zip can tell
+_TIME, _DATE = 0, 1 << 5 | 1  # 1980-01-01, the earliest date of a zip
 _UNIX = 3 << 8
 
 
 class StoredZipError(ValueError):
-    """A file that is no zip of this layout, or members that fit into none."""
+    """Error of a file that is no zip of this layout, or of members that do not fit into one."""
 
 
 def _local_header(name: bytes, crc: int, size: int) -> bytes:
@@ -60,7 +61,7 @@ def _central_header(name: bytes, crc: int, size: int, offset: int) -> bytes:
 
 
 def pack(members: Mapping[str, bytes]) -> list[bytes]:
-    """The pieces of a zip file with these members, whose names are ASCII.
+    """Returns the pieces of a zip file with these members, whose names are ASCII.
 
     Raises:
       StoredZipError: they are too many, or too large together.
@@ -70,27 +71,27 @@ def pack(members: Mapping[str, bytes]) -> list[bytes]:
     offset = 0
     for name, data in members.items():
         encoded, crc = name.encode("ascii"), zlib.crc32(data)
-        if offset + _LOCAL.size + len(encoded) + len(data) > LARGEST_FILE or len(members) > _MOST_MEMBERS:
+        if offset + _LOCAL.size + len(encoded) + len(data) > MAX_FILE_BYTES or len(members) > _MAX_MEMBERS:
             raise StoredZipError("holds less than 4 GiB and 65535 members")
         header = _local_header(encoded, crc, len(data))
         central.append(_central_header(encoded, crc, len(data), offset))
         pieces += [header, data]
         offset += len(header) + len(data)
     size = sum(map(len, central))
-    if offset + size + _END.size > LARGEST_FILE:
+    if offset + size + _END.size > MAX_FILE_BYTES:
         raise StoredZipError("holds less than 4 GiB and 65535 members")
     return [*pieces, *central, _end(len(members), size, offset)]
 
 
 def unpack(data: memoryview, check: Callable[[str, int], None]) -> dict[str, memoryview]:
-    """The members of a zip that `pack` has written, without a copy.
+    """Returns the members of a zip that `pack` has written, without a copy.
 
     Args:
       data: the file.
-      check: is called with the name and size of each member before it is looked at, and may raise.
+      check: called with the name and size of each member before anything else of it is read; may raise.
 
     Raises:
-      StoredZipError: it is none, or damaged.
+      StoredZipError: the file has another layout, or is damaged.
     """
     if len(data) < _END.size or data[-_END.size :][:4] != b"PK\5\6":
         raise StoredZipError("truncated, or has trailing data")
@@ -115,6 +116,7 @@ def unpack(data: memoryview, check: Callable[[str, int], None]) -> dict[str, mem
         start = offset + _LOCAL.size + length
         if offset + len(encoded) + size > first or start + size > first:
             raise StoredZipError(f"member {name} reaches into the directory")
+        # Comparing whole headers, rather than fields, leaves no field unchecked.
         header = _central_header(encoded, crc, size, offset)
         if data[position : position + len(header)] != header or data[offset:start] != _local_header(
             encoded, crc, size

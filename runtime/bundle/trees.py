@@ -1,13 +1,13 @@
-"""Trees of arrays whose leaves have names: how a bundle writes the structure of arguments and results.
+"""Trees of arrays with named leaves: the structure of arguments and results in a bundle.
 
 A tree is a dict, an `OrderedDict`, a list, a tuple, None, or a number, which stands for a leaf. The name of a
-leaf is the name of its root and then, for each step down, a dot and one of
+leaf is the name of its root and then, for each level, a dot and one of
 
 - a word, for a key that is one: `params.w`;
 - a number, for a position in a list or tuple, and for a key that is a number: `blocks.0`;
 - a JSON string, for every other key: `params."linear/~/w"`.
 
-So no two leaves of a tree have one name, and a name says which leaf it is. Never imports jax.
+So no two leaves of a tree have the same name, and the name alone finds the leaf. Never imports jax.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Any
 Tree = Any
 """A tree with a number for each leaf."""
 
-DEEPEST = 64
+MAX_DEPTH = 64
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KINDS: dict[Any, str] = {OrderedDict: "record", dict: "dict", list: "list", tuple: "tuple"}
 
 
 class TreeError(ValueError):
-    """JSON that describes no tree."""
+    """Error of JSON that describes no tree."""
 
 
 def step(key: str | int) -> str:
-    """How a key or a position is written in a name, with the dot before it."""
+    """Returns the text of a key or a position in a name, with the dot in front of it."""
     if isinstance(key, str) and not _WORD.fullmatch(key):
         return f".{json.dumps(key)}"
     return f".{key}"
 
 
 def leaf_names(root: str, tree: Tree) -> Iterator[tuple[str, int]]:
-    """The name and the number of each leaf, in the order of the tree."""
+    """Yields the name and the number of each leaf, in the order of the tree."""
     if isinstance(tree, dict):
         for key, child in tree.items():
             yield from leaf_names(root + step(key), child)
@@ -50,7 +50,7 @@ def leaf_names(root: str, tree: Tree) -> Iterator[tuple[str, int]]:
 
 
 def to_json(tree: Tree) -> Any:
-    """The tree as JSON: a number, null, or an object of one entry that names the kind of node."""
+    """Returns the tree as JSON: a number, null, or an object of one entry that names the kind of node."""
     if tree is None or isinstance(tree, int):
         return tree
     kind = _KINDS[type(tree)]
@@ -63,12 +63,12 @@ def from_json(value: Any, depth: int = 0) -> Tree:
     """Reads what `to_json` writes.
 
     Raises:
-      TreeError: says what is wrong with it.
+      TreeError: it describes no tree; the message continues "the tree ...".
     """
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    if depth == DEEPEST:
-        raise TreeError(f"is nested more than {DEEPEST} levels deep")
+    if depth == MAX_DEPTH:
+        raise TreeError(f"is nested more than {MAX_DEPTH} levels deep")
     if not isinstance(value, dict) or len(value) != 1:
         raise TreeError("has a node that is neither a number, nor null, nor an object of one entry")
     ((kind, children),) = value.items()
@@ -91,6 +91,7 @@ def _keyed(children: list[Any], tree: dict[str | int, Tree], depth: int) -> Tree
                 raise TreeError("has a dictionary with an entry that is not a pair of a key and a tree")
     if len({type(key) for key in tree}) > 1:
         raise TreeError("has a dictionary with keys of different types")
+    # JAX flattens plain dictionaries in the order of their keys, and ordered ones in their own.
     if not isinstance(tree, OrderedDict) and list(tree) != sorted(tree):
         raise TreeError("has a dictionary with keys out of order")
     return tree

@@ -68,7 +68,7 @@ class StepTarget(Protocol):
         """How to make this launch."""
 
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
-        """The arguments of `copy_arrays`, besides the arrays, that make all these transfers at once."""
+        """Returns the arguments of `copy_arrays`, besides the arrays, that make all these transfers at once."""
 
     def routed(self, transfer: Transfer) -> Callable[[Arrays], Arrays] | None:
         """How to make a transfer of pieces; None for one that `copy_arrays` makes."""
@@ -128,10 +128,10 @@ class StepObserver(Protocol):
         """Begins the record of a call."""
 
     def now(self) -> int:
-        """The time of a clock."""
+        """Returns the time of a clock."""
 
     def lasting(self, slot: Slot) -> bool:
-        """Whether an array can be waited for at any time: no later step donates it."""
+        """Returns whether an array can be waited for at any time: no later step donates it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -237,7 +237,7 @@ class _Writer:
         self.places.update(self.constants)
 
     def value(self, kind: str, value: Any) -> str:
-        """The global name of a value, the same for the same object."""
+        """Returns the global name of a value, the same for the same object."""
         name = self.names.get(id(value))
         if name is None:
             name = self.names[id(value)] = f"{kind}{len(self.values)}"
@@ -310,7 +310,7 @@ class _Writer:
         self.after([launch] if kernel.handlers is None else [])
 
     def wants_token(self, kernel: Kernel) -> bool:
-        """Whether a launch has to tell when it is done."""
+        """Returns whether a launch has to tell when it is done."""
         return kernel.keep_token is not None
 
     def take_token(self, launch: Launch, kernel: Kernel) -> None:
@@ -469,7 +469,7 @@ _numbers = itertools.count()
 
 
 def _span_name(launch: Launch) -> str:
-    """The slice of a launch, its short name where it has one, and its computation: `s0 F3 front`."""
+    """Returns the slice of a launch, its short name where it has one, and its computation: `s0 F3 front`."""
     name = launch_name(launch.origins, launch.microbatch, launch.label)
     parts = [launch.label] if name == launch.label else [name, launch.computation]
     return " ".join([launch.slice, *parts])

@@ -43,7 +43,7 @@ def connect(
 
 @boundary
 def cluster() -> Cluster:
-    """The current cluster.
+    """Returns the current cluster.
 
     The first call makes one of the devices that JAX sees, PW_CPU_DEVICES (a number of CPU devices) and
     PW_ISLANDS (a number of islands), unless `connect` was called before.
@@ -90,7 +90,7 @@ def discover(
     platform: str | None = None,
     device_memory: int | None = None,
 ) -> Cluster:
-    """The cluster of this process, for arguments that `connect` has checked."""
+    """Returns the cluster of this process, for arguments that `connect` has checked."""
     handles = _jax_devices(platform) if cpu_devices is None else _cpu_devices(cpu_devices)
     if islands < 1:
         raise ValueError(f"islands={islands}: expected at least 1")
@@ -111,7 +111,7 @@ def devices_of(binding: Binding) -> tuple[jax.Device, ...]:
 
 
 def live_arrays(platform: str | None = None) -> list[jax.Array]:
-    """The arrays of this process on devices of a platform, or on all: JAX need not have devices of it.
+    """Returns the arrays of this process on devices of a platform, or on all: JAX need not have devices of it.
 
     `jax.live_arrays` has those of one platform, by default that of accelerators.
     """
@@ -124,12 +124,12 @@ def live_arrays(platform: str | None = None) -> list[jax.Array]:
 
 
 def is_here(device: jax.Device) -> bool:
-    """Whether a device is one of this process, and not of another one of its island."""
+    """Returns whether a device is one of this process, and not of another one of its island."""
     return device.process_index == jax.process_index()
 
 
 def mesh_of(binding: Binding) -> jax.sharding.Mesh:
-    """The devices of a slice as a JAX mesh with the names of its axes."""
+    """Returns the devices of a slice as a JAX mesh with the names of its axes."""
     handles = np.array(devices_of(binding), dtype=object)
     return jax.sharding.Mesh(handles.reshape(binding.shape), binding.axis_names)
 
@@ -184,7 +184,7 @@ def _memory_limit(handle: jax.Device) -> int | None:
 
 
 def _cpu_devices(count: int) -> list[jax.Device]:
-    """The first CPU devices, making as many when JAX has not started yet."""
+    """Returns the first CPU devices, making as many when JAX has not started yet."""
     # JAX refuses this setting once it has started; then the devices that it made must do.
     try:
         if jax.config.jax_num_cpu_devices < count:

@@ -18,7 +18,7 @@ def stats_of(executables: Executables) -> dict[tuple[str, str], Any]:
 
 
 def flops_of(executable: pjrt.LoadedExecutable) -> float:
-    """The floating-point operations of one launch by XLA's estimate, on all its devices."""
+    """Returns the floating-point operations of one launch by XLA's estimate, on all its devices."""
     return float(executable.cost_analysis().get("flops", 0.0))
 
 

@@ -88,7 +88,7 @@ def _value(frame: types.FrameType, place: str) -> jax.Array:
 def _alive(
     frame: types.FrameType, slice: str, devices: set[jax.Device], names: Mapping[int, str]
 ) -> Iterator[str]:
-    """The largest arrays that the call holds on a slice, and how much the rest of the process holds there."""
+    """Yields the largest arrays that the call holds on a slice, and how much the rest of the process holds there."""
     held: dict[int, tuple[int, str]] = {}
     for value in frame.f_locals.values():
         for array in value if isinstance(value, list) else [value]:
@@ -108,7 +108,7 @@ def _alive(
 
 
 def _bytes_on(array: jax.Array, devices: set[jax.Device]) -> int:
-    """The bytes of an array on some devices."""
+    """Returns the bytes of an array on some devices."""
     if array.is_deleted() or not array.sharding.device_set & devices:
         return 0
     return sum(shard.data.nbytes for shard in array.addressable_shards if shard.device in devices)

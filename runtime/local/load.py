@@ -110,7 +110,7 @@ _loaded: weakref.WeakSet[Executable] = weakref.WeakSet()
 
 
 def loaded_programs() -> list[Executable]:
-    """All programs that are loaded in this process."""
+    """Returns all programs that are loaded in this process."""
     return list(_loaded)
 
 

@@ -88,7 +88,7 @@ class LocalTarget(StepTarget):
         return self._kernels[key]
 
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
-        """The arguments of `pjrt.copy_arrays`, besides the arrays, that make all these transfers at once.
+        """Returns the arguments of `pjrt.copy_arrays`, besides the arrays, that make all these transfers at once.
 
         Raises:
           ValueError: one of them brings a device what it does not need; the plan is wrong.
@@ -146,7 +146,7 @@ class LocalTarget(StepTarget):
         return copy
 
     def _is_here(self, slot: Slot) -> bool:
-        """Whether all devices of what is in a slot are of this process."""
+        """Returns whether all devices of what is in a slot are of this process."""
         return bool(self._slots.shardings[slot].is_fully_addressable)
 
     def _shard_by_shard(
@@ -174,11 +174,11 @@ class LocalTarget(StepTarget):
         ]
         execute = self._execute[launch.computation, launch.slice]
         if computation.donated and pjrt.checks_values():
-            execute = pjrt.sparing(execute, computation.donated, devices)
+            execute = pjrt.without_donation(execute, computation.donated, devices)
         return Kernel(execute, handlers, pjrt.token_keeper(devices) if computation.effects else None)
 
     def _on_each_device(self, launch: Launch) -> Kernel:
-        """An execution for each device of the slice, with its shards."""
+        """Returns an execution for each device of the slice, with its shards."""
         check_shards(self._plan, launch)
         execute = pjrt.on_each_device(
             self._executables[launch.computation, launch.slice],
@@ -205,7 +205,7 @@ class LocalTarget(StepTarget):
 
 
 def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
-    """The arrays in slots of constants, on their slices."""
+    """Returns the arrays in slots of constants, on their slices."""
     names = {
         slot: argument.constant
         for argument in plan.arguments

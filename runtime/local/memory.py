@@ -9,8 +9,8 @@ from typing import Any
 
 from pathways.passes.schedule.memory.live_bytes import LiveBytes
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
-from pathways.runtime.plan.parts import PartCall, PartCalls
 from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send
+from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.timelines.tables import html_table, size, table
 
@@ -54,7 +54,7 @@ class MemoryAnalysis(dict[str, SliceMemory]):
         return table(self._rows())
 
     def _repr_html_(self) -> str:
-        """The table, in a notebook."""
+        """Returns the table, in a notebook."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -87,7 +87,7 @@ class MemoryAnalysis(dict[str, SliceMemory]):
 
 
 def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
-    """The memory that one call of a program takes.
+    """Returns the memory that one call of a program takes.
 
     Args:
       plan: the program.
@@ -116,9 +116,9 @@ def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
 
 
 def analyze_parts(
-    calls: PartCalls, plans: Mapping[str, Plan], analyses: Mapping[str, MemoryAnalysis]
+    calls: SubProgramCalls, plans: Mapping[str, Plan], analyses: Mapping[str, MemoryAnalysis]
 ) -> MemoryAnalysis:
-    """The memory that one call of a program in parts takes.
+    """Returns the memory that one call of a program in parts takes.
 
     While a part runs, what other parts read lies on the slices besides: arguments that the caller keeps, what
     is still to be read, and the arrays that parts close over.
@@ -131,12 +131,12 @@ def analyze_parts(
     sizes: dict[int, dict[str, int]] = {}
     constants: dict[str, dict[str, int]] = {}
     for call in calls.calls:
-        plan = plans[call.part]
+        plan = plans[call.sub_program]
         passed = [argument for argument in plan.arguments if argument.constant is None]
         ports: list[Argument | Result] = [*passed, *plan.results]
         for number, port in zip((*call.operands, *call.results), ports, strict=True):
             sizes.setdefault(number, {}).update(_bytes_by_slice(plan, port))
-        constants[call.part] = _sum(
+        constants[call.sub_program] = _sum(
             _bytes_by_slice(plan, a) for a in plan.arguments if a.constant is not None
         )
     arguments = range(len(calls.arguments))
@@ -145,19 +145,19 @@ def analyze_parts(
     # The caller keeps the others.
     last |= dict.fromkeys(set(arguments) - calls.donated, len(calls.calls))
 
-    def beside(k: int, call: PartCall) -> Mapping[str, int]:
+    def beside(k: int, call: SubProgramCall) -> Mapping[str, int]:
         """What lies on the slices besides what a part takes and makes."""
         waiting = [
             size
             for n, size in sizes.items()
             if n not in call.operands and made.get(n, -1) < k < last.get(n, -1)
         ]
-        return _sum([*waiting, *(of_part for part, of_part in constants.items() if part != call.part)])
+        return _sum([*waiting, *(of_part for part, of_part in constants.items() if part != call.sub_program)])
 
     others = [beside(k, call) for k, call in enumerate(calls.calls)]
     analysis = MemoryAnalysis()
-    for name, of_last in analyses[calls.calls[-1].part].items():
-        of_parts = [analyses[call.part][name] for call in calls.calls]
+    for name, of_last in analyses[calls.calls[-1].sub_program].items():
+        of_parts = [analyses[call.sub_program][name] for call in calls.calls]
         analysis[name] = SliceMemory(
             of_last.devices,
             sum(sizes.get(n, {}).get(name, 0) for n in arguments)
@@ -175,12 +175,12 @@ def analyze_parts(
 
 
 def _bytes_by_slice(plan: Plan, port: Argument | Result) -> dict[str, int]:
-    """The bytes of an argument or result on each slice, over all its devices together."""
+    """Returns the bytes of an argument or result on each slice, over all its devices together."""
     return {name: plan.shard_type(slot).nbytes * plan.slices[name].size for name, slot in port.slots.items()}
 
 
 def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sum for each slice."""
+    """Returns the sum for each slice."""
     total: Counter[str] = Counter()
     for of_one in sizes:
         total.update(of_one)
@@ -222,7 +222,7 @@ def _exactly(count: int) -> str:
 
 
 def _sharing(bindings: Mapping[str, Binding]) -> list[list[str]]:
-    """The slices that are on one device together, for each device; each such group once."""
+    """Returns the slices that are on one device together, for each device; each such group once."""
     on_device: dict[int, list[str]] = {}
     for name, binding in bindings.items():
         for position in binding.positions:
@@ -231,7 +231,7 @@ def _sharing(bindings: Mapping[str, Binding]) -> list[list[str]]:
 
 
 def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Sequence[str]]) -> list[int]:
-    """The most bytes alive at once on one device, for each group of slices that share it.
+    """Returns the most bytes alive at once on one device, for each group of slices that share it.
 
     Args:
       plan: the program.
@@ -250,9 +250,9 @@ def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Se
             live.remove(group, count)
 
     for changes in slot_changes(plan):
-        for slot in changes.ended:
+        for slot in changes.freed:
             remove(plan.slot_slices[slot], plan.shard_type(slot).nbytes)
-        for slot in changes.begun:
+        for slot in changes.filled:
             add(plan.slot_slices[slot], plan.shard_type(slot).nbytes)
         step = None if changes.step == BEFORE else plan.steps[changes.step]
         if isinstance(step, Launch) and (step.computation, step.slice) in stats:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from pathways.runtime.local.call_trace import RecordedCall, Seen
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
 from pathways.runtime.resources.threads import RunningThread, start_thread
-from pathways.runtime.xla.profile import Moments, Profile
+from pathways.runtime.xla.profile import Profile, TimeSpan
 
 _PAUSE = 1.0
 """Seconds from one time that finished steps are written to the next: writing holds up the other threads."""
@@ -90,7 +90,7 @@ class _CallTrace:
         for place, notes in by_place.items():
             self.recorder.watcher(place).put((self, notes))
 
-    def recorded(self, executions: Mapping[int, list[Moments]]) -> RecordedCall:
+    def recorded(self, executions: Mapping[int, list[TimeSpan]]) -> RecordedCall:
         """What was recorded of it, when it is done."""
         plan = self.program.plan
         ran = {}
@@ -134,7 +134,7 @@ class ProgramTrace:
         return self._recorder.begin(self)
 
     def lasting(self, slot: Slot) -> bool:
-        """Whether an array can be waited for at any time: no later step donates it."""
+        """Returns whether an array can be waited for at any time: no later step donates it."""
         return slot not in self._donated
 
 

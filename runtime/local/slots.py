@@ -39,13 +39,13 @@ def slot_arrays(plan: Plan, meshes: Mapping[str, Mesh], result_avals: Sequence[p
 
 
 def aval_of(type_: ArrayType) -> pjrt.Aval:
-    """The aval that says no more than a type of the plan."""
+    """Returns the aval that says no more than a type of the plan."""
     return jax.core.ShapedArray(type_.shape, jax.numpy.dtype(type_.dtype))
 
 
 def aval_of_part(result: Result, aval: pjrt.Aval) -> pjrt.Aval:
-    """The aval of what one replica has of a result."""
-    return aval if result.replicas is None else aval.update(shape=result.replicas.part(aval.shape))
+    """Returns the aval of what one replica has of a result."""
+    return aval if result.replicas is None else aval.update(shape=result.replicas.block(aval.shape))
 
 
 def _shardings(plan: Plan, meshes: Mapping[str, Mesh]) -> dict[Slot, NamedSharding]:
@@ -63,7 +63,7 @@ def _shardings(plan: Plan, meshes: Mapping[str, Mesh]) -> dict[Slot, NamedShardi
 
 
 def _avals(plan: Plan, result_avals: Sequence[pjrt.Aval]) -> list[pjrt.Aval]:
-    """The aval of each slot; a launch makes that of a result of the program at once, where it can.
+    """Returns the aval of each slot; a launch makes that of a result of the program at once, where it can.
 
     Not for extended dtypes: a later step could not take such an array. A transfer keeps its source's aval.
     """
@@ -88,7 +88,7 @@ def _avals(plan: Plan, result_avals: Sequence[pjrt.Aval]) -> list[pjrt.Aval]:
 
 
 def _in_shards(plan: Plan) -> frozenset[Slot]:
-    """The slots of which nothing needs the array.
+    """Returns the slots of which nothing needs the array.
 
     Local launches and transfers of pieces make and read shards, and arrays of them only for others.
     """

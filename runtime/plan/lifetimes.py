@@ -1,4 +1,4 @@
-"""Which slots of a plan begin to hold an array, and which cease to, at each of its steps."""
+"""Lifetimes of slots: the slots that are filled and freed at each step of a plan."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterator
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Transfer
 
 BEFORE = -1
-"""Stands for what happens before the first step."""
+"""Number that stands for the time before the first step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotChanges:
-    """What changes at a step.
+    """Slots that a step frees and fills.
 
     Attributes:
-      step: the number of the step, `BEFORE` for arguments and for what is received: that has its memory
-        before the first step runs, since what issues the steps does not wait.
-      ended: the slots whose arrays end: donated to the launch, before it fills others, or released.
-      begun: the slots that are filled.
+      step: the number of the step, `BEFORE` for arguments and for received arrays: these have their memory
+        before the first step runs, since the thread that issues steps does not wait for any.
+      freed: the slots whose arrays are donated to the launch, before it fills others, or released.
+      filled: the slots that are filled.
     """
 
     step: int
-    ended: tuple[Slot, ...]
-    begun: tuple[Slot, ...]
+    freed: tuple[Slot, ...]
+    filled: tuple[Slot, ...]
 
 
 def slot_changes(plan: Plan) -> Iterator[SlotChanges]:
-    """The changes at each step of a plan, in its order; what never ends is the caller's."""
+    """Yields the changes at each step of a plan, in its order. A slot that is never freed is the caller's."""
     arguments = tuple(slot for argument in plan.arguments for slot in argument.slots.values())
     received = tuple(slot for step in plan.steps if isinstance(step, Receive) for slot in step.results)
     yield SlotChanges(BEFORE, (), arguments + received)

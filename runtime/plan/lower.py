@@ -1,4 +1,4 @@
-"""Makes a plan from the scheduled form of a program. Reads IR, knows no devices, never imports jax."""
+"""Lowering of scheduled programs to plans. Reads IR, knows no devices, never imports jax."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ from pathways.runtime.plan.plan import (
 )
 from pathways.runtime.plan.stored import Stored, StoredComputation
 
-_LOCAL = frozenset({"stablehlo.concatenate", "stablehlo.slice"})
+_LOCAL_OPS = frozenset({"stablehlo.concatenate", "stablehlo.slice"})
+"""The operations that only move data within a device."""
+
 _MESH = re.compile(r"<@(\w+)")
 _SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings", "arg_attrs", "res_attrs")
 
@@ -74,11 +76,11 @@ def plan_of(
       module: a module in the form `scheduled`.
       name: the name of the program, for messages and traces.
       stored: computations and constants that the module only declares.
-      proved: whether `pw-verify-schedule` has just left it, so that it need not be checked again.
-      located: whether computations keep their source locations, with which equal ones are not equal.
+      proved: whether `pw-verify-schedule` has just accepted it, so that it need not be checked again.
+      located: whether computations keep their source locations, with which equal computations differ.
 
     Raises:
-      ValueError: when the module is in another form, or is not what it claims to be.
+      ValueError: the module is in another form, or breaks the rules of its form.
     """
     with module.context, ir.Location.unknown(module.context):
         _check_form(module, name, SCHEDULED, proved)
@@ -94,19 +96,19 @@ def host_plans_of(
     proved: bool = False,
     located: bool = False,
 ) -> dict[int, Plan]:
-    """Flattens what each host does of a program to a plan, by the number of the host.
+    """Flattens the program of each host to a plan; returns the plans by the number of the host.
 
     Computations that several hosts run are one object in all their plans.
 
     Args:
       module: a module in the form `host`.
-      name: the name of the program, for messages and traces; that of all plans.
+      name: the name of the program and of all its plans, for messages and traces.
       stored: computations and constants that the module only declares.
-      proved: whether `pw-split-hosts` has just left it, so that it need not be checked again.
-      located: whether computations keep their source locations, with which equal ones are not equal.
+      proved: whether `pw-split-hosts` has just produced it, so that it need not be checked again.
+      located: whether computations keep their source locations, with which equal computations differ.
 
     Raises:
-      ValueError: when the module is in another form, or is not what it claims to be.
+      ValueError: the module is in another form, or breaks the rules of its form.
     """
     with module.context, ir.Location.unknown(module.context):
         _check_form(module, name, SPLIT, proved)
@@ -130,7 +132,7 @@ def _check_form(module: ir.Module, name: str, form: Form, proved: bool) -> None:
 
 
 class _Flattener:
-    """Flattens a function: `@main`, or that of a host."""
+    """Flattener of one function: `@main`, or the function of a host."""
 
     def __init__(
         self, module: ir.Module, name: str, stored: Stored | None, main: ir.OpView, located: bool
@@ -153,11 +155,11 @@ class _Flattener:
         self.slots: dict[ir.Value, dict[str, Slot]] = {}
         self.callees = list(dict.fromkeys(op.callee for op in self.ops if isinstance(op, dialect.LaunchOp)))
         self.sent = {
-            part
+            source
             for op in self.ops
             if isinstance(op, dialect.SendOp) and not op.copy
             for value in op.operands
-            for part in parts_of(value)
+            for source in parts_of(value)
         }
 
     def new_slot(self, value: ir.Value, slice_name: str) -> Slot:
@@ -168,7 +170,7 @@ class _Flattener:
         return slot
 
     def plan(self, computations: Mapping[str, Computation]) -> Plan:
-        """The plan, whose computations are among those given."""
+        """Returns the plan, with those of `computations` that it launches."""
         arguments = self.flatten_arguments()
         steps: list[Step] = []
         times = attribute_of(self.module.operation, TIMES)
@@ -201,15 +203,15 @@ class _Flattener:
             },
             times=CallTimes() if times is None else CALL_TIMES.read(times),
             host=self.host,
-            argument_numbers=self.numbers(dialect.argument_attrs(self.main)),
-            result_numbers=self.numbers(dialect.result_attrs(self.main)),
+            argument_numbers=self.caller_numbers(dialect.argument_attrs(self.main)),
+            result_numbers=self.caller_numbers(dialect.result_attrs(self.main)),
         )
 
     def host_of(self, slice_name: str) -> int | None:
         return self.symbols[slice_name].host
 
-    def numbers(self, ports: list[dict[str, ir.Attribute]]) -> tuple[int, ...]:
-        """The numbers of arguments or results in the program, where this is what a host does of it."""
+    def caller_numbers(self, ports: list[dict[str, ir.Attribute]]) -> tuple[int, ...]:
+        """Returns the whole program's numbers of the arguments or results of a host; none for `@main`."""
         if self.host is None:
             return ()
         first = [ports[group[0]] for group in ports_of_callers(ports)]
@@ -219,7 +221,7 @@ class _Flattener:
         )
 
     def steps(self, op: ir.OpView) -> Iterator[Step]:
-        """The steps that an operation of the program is, by its traits."""
+        """Yields the steps that an operation stands for, chosen by its traits."""
         if dialect.op_has(op, Trait.EXECUTES):
             yield self.launch(op)
         elif dialect.op_has(op, Trait.TRANSFERS):
@@ -247,7 +249,7 @@ class _Flattener:
             values = [self.arguments[n] for n in group]
             if donated:
                 self.donated.update(values)
-            # What nothing reads need not be brought to its slice.
+            # An argument without readers gets no slots, so that no step copies it to its slices.
             if donated or any(True for value in values for _ in value.uses):
                 for value, slices in zip(values, (self.slices[n] for n in group), strict=True):
                     for slice_name in slices or ():
@@ -267,8 +269,8 @@ class _Flattener:
     def port(
         self, values: Sequence[ir.Value], attrs: Sequence[Mapping[str, ir.Attribute]]
     ) -> tuple[ArrayType, dict[str, Slot], Replicas | None]:
-        """What callers know as one argument or result, of the values that replicas have of it."""
-        # A constant is one value on the slices of all replicas, of which each has those that its port names.
+        """Joins the values of all replicas to the one argument or result that callers pass or get."""
+        # A constant is one value on the slices of all replicas; each replica has only those of its own port.
         own = [
             {
                 name: slot
@@ -277,7 +279,7 @@ class _Flattener:
             }
             for value, attr in zip(values, attrs, strict=True)
         ]
-        slots = {name: slot for part in own for name, slot in part.items()}
+        slots = {name: slot for of_replica in own for name, slot in of_replica.items()}
         type_ = array_type(values[0].type)
         if REPLICA not in attrs[0]:
             return type_, slots, None
@@ -309,14 +311,14 @@ class _Flattener:
     def check_memory(self, op: dialect.TransferOp | dialect.RecvOp) -> None:
         if op.memory_kind is not None:
             raise ValueError(
-                f"program '{self.name}': a transfer to @{op.slice} asks for memory kind '{op.memory_kind}', "
+                f"program '{self.name}': a transfer to @{op.slice} requests memory kind '{op.memory_kind}', "
                 "but this runtime only moves values to the default memory of devices"
             )
 
     def routes(
         self, op: dialect.TransferOp | dialect.SendOp | dialect.RecvOp, dst: str
     ) -> tuple[tuple[tuple[int, int], ...], ...] | None:
-        """The routes of a transfer for each result, device by device of its destination."""
+        """Returns the routes of a transfer for each result, device by device of its destination."""
         if op.routes is None:
             return None
         pairs, devices = list(op.routes), self.layouts.mesh(dst).size
@@ -350,14 +352,14 @@ class _Flattener:
 
     def release(self, op: dialect.ReleaseOp) -> Release:
         slots = tuple(slot for v in op.operands for slot in self.slots[v].values())
-        # What was sent is forgotten, but not deleted: another host may not have it yet.
+        # An array that was sent loses its slot, but is not deleted: the other host may still be reading it.
         deleted = [v for v in op.operands if v in self.donated and v not in self.sent]
         return Release(slots, tuple(slot for v in deleted for slot in self.slots[v].values()))
 
     def computation(self, name: str) -> Computation:
         function = self.symbols[name]
         if self.stored is not None:
-            return self.declared(name, function, self.stored.computations[name])
+            return self.stored_computation(name, function, self.stored.computations[name])
         if self.is_local(function):
             return _local_computation(name, function)
         text, callbacks, effects = self.extract(name)
@@ -371,8 +373,8 @@ class _Flattener:
             effects=effects,
         )
 
-    def declared(self, name: str, function: ir.OpView, stored: StoredComputation) -> Computation:
-        """A computation of which the module has the types, shardings and donation."""
+    def stored_computation(self, name: str, function: ir.OpView, stored: StoredComputation) -> Computation:
+        """Returns a computation whose types, shardings and donation the module declares."""
         types = []
         for attrs, tensors in (
             (dialect.argument_attrs(function), function.type.inputs),
@@ -380,7 +382,7 @@ class _Flattener:
         ):
             whole = [array_type(type_) for type_ in tensors]
             types.append(
-                [self.shard(t, a.get(SHARDING)) for t, a in zip(whole, attrs, strict=True)]
+                [self.shard_type(t, a.get(SHARDING)) for t, a in zip(whole, attrs, strict=True)]
                 if stored.local
                 else whole
             )
@@ -394,19 +396,19 @@ class _Flattener:
             local=stored.local,
         )
 
-    def shard(self, type_: ArrayType, sharding: ir.Attribute | None) -> ArrayType:
-        """The type of what each device holds of an array."""
+    def shard_type(self, type_: ArrayType, sharding: ir.Attribute | None) -> ArrayType:
+        """Returns the type of the shard that each device holds of an array."""
         if sharding is None:
             return type_
         sizes = dict(read_mesh(self.symbols[mesh_of(sharding)]).axes)
-        parts = [math.prod(sizes[axis] for axis in axes) for axes in read_sharding(sharding).dims]
-        return ArrayType(tuple(n // k for n, k in zip(type_.shape, parts, strict=True)), type_.dtype)
+        counts = [math.prod(sizes[axis] for axis in axes) for axes in read_sharding(sharding).dims]
+        return ArrayType(tuple(n // k for n, k in zip(type_.shape, counts, strict=True)), type_.dtype)
 
     def is_local(self, function: ir.OpView) -> bool:
-        """Whether a function is one `sdy.manual_computation` that only moves data within each device.
+        """Returns whether a function is one `sdy.manual_computation` that only moves data within each device.
 
-        Its operands are the arguments as they lie, its results are returned as they lie. Not if the
-        function donates: the arrays of its callers end as a whole.
+        Its operands must be the arguments in their own sharding, and its results must be returned in theirs.
+        A function that donates is never local: its operands would be shards, and XLA frees whole arrays only.
         """
         if not function.regions[0].blocks:
             return False
@@ -415,23 +417,29 @@ class _Flattener:
         if not isinstance(computation, sdy.ManualComputationOp) or len(others) != 1:
             return False
         (returned,) = others
-        held = [attrs[SHARDING] for attrs in dialect.argument_attrs(function) if SHARDING in attrs]
-        wanted = [attrs[SHARDING] for attrs in dialect.result_attrs(function) if SHARDING in attrs]
-        if not held:
+        inputs = [attrs[SHARDING] for attrs in dialect.argument_attrs(function) if SHARDING in attrs]
+        outputs = [attrs[SHARDING] for attrs in dialect.result_attrs(function) if SHARDING in attrs]
+        if not inputs:
             return False
-        axes = {name for name, _ in read_mesh(self.symbols[mesh_of(held[0])]).axes}
+        axes = {name for name, _ in read_mesh(self.symbols[mesh_of(inputs[0])]).axes}
         return (
             list(computation.operands) == list(block.arguments)
             and list(returned.operands) == list(computation.results)
-            and held == list(sdy.TensorShardingPerValueAttr(computation.in_shardings).shardings)
-            and wanted == list(sdy.TensorShardingPerValueAttr(computation.out_shardings).shardings)
+            and inputs == list(sdy.TensorShardingPerValueAttr(computation.in_shardings).shardings)
+            and outputs == list(sdy.TensorShardingPerValueAttr(computation.out_shardings).shardings)
             and axes == set(sdy.ManualAxesAttr(computation.manual_axes))
-            and all(op.operation.name in _LOCAL for op in list(computation.body.blocks[0].operations)[:-1])
+            and all(
+                op.operation.name in _LOCAL_OPS for op in list(computation.body.blocks[0].operations)[:-1]
+            )
             and not dialect.donated_arguments(function)
         )
 
     def extract(self, name: str) -> tuple[bytes, bool, bool]:
-        """A computation and what it calls as a module of its own; has it callbacks, and side effects?"""
+        """Copies a computation and the functions that it calls to a module of its own.
+
+        Returns:
+          The module as bytecode, whether it calls back into Python, and whether it has side effects.
+        """
         extracted = ir.Module.create()
         extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         pending, seen, meshes = [name], {name}, set[str]()
@@ -440,7 +448,7 @@ class _Flattener:
             current = pending.pop()
             function = self.symbols.get(current)
             if function is None:
-                raise ValueError(f"program '{self.name}': @{name} refers to @{current}, which is not there")
+                raise ValueError(f"program '{self.name}': @{name} refers to @{current}, which does not exist")
             if function.operation.name == "sdy.mesh":
                 meshes.add(current)
             if function.operation.name != "func.func":
@@ -450,13 +458,13 @@ class _Flattener:
             with ir.InsertionPoint(extracted.body):
                 copy = function.operation.clone().opview
             if current == name:
-                _lay_out(copy)
+                _write_missing_shardings(copy)
                 copy.attributes["sym_name"] = ir.StringAttr.get("main")
                 copy.attributes["sym_visibility"] = ir.StringAttr.get("public")
 
             def visit(op: ir.Operation) -> ir.WalkResult:
                 nonlocal callbacks, effects
-                if SHARDING in op.attributes and _must_not_say(op):
+                if SHARDING in op.attributes and _rejects_sharding(op):
                     del op.attributes[SHARDING]
                 for symbol in dialect.referenced_symbols(op):
                     if symbol in self.symbols and symbol not in seen:
@@ -482,16 +490,19 @@ class _Flattener:
         return _bytecode(extracted, self.located), callbacks, effects
 
 
-def _must_not_say(op: ir.Operation) -> bool:
-    """Whether XLA fails on the sharding of an operation; it finds it by what is read and written there."""
+def _rejects_sharding(op: ir.Operation) -> bool:
+    """Returns whether XLA fails if the operation has a sharding.
+
+    Without one, XLA infers it from the operands and the readers of the operation.
+    """
     return op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == "ApproxTopK"
 
 
 def _constrain_results(loop: ir.Operation) -> None:
-    """Makes constraints of the shardings of a loop.
+    """Replaces the shardings of a loop by constraints on its results.
 
-    XLA removes operands that the body returns as they are, but leaves the list of shardings too long. Where
-    nothing is said, it takes the sharding of an operation that folds into a result for that of all of them.
+    XLA removes operands that the body returns unchanged, but leaves the list of shardings too long. Without
+    any sharding, it applies that of an operation that folds into one result to all of them.
     """
     shardings = sdy.TensorShardingPerValueAttr(loop.attributes[SHARDING]).shardings
     del loop.attributes[SHARDING]
@@ -512,7 +523,7 @@ def _constrain_results(loop: ir.Operation) -> None:
 
 
 def _local_computation(name: str, function: ir.OpView) -> Computation:
-    """What a function that is local does on one device, with its shards."""
+    """Returns the work of a local function on one device: the body of its manual computation, on shards."""
     extracted = ir.Module.create()
     extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
     with ir.InsertionPoint(extracted.body):
@@ -536,17 +547,17 @@ def _local_computation(name: str, function: ir.OpView) -> Computation:
 
 
 def _bytecode(module: ir.Module, located: bool = False) -> bytes:
-    """A module as bytecode, without source locations unless they are asked for.
+    """Returns a module as bytecode, without source locations unless `located`.
 
-    Locations hold file paths: without them equal computations have equal bytes everywhere.
+    Locations hold file paths: without them equal computations have equal bytes on every machine.
     """
     if not located:
         dialect.run_mlir_passes("strip-debuginfo", module)
     return bytecode_of(module)
 
 
-def _lay_out(function: ir.OpView) -> None:
-    """Writes what a missing sharding means; XLA would take it as leave to choose."""
+def _write_missing_shardings(function: ir.OpView) -> None:
+    """Writes that arguments and results without a sharding are replicated; XLA would choose one itself."""
     arguments, results = dialect.argument_attrs(function), dialect.result_attrs(function)
     meshes = {mesh_of(attrs[SHARDING]) for attrs in (*arguments, *results) if SHARDING in attrs}
     if not meshes:
@@ -560,13 +571,13 @@ def _lay_out(function: ir.OpView) -> None:
 
 
 def array_type(tensor_type: ir.Type) -> ArrayType:
-    """The plan's type of a ranked tensor."""
+    """Returns the plan's type of a ranked tensor."""
     tensor = ir.RankedTensorType(tensor_type)
     return ArrayType(tuple(tensor.shape), _dtype(tensor.element_type))
 
 
 def _mesh_axes(mesh: ir.OpView) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The axis names and sizes of an `sdy.mesh`."""
+    """Returns the axis names and sizes of an `sdy.mesh`."""
     axes = [sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh.attributes["mesh"]).axes]
     return tuple(a.name for a in axes), tuple(a.size for a in axes)
 
@@ -574,12 +585,12 @@ def _mesh_axes(mesh: ir.OpView) -> tuple[tuple[str, ...], tuple[int, ...]]:
 def _dtype(element: ir.Type) -> str:
     dtype = dtype_of(element)
     if dtype is None:
-        raise ValueError(f"there is no dtype for elements of type {element}")
+        raise ValueError(f"no dtype for elements of type {element}")
     return dtype
 
 
 def _array(value: ir.Attribute) -> np.ndarray:
-    """The array of an elements attribute, with its shape."""
+    """Returns the array of an elements attribute, with its shape."""
     tensor = ir.RankedTensorType(value.type)
     try:
         flat = np.array(value)

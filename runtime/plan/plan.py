@@ -1,8 +1,8 @@
 """The plan: a scheduled program flattened to numbered slots, independent of devices and of JAX.
 
-A slot holds one logical array on one slice. A mirrored value has one slot per slice. Making a plan reads
-the scheduled form of the IR; `runtime.local` binds it to devices and generates the function that
-runs it.
+A slot holds one logical array on one slice. A mirrored value has one slot per slice. `runtime.plan.lower`
+reads plans from the scheduled form of the IR; `runtime.local` binds them to devices, and generates the
+functions that run them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Slot = int
 
 @dataclasses.dataclass(frozen=True)
 class ArrayType:
-    """The type of a logical array: its global shape and the name of its numpy (or ml_dtypes) dtype."""
+    """Type of a logical array: its global shape and the name of its numpy (or ml_dtypes) dtype."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,9 +38,9 @@ class ArrayType:
 
 
 class SliceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A virtual slice: the mesh that it needs, named axes in major-to-minor order.
+    """Virtual slice: the mesh that it needs, named axes in major-to-minor order.
 
-    Slices with `overlap` may share devices, so that their work is in one queue.
+    Slices with `overlap` may share devices; their work is then in one queue.
     """
 
     name: Symbol
@@ -57,7 +57,7 @@ class SliceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """One XLA module.
+    """Computation: one XLA module.
 
     Attributes:
       name: the name of the callee in the program.
@@ -68,8 +68,8 @@ class Computation:
       donated: numbers of the arguments that it consumes.
       callbacks: whether it calls back into Python.
       effects: whether it does more than compute its results, such as print.
-      local: whether the module is what each device does with its own shards, for which it needs no other
-        device; operands and results are then the types of shards.
+      local: whether each device runs the module by itself, on its own shards; operands and results are then
+        the types of shards.
     """
 
     name: str
@@ -84,17 +84,17 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Runs a computation on all devices of a slice.
+    """Execution of a computation on all devices of a slice.
 
     Attributes:
       computation: the name of the computation.
       slice: the slice.
       operands: the slots that it reads.
       results: the slots that it fills.
-      label: names it in traces and errors.
+      label: its name in traces and errors.
       origins: the placed calls that it stands for; none for glue.
       microbatch: the microbatch that it works on, None outside loops.
-      loop: the loop that it is part of, None outside loops.
+      loop: the loop that it belongs to, None outside loops.
     """
 
     computation: str
@@ -109,19 +109,19 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """Copies arrays on slice `src` to new slots on slice `dst`.
+    """Copy of arrays on slice `src` to new slots on slice `dst`.
 
-    Without routes there is one operand and one result, and each device gets the shard of the device with
+    Without routes there is one operand and one result, and each device receives the shard of the device with
     the same number.
 
     Attributes:
-      operands: the slots of the arrays to copy from.
-      results: the slots they go to.
+      operands: the slots of the arrays to copy.
+      results: the slots that it fills.
       src: the slice of the operands.
       dst: the slice of the results.
       routes: for each result, and for each device of `dst`, the position of an operand and the number of
         the device of `src` whose shard of it is copied; None for a copy shard by shard.
-      channel: the channel that it takes.
+      channel: the channel that it uses.
     """
 
     operands: tuple[Slot, ...]
@@ -134,7 +134,7 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Forgets slots. A slot in `delete` belongs to the caller, who donated it: its buffer is freed."""
+    """End of slots. Those in `delete` hold arrays that the caller donated: their buffers are freed."""
 
     slots: tuple[Slot, ...]
     delete: tuple[Slot, ...] = ()
@@ -142,22 +142,22 @@ class Release:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Gives arrays on slice `src` to the host that `dst` is on. It does not wait.
+    """Offer of arrays on slice `src` to the host that `dst` is on. It does not wait.
 
-    The arrays may still be computed, and the other host may have asked for them already. What is sent lives
-    at least until the end of the step: nothing tells when the other host has it.
+    The arrays may not be computed yet, and the other host may have requested them already. They live at least
+    until the end of the program's step: no message says when the other host has received them.
 
     Attributes:
       operands: the slots of the arrays.
       src: the slice of the operands, on this host.
-      dst: the slice that they go to, on the host `peer`.
+      dst: the slice of the results, on the host `peer`.
       channel: the channel.
       peer: the number of the host that receives.
-      index: the number of the transfer among those of a step between hosts; both ends have it, and no other
-        transfer.
-      routes: as those of a `Transfer`; None where device k of `src` gives its shard to device k of `dst`.
-      copy: whether what is sent must be a copy of the arrays, because they may be donated or deleted before
-        the other host has them.
+      index: the number of the transfer among all transfers between hosts of a step; the sender and the
+        receiver use the same one, and no other transfer does.
+      routes: as those of a `Transfer`; None where device k of `src` sends its shard to device k of `dst`.
+      copy: whether a copy of the arrays must be sent, because they may be donated or deleted before the other
+        host has received them.
     """
 
     operands: tuple[Slot, ...]
@@ -171,27 +171,27 @@ class Send:
 
     @property
     def results(self) -> tuple[Slot, ...]:
-        """It fills no slots."""
+        """No slots: a send fills none."""
         return ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Receive:
-    """Asks for arrays of another host, which fill slots on slice `dst`. It does not wait.
+    """Request for arrays of another host, which fill slots on slice `dst`. It does not wait.
 
-    The slots hold arrays at once that are filled when the other host has sent them: their memory counts from
-    the beginning of the step, since what issues the steps may be far ahead of what runs them.
+    The slots hold arrays at once, which are ready when the other host has sent them. Their memory counts from
+    the beginning of the program's step, since the thread that issues steps may be far ahead of the devices.
 
     Attributes:
-      results: the slots.
-      src: the slice that the arrays come from, on the host `peer`.
+      results: the slots that it fills.
+      src: the slice of the operands, on the host `peer`.
       dst: the slice of the results, on this host.
       channel: the channel.
       peer: the number of the host that sends.
-      index: the number of the transfer among those of a step between hosts; both ends have it, and no other
-        transfer.
-      routes: as those of a `Transfer`, with the operands of the `Send`; None where device k of `dst` gets the
-        shard of device k of `src`.
+      index: the number of the transfer among all transfers between hosts of a step; the sender and the
+        receiver use the same one, and no other transfer does.
+      routes: as those of a `Transfer`, with the operands of the `Send`; None where device k of `dst` receives
+        the shard of device k of `src`.
     """
 
     results: tuple[Slot, ...]
@@ -204,7 +204,7 @@ class Receive:
 
     @property
     def operands(self) -> tuple[Slot, ...]:
-        """It reads no slots."""
+        """No slots: a receive reads none."""
         return ()
 
 
@@ -213,13 +213,13 @@ Step = Launch | Transfer | Send | Receive | Release
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-    """How an argument or result is shared out among replicas of the program.
+    """Distribution of an argument or result over the replicas of the program.
 
     Attributes:
-      slices: for each replica, the slices that it has it on; of what one host does, those on that host.
+      slices: for each replica, the slices that hold the array; in a host program, those on that host.
       numbers: the number of each of these replicas.
-      count: how many replicas there are.
-      split: the dimension of which each has its block; None where each has all of it.
+      count: the number of all replicas.
+      split: the dimension of which each replica has a block; None where each has the whole array.
     """
 
     slices: tuple[tuple[str, ...], ...]
@@ -227,22 +227,22 @@ class Replicas:
     count: int
     split: int | None = None
 
-    def part(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what one replica has of an array."""
+    def block(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the block that one replica has of an array."""
         return block_shape(shape, self.split, self.count)
 
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An argument of the program.
+    """Argument of the program.
 
     Attributes:
       type: its type.
-      slots: the slot that receives it, by slice; several slices for a mirrored argument, none for one
-        that nothing reads.
+      slots: the slot that holds it, by slice; several slices for a mirrored argument, none for one that
+        nothing reads.
       donated: whether the program consumes it.
-      constant: the name of the program constant it is, None for one that the caller passes.
-      replicas: how replicas share it; None where there are none.
+      constant: the name of the program constant that it holds, None for an argument that the caller passes.
+      replicas: its distribution over replicas; None in a program without replicas.
     """
 
     type: ArrayType
@@ -254,12 +254,12 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A result of the program.
+    """Result of the program.
 
     Attributes:
       type: its type.
       slots: the slot that holds it, by slice; several slices for a mirrored result.
-      replicas: how replicas share it; None where there are none.
+      replicas: its distribution over replicas; None in a program without replicas.
     """
 
     type: ArrayType
@@ -269,27 +269,27 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A scheduled program, or what one host does of it.
+    """Plan of a scheduled program, or of one host's share of it.
 
     Attributes:
       name: the name of the program.
-      slices: the slices it needs, by name.
+      slices: the slices that it needs, by name.
       computations: its XLA modules, by name.
       arguments: all arguments: those that the caller passes, with constants anywhere among them.
       results: its results.
-      steps: launches, transfers and releases in an order that was proved free of deadlock; what one host does
-        of a program has sends and receives, too.
+      steps: launches, transfers and releases in an order that was proved free of deadlock; a host program has
+        sends and receives, too.
       slot_types: the type of the array in each slot.
-      slot_shardings: for each slot and dimension the mesh axes that split it; an empty tuple for a slot
-        is replicated in all dimensions.
+      slot_shardings: for each slot and dimension the mesh axes that split it; a slot with an empty tuple is
+        replicated in all dimensions.
       constants: the bytes-like arrays (numpy) of program constants, by name.
-      peak_bytes: the most bytes alive at once on each slice, without temporaries inside computations.
-      channels: how many values each channel has room for, by its name.
-      times: how long its placed calls take by what it was scheduled with.
-      host: the host whose work it is; None for a whole program.
-      argument_numbers: of what one host does, for each argument its number among those that the caller of the
-        program passes; constants have the numbers after these.
-      result_numbers: of what one host does, for each result its number among those of the program.
+      peak_bytes: the maximum of bytes that are live on each slice, without temporaries inside computations.
+      channels: the number of values that each channel has room for, by the name of the channel.
+      times: the durations of its placed calls that it was scheduled with.
+      host: the number of the host of a host program; None for a whole program.
+      argument_numbers: of a host program, for each argument its number among those that the caller of the
+        whole program passes; constants have the numbers after these.
+      result_numbers: of a host program, for each result its number among those of the whole program.
     """
 
     name: str
@@ -309,7 +309,7 @@ class Plan:
     result_numbers: tuple[int, ...] = ()
 
     def sharding(self, slot: Slot) -> tuple[tuple[str, ...], ...]:
-        """The mesh axes that split each dimension of the array in a slot."""
+        """Returns the mesh axes that split each dimension of the array in a slot."""
         written = self.slot_shardings[slot] if self.slot_shardings else ()
         return written or ((),) * len(self.slot_types[slot].shape)
 
@@ -328,19 +328,19 @@ class Plan:
         return slices
 
     def shard_type(self, slot: Slot) -> ArrayType:
-        """The type of the part of the array in a slot that each device of its slice holds."""
+        """Returns the type of the shard, of the array in a slot, that each device of its slice holds."""
         spec, type_ = self.slices[self.slot_slices[slot]], self.slot_types[slot]
         sizes = dict(zip(spec.axis_names, spec.shape, strict=True))
-        parts = [math.prod(sizes[axis] for axis in axes) for axes in self.sharding(slot)]
-        shape = tuple(size // n for size, n in zip(type_.shape, parts, strict=True))
+        counts = [math.prod(sizes[axis] for axis in axes) for axes in self.sharding(slot)]
+        shape = tuple(size // n for size, n in zip(type_.shape, counts, strict=True))
         return ArrayType(shape, type_.dtype)
 
     @functools.cached_property
     def own_slots(self) -> Mapping[Slot, int]:
-        """The slots that become results as they are, each with the first of its results.
+        """The slots that become results without a copy, each with the first of its results.
 
-        Of any other slot the caller gets a copy. It may donate each array that it gets, and no other array
-        may die with it: no constant, no argument that it kept, and no other result.
+        The caller gets a copy of any other slot. It may donate each array that it gets, so that no other
+        array may share the buffer: no constant, no argument that it did not donate, and no other result.
         """
         kept = {slot for a in self.arguments if not a.donated for slot in a.slots.values()}
         own: dict[Slot, int] = {}
@@ -350,10 +350,10 @@ class Plan:
         return own
 
     def donated_operands(self, launch: Launch) -> tuple[Slot, ...]:
-        """The slots whose arrays a launch consumes."""
+        """Returns the slots whose arrays a launch consumes."""
         return tuple(launch.operands[number] for number in self.computations[launch.computation].donated)
 
     def bytes_moved(self, transfer: Transfer | Receive) -> int:
-        """The bytes that are brought over: those of all shards that are filled."""
+        """Returns the bytes that a transfer moves: those of all shards that it fills."""
         shards = (self.shard_type(slot) for slot in transfer.results)
         return self.slices[transfer.dst].size * sum(shard.nbytes for shard in shards)

@@ -1,4 +1,4 @@
-"""Computations and constants that a module only declares: they are beside it, in bundles or messages."""
+"""Stored computations and constants: a module declares them, a bundle or a message holds them beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class StoredComputation(msgspec.Struct, frozen=True):
-    """A computation that the module only declares; see `Computation`."""
+    """Computation that a module only declares; see `Computation`."""
 
     module: bytes
     local: bool
@@ -19,7 +19,7 @@ class StoredComputation(msgspec.Struct, frozen=True):
 
 
 class StoredConstant(msgspec.Struct, frozen=True):
-    """A constant that the module only declares: its bytes, in C order."""
+    """Constant that a module only declares: its bytes, in C order."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Stored:
     def of(
         cls, computations: Mapping[str, StoredComputation], constants: Mapping[str, StoredConstant]
     ) -> Stored | None:
-        """Returns what was sent with a module; None for one that has all."""
+        """Returns the contents that were sent with a module; None for a module that holds all itself."""
         if not (computations or constants):
             return None
         arrays = {
@@ -46,6 +46,6 @@ class Stored:
         return cls(computations, arrays)
 
     def plain_constants(self) -> dict[str, StoredConstant]:
-        """Returns the constants as they are sent."""
+        """Returns the constants in the form in which they are sent."""
         arrays = {name: np.asarray(value) for name, value in self.constants.items()}
         return {name: StoredConstant(a.dtype.name, a.shape, a.tobytes()) for name, a in arrays.items()}

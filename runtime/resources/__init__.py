@@ -1,5 +1,5 @@
 """Resources of a process: virtual slices, clusters of devices, the devices of each slice, threads and ports.
 
-All of it is plain data but `ports.py`, `listening_socket.py`, and `threads.py`, by which all rooms to the
-right start threads. How devices are discovered is passed in from the right. Imports plans; never jax.
+Mostly plain data, except `ports.py`, `folders.py`, `listening_socket.py`, and `threads.py`, which starts the
+threads of all rooms to the right. Those also pass in how devices are discovered. Imports plans; never jax.
 """

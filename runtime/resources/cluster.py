@@ -1,4 +1,4 @@
-"""The physical side: islands of devices, and the hosts that they belong to. Plain data."""
+"""Clusters: islands of physical devices, and their hosts. Plain data."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ AFTER_DISCONNECT = (
     "these are the devices of this process, since pathways.disconnect() was called; call "
     "pathways.connect(...) again for those of a cluster"
 )
-"""What to do about missing devices; `count` is how many are needed."""
+"""Remedies for missing devices; `count` is the number that is needed."""
 
 _MAX_ISLANDS_IN_REPR = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """A process that owns devices; `index` is its JAX process index."""
+    """Process that owns devices; `index` is its JAX process index."""
 
     index: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A physical device.
+    """Physical device.
 
     Attributes:
-      position: its position in the cluster, from zero; ids differ between hosts by large gaps.
-      id: the number by which the process of its host knows it, unique for its platform.
+      position: its position in the cluster, from zero. Ids have large gaps between hosts.
+      id: its id in the process of its host, unique within a platform.
       platform: the platform that programs are lowered for: cpu, cuda, rocm, tpu.
       host: the process that owns it.
       island: the name of its island.
-      memory: bytes of memory that programs may use, None where that is not known.
+      memory: the bytes of memory that programs may use, None if unknown.
     """
 
     position: int
@@ -53,7 +53,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceIsland:
-    """Devices joined by a fast interconnect; a slice lies within one island."""
+    """Devices with a fast interconnect; the devices of a slice are on one island."""
 
     name: str
     devices: tuple[Device, ...]
@@ -71,7 +71,7 @@ class Cluster:
         return tuple(device for island in self.islands for device in island.devices)
 
     def _repr_html_(self) -> str:
-        """Its islands, in a notebook."""
+        """Returns the table of islands, for a notebook."""
         rows = [
             (
                 island.name,
@@ -102,10 +102,10 @@ class Cluster:
 
 
 def _hosts(devices: Sequence[Device]) -> str:
-    """The hosts of devices, such as `host 3` or `hosts 0 to 15`; those of an island follow each other."""
+    """Returns the hosts of an island, such as `host 3` or `hosts 0 to 15`; their numbers are consecutive."""
     first, last = devices[0].host.index, devices[-1].host.index
     return f"host {first}" if first == last else f"hosts {first} to {last}"
 
 
 def _memory(device: Device) -> str:
-    return "not known" if device.memory is None else size(device.memory)
+    return "unknown" if device.memory is None else size(device.memory)

@@ -1,4 +1,4 @@
-"""Folders in which a process may read and write files for others, which name the paths."""
+"""Folders in which a server may read and write files at paths that its clients send."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PermittedFolders:
-    """The folders that others may name, and all below them.
+    """Folders that clients may name, and all folders below them.
 
     A path is resolved first, and its folders are then opened one after the other without following links, so
-    that a link which another process puts there in the meantime is an error.
+    that a link which another process creates in the meantime is an error.
 
     Args:
       folders: the folders.
-      advice: the end of the error of another path.
+      advice: the remedy in the error for any other path.
 
     Raises:
       ValueError: one of them is no folder.
@@ -36,7 +36,7 @@ class PermittedFolders:
         """Returns the folder that a path is in, and the rest of the path, both without links.
 
         Raises:
-          PermissionError: it is in none of the folders.
+          PermissionError: the path is in none of the folders.
         """
         named = Path(path)
         if named.is_absolute() and ".." not in named.parts and "\0" not in path:
@@ -54,11 +54,11 @@ class PermittedFolders:
 
         Args:
           path: the folder.
-          create: makes the folders that are missing.
+          create: whether to create the folders that are missing.
 
         Raises:
-          PermissionError: it is in none of the folders, or a link was put in its place.
-          OSError: it does not exist, or is no folder.
+          PermissionError: the path is in none of the permitted folders, or a link was put in its place.
+          OSError: the path does not exist, or is no folder.
         """
         root, rest = self.check(path)
         folder = descend(os.open(root, _DIRECTORY), rest.parts, create)
@@ -68,21 +68,21 @@ class PermittedFolders:
             os.close(folder)
 
 
-def descend(folder: int, parts: Sequence[str], create: bool = False) -> int:
-    """Opens a folder below another one, which is closed; follows no links.
+def descend(folder: int, names: Sequence[str], create: bool = False) -> int:
+    """Opens a folder below another one without following links; closes the other one.
 
     Args:
       folder: the file descriptor of the upper folder.
-      parts: the names of the folders below it.
-      create: makes the folders that are missing.
+      names: the names of the folders below it, outermost first.
+      create: whether to create the folders that are missing.
 
     Raises:
-      PermissionError: a link is in the way.
+      PermissionError: one of the names is a link.
       OSError: a folder does not exist.
     """
-    for part in parts:
+    for name in names:
         try:
-            below = _open(folder, part, create)
+            below = _open(folder, name, create)
         finally:
             os.close(folder)
         folder = below
@@ -104,7 +104,7 @@ def refuse_link(folder: int, name: str) -> None:
     """Checks that a name in a folder is no link.
 
     Raises:
-      PermissionError: it is.
+      PermissionError: it is one.
     """
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -112,10 +112,10 @@ def refuse_link(folder: int, name: str) -> None:
 
 
 def refuse_links_below(folder: int) -> None:
-    """Checks that there is no link in a folder and all below it.
+    """Checks that a folder and all folders below it contain no link.
 
     Raises:
-      PermissionError: there is one.
+      PermissionError: one of them does.
     """
     for _, folders, files, number in os.fwalk(dir_fd=folder):
         for name in (*folders, *files):

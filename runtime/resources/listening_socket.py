@@ -1,4 +1,4 @@
-"""Sockets on which the server listens: UNIX sockets that only this user reaches, or an address and port."""
+"""Listening sockets of the proxy server: UNIX sockets that only this user reaches, or an address and port."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ Address = tuple[str, int]
 
 _BACKLOG = 64
 _MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107
-"""Longest path of a UNIX socket."""
+"""Longest path of a UNIX socket that the system allows."""
 
-_PROBE_SECONDS = 5.0
-_OTHERS_ENTER_OR_WRITE = 0o033
+_PROBE_TIMEOUT_S = 5.0
+_UNSAFE_MODE = 0o033
+"""Mode bits by which other users may enter a folder or write to it."""
 
 
 class ServerError(PathwaysError):
-    """The server cannot listen where it should."""
+    """Error of a server that cannot listen."""
 
 
 class ListeningSocket:
-    """A socket that listens.
+    """Socket that accepts connections.
 
     Args:
-      where: the path of a UNIX socket, in a folder that only this user may enter, which is made if its parent
-        exists; an address; or None for a socket in a new folder. A stale socket is replaced.
+      where: the path of a UNIX socket, in a folder that only this user may enter, and which is created if its
+        parent exists; an address; or None for a socket in a new folder. A stale socket is replaced.
 
     Raises:
-      ServerError: another server has it, or it cannot be made, or its folder is not safe.
+      ServerError: another server uses it, or it cannot be created, or its folder is not safe.
 
     Attributes:
       path: the path of a UNIX socket; None for one with an address.
@@ -47,7 +48,7 @@ class ListeningSocket:
     def __init__(self, where: Path | Address | None) -> None:
         self._temporary = None
         if where is None:
-            # Not in the user's folder for temporary files, which may be deep: paths of sockets are short.
+            # Not in TMPDIR, which may be deep: the system limits the length of the path of a socket.
             self._temporary = tempfile.TemporaryDirectory(prefix="pw-proxy-", dir="/tmp")
             where = Path(self._temporary.name) / "jax"
         if isinstance(where, Path):
@@ -64,7 +65,7 @@ class ListeningSocket:
         """Waits for the next connection.
 
         Raises:
-          OSError: the listener is closed.
+          OSError: the socket is closed.
         """
         connection, _ = self._socket.accept()
         if self.path is None:
@@ -72,8 +73,8 @@ class ListeningSocket:
         return connection
 
     def close(self) -> None:
-        """Stops listening, and removes the socket if it is still this one."""
-        # Closing alone does not wake a thread that accepts.
+        """Stops listening, and removes the file of the socket if it is still this one."""
+        # Closing alone does not wake a thread in `accept`.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -96,7 +97,7 @@ def _listen_at_address(address: Address) -> socket.socket:
 
 
 def _reachable(host: str) -> str:
-    """Returns the name by which clients reach a host; that of this machine for all of its addresses."""
+    """Returns the host name for clients: for a wildcard address, the name of this machine."""
     if host in ("", "0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
@@ -127,33 +128,33 @@ def _listen_at_path(path: Path) -> socket.socket:
 
 
 def _prepare_folder(folder: Path) -> None:
-    """Makes a folder if its parent exists.
+    """Creates a folder if its parent exists.
 
     Raises:
-      ServerError: it is not this user's alone: whoever connects runs code.
+      ServerError: other users could reach the folder; clients of the server can run code as this user.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        facts = folder.stat()
+        status = folder.stat()
     except FileNotFoundError:
         raise ServerError(f"folder {folder.parent} does not exist; create it first") from None
     except OSError as error:
         raise ServerError(f"folder {folder}: {error.strerror}") from None
-    if facts.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         raise ServerError(
-            f"folder {folder} belongs to another user, and whoever connects to a socket there runs code; use "
-            "a folder of your own"
+            f"folder {folder} belongs to another user, and clients of a socket there can run code; use a "
+            "folder of your own"
         )
-    if facts.st_mode & _OTHERS_ENTER_OR_WRITE:
+    if status.st_mode & _UNSAFE_MODE:
         raise ServerError(
-            f"folder {folder} can be entered or written to by other users, and whoever connects to a socket "
-            f"there runs code; 'chmod 700 {folder}', or use another folder"
+            f"folder {folder} can be entered or written to by other users, and clients of a socket there can "
+            f"run code; 'chmod 700 {folder}', or use another folder"
         )
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds a folder's lock: a socket that is bound, and does not listen yet, is not stale."""
+    """Holds the lock of a folder: without it, a socket that is bound but not listening yet looks stale."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -170,12 +171,12 @@ def _remove_stale(path: Path) -> None:
     if not stat.S_ISSOCK(mode):
         raise ServerError(f"socket {path}: a file of that name exists")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PROBE_SECONDS)
+        probe.settimeout(_PROBE_TIMEOUT_S)
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
         except TimeoutError:
-            pass  # The server there is stopped.
-    raise ServerError(f"socket {path}: another server has it")
+            pass  # The server there is suspended, not gone.
+    raise ServerError(f"socket {path}: another server uses it")

@@ -1,4 +1,4 @@
-"""The resource manager: which physical devices each virtual slice has."""
+"""Resource manager: binds virtual slices to physical devices."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device
 
 
 class ResourceError(PathwaysError, RuntimeError):
-    """A program needs more than there is: more devices, or more memory on them."""
+    """Error of a program that needs more devices, or more memory on them, than are available."""
 
-    # As which tracebacks name it.
+    # Tracebacks show the public name.
     __module__ = "pathways"
 
 
@@ -31,7 +31,7 @@ class Binding:
       devices: the devices, in the order of its mesh.
       shape: the sizes of its axes, major to minor.
       axis_names: their names.
-      program: the program that distinct first.
+      program: the program that used the slice first.
     """
 
     devices: tuple[Device, ...]
@@ -46,17 +46,17 @@ class Binding:
 
     @property
     def island(self) -> str:
-        """The name of the island that the devices lie in."""
+        """The name of the island of the devices."""
         return self.devices[0].island
 
     @property
     def device_memory(self) -> int | None:
-        """Bytes of memory that each of the devices has, None where that is not known."""
+        """The bytes of memory that each of the devices has, None if unknown."""
         return min((device.memory for device in self.devices if device.memory is not None), default=None)
 
 
-class AskedSlice(Protocol):
-    """What is asked for: a `VirtualSlice`, or that of a client of a service; see there."""
+class RequestedSlice(Protocol):
+    """Slice that needs devices: a `VirtualSlice`, or the record of a service's client."""
 
     @property
     def spec(self) -> SliceSpec: ...
@@ -65,43 +65,43 @@ class AskedSlice(Protocol):
     @property
     def replica(self) -> int: ...
     @property
-    def device_set(self) -> AskedSet: ...
+    def device_set(self) -> RequestedSet: ...
 
 
-class AskedSet(Protocol):
-    """Slices that are meant to be used together; equal only to itself."""
+class RequestedSet(Protocol):
+    """Set of slices that are used together; equal only to itself."""
 
     @property
     def replicas(self) -> int: ...
 
 
-class ResourceManager[S: AskedSlice]:
+class ResourceManager[S: RequestedSlice]:
     """Binds slices to physical devices, once for each slice, for all programs of a process or of all clients.
 
-    A slice keeps its devices until it is released or forgotten, so that programs share its arrays. Slices
-    of one program share no device; different programs may take turns on one.
+    A slice keeps its devices until it is released or nothing refers to it, so that programs can share its
+    arrays. Slices of one program share no device; different programs may use one device alternately.
 
     Args:
-      cluster: the devices that there are.
-      remedy: what to do when they are too few, for messages; by default that of devices of this process.
+      cluster: the devices.
+      remedy: the remedy for too few devices, for messages; by default the one for devices of this process.
     """
 
     def __init__(self, cluster: Cluster, remedy: str | None = None) -> None:
         self.cluster = cluster
         self.remedy = remedy
-        # Reentrant: the garbage collector may run at any time, and with it anything.
+        # Reentrant: the garbage collector may run at any time, and call finalizers that need the lock.
         self._lock = threading.RLock()
         self._bound: weakref.WeakKeyDictionary[S, Binding] = weakref.WeakKeyDictionary()
 
     def bind(self, slices: Iterable[S], program: str) -> dict[S, Binding]:
-        """Returns the devices of all slices of a program, choosing those of slices that have none yet.
+        """Binds all slices of a program that have no devices yet; returns the devices of all.
 
-        Free devices come first, then those of other device sets with the fewest slices on them. The slices of
-        a replica lie on one island, each replica on another, as far as there is room. Either all slices are
-        bound or none.
+        Free devices are chosen first, then those of other device sets with the fewest slices on them. The
+        slices of a replica are on one island, each replica on another, as far as there is room. Either all
+        slices are bound or none.
 
         Raises:
-          ResourceError: not enough devices, or two slices that were bound before share a device.
+          ResourceError: there are not enough devices, or two slices that were bound before share a device.
         """
         distinct = list(dict.fromkeys(slices))
         with self._lock:
@@ -113,7 +113,7 @@ class ResourceManager[S: AskedSlice]:
             return {slice: self._bound[slice] for slice in distinct}
 
     def _choose(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> dict[S, Binding]:
-        """The devices of those slices of a program that hold none yet.
+        """Returns the devices for those slices of a program that have none yet.
 
         Raises:
           ResourceError: see `bind`.
@@ -124,7 +124,7 @@ class ResourceManager[S: AskedSlice]:
         held = {**held, **pinned}
         self._check_disjoint(slices, held, program)
         new = [slice for slice in slices if slice not in held]
-        # The largest first: what is left over then still fits the small ones.
+        # The largest first: the devices that remain then still fit the small ones.
         ordered = sorted(new, key=lambda slice: (slice.spec.island is None, -slice.spec.size))
         free = self._free(held.values())
         homes = _homes_of_replicas(slices, held, {island[0].island: len(island) for island in free if island})
@@ -141,10 +141,10 @@ class ResourceManager[S: AskedSlice]:
         }
 
     def _pinned(self, slice: S, program: str) -> Binding:
-        """The devices that a slice must have.
+        """Returns the devices that a slice must have.
 
         Raises:
-          ResourceError: one of them is not in the cluster, or they lie on several islands.
+          ResourceError: one of them is not in the cluster, or they are on several islands.
         """
         known = {(device.platform, device.id): device for device in self.cluster.devices}
         assert slice.pinned is not None
@@ -159,22 +159,22 @@ class ResourceManager[S: AskedSlice]:
         if len(islands) > 1:
             raise ResourceError(
                 f"program {program}: {slice.spec.name} needs devices on {' and '.join(islands)}; a slice "
-                "lies on one island"
+                "must be on one island"
             )
         return Binding(devices, slice.spec.shape, slice.spec.axis_names, program)
 
-    def _free(self, taken_by: Iterable[Binding]) -> list[list[Device]]:
-        """The devices of each island that none of these bindings has."""
-        taken = {position for binding in taken_by for position in binding.positions}
+    def _free(self, bindings: Iterable[Binding]) -> list[list[Device]]:
+        """Returns the devices of each island that none of these bindings has."""
+        used = {position for binding in bindings for position in binding.positions}
         return [
-            [device for device in island.devices if device.position not in taken]
+            [device for device in island.devices if device.position not in used]
             for island in self.cluster.islands
         ]
 
     def _place_sharing(self, slices: Sequence[S], held: Mapping[S, Binding]) -> dict[S, list[Device]] | None:
-        """Devices for each slice when those with `overlap` may share: they go on what the others leave.
+        """Returns devices for each slice, where slices with `overlap` share devices with each other.
 
-        No two replicas of a program share any: callers see the slices of all as one mesh.
+        Replicas of a program share no device: callers see the slices of all replicas as one mesh.
         """
         sharing = _largest_of_replicas_first([slice for slice in slices if slice.spec.overlap])
         if not sharing:
@@ -184,9 +184,9 @@ class ResourceManager[S: AskedSlice]:
         chosen = self._place([slice for slice in slices if not slice.spec.overlap], alone, set())
         if chosen is None:
             return None
-        taken = {device.position for devices in chosen.values() for device in devices}
+        used = {device.position for devices in chosen.values() for device in devices}
         load: collections.Counter[int] = collections.Counter()
-        owners: dict[int, set[tuple[AskedSet, int]]] = collections.defaultdict(set)
+        owners: dict[int, set[tuple[RequestedSet, int]]] = collections.defaultdict(set)
         for other, binding in held.items():
             load.update(binding.positions)
             for position in binding.positions:
@@ -198,7 +198,7 @@ class ResourceManager[S: AskedSlice]:
                     (
                         device
                         for device in devices
-                        if device.position not in taken
+                        if device.position not in used
                         and not any(_are_replicas(other, own) for other in owners[device.position])
                     ),
                     key=lambda device: (load[device.position], device.position),
@@ -216,15 +216,12 @@ class ResourceManager[S: AskedSlice]:
         return chosen
 
     def release(self, slice: S) -> None:
-        """Gives the devices of a slice back; programs that were loaded on them keep running there.
-
-        Nothing happens when it has none.
-        """
+        """Releases the devices of a slice, if it has any; programs that are loaded there keep running."""
         with self._lock:
             self._bound.pop(slice, None)
 
     def holders(self) -> Mapping[S, Binding]:
-        """Every slice that has devices."""
+        """Returns every slice that has devices, with these."""
         with self._lock:
             return dict(self._bound.items())
 
@@ -235,10 +232,14 @@ class ResourceManager[S: AskedSlice]:
         failed: set[tuple[int, ...]],
         homes: Mapping[S, str] = types.MappingProxyType({}),
     ) -> dict[S, list[Device]] | None:
-        """Devices for each slice out of those left in each island, by depth-first search.
+        """Returns devices for each slice, chosen by depth-first search; None if there are none.
 
-        `failed` holds the numbers of slices and of devices left that were tried without success. Slices in
-        `homes` lie on those islands.
+        Args:
+          slices: the slices.
+          islands: the devices of each island that are free.
+          failed: states of the search without a solution: the number of slices, and of free devices on each
+            island. Without them, the search would be exponential in the number of slices.
+          homes: islands that some slices must be on.
         """
         if not slices:
             return {}
@@ -263,7 +264,7 @@ class ResourceManager[S: AskedSlice]:
         return None
 
     def _costs(self, slice: S) -> dict[int, tuple[int, int]]:
-        """For each device, how many slices of the same set and how many in all are on it."""
+        """Returns, for each device, the numbers of slices on it: of the same set, and of all sets."""
         same: collections.Counter[int] = collections.Counter()
         all_: collections.Counter[int] = collections.Counter()
         for other, binding in self._bound.items():
@@ -275,10 +276,10 @@ class ResourceManager[S: AskedSlice]:
         }
 
     def _check_disjoint(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> None:
-        """Checks that no two slices of a program, which were bound before, have a device in common.
+        """Checks that no two slices of a program that were bound before share a device.
 
         Raises:
-          ResourceError: two have one.
+          ResourceError: two of them do.
         """
         for (left, a), (right, b) in itertools.combinations(held.items(), 2):
             is_shared = left.spec.overlap and right.spec.overlap
@@ -290,7 +291,7 @@ class ResourceManager[S: AskedSlice]:
             if sum(slice.spec.size for slice in slices if not slice.spec.overlap) > len(self.cluster.devices):
                 raise ResourceError(self._shortage(slices, {}, program))
             is_one_set = left.device_set is right.device_set
-            others = "" if is_one_set else ", or make both from one device set before either is used"
+            others = "" if is_one_set else ", or create both from one device set before either is used"
             raise ResourceError(
                 f"program {program}: its slices {left.spec.name} and {right.spec.name} share devices "
                 f"{_ranges(shared)}, to which programs {a.program} and {b.program} bound one each; "
@@ -298,9 +299,10 @@ class ResourceManager[S: AskedSlice]:
             )
 
     def _shortage(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> str:
-        """What a program needs, what there is, and what is in the way where that would be enough.
+        """Returns the error of a program that needs more devices than it can have.
 
-        Only slices of the program itself can be in the way: with those of others it shares devices.
+        If the cluster is large enough, the message lists the slices that keep the devices. These are slices
+        of the program itself: it may share devices with those of other programs.
         """
         devices, needed = len(self.cluster.devices), sum(slice.spec.size for slice in slices)
         lines = [
@@ -311,7 +313,7 @@ class ResourceManager[S: AskedSlice]:
         if needed <= devices:
             lines += [
                 f"  {slice.spec.name} has devices {_ranges(binding.positions)} "
-                f"since program {binding.program}; pathways.release(slice) gives them back"
+                f"since program {binding.program}; pathways.release(slice) releases them"
                 for slice, binding in held.items()
             ]
         if any(slice.spec.overlap and slice.device_set.replicas > 1 for slice in slices):
@@ -322,15 +324,18 @@ class ResourceManager[S: AskedSlice]:
         return "\n".join(lines)
 
 
-def _homes_of_replicas[S: AskedSlice](
+def _homes_of_replicas[S: RequestedSlice](
     slices: Sequence[S], held: Mapping[S, Binding], free: Mapping[str, int]
 ) -> dict[S, str]:
-    """An island for all slices of each replica; nothing where there are no replicas, or no room for that.
+    """Returns an island for each slice, the same one for all slices of a replica.
 
     Args:
       slices: the slices of a program.
       held: the devices of those that have some.
-      free: how many devices each island has left for the others.
+      free: the number of devices of each island that are free for the others.
+
+    Returns:
+      The islands; empty if there are no replicas, or no island with room for one.
     """
     groups: dict[int, list[S]] = {}
     for slice in slices:
@@ -338,7 +343,7 @@ def _homes_of_replicas[S: AskedSlice](
             groups.setdefault(slice.replica, []).append(slice)
     left, used = dict(free), collections.Counter[str]()
     homes: dict[S, str] = {}
-    # Those that have an island already come first.
+    # Replicas that have an island already come first, so that others avoid it.
     for group in sorted(groups.values(), key=lambda group: not any(slice in held for slice in group)):
         islands = {held[slice].island if slice in held else slice.spec.island for slice in group} - {None}
         if len(islands) > 1:
@@ -354,9 +359,12 @@ def _homes_of_replicas[S: AskedSlice](
     return homes
 
 
-def _largest_of_replicas_first[S: AskedSlice](slices: Sequence[S]) -> list[S]:
-    """The first slice of each replica, then the second of each: those that follow fit where these are."""
-    ranks: collections.Counter[tuple[AskedSet, int]] = collections.Counter()
+def _largest_of_replicas_first[S: RequestedSlice](slices: Sequence[S]) -> list[S]:
+    """Returns the first slice of each replica, then the second of each, and so on.
+
+    Given slices in descending size, the later ones then fit on the devices of the earlier ones.
+    """
+    ranks: collections.Counter[tuple[RequestedSet, int]] = collections.Counter()
     ranked = []
     for slice in slices:
         ranks[_replica(slice)] += 1
@@ -364,17 +372,17 @@ def _largest_of_replicas_first[S: AskedSlice](slices: Sequence[S]) -> list[S]:
     return [slice for _, slice in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _replica(slice: AskedSlice) -> tuple[AskedSet, int]:
-    """The replica that a slice belongs to."""
+def _replica(slice: RequestedSlice) -> tuple[RequestedSet, int]:
+    """Returns the replica that a slice belongs to."""
     return slice.device_set, slice.replica
 
 
-def _are_replicas(left: tuple[AskedSet, int], right: tuple[AskedSet, int]) -> bool:
-    """Whether these are different replicas of the same slices."""
+def _are_replicas(left: tuple[RequestedSet, int], right: tuple[RequestedSet, int]) -> bool:
+    """Returns whether these are different replicas of the same slices."""
     return left[0] is right[0] and left[1] != right[1]
 
 
-def _need(slice: AskedSlice) -> str:
+def _need(slice: RequestedSlice) -> str:
     return f"{slice.spec.name}: {slice.spec.size}" + (
         "" if slice.spec.island is None else f" on {slice.spec.island}"
     )
@@ -385,9 +393,9 @@ def _room(island: DeviceIsland) -> str:
 
 
 def _ranges(positions: Sequence[int]) -> str:
-    """Positions as text: 0-3, 6."""
-    parts = []
+    """Returns positions as text: 0-3, 6."""
+    texts = []
     for _, group in itertools.groupby(enumerate(sorted(positions)), key=lambda pair: pair[1] - pair[0]):
         run = [position for _, position in group]
-        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ", ".join(parts)
+        texts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(texts)

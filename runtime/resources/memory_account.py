@@ -10,7 +10,7 @@ from pathways.runtime.resources.manager import ResourceError
 
 
 class Allocation:
-    """Bytes of an account, held until they are freed, or nothing refers to them any more.
+    """Bytes of an account, held until `free` or until nothing refers to the allocation.
 
     Arrays that share a buffer share its allocation.
     """
@@ -22,7 +22,7 @@ class Allocation:
         self._freed = freed
 
     def free(self) -> None:
-        """Returns the bytes; no-op when that was done before."""
+        """Returns the bytes to the account; no-op if they were returned before."""
         size, self.size = self.size, 0
         if size:
             self._freed.append(size)
@@ -47,12 +47,12 @@ class MemoryAccount:
 
     @property
     def used(self) -> int:
-        """The bytes that are in use."""
+        """The number of bytes that are in use."""
         with self._lock:
             return self._settle()
 
     def check(self, size: int) -> None:
-        """Checks that bytes are left.
+        """Checks that a number of bytes is free.
 
         Raises:
           ResourceError: the limit would be exceeded.
@@ -61,7 +61,7 @@ class MemoryAccount:
             self._check(size)
 
     def reserve(self, sizes: Sequence[int]) -> tuple[Allocation, ...]:
-        """Returns an allocation of each size, or none without a limit.
+        """Allocates bytes; returns one allocation for each size, or none if there is no limit.
 
         Raises:
           ResourceError: the limit would be exceeded.

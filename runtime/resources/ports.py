@@ -1,8 +1,8 @@
-"""Ports that one server of a machine listens on, and no other.
+"""Ports on which exactly one server of a machine listens.
 
-The servers of JAX and gRPC set SO_REUSEPORT: two of one user on one port both start, without a word, and the
-kernel gives each connection to either. So processes claim a port before they start such a server on it, and
-count who listens there afterwards.
+The servers of JAX and gRPC set SO_REUSEPORT: two servers of one user can start on the same port without an
+error, and the kernel gives each connection to either. So processes claim a port before they start such a
+server, and count the sockets that listen there afterwards.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_chance = random.SystemRandom()
-"""The numbers of the user's `random.seed` are not ours to draw, and forked processes share no state."""
+_random = random.SystemRandom()
+"""A generator that leaves the user's `random` sequence alone, and shares no state with forked processes."""
 
-_ATTEMPTS = 32
-"""How many ports of the system's choice are tried."""
+_MAX_ATTEMPTS = 32
+"""Number of ports, chosen by the system, that are tried."""
 
 _LISTENS = "0A"
-"""The state of a socket that listens, in `/proc/net/tcp`."""
+"""State of a listening socket in `/proc/net/tcp`."""
 
 
 @contextlib.contextmanager
 def claimed(address: str, port: int) -> Iterator[None]:
-    """Claims a port on which nothing listens, until something does.
+    """Claims a port on which no socket listens, while the context is entered.
 
     Raises:
       OSError: another process has claimed it, or listens there.
     """
-    # The UDP port of the same number is the lock. As with TCP ports, the kernel gives it to one process in a
-    # network namespace, of whatever user, and frees it when that ends.
+    # The UDP port of the same number is the lock: the kernel gives it to one process in a network namespace,
+    # of any user, and frees it when that process exits.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lock:
         lock.bind((address, port))
-        # Without SO_REUSEPORT it fails wherever one listens, with or without it.
+        # A socket without SO_REUSEPORT fails to bind if any other listens there, with or without the option.
         socket.create_server((address, port)).close()
         yield
 
 
 @contextlib.contextmanager
 def claimed_port(address: str, ports: tuple[int, int] | None) -> Iterator[int]:
-    """Claims a port, as `claimed` does.
+    """Claims any free port, as `claimed` does.
 
     Args:
-      address: where a server is to listen.
+      address: the address for the server.
       ports: the first and the last port to choose from; None for any.
 
     Raises:
-      OSError: all of them are taken.
+      OSError: all of them are in use.
     """
     with contextlib.ExitStack() as stack:
         for port in _candidates(address, ports):
@@ -65,34 +65,35 @@ def claimed_port(address: str, ports: tuple[int, int] | None) -> Iterator[int]:
 def listen_alone[Server](
     address: str, ports: tuple[int, int] | None, start: Callable[[int], Server]
 ) -> Server:
-    """Starts a server on a port that no other one listens on.
+    """Starts a server on a port that no other server listens on.
 
     Args:
-      address: where it is to listen.
+      address: the address for the server.
       ports: the first and the last port to choose from; None for any.
-      start: starts it on a port, or raises OSError. It stops when nothing refers to it.
+      start: starts the server on a port, or raises OSError. A server must stop when nothing refers to it.
 
     Raises:
-      OSError: all of them are taken.
+      OSError: all of them are in use.
     """
     for port in _candidates(address, ports):
         with contextlib.suppress(OSError), claimed(address, port):
             server = start(port)
             if not is_shared(address, port):
                 return server
-            # Of a process that claims none: it came in between.
+            # A process that does not claim its ports listens there too. Stop, and try another port.
             del server
     raise _none_free(address, ports)
 
 
 def is_shared(address: str, port: int) -> bool:
-    """Returns whether several sockets listen on a port; False where the system does not tell (no `/proc`).
+    """Returns whether more than one socket listens on a port; False on systems without `/proc`.
 
     Args:
-      address: an IPv4 address, to which those that listen on all addresses are no rivals.
+      address: an IPv4 address. Sockets that listen on all addresses do not count: the kernel prefers those of
+        the address itself.
       port: the port.
     """
-    found: set[str] = set()
+    inodes: set[str] = set()
     number = int.from_bytes(socket.inet_aton(socket.gethostbyname(address)), sys.byteorder)
     mapped = int.from_bytes(b"\0\0\xff\xff", sys.byteorder)
     for name, prefix in (("tcp", ""), ("tcp6", f"{0:016X}{mapped:08X}")):
@@ -100,17 +101,17 @@ def is_shared(address: str, port: int) -> bool:
         with contextlib.suppress(OSError), Path("/proc/net", name).open() as file:
             for row in map(str.split, file):
                 if row[1] == local and row[3] == _LISTENS:
-                    # By the inode: a table that changes may show a row twice.
-                    found.add(row[9])
-    return len(found) > 1
+                    # Counted by inode: a table that changes while it is read may show a row twice.
+                    inodes.add(row[9])
+    return len(inodes) > 1
 
 
 def _candidates(address: str, ports: tuple[int, int] | None) -> Iterator[int]:
     if ports is not None:
         first, last = ports
-        yield from _chance.sample(range(first, last + 1), last + 1 - first)
+        yield from _random.sample(range(first, last + 1), last + 1 - first)
         return
-    for _ in range(_ATTEMPTS):
+    for _ in range(_MAX_ATTEMPTS):
         with socket.create_server((address, 0)) as sock:
             port = int(sock.getsockname()[1])
         yield port

@@ -1,12 +1,12 @@
-"""What belongs to one process."""
+"""Base of objects that cannot leave their process."""
 
 from __future__ import annotations
 
 from typing import NoReturn, SupportsIndex
 
 
-class OfProcess:
-    """Something that is bound to devices of this process, and means nothing as a copy or elsewhere."""
+class ProcessBound:
+    """Base of objects that are bound to devices of this process: they cannot be pickled or copied."""
 
     __slots__ = ()
 

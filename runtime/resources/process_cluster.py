@@ -1,4 +1,4 @@
-"""What a process uses: its cluster, and which of its slices have which devices there."""
+"""The cluster that a process uses, and the bindings of its slices."""
 
 from __future__ import annotations
 
@@ -10,96 +10,96 @@ from pathways.runtime.resources.manager import Binding, ResourceManager
 from pathways.runtime.resources.virtual import VirtualSlice
 
 Discover = Callable[[], Cluster]
-"""Finds the devices of a cluster."""
+"""Function that discovers the devices of a cluster."""
 
 Manager = ResourceManager[VirtualSlice]
 
 
-def still_bound(slices: Sequence[str]) -> str:
-    """The message of a process that connects to another cluster while slices have devices of this one."""
+def bound_elsewhere(slices: Sequence[str]) -> str:
+    """Returns the error message for slices that are bound to another cluster than the one to connect to."""
     return (
         f"connect: slices {', '.join(slices)} are bound to devices of another cluster; call "
-        "pathways.disconnect() first, which gives them back, or pathways.release(slice) for each"
+        "pathways.disconnect() first, which releases them, or pathways.release(slice) for each"
     )
 
 
 class ProcessCluster:
-    """The current cluster, and who has what of it.
+    """Current cluster of a process, and the manager that binds slices to its devices.
 
     Args:
-      discover: finds the cluster of a session that was never connected to one, when it is first needed.
+      discover: discovers the default cluster, at its first use, if the process never connected to one.
     """
 
     def __init__(self, discover: Discover) -> None:
         self._discover = discover
-        # Reentrant: while devices are discovered the garbage collector may run, and with it anything.
+        # Reentrant: the garbage collector may run during discovery, and call finalizers that need the lock.
         self._lock = threading.RLock()
         self._manager: Manager | None = None
-        # Whether its devices are managed by this process alone.
+        # Whether this process alone manages the devices.
         self._is_own = True
-        self._leavers: list[Callable[[], None]] = []
-        # Whether a user has connected to the cluster, and what to do when a found one has too few devices.
+        self._disconnect_callbacks: list[Callable[[], None]] = []
+        # Whether a user has connected to the cluster, and the remedy if the default one has too few devices.
         self._is_connected = False
         self._remedy: str | None = None
 
-    def when_left(self, act: Callable[[], None]) -> None:
-        """Acts whenever a cluster is left for another one."""
-        self._leavers.append(act)
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Registers a function that is called whenever the process disconnects from a cluster."""
+        self._disconnect_callbacks.append(callback)
 
     def connect(self, discover: Discover, manage: Callable[[Cluster], Manager] | None = None) -> Cluster:
-        """Makes a cluster the current one, unless it is, and returns it.
+        """Connects to a cluster, unless it is the current one, and returns it.
 
         Args:
-          discover: finds the cluster.
-          manage: makes what binds slices to its devices, each time; by default this process alone does.
+          discover: discovers the cluster.
+          manage: returns the manager of its devices; by default a manager of this process alone.
 
         Raises:
-          RuntimeError: slices are bound to devices of the present cluster, which is another one.
+          RuntimeError: slices are bound to devices of the current cluster, which is another one.
         """
         with self._lock:
-            wanted = discover()
-            # The devices of hosts may look like those of this process.
+            cluster = discover()
+            # The clusters alone do not tell: devices of other hosts may equal those of this process.
             is_own = manage is None and self._is_own
-            if is_own and self._manager is not None and self._manager.cluster == wanted:
+            if is_own and self._manager is not None and self._manager.cluster == cluster:
                 self._is_connected, self._manager.remedy = True, None
                 return self._manager.cluster
             if bound := self.bound_slices():
-                raise RuntimeError(still_bound(bound))
+                raise RuntimeError(bound_elsewhere(bound))
             self.disconnect()
-            self._manager = (manage or ResourceManager)(wanted)
+            self._manager = (manage or ResourceManager)(cluster)
             self._is_own, self._is_connected, self._remedy = manage is None, True, None
-            return wanted
+            return cluster
 
     def disconnect(self) -> None:
-        """Forgets the cluster, and who has what of it."""
+        """Disconnects from the cluster, and removes all bindings."""
         with self._lock:
             if self._manager is not None:
-                for act in self._leavers:
-                    act()
+                for callback in self._disconnect_callbacks:
+                    callback()
             if self._is_connected:
                 self._remedy = AFTER_DISCONNECT
             self._manager, self._is_connected, self._is_own = None, False, True
 
     def manager(self) -> Manager:
-        """The resource manager of the current cluster."""
+        """Returns the resource manager of the current cluster."""
         with self._lock:
             if self._manager is None:
                 self._manager = ResourceManager(self._discover(), self._remedy)
             return self._manager
 
     def cluster(self) -> Cluster:
-        """The current cluster."""
+        """Returns the current cluster."""
         return self.manager().cluster
 
     def bind(self, slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
-        """`ResourceManager.bind` on the current cluster."""
+        """Binds slices to devices of the current cluster; see `ResourceManager.bind`."""
         return self.manager().bind(slices, program)
 
     def release(self, slice: VirtualSlice) -> None:
-        """`ResourceManager.release` on the current cluster."""
+        """Releases the devices of a slice; see `ResourceManager.release`."""
         self.manager().release(slice)
 
     def bound_slices(self) -> list[str]:
-        """The names of the slices that have devices; asks for no cluster when there is none yet."""
+        """Returns the names of the slices that have devices, without discovering a cluster."""
         with self._lock:
             return [] if self._manager is None else [slice.name for slice in self._manager.holders()]

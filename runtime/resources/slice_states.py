@@ -1,4 +1,4 @@
-"""States of slices that can be lost and return: which are lost, and since when."""
+"""States of slices that can be lost and return."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Self
 class SliceStates:
     """Record of the slices that are lost, and of the epoch in which each was lost last.
 
-    A record that is never changed: `lose` and `restore` return the next one. Sessions compare the one that
-    they have seen with the current one, and drop the arrays on slices that were lost in between, also on
-    those that have returned meanwhile.
+    The record is immutable: `lose` and `restore` return the next one. Sessions compare the record that they
+    have seen last with the current one, and drop the arrays on slices that were lost in between, also on
+    those that have returned since.
 
     Attributes:
       lost_at: the epoch in which each slice was lost last; 0 for never.
       lost: the slices that are lost now.
-      epoch: how many times a slice was lost or returned.
+      epoch: the number of losses and returns so far.
     """
 
     lost_at: tuple[int, ...]
@@ -26,7 +26,7 @@ class SliceStates:
 
     @classmethod
     def of(cls, slices: int) -> Self:
-        """Returns the state of a number of slices, all of which are connected."""
+        """Returns the state of a number of connected slices."""
         return cls((0,) * slices)
 
     def lose(self, index: int) -> SliceStates:

@@ -1,4 +1,4 @@
-"""What a cluster is at, as data and as tables. Plain data."""
+"""Status of clusters, and of services that many clients share: records and tables. Plain data."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from pathways.runtime.timelines.tables import html_table, size, table
+from pathways.runtime.timelines.tables import duration, html_table, size, table
 
 
 @dataclasses.dataclass(frozen=True)
 class HostStatus:
-    """How a host is.
+    """Status of a host.
 
     Attributes:
       host: its number.
-      island: the name of its island; of this process, of its islands.
+      island: the name of its island, or of all islands of this process.
       pid: its process.
       platform: the platform of its devices.
-      devices: how many it has.
-      arrays: how many arrays it holds for programs and their callers; None when it does not say.
-      bytes: the bytes of these arrays, all shards together; None when it does not say.
+      devices: the number of its devices.
+      arrays: the number of arrays that it holds for programs and their callers; None if it did not report.
+      bytes: the bytes of these arrays, all shards together; None if it did not report.
       programs: the names of the programs that are loaded on it.
-      error: why it is lost, or leaves; None while it does not.
-      round_trip: seconds that a question to it and its answer take; None when that is not known.
+      error: the reason why it is lost or about to leave; None for a healthy host.
+      round_trip: the seconds that a request to it and the reply take; None if unknown.
     """
 
     host: int
@@ -40,11 +40,11 @@ class HostStatus:
 
 @dataclasses.dataclass(frozen=True)
 class SliceStatus:
-    """Where a slice is.
+    """Status of a slice.
 
     Attributes:
       name: its name.
-      island: the island that it lies in.
+      island: its island.
       devices: the positions of its devices in the cluster.
       program: the program that was the first to use it.
     """
@@ -57,13 +57,13 @@ class SliceStatus:
 
 @dataclasses.dataclass(frozen=True)
 class StepStatus:
-    """A step that is not done.
+    """Status of a pending step.
 
     Attributes:
       program: the name of its program.
       number: its number.
-      seconds: since when it is issued.
-      hosts: the hosts that are not done with it.
+      seconds: the time since it was issued.
+      hosts: the hosts that have not finished it.
     """
 
     program: str
@@ -74,15 +74,15 @@ class StepStatus:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What a cluster is at; `print` shows it.
+    """Status of a cluster; `print` shows it.
 
     Attributes:
       backend: `local` for the devices of this process, `hosts` for those of workers.
       hosts: the hosts.
       slices: the slices that have devices.
-      steps: the steps that are not done. Those of this process are not counted.
-      waits_for_network: whether steps have waited of late for the longest round trip to a host, rather than
-        for what they compute. More of them under way (`ahead`) would hide it.
+      steps: the pending steps. Steps of this process are not counted.
+      waits_for_network: whether recent steps waited for the longest round trip to a host, rather than for
+        their computations. More steps in flight (`ahead`) would hide it.
     """
 
     backend: str
@@ -93,7 +93,7 @@ class Status:
 
     @property
     def longest_round_trip(self) -> tuple[int, float] | None:
-        """The host that is the farthest, and the seconds to it and back; None when that is not known."""
+        """The host with the longest round trip, and its seconds; None if unknown."""
         known = [(host.host, host.round_trip) for host in self.hosts if host.round_trip is not None]
         return max(known, key=lambda each: each[1], default=None)
 
@@ -140,12 +140,117 @@ class Status:
         return "\n".join([*tables, *filter(None, [self._network()])])
 
     def _repr_html_(self) -> str:
-        """The tables, in a notebook."""
+        """Returns the tables, for a notebook."""
         tables = "".join(f"<h4>{name}</h4>{html_table(rows)}" for name, rows in self._tables().items())
         return f"{tables}<p>{self._network()}</p>" if self._network() else tables
 
 
+@dataclasses.dataclass(frozen=True)
+class SharedHostStatus:
+    """Status of a host of a service.
+
+    Attributes:
+      host: its number.
+      pid: its process.
+      arrays: the number of arrays of all clients that it holds; None if it did not report.
+      bytes: the bytes of these arrays, all shards together; None if it did not report.
+    """
+
+    host: int
+    pid: int
+    arrays: int | None
+    bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class IslandStatus:
+    """Status of an island of a service.
+
+    Attributes:
+      name: its name.
+      state: `running`, or the reason why it is not.
+      hosts: its hosts.
+    """
+
+    name: str
+    state: str
+    hosts: tuple[SharedHostStatus, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientStatus:
+    """Status of a client of a service.
+
+    Attributes:
+      name: its name.
+      weight: its weight: a client's share of a busy device is its weight over the sum of all weights.
+      steps_done: the number of its finished steps.
+      queued: the number of its steps that wait for their islands.
+      device_seconds: the total time that it has used islands.
+      arrays: the number of arrays that it owns.
+      bytes: the bytes of these arrays, all shards together.
+    """
+
+    name: str
+    weight: float
+    steps_done: int
+    queued: int
+    device_seconds: float
+    arrays: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceStatus:
+    """Status of a service; `print` shows it.
+
+    Attributes:
+      pid: its process.
+      islands: its islands.
+      clients: the connected clients.
+    """
+
+    pid: int
+    islands: tuple[IslandStatus, ...]
+    clients: tuple[ClientStatus, ...]
+
+    def __str__(self) -> str:
+        islands = [
+            (
+                island.name,
+                str(host.host),
+                str(host.pid),
+                "?" if host.arrays is None else str(host.arrays),
+                "?" if host.bytes is None else size(host.bytes),
+                island.state,
+            )
+            for island in self.islands
+            for host in island.hosts
+        ]
+        clients = [
+            (
+                client.name,
+                f"{client.weight:g}",
+                str(client.steps_done),
+                str(client.queued),
+                duration(client.device_seconds, "s"),
+                str(client.arrays),
+                size(client.bytes),
+            )
+            for client in self.clients
+        ]
+        shown = [
+            f"service: process {self.pid}",
+            "islands",
+            table([("island", "host", "process", "arrays", "bytes", "state"), *islands]),
+        ]
+        if not clients:
+            return "\n".join([*shown, "no clients"])
+        heads = ("client", "weight", "steps done", "queued", "device time", "arrays", "bytes")
+        return "\n".join([*shown, "clients", table([heads, *clients])])
+
+
 def _counted(names: Sequence[str]) -> str:
-    """Names, each once, with how often they are there."""
+    """Returns each distinct name once, with its count."""
     counts = collections.Counter(names)
     return " ".join(name if count == 1 else f"{name} ({count})" for name, count in counts.items())

@@ -1,4 +1,4 @@
-"""A line on standard error that says what a process is busy with."""
+"""Status line on standard error: the current work of a process."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import sys
 
 
 class StatusLine:
-    """A line that is rewritten on a terminal; elsewhere only the first text is written, for logs.
+    """Line that is rewritten on a terminal; elsewhere only the first text is written, for logs.
 
     Attributes:
-      written: whether there was a text.
+      written: whether any text was written.
     """
 
     def __init__(self) -> None:
         self.written = False
 
     def write(self, text: str) -> None:
-        """Shows a text in place of the one before."""
+        """Replaces the text of the line."""
         if sys.stderr.isatty():
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
         elif not self.written:

@@ -1,7 +1,7 @@
-"""Threads that run, or are an error: `Thread.start` may wait for ever.
+"""Threads that start or fail within a time limit.
 
-A process that has no memory left can make a thread that ends before its first line, and
-`threading.Thread.start` waits for that line (https://github.com/python/cpython/issues/140746).
+In a process without free memory, a new thread can exit before its first line, and `threading.Thread.start`
+waits for that line forever (https://github.com/python/cpython/issues/140746).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import _thread
 import threading
 from collections.abc import Callable
 
-_SECONDS = 10.0
-"""How long a thread may take to begin."""
+_START_TIMEOUT_S = 10.0
+"""Time limit for the start of a thread."""
 
 
 class RunningThread:
-    """A thread that has begun.
+    """Thread that has started.
 
     Attributes:
       ident: its number, as of `threading.get_ident`.
@@ -23,53 +23,58 @@ class RunningThread:
 
     def __init__(self) -> None:
         self.ident = 0
+        # Held by the thread until it exits.
         self._running = _thread.allocate_lock()
         self._running.acquire()
-        self._first = _thread.allocate_lock()
+        # The thread and `cancel` race for it: the first to acquire it decides whether the thread runs.
+        self._decision = _thread.allocate_lock()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until it has ended, for some seconds or for ever; returns whether it has."""
-        ended = self._running.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
-        if ended:
+        """Waits until the thread exits; returns whether it has.
+
+        Args:
+          timeout: the maximum of seconds to wait; None for no limit.
+        """
+        has_exited = self._running.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        if has_exited:
             self._running.release()
-        return ended
+        return has_exited
 
-    def give_up(self) -> bool:
-        """Keeps a thread that has not begun from doing anything; returns whether it has not."""
-        return self._first.acquire(blocking=False)
+    def cancel(self) -> bool:
+        """Keeps the thread from calling its function; returns False if it has started already."""
+        return self._decision.acquire(blocking=False)
 
-    def _run(self, work: Callable[[], object], name: str, begun: _thread.LockType) -> None:
+    def _run(self, work: Callable[[], object], name: str, started: _thread.LockType) -> None:
         self.ident = _thread.get_ident()
-        if not self._first.acquire(blocking=False):
+        if not self._decision.acquire(blocking=False):
             return
         thread = threading.current_thread()
         thread.name = name
-        begun.release()
+        started.release()
         try:
             work()
         finally:
-            # Python forgets it a little later.
+            # `threading.enumerate` lists the thread for a moment after `join` has returned.
             thread.name = "ended"
             self._running.release()
 
 
 def start_thread(work: Callable[[], object], name: str) -> RunningThread:
-    """Calls a function in a thread of its own, which does not keep the process from ending.
-
-    Returns when the thread has begun.
+    """Calls a function in a new thread, which does not keep the process alive; returns when it has started.
 
     Args:
       work: the function.
-      name: what to call the thread, after `pathways`.
+      name: the name of the thread, after `pathways`.
 
     Raises:
-      RuntimeError: the system gives no thread, or it does not begin in time; then it never calls it.
+      RuntimeError: the system cannot start a thread, or it does not start in time; then `work` is never
+        called.
     """
-    begun = _thread.allocate_lock()
-    begun.acquire()
-    started = RunningThread()
-    _thread.start_new_thread(started._run, (work, f"pathways {name}", begun))
-    # One step, so that Ctrl-C leaves nothing half done.
-    if not begun.acquire(timeout=_SECONDS) and started.give_up():
+    started = _thread.allocate_lock()
+    started.acquire()
+    thread = RunningThread()
+    _thread.start_new_thread(thread._run, (work, f"pathways {name}", started))
+    # A single call waits, so that Ctrl-C cannot leave a thread that may or may not run.
+    if not started.acquire(timeout=_START_TIMEOUT_S) and thread.cancel():
         raise RuntimeError("cannot start a new thread; the process may have no memory left")
-    return started
+    return thread

@@ -1,4 +1,4 @@
-"""Virtual devices: what a program asks for, before it is known which devices it gets."""
+"""Virtual slices: the devices that a program needs, without the choice of physical ones."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Iterator, Sequence
 
 from pathways.dialect.attributes.names import MOST_DEVICES
 from pathways.runtime.plan.plan import SliceSpec
-from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.resources.process import ProcessBound
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class _SliceNames:
-    """Names of slices, unique in the process and never used again: JAX caches traces that hold them."""
+    """Registry of slice names. A process never uses a name twice: JAX caches traces that hold names."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         self._counter = itertools.count()
 
-    def take(self, proposed: str | None) -> str:
+    def allocate(self, proposed: str | None) -> str:
         with self._lock:
-            name = next(name for name in self._candidates(proposed) if name not in self._taken)
-            self._taken.add(name)
+            name = next(name for name in self._candidates(proposed) if name not in self._used)
+            self._used.add(name)
         return name
 
     def _candidates(self, proposed: str | None) -> Iterator[str]:
@@ -41,23 +41,23 @@ _names = _SliceNames()
 _numbers = itertools.count()
 
 
-class VirtualSlice(OfProcess):
-    """Devices that a program asks for, arranged as a mesh with named axes; equal only to itself.
+class VirtualSlice(ProcessBound):
+    """Devices that a program needs, arranged as a mesh with named axes; equal only to itself.
 
-    Made by `VirtualDeviceSet.add_slice`.
+    `VirtualDeviceSet.add_slice` creates slices.
 
     Attributes:
       name: its name in the IR, unique in the process.
       shape: the sizes of its axes, major to minor.
       axis_names: their names.
       size: its number of devices.
-      number: how many slices the process made before it.
-      island: the name of the island that it must lie in, None for any.
-      overlap: whether it may share devices with other slices of a program that may.
-      device_set: the set it belongs to.
-      replica: which replica of a program it is of.
-      pinned: the devices that it must have, in the order of its mesh, each by its platform and the number
-        that its process knows it by; None for any.
+      number: the number of slices that the process created before it.
+      island: the name of the island that it must be on, None for any.
+      overlap: whether it may share devices with other slices of a program that have this set.
+      device_set: the set that it belongs to.
+      replica: the number of its replica of the program.
+      pinned: the devices that it must have, in the order of its mesh, each by its platform and its id; None
+        for any.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class VirtualSlice(OfProcess):
         self.island = island
         if name is not None and not _SYMBOL.fullmatch(name):
             raise ValueError(f"slice name {name!r}: expected a letter or _, then letters, digits and _")
-        self.name = _names.take(name)
+        self.name = _names.allocate(name)
         self.number = next(_numbers)
         others = range(1, 1 if replica else device_set.replicas)
         self._others = tuple(
@@ -116,7 +116,7 @@ class VirtualSlice(OfProcess):
 
     @property
     def replicas(self) -> tuple[VirtualSlice, ...]:
-        """The slices of all replicas that it stands for; itself is that of the first."""
+        """The slices of all replicas that this slice stands for; itself is the slice of the first."""
         return (self, *self._others)
 
     @property
@@ -126,7 +126,7 @@ class VirtualSlice(OfProcess):
 
     @property
     def spec(self) -> SliceSpec:
-        """What a plan says about this slice."""
+        """The description of this slice in a plan."""
         return SliceSpec(self.name, self.axis_names, self.shape, self.island, self.overlap)
 
     def __repr__(self) -> str:
@@ -137,15 +137,15 @@ class VirtualSlice(OfProcess):
         return f"VirtualSlice({self.name!r}, {axes}{island}{overlap}{replicas})"
 
 
-class VirtualDeviceSet(OfProcess):
-    """Slices that are meant to be used together: as long as there is room they get different devices.
+class VirtualDeviceSet(ProcessBound):
+    """Set of slices that are used together: they get different devices as far as there is room.
 
     Example:
       devices = make_virtual_device_set()
       encoder = devices.add_slice(shape=(2, 2), axis_names=("data", "model"), name="encoder")
 
     Attributes:
-      replicas: how many times every slice exists.
+      replicas: the number of replicas of each slice.
     """
 
     __slots__ = ("__weakref__", "_slices", "replicas")
@@ -163,16 +163,16 @@ class VirtualDeviceSet(OfProcess):
         island: str | None = None,
         overlap: bool = False,
     ) -> VirtualSlice:
-        """Asks for one more slice.
+        """Adds a slice.
 
         Args:
           shape: the size of each axis, major to minor; a number for a single axis.
           axis_names: one name for each axis.
-          name: its name in the IR and in messages; `name_1` and so on when that is taken. By default s0,
+          name: its name in the IR and in messages; `name_1` and so on if that is in use. By default s0,
             s1, ...
-          island: the name of the island that it must lie in; by default any.
-          overlap: let it share devices with other slices of the program that also may, but not with those of
-            another replica. By default no two slices of a program do.
+          island: the name of the island that it must be on; by default any.
+          overlap: whether it may share devices with other slices of the program that have this set, but not
+            with those of another replica. By default no two slices of a program do.
 
         Raises:
           TypeError: a size that is not an integer, or an axis name that is not a string.
@@ -184,7 +184,7 @@ class VirtualDeviceSet(OfProcess):
                 "axis name 'replica': reserved: callers see slices with replicas as one mesh with that axis"
             )
         added = VirtualSlice(self, shape, axis_names, name, island, overlap)
-        # Only weak: a slice that the program forgot gives its devices back.
+        # Weak, so that a slice that the program no longer refers to releases its devices.
         self._slices = [ref for ref in self._slices if ref() is not None] + [weakref.ref(added)]
         return added
 
@@ -201,13 +201,13 @@ def make_virtual_device_set(*, replicas: int = 1) -> VirtualDeviceSet:
     """Returns a new, empty set of virtual devices.
 
     Args:
-      replicas: how many times every slice of the set exists. Each replica of a program has slices of its own,
-        on one island where that has room for them, works on a part of the microbatches of `pw.accumulate`,
-        and sums what that sums with the others; all else every replica does on equal values.
+      replicas: the number of replicas of each slice of the set. Each replica of a program has its own slices,
+        on one island if there is room. It works on its share of the microbatches of `pw.accumulate`, and all
+        replicas sum the results of the loop; each of them runs everything else, on equal values.
 
     Raises:
       TypeError: `replicas` is no integer.
-      ValueError: it is below one, or asks for too many devices.
+      ValueError: it is below one or too large.
     """
     if isinstance(replicas, bool) or not hasattr(replicas, "__index__"):
         raise TypeError(f"replicas={replicas!r}: expected an integer")

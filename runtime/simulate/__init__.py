@@ -1,6 +1,6 @@
-"""What would happen, without doing it. Never imports jax.
+"""Simulation of plans, and of processes with links between them. Never imports jax.
 
-`replay.py` replays a plan with durations and links of one's choice, which `times.py` reads; they import plans
-and timelines. `events.py` has time and links for models of many processes, such as the hosts under which
-tests put the cores of `runtime.control`, and benches, which simulate how fast control is.
+`replay.py` replays a plan with any durations and links, which `times.py` reads; both import plans and
+timelines. `events.py` has simulated time and links for models of many processes: tests and benchmarks
+simulate hosts around the cores of `runtime.control` with them.
 """

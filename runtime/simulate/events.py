@@ -1,8 +1,8 @@
-"""Simulated time, and links between what is simulated in it.
+"""Simulated time, and simulated links between processes.
 
-Whatever happens is a callback that has a time. There is no thread and no waiting: time goes on to the next
-callback at once, so that hours take seconds, and what happens is the same each time. All chance comes from
-generators that the caller seeds; one for each link lets the others be as they were when one sends less.
+Every event is a callback with a time. There are no threads and no waiting: time advances to the next event at
+once, so that hours take seconds, and each run is the same. All randomness comes from generators that the
+caller seeds; with one generator for each link, a change on one link does not change the others.
 
     time = SimulatedTime()
     link = SimulatedLink(time, random.Random(7), print, LinkQuality(0.1, 0.3))
@@ -20,36 +20,36 @@ from collections.abc import Callable
 
 
 class SimulatedTime:
-    """A clock, and what is to happen at which time.
+    """Simulated clock, with a queue of callbacks.
 
     Attributes:
-      now: seconds since the beginning.
+      now: the seconds since the start.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        # What has one time happens in the order in which it was said.
+        # Callbacks of one time run in the order in which they were scheduled.
         self._numbers = itertools.count()
 
-    def at(self, time: float, act: Callable[[], None]) -> None:
-        """Has something happen at a time, or now if that is over."""
-        heapq.heappush(self._heap, (max(time, self.now), next(self._numbers), act))
+    def at(self, time: float, callback: Callable[[], None]) -> None:
+        """Schedules a callback at a time, or now if that has passed."""
+        heapq.heappush(self._heap, (max(time, self.now), next(self._numbers), callback))
 
-    def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Has something happen in some seconds."""
-        self.at(self.now + seconds, act)
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Schedules a callback after some seconds."""
+        self.at(self.now + seconds, callback)
 
     def step(self) -> bool:
-        """Goes on to what happens next, and does it; False when nothing does."""
+        """Advances to the next callback and calls it; returns False if there is none."""
         if not self._heap:
             return False
-        self.now, _, act = heapq.heappop(self._heap)
-        act()
+        self.now, _, callback = heapq.heappop(self._heap)
+        callback()
         return True
 
     def run_until(self, time: float) -> None:
-        """Does all that happens until a time, which it is then."""
+        """Calls all callbacks up to a time, and advances to it."""
         while self._heap and self._heap[0][0] <= time:
             self.step()
         self.now = max(self.now, time)
@@ -57,85 +57,87 @@ class SimulatedTime:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LinkQuality:
-    """What a link does to messages.
+    """Delays and faults of a link.
 
     Attributes:
-      least: the fewest seconds that one takes.
-      most: the most seconds.
-      loss: how likely one is lost.
-      twice: how likely one comes twice.
-      is_ordered: whether they come in the order in which they were sent.
+      min_delay: the minimum of seconds that a message takes.
+      max_delay: the maximum of seconds.
+      loss: the probability that a message is lost.
+      duplication: the probability that a message arrives twice.
+      is_ordered: whether messages arrive in the order in which they were sent.
     """
 
-    least: float = 0.001
-    most: float = 0.01
+    min_delay: float = 0.001
+    max_delay: float = 0.01
     loss: float = 0.0
-    twice: float = 0.0
+    duplication: float = 0.0
     is_ordered: bool = True
 
 
 class SimulatedLink[T]:
-    """Takes messages one way.
+    """Link that carries messages one way.
 
     Args:
-      time: when they come.
-      chance: where its luck is from.
-      deliver: takes what comes.
-      quality: what it does to messages; may be replaced at any time.
+      time: the clock of arrivals.
+      generator: the generator of its delays and faults.
+      deliver: called with each message that arrives.
+      quality: its delays and faults; may be replaced at any time.
     """
 
     def __init__(
         self,
         time: SimulatedTime,
-        chance: random.Random,
+        generator: random.Random,
         deliver: Callable[[T], None],
         quality: LinkQuality = LinkQuality(),
     ) -> None:
         self.quality = quality
         self._time = time
-        self._chance = chance
+        self._random = generator
         self._deliver = deliver
         self._last = 0.0
-        self._kept: list[T] | None = None
+        # Messages that are sent while the link is cut; None while it is not.
+        self._buffered: list[T] | None = None
         self._is_closed = False
 
     def send(self, message: T) -> None:
-        """Sends a message. While the link is cut, it is kept without an error, and sent again later."""
+        """Sends a message. While the link is cut, it is buffered without an error, as TCP does."""
         if self._is_closed:
             return
-        if self._kept is not None:
-            self._kept.append(message)
+        if self._buffered is not None:
+            self._buffered.append(message)
             return
-        quality, chance = self.quality, self._chance
-        if quality.loss and chance.random() < quality.loss:
+        quality, generator = self.quality, self._random
+        if quality.loss and generator.random() < quality.loss:
             return
-        self._take(message)
-        if quality.twice and chance.random() < quality.twice:
-            self._take(message)
+        self._schedule(message)
+        if quality.duplication and generator.random() < quality.duplication:
+            self._schedule(message)
 
     def cut(self) -> None:
-        """Lets nothing through any more; what is under way still comes."""
-        if self._kept is None:
-            self._kept = []
+        """Cuts the link; messages in flight still arrive."""
+        if self._buffered is None:
+            self._buffered = []
 
     def heal(self) -> None:
-        """Lets through what was kept, and what is sent from now on."""
-        kept, self._kept = self._kept, None
-        for message in kept or ():
+        """Repairs a link that was cut, and sends the buffered messages."""
+        buffered, self._buffered = self._buffered, None
+        for message in buffered or ():
             self.send(message)
 
     def is_cut(self) -> bool:
-        """Whether nothing gets through."""
-        return self._kept is not None
+        """Returns whether the link is cut."""
+        return self._buffered is not None
 
     def close(self) -> None:
-        """Takes nothing more, and forgets what was kept; what is under way still comes."""
+        """Drops buffered and all further messages; messages in flight still arrive."""
         self._is_closed = True
-        self._kept = None
+        self._buffered = None
 
-    def _take(self, message: T) -> None:
+    def _schedule(self, message: T) -> None:
         quality = self.quality
-        arrival = self._time.now + quality.least + (quality.most - quality.least) * self._chance.random()
+        spread = quality.max_delay - quality.min_delay
+        arrival = self._time.now + quality.min_delay + spread * self._random.random()
         if quality.is_ordered:
             self._last = arrival = max(arrival, self._last)
         self._time.at(arrival, lambda: self._deliver(message))

@@ -1,16 +1,15 @@
-"""Replays a plan: when would every launch and transfer run, given how long each takes?
+"""Replay of plans: the times of all launches and transfers, from their durations.
 
-The steps of a plan are in an order that was proved free of deadlock, so all that a step waits for comes
-before it and one pass in that order gives every time exactly: no event queue is needed.
+The steps of a plan are in an order that was proved free of deadlock: a step waits for earlier steps alone, so
+a single pass in that order computes all times exactly, without an event queue.
 
 The model is that of the proof, with times:
 
-- a slice (or all slices that overlap together) takes its launches and sends in order and does one thing at
-  a time;
-- a send takes no time of its slice, but waits there until its channel has room: until the first reader of
-  the value sent `capacity` places before has begun. Links with a latency lead between hosts, where channels
-  have room for all that a step sends (`pw-split-hosts`), and no send waits;
-- a link leads from one slice to another, and carries one value at a time, in the order of sending.
+- a slice (or all slices that overlap, together) runs its launches and sends in order, one at a time;
+- a send takes no time on its slice, but waits there until its channel has room: until the first reader of
+  the value that was sent `capacity` sends earlier has started. Links with a latency connect hosts, where
+  channels have room for all sends of a step (`pw-split-hosts`), so that no send waits;
+- a link connects one slice to another, and carries one value at a time, in the order of the sends.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def simulate(
 
     Args:
       plan: the plan.
-      times: how long launches take; by default one unit for each placed call.
+      times: the durations of launches; by default one unit for each placed call.
       link: the links between slices; by default transfers take no time.
       title: the title of the timeline.
     """
@@ -40,16 +39,16 @@ def simulate(
 
 
 def steady_step_time(plan: Plan, times: ReplayTimes, link: Link, steps: int) -> float:
-    """How long a step takes when steps follow each other: the mean of all but the first.
+    """Returns the mean time of consecutive steps, without the first.
 
-    A slice begins the next step as soon as it is done with this one, so that what it idles at the beginning
-    and the end of steps may vanish. What a step reads of the one before it finds on its slice.
+    A slice starts the next step as soon as it has finished the current one, which can hide the idle time at
+    the start and end of steps. Results that the next step reads are on its slice already.
 
     Args:
       plan: the plan.
-      times: how long launches take, as for `simulate`.
+      times: the durations of launches, as for `simulate`.
       link: the links between slices.
-      steps: how many steps are replayed, at least 2.
+      steps: the number of steps, at least 2.
     """
     replay = _Replay(plan, times, link)
     ends: list[float] = []
@@ -64,20 +63,21 @@ class _Replay:
         self.plan = plan
         self.times = times.in_program(launches_of(plan))
         self.link = link
-        # Each is a time, and the step that it stems from.
-        self.made: dict[Slot, tuple[float, int | None]] = {}
+        # Values are a time, and the step that determines it.
+        self.ready: dict[Slot, tuple[float, int | None]] = {}
         self.queues: dict[str, tuple[float, int | None]] = {}
         self.links: dict[tuple[str, str], tuple[float, int | None]] = {}
+        # When each transfer's place in its channel became free, and the transfers of each channel.
         self.received: dict[int, tuple[float, int | None]] = {}
         self.sent_on: dict[str, list[int]] = {}
         self.carried_by: dict[Slot, int] = {}
 
     def next_step(self) -> None:
-        """Forgets values and channels; slices and links are taken as long as they were."""
-        self.made, self.received, self.sent_on, self.carried_by = {}, {}, {}, {}
+        """Clears values and channels; slices and links stay busy until the times of the last step."""
+        self.ready, self.received, self.sent_on, self.carried_by = {}, {}, {}, {}
 
     def spans(self) -> dict[int, StepSpan]:
-        """When everything in a step begins and ends."""
+        """Replays a step; returns the time spans of its launches and transfers."""
         spans: dict[int, StepSpan] = {}
         for n, step in enumerate(self.plan.steps):
             match step:
@@ -93,10 +93,10 @@ class _Replay:
         end = start + self.times.of(launch)
         for slot in launch.operands:
             if slot in self.carried_by:
-                # The value leaves its channel when its first reader begins, which `after` kept waiting.
+                # The value leaves its channel when its first reader starts, which waited for `after`.
                 self.received.setdefault(self.carried_by[slot], (start, after))
         self.queues[queue] = end, n
-        self.made.update(dict.fromkeys(launch.results, (end, n)))
+        self.ready.update(dict.fromkeys(launch.results, (end, n)))
         return StepSpan(start, end, after)
 
     def transfer(self, n: int, transfer: Transfer) -> StepSpan:
@@ -107,12 +107,12 @@ class _Replay:
         sent = start + self.plan.bytes_moved(transfer) / self.link.bandwidth
         arrived = sent + self.link.latency
         self.links[between] = sent, n
-        self.made.update(dict.fromkeys(transfer.results, (arrived, n)))
+        self.ready.update(dict.fromkeys(transfer.results, (arrived, n)))
         self.carried_by.update(dict.fromkeys(transfer.results, n))
         return StepSpan(start, arrived, after)
 
     def room(self, n: int, transfer: Transfer) -> tuple[float, int | None] | None:
-        """When the channel of a transfer has room for it."""
+        """Returns the moment at which the channel of a transfer has room for it; None if it has room now."""
         if transfer.channel is None or self.link.latency:
             return None
         sent = self.sent_on.setdefault(transfer.channel, [])
@@ -123,8 +123,8 @@ class _Replay:
     def latest(
         self, slots: tuple[Slot, ...], *others: tuple[float, int | None] | None
     ) -> tuple[float, int | None]:
-        """The last of the moments at which values are there and other things have happened."""
-        moments = [self.made[slot] for slot in slots if slot in self.made]
+        """Returns the latest of other moments and of the moments at which values are ready."""
+        moments = [self.ready[slot] for slot in slots if slot in self.ready]
         moments += [moment for moment in others if moment is not None]
         return max(moments, key=lambda moment: moment[0], default=(0.0, None))
 

@@ -1,4 +1,4 @@
-"""The durations of a program in a simulation: given, or measured."""
+"""Durations of launches in a simulation: stated, measured, or expected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathways.runtime.plan.plan import Launch, Plan
 
 
 class ReplayTimes(Protocol):
-    """How long the launches of a program take, in a unit."""
+    """Durations of the launches of a program, in a unit."""
 
     @property
     def unit(self) -> str: ...
@@ -30,25 +30,25 @@ class ReplayTimes(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TimesOfCalls:
-    """What a program says of its placed calls; glue takes no time.
+    """Durations of placed calls that a program states; glue takes no time.
 
     Attributes:
       unit: the unit of the times.
-      calls: the time of a call.
+      calls: the time of each call.
     """
 
     unit: str
     calls: Mapping[CallKey, float]
 
     def in_program(self, launches: Iterable[Launch]) -> Self:
-        """The same: they are those of a program."""
+        """Returns itself, since the times belong to one program."""
         return self
 
     def of(self, launch: Launch) -> float:
-        """How long a launch takes: as long as all placed calls that it stands for.
+        """Returns the duration of a launch: the sum of its placed calls.
 
         Raises:
-          TimesError: the program does not say it.
+          TimesError: the program does not state it.
         """
         return sum(self._of_call(call, launch) / (call.pieces or 1) for call in launch.origins)
 
@@ -57,19 +57,19 @@ class TimesOfCalls:
             key = CallKey(loop, call.stage, kind_of(call))
             if key in self.calls:
                 return self.calls[key]
-        raise TimesError(f"the program does not say how long launch {launch.label} takes in {self.unit}")
+        raise TimesError(f"the program states no duration of launch {launch.label} in {self.unit}")
 
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedTimes:
-    """The times to expect of launches where calls on a condition are taken with a probability.
+    """Expected durations of launches, where conditional calls run with a probability.
 
-    A call that is not taken gives zeros, which take no time. Of a launch of several calls, some of them on a
-    condition, each has an equal share of its time.
+    A call that does not run returns zeros, which take no time. In a launch of multiple calls, each has an
+    equal share of its time.
 
     Attributes:
-      times: those of launches whose calls are all taken.
-      taken: the probability.
+      times: the durations of launches if all of their calls run.
+      taken: the probability that a conditional call runs.
     """
 
     times: ReplayTimes
@@ -81,51 +81,52 @@ class ExpectedTimes:
         return self.times.unit
 
     def in_program(self, launches: Iterable[Launch]) -> Self:
-        """The same times, as they are of a program."""
+        """Returns the same times, as they are of a program."""
         return dataclasses.replace(self, times=self.times.in_program(launches))
 
     def of(self, launch: Launch) -> float:
-        """How long a launch is expected to take.
+        """Returns the expected duration of a launch.
 
         Raises:
-          TimesError: nothing says how long it takes.
+          TimesError: its duration is unknown.
         """
         time, calls = self.times.of(launch), launch.origins
         return time * statistics.fmean(self.taken if c.when else 1.0 for c in calls) if calls else time
 
 
-def stated_times(word: str | None, plan: Plan) -> tuple[ReplayTimes, str] | None:
-    """The times that a program says itself, and what they are called; None for a word that is of a file.
+def stated_times(unit: str | None, plan: Plan) -> tuple[ReplayTimes, str] | None:
+    """Returns the durations that a program states itself, and their name; None if `unit` is no unit.
 
     Args:
-      word: `flops` for the operations of placed calls, `units` for one unit for each; None for the times that
-        the orders of the program were made with, a unit for each call where they were made without.
+      unit: `flops` for the operations of placed calls, `units` for one unit for each call; None for the times
+        that the program was scheduled with, or one unit for each call if it was scheduled without.
       plan: the program.
 
     Raises:
-      TimesError: the program does not say how many operations its calls have.
+      TimesError: the program does not state the operations of its calls.
     """
-    unit = word if word is not None else plan.times.made_with
-    if word not in (None, FLOPS, UNITS):
+    if unit not in (None, FLOPS, UNITS):
         return None
-    if word == UNITS or unit is None:
+    is_default = unit is None
+    unit = plan.times.made_with if is_default else unit
+    if unit is None or (unit == UNITS and not is_default):
         return Times(), f"times={UNITS}"
     if unit not in plan.times.tables:
         raise TimesError(
-            f"times: program '{plan.name}' does not say how many operations its launches have: its placed "
-            "calls have none, or it was scheduled by another release"
+            f"times: program '{plan.name}' does not state the operations of its launches: its placed calls "
+            "have none, or it was scheduled by another release"
         )
     name = f"times={unit}" if unit == FLOPS else "times of its schedule"
     return TimesOfCalls(unit, plan.times.tables[unit]), name
 
 
 def title_of(name: str, link: Link, *, planned: bool) -> str:
-    """The title of a replay: planned where the program says the times itself, and links take none."""
+    """Returns the title of a replay: "planned" for times that the program states and links without delay."""
     return f"{'planned' if planned and link == Link() else 'simulated'}, {name}"
 
 
 def launches_of(plan: Plan) -> list[Launch]:
-    """The launches of a program."""
+    """Returns the launches of a program."""
     return [step for step in plan.steps if isinstance(step, Launch)]
 
 
@@ -143,10 +144,10 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
 
 
 def times_in(data: bytes, plan: Plan) -> Times:
-    """The times of a program in a file: a JSON object of durations, or the trace of a run.
+    """Returns the times of a program in a file: a JSON object of durations, or the trace of a run.
 
     Raises:
-      TimesError: it is neither, or its durations do not fit the program.
+      TimesError: the file is neither, or its durations do not fit the program.
     """
     if is_trace(data):
         try:
@@ -161,13 +162,13 @@ def times_in(data: bytes, plan: Plan) -> Times:
 
 
 def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
-    """The median time of each launch, each computation and each action of a stage in measured steps.
+    """Returns the median time of each launch, each computation and each action of a stage in measured steps.
 
-    The time of a launch goes from when its slice was free and all that it reads was made until it ended. So
-    it holds what its start cost, and what its operands took from another slice, and a replay takes as long as
-    the step did. Launches whose times are estimated do not count, unless all are. Computations that this
-    program does not have are left out, so that a measured run can be replayed in another schedule. There the
-    halves of a backward take half of a measured whole each, and a whole takes what measured halves take.
+    The time of a launch starts when its slice is free and its operands are computed, and ends with it. So it
+    includes the cost of the launch and of transfers of its operands, and a replay takes as long as the step
+    did. Launches whose times are estimated do not count, unless all are. Computations that this program does
+    not have are left out, so that a measured run can be replayed in another schedule. There, each half of a
+    backward takes half of the measured whole, and a whole takes the sum of measured halves.
     """
     by_label: dict[str, list[float]] = {}
     by_computation: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What ran where and when in a step: events and figures, reports, pages and trace files. Never imports jax.
+"""Timelines: the events of a step by slice and time, and their reports, pages and pictures.
 
-`events` is the data, and imports nothing of what is made of it. Imports plans.
+Imports plans; never jax.
 """

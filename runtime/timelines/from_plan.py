@@ -1,4 +1,4 @@
-"""The timeline of a plan, from when each of its steps ran."""
+"""Timelines of plans, from the times at which their steps ran."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slo
 from pathways.runtime.timelines.timeline import Timeline
 
 _Moment = tuple[float, int, int]
-"""A time, the number of a step, and 0 for a beginning, 1 for an end: what ends at a time makes room for what
-later steps begin at that time."""
+"""A time, the number of a step, and 0 for its start or 1 for its end: memory that is freed at a time is
+available to later steps that start at that time."""
 
 _Change = tuple[_Moment, int]
-"""When the live bytes of a slice change, and by how many."""
+"""Moment at which the live bytes of a slice change, and the number of bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepSpan:
-    """When a step ran.
+    """Time span of a step.
 
     Attributes:
-      start: when it began.
-      end: when it was done.
+      start: the time at which it started.
+      end: the time at which it was complete.
       after: the number of the step that it waited for last, None for none.
-      estimated: whether this was derived, because it was not seen to run.
+      estimated: whether the times are derived, because the step was not recorded.
     """
 
     start: float
@@ -43,25 +43,25 @@ def timeline_of(
     title: str,
     hosts: Mapping[str, int] | None = None,
 ) -> Timeline:
-    """The timeline of a plan whose steps ran at these times.
+    """Returns the timeline of a plan whose steps ran at these times.
 
     Args:
       plan: the plan.
-      spans: for each launch, transfer and receive, by the number of its step, when it ran. Where one is
-        missing, because it was not seen, the memory of its slice is not known.
+      spans: the time span of each launch, transfer and receive, by the number of its step. Where one is
+        missing, because it was not recorded, the memory of its slice is unknown.
       unit: the unit of the times.
       title: the title of the timeline.
       hosts: the host of each slice, where the program runs on several.
     """
     numbers = {step: n for n, step in enumerate(spans)}
-    made_by: dict[Slot, int] = {}
+    producers: dict[Slot, int] = {}
     events: list[TimelineEvent] = []
     for number, span in spans.items():
         step = plan.steps[number]
         assert not isinstance(step, Send | Release)
-        reads = tuple(dict.fromkeys(made_by[slot] for slot in step.operands if slot in made_by))
+        reads = tuple(dict.fromkeys(producers[slot] for slot in step.operands if slot in producers))
         after = None if span.after is None else numbers[span.after]
-        made_by.update(dict.fromkeys(step.results, len(events)))
+        producers.update(dict.fromkeys(step.results, len(events)))
         match step:
             case Launch():
                 event = TimelineEvent(
@@ -91,16 +91,18 @@ def timeline_of(
                     after=after,
                 )
         events.append(event)
-    # What is received comes from slices of other hosts.
+    # Received arrays come from slices of other hosts, which the plan does not list.
     sources = [step.src for step in plan.steps if isinstance(step, Receive)]
     slices = tuple(dict.fromkeys([*plan.slices, *sources]))
     return Timeline(plan.name, title, unit, slices, tuple(events), _memory(plan, spans), hosts or {})
 
 
 def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
-    """The live bytes of each slice: a result lives from the start of its step, what is released until its
-    last reader is done."""
-    # When the last step that reads or fills a slot is done, and its number.
+    """Returns the live bytes of each slice over time.
+
+    A result lives from the start of its step, a released array until its last reader is complete.
+    """
+    # The end and the number of the last step that reads or fills each slot.
     last: dict[Slot, tuple[float, int]] = {}
     unknown = {
         step.slice if isinstance(step, Launch) else step.dst
@@ -121,13 +123,13 @@ def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
         if isinstance(step, Send) or (step is not None and n not in spans and not isinstance(step, Release)):
             continue
         if isinstance(step, Release):
-            for slot in changes.ended:
+            for slot in changes.freed:
                 change(slot, (*last.get(slot, (0.0, n)), 1), -1)
             continue
         start = 0.0 if step is None else spans[n].start
-        for slot in changes.ended:
+        for slot in changes.freed:
             change(slot, (start, n, 0), -1)
-        for slot in changes.begun:
+        for slot in changes.filled:
             change(slot, (start, n, 0), 1)
         if step is not None:
             for slot in (*step.operands, *step.results):
@@ -136,7 +138,7 @@ def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
 
 
 def _curve(changes: Sequence[_Change]) -> Curve:
-    """The sums of changes in the order of their moments; those of one moment count at once."""
+    """Returns the running sums of changes; those of one moment count together."""
     sums: dict[_Moment, int] = {}
     for moment, nbytes in sorted(changes):
         sums[moment] = sums.get(moment, 0) + nbytes

@@ -1,7 +1,7 @@
-"""Timelines as one HTML page: slices by time, in SVG, with nothing to load from anywhere.
+"""Timelines as one HTML page: slices by time, in SVG, in a file that loads nothing.
 
-What is drawn here lies in parts of the whole width; `page.js` brings it to the width of the window, writes
-names where there is room, and zooms.
+Drawings use a fixed width for the whole time axis; `page.js` scales them to the window, writes names where
+there is room, and zooms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AXIS, _LANE, _MEMORY, _GAP = 22, 28, 20, 12
 _HEADER = 320
 """Pixels above and below the drawing on a page of one timeline, where the legend takes two lines."""
 _SHADES = 4
-"""How many stages on one slice differ in colour."""
+"""Number of shades that distinguish stages on one slice."""
 
 _KINDS = {
     "fwd": "forward",
@@ -74,7 +74,7 @@ def page_of(timelines: Sequence[EventLog]) -> str:
 
 
 def frame_of(timeline: EventLog) -> str:
-    """The page of one timeline in a frame of HTML, for notebooks: its styles and scripts stay inside."""
+    """Returns the page of one timeline in a frame, for notebooks, whose styles and scripts stay inside."""
     height = _HEADER + _height(timeline.slices)
     return (
         f'<iframe srcdoc="{escape(page_of([timeline]))}" style="width:100%;height:{height}px;border:0" '
@@ -126,7 +126,7 @@ def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
 
 
 def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog]) -> Iterator[str]:
-    """One timeline: a caption, the names and figures of the slices, and the drawing between them."""
+    """Yields one timeline: a caption, the names and figures of the slices, and the drawing between them."""
     whole = max(t.step_time for t in timelines if t.unit == timeline.unit) or 1.0
     height = _height(rows)
     unit = escape(timeline.unit)
@@ -160,7 +160,7 @@ def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog
 
 
 def _lanes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
-    """The idle background of each slice, as long as the step."""
+    """Yields the idle background of each slice, as long as the step."""
     width = timeline.step_time * scale
     for n, name in enumerate(rows):
         if name in timeline.slices:
@@ -168,7 +168,7 @@ def _lanes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[st
 
 
 def _boxes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
-    """The launches; one that several calls were fused into has a part for each."""
+    """Yields the launches; one that several calls were fused into has a box for each call."""
     shades = _shades(timeline)
     for number, event in enumerate(timeline.events):
         if event.kind != "launch":
@@ -187,7 +187,7 @@ def _boxes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[st
 
 
 def _sends(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
-    """The transfers, as lines from the slice that sends to the one that receives."""
+    """Yields the transfers, as lines from the slice that sends to the one that receives."""
     readers: dict[int, list[str]] = {}
     for number, event in enumerate(timeline.events):
         for read in event.reads:
@@ -207,15 +207,15 @@ def _sends(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[st
 
 
 def _curves(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
-    """The live bytes of each slice, all to one scale."""
-    most = max(map(timeline.peak_bytes, timeline.slices), default=0)
-    if not most:
+    """Yields the live bytes of each slice, all to one scale."""
+    peak = max(map(timeline.peak_bytes, timeline.slices), default=0)
+    if not peak:
         return
     for name, curve in timeline.memory.items():
         base = _top(rows.index(name)) + _LANE + _MEMORY
         path, height = [f"M0 {base}"], 0.0
         for time, nbytes in _steps(curve):
-            height = (_MEMORY - 3) * nbytes / most
+            height = (_MEMORY - 3) * nbytes / peak
             path.append(f"H{_number(max(0.0, time * scale))}V{_number(base - height)}")
         path.append(f"H{_number(timeline.step_time * scale)}V{base}Z")
         tip = escape(f"live bytes of {name}\nat most {size(timeline.peak_bytes(name))}")
@@ -225,32 +225,32 @@ def _curves(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[s
 
 
 def _steps(curve: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
-    """A curve with the most bytes of each moment before the last of them, and no more points of it."""
+    """Yields a curve with at most two points for each moment: its peak, and its last value."""
     moments: dict[float, tuple[int, int]] = {}
     for time, nbytes in curve:
-        most, _ = moments.get(time, (0, 0))
-        moments[time] = max(most, nbytes), nbytes
-    for time, (most, last) in moments.items():
-        if most > last:
-            yield time, most
+        peak, _ = moments.get(time, (0, 0))
+        moments[time] = max(peak, nbytes), nbytes
+    for time, (peak, last) in moments.items():
+        if peak > last:
+            yield time, peak
         yield time, last
 
 
 def kind_of(origin: Origin | None) -> str:
-    """The colour of a placed call; of glue where there is none."""
+    """Returns the colour class of a placed call, or of glue for None."""
     if origin is None:
         return "glue"
     return "weight" if origin.part == "weight" else origin.kind
 
 
 def _sender(event: TimelineEvent, timeline: EventLog) -> str:
-    """The colour of a transfer: `fwd` or `bwd` after the call that made what it moves, or `glue`."""
+    """Returns the colour class of a transfer: `fwd` or `bwd` by the producer of its array, or `glue`."""
     origins = timeline.events[event.reads[0]].origins if event.reads else ()
     return {"fwd": "fwd", "recompute": "fwd"}.get(origins[-1].kind, "bwd") if origins else "glue"
 
 
 def _shades(timeline: EventLog) -> dict[tuple[str, int | None], int]:
-    """Which shade each stage on a slice has."""
+    """Returns the shade of each stage on a slice."""
     stages: dict[str, set[int]] = {}
     for event in timeline.launches:
         if event.stage is not None:
@@ -259,7 +259,7 @@ def _shades(timeline: EventLog) -> dict[tuple[str, int | None], int]:
 
 
 def _tip(event: TimelineEvent, timeline: EventLog) -> str:
-    """What is shown when the pointer is on an event."""
+    """Returns the text that is shown when the pointer is on an event."""
     lines = [event.label if event.kind == "launch" else f"transfer {event.label}"]
     if event.stage is not None:
         lines.append(f"stage {event.stage}")
@@ -274,7 +274,7 @@ def _tip(event: TimelineEvent, timeline: EventLog) -> str:
     if event.kind == "transfer":
         lines.append(size(event.nbytes))
     lines.append(f"{_time(event.start, timeline)} to {_time(event.end, timeline)}")
-    lines.append(f"takes {_time(event.duration, timeline)}")
+    lines.append(f"duration {_time(event.duration, timeline)}")
     if event.estimated:
         lines.append("estimated: it is missing from the profile")
     return escape("\n".join(lines)).replace("\n", "&#10;")
@@ -289,12 +289,12 @@ def _time(value: float, timeline: EventLog) -> str:
 
 
 def _height(rows: Sequence[str]) -> int:
-    """The height of a drawing."""
+    """Returns the height of a drawing."""
     return _AXIS + len(rows) * (_LANE + _MEMORY + _GAP)
 
 
 def _top(row: int) -> int:
-    """Where the lane of a slice begins."""
+    """Returns the top of the lane of a slice."""
     return _AXIS + row * (_LANE + _MEMORY + _GAP)
 
 

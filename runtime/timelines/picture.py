@@ -1,4 +1,4 @@
-"""Timelines as one SVG picture for documents: no scripts, colours that are readable by day and by night."""
+"""Timelines as one SVG picture for documents: no scripts, readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def picture_of(timelines: Sequence[EventLog]) -> str:
 
 
 def _panel(timeline: EventLog, whole: float) -> Iterator[str]:
-    """One timeline: its title and a lane for each slice.
+    """Yields one timeline: its title, and a lane for each slice.
 
     Args:
       timeline: the timeline.
-      whole: the time that takes the whole width.
+      whole: the time that spans the whole width.
     """
     scale = (_WIDTH - _LEFT - _GAP) / whole
     step = duration_with_unit(timeline.step_time, timeline.unit)

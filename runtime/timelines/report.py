@@ -1,4 +1,4 @@
-"""A timeline as text."""
+"""Timelines as text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 
-_SHOWN = 6
-"""How many launches in a row on one slice the critical path names before it leaves some out."""
+_MAX_SHOWN = 6
+"""Number of launches in a row on one slice that the critical path names before it leaves some out."""
 
 
 def report(timeline: EventLog) -> str:
-    """The figures of a timeline as text."""
+    """Returns the figures of a timeline as text."""
 
     def time(value: float) -> str:
         return duration(value, timeline.unit)
@@ -54,7 +54,7 @@ def report(timeline: EventLog) -> str:
 
 
 def _runs(timeline: EventLog) -> Iterator[tuple[str, list[TimelineEvent]]]:
-    """The critical path in runs of events on one slice or one link."""
+    """Yields the critical path in runs of events on one slice or one link."""
     path = [timeline.events[n] for n in timeline.critical_path]
     timed = [event for event in path if event.duration > 0]
     for where, run in itertools.groupby(timed, lambda e: e.slice if e.kind == "launch" else e.label):
@@ -66,6 +66,6 @@ def _name(event: TimelineEvent) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    if len(names) <= _SHOWN:
+    if len(names) <= _MAX_SHOWN:
         return " ".join(names)
-    return f"{' '.join(names[: _SHOWN - 2])} ... {names[-1]} ({len(names)})"
+    return f"{' '.join(names[: _MAX_SHOWN - 2])} ... {names[-1]} ({len(names)})"

@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them."""
+"""Formats of sizes, durations and tables for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
 def size(count: float) -> str:
-    """A number of bytes with a unit that keeps it short: `24 B`, `1.5 MiB`."""
+    """Returns a number of bytes with a unit that keeps it short: `24 B`, `1.5 MiB`."""
     unit = 0
     while count >= 1024 and unit < len(_BYTES) - 1:
         count, unit = count / 1024, unit + 1
@@ -18,7 +18,7 @@ def size(count: float) -> str:
 
 
 def duration(time: float, unit: str) -> str:
-    """A time: in seconds with a unit that keeps it short, `1.5 ms`, or a bare number of another unit."""
+    """Returns a time as text: seconds with a unit that keeps it short, `1.5 ms`; others as a bare number."""
     if unit != "s":
         return f"{time:.6g}"
     name, factor = next((suffix for suffix in _SECONDS if abs(time) >= suffix[1]), _SECONDS[-1])
@@ -26,17 +26,17 @@ def duration(time: float, unit: str) -> str:
 
 
 def duration_with_unit(time: float, unit: str) -> str:
-    """A time with its unit: `1.5 ms`, `3 units`, `2.5e+06 FLOPs`."""
+    """Returns a time with its unit: `1.5 ms`, `3 units`, `2.5e+06 FLOPs`."""
     return duration(time, unit) + {"s": "", "flops": " FLOPs"}.get(unit, " units")
 
 
-def percent(part: float) -> str:
-    """A part from 0 to 1 as `27.3 %`."""
-    return f"{100 * part:.1f} %"
+def percent(fraction: float) -> str:
+    """Returns a fraction from 0 to 1 as `27.3 %`."""
+    return f"{100 * fraction:.1f} %"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows of cells in columns, two spaces apart."""
+    """Returns rows of cells in columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -45,7 +45,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def html_table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows of cells as a table of HTML, for notebooks; the first row is the heads."""
+    """Returns rows of cells as an HTML table, for notebooks; the first row is the header."""
     heads, *others = [[escape(cell) for cell in row] for row in rows]
     lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in others]
     head = "".join(f"<th>{cell}</th>" for cell in heads)

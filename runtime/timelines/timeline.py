@@ -1,4 +1,4 @@
-"""The timeline of one step of a program, and everything that can be made of it."""
+"""Timeline of one step of a program, with its report, page and trace file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathways.runtime.timelines.report import report
 
 @dataclasses.dataclass(frozen=True)
 class Timeline(EventLog):
-    """One step of a program, planned, simulated or measured; `str` says its figures and its critical path."""
+    """Timeline of a step, planned, simulated or measured; `str` shows its figures and its critical path."""
 
     def __str__(self) -> str:
         return report(self)
 
     def _repr_html_(self) -> str:
-        """Its page, in a notebook."""
+        """Returns the page of the timeline, for a notebook."""
         return frame_of(self)
 
     def save_trace(self, path: str | Path) -> None:
-        """Writes it for Perfetto and `chrome://tracing`; see `runtime.timelines.trace_file`."""
+        """Writes the timeline for Perfetto and `chrome://tracing`; see `passes.measured.trace_file`."""
         with TraceFile(path) as file:
             file.append(self)
 
     def save_html(self, path: str | Path, *others: EventLog) -> None:
-        """Draws it, and others below it, as one HTML page that needs nothing else."""
+        """Draws the timeline, and others below it, as one HTML page that needs no other file."""
         Path(path).write_text(page_of([self, *others]), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Compiled code in a folder of the user's, so that another process need not compile it again.
+"""Store of compiled code in a folder of the user, so that another process need not compile it again.
 
-Executables are native code, and a file with one flipped bit may kill the process that loads it or make it
-compute something else. So only files that belong to the user and that only they can write are trusted, and
-only with a checksum that is right; anything else counts as missing.
+Executables are native code: a file with one flipped bit may kill the process that loads it, or make it
+compute something else. So only files with a correct checksum are trusted, and only if they belong to the user
+and no other user can write to them; any other file counts as missing.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from pathlib import Path
 
 _MAGIC = b"pathways"
 _OWN = re.compile(r"[0-9a-f]{64}\.code(\.[0-9a-f]{16}\.tmp)?")
-"""The names of the files of a store: a key, and what is random while it is written."""
+"""Pattern of the names of a store's files: a key, with a random suffix while the file is being written."""
 
 _ABANDONED_AFTER_SECONDS = 3600.0
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _DEFAULT_LIMIT = "1G"
 
-_said: set[str] = set()
+_reported: set[str] = set()
 
 
 class CodeStore:
-    """Compiled code by key, in files of one folder.
+    """Store of compiled code by key, in the files of one folder.
 
-    Any number of processes may use the folder at once: a file appears whole or not at all, and one that is
-    being read may be deleted.
+    Any number of processes may use the folder at once: a file appears complete or not at all, and a file that
+    is being read may be deleted.
 
     Args:
-      folder: made when it does not exist. A link is not followed; what is in it and not of the store stays.
-      limit: the bytes that it may hold. When there are more, those used longest ago are deleted.
+      folder: the folder, which is created if it does not exist. A link is not followed, and other files in
+        the folder are left alone.
+      limit: the maximum of bytes that it may hold. Beyond that, the least recently used files are deleted.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -46,7 +47,7 @@ class CodeStore:
         self.limit = limit
 
     def read(self, key: str) -> bytes | None:
-        """The code that was written under a key, None when there is none that can be trusted."""
+        """Returns the code that was written under a key; None if there is no trusted file of it."""
         try:
             with self._opened() as folder, open(_name(key), "rb", opener=_reader(folder)) as file:
                 if not _is_file_of_user(os.fstat(file.fileno())):
@@ -61,7 +62,7 @@ class CodeStore:
             return None
 
     def write(self, key: str, code: bytes) -> None:
-        """Keeps code under a key; says so once and goes on when the folder cannot be written."""
+        """Writes code under a key. A folder that cannot be written is reported once, and is no error."""
         if len(code) > self.limit:
             return
         try:
@@ -69,15 +70,15 @@ class CodeStore:
             with self._opened() as folder:
                 _replace(_name(key), _header(key, code) + code, folder)
         except OSError as error:
-            self._say(error.strerror or str(error))
+            self._report(error.strerror or str(error))
 
     def discard(self, key: str) -> None:
-        """Forgets what is under a key."""
+        """Deletes the code under a key."""
         with contextlib.suppress(OSError), self._opened() as folder:
             _delete(_name(key), folder)
 
     def trim(self) -> None:
-        """Deletes what was used longest ago until the limit is kept."""
+        """Deletes the least recently used files until the limit holds."""
         with contextlib.suppress(OSError), self._opened() as folder:
             files = sorted(_files(folder), key=lambda file: file[1].st_mtime_ns)
             excess = sum(status.st_size for _, status in files) - self.limit
@@ -89,10 +90,10 @@ class CodeStore:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """The folder as a descriptor: what is done by it stays in it, whatever becomes of its path.
+        """Opens the folder. Operations on the descriptor stay in it, even if its path is replaced by a link.
 
         Raises:
-          OSError: it is not there, is a link, or others may write to it.
+          OSError: the folder does not exist, is a link, or other users may write to it.
         """
         if self.folder.is_symlink():
             raise OSError(errno.ELOOP, "it must not be a link")
@@ -104,15 +105,15 @@ class CodeStore:
         finally:
             os.close(folder)
 
-    def _say(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         message = f"compiled code is not cached in {self.folder}: {reason} (PW_CACHE_DIR= turns this off)"
-        if message not in _said:
-            _said.add(message)
+        if message not in _reported:
+            _reported.add(message)
             print(f"pathways: {message}", file=sys.stderr)
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> CodeStore | None:
-    """The store that the environment asks for; None when it is turned off.
+    """Returns the store that the environment configures; None if it is turned off.
 
     `PW_CACHE_DIR` is the folder, by default `pathways` in the user's cache folder; empty turns the store
     off. `PW_CACHE_LIMIT` is its size in bytes, such as `500M`, by default `1G`.
@@ -139,14 +140,14 @@ def _user_cache(environment: Mapping[str, str]) -> Path | None:
 
 
 def _size(text: str) -> int:
-    parts = re.fullmatch(r"(\d+)([KMGT]?)B?", text.strip(), re.ASCII | re.IGNORECASE)
-    if parts is None:
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.strip(), re.ASCII | re.IGNORECASE)
+    if match is None:
         raise ValueError(f"PW_CACHE_LIMIT must be a size such as 500M or 2G, got '{text}'")
-    return int(parts[1]) * _UNITS[parts[2].upper()]
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def _header(key: str, code: bytes) -> bytes:
-    """What precedes the code; it holds the key, so that a file under another name is refused."""
+    """Returns the header of a file. Its checksum covers the key, so that a renamed file is rejected."""
     return _MAGIC + hashlib.sha256(key.encode() + code).digest()
 
 
@@ -155,12 +156,12 @@ def _name(key: str) -> str:
 
 
 def _reader(folder: int) -> Callable[[str, int], int]:
-    """Opens files of a folder. Does not follow a link, nor wait for who writes to a pipe."""
+    """Returns an opener for files of a folder. It follows no link and waits for no writer of a pipe."""
     return lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
 
 
 def _replace(name: str, content: bytes, folder: int) -> None:
-    """Writes a file of a folder, which appears whole or not at all."""
+    """Writes a file of a folder atomically."""
     temporary = f"{name}.{secrets.token_hex(8)}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
     try:
@@ -173,13 +174,13 @@ def _replace(name: str, content: bytes, folder: int) -> None:
 
 
 def _files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
-    """The files of a store in a folder, with those that a killed process left unfinished."""
+    """Yields the files of a store in a folder, including unfinished ones that a killed process left."""
     abandoned = time.time() - _ABANDONED_AFTER_SECONDS
     for name in filter(_OWN.fullmatch, os.listdir(folder)):
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError:
-            continue  # Another process was faster.
+            continue  # Another process has deleted it.
         is_finished = not name.endswith(".tmp") or status.st_mtime < abandoned
         if is_finished and _is_file_of_user(status):
             yield name, status
@@ -194,6 +195,6 @@ def _is_file_of_user(status: os.stat_result) -> bool:
 
 
 def _delete(name: str, folder: int) -> None:
-    # Another process may be faster, or the folder may have become read-only.
+    # Another process may have deleted it, or the folder may have become read-only.
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""Compiles computations for devices, each once, and loads the code elsewhere and in later processes."""
+"""Cache of compiled computations: each is compiled once, and its code loaded on other slices and later."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from pathways.runtime.xla.code_store import CodeStore
 from pathways.runtime.xla.compile_threads import Progress, ProgressLine, in_threads
 
 _FORMAT = b"1"
-"""Part of every key of stored code: to be changed with what compiling or loading it does."""
+"""Prefix of the input of every key of stored code. Change it together with compilation or loading."""
 
 
 class CompileError(PathwaysError, RuntimeError):
-    """XLA refused a computation."""
+    """Error of a computation that XLA rejects."""
 
-    # As which tracebacks name it.
+    # Tracebacks show the public name.
     __module__ = "pathways"
 
 
 class Loaded:
-    """An executable on its devices.
+    """Executable on its devices.
 
     Attributes:
       executable: the executable.
-      how: how it got here: `compiled`, or where its code came from.
-      seconds: how long that took.
-      fresh: whether it was compiled here. Only then can it be serialised: a copy would lose its code.
-      copied: what it is a copy of, kept for copies to come.
+      how: `compiled`, or the source of its code.
+      seconds: the time that compiling or loading took.
+      fresh: whether this process compiled it. No other executable can be serialised: a copy loses its code.
+      copied: the executable that it is a copy of, kept for further copies.
       callbacks: the Python callbacks that it calls.
     """
 
@@ -63,16 +63,16 @@ class Loaded:
 
     @property
     def origin(self) -> Loaded | None:
-        """What copies for other devices are made of; None when they must be compiled."""
+        """The source of copies for other devices; None if they must be compiled."""
         return self if self.fresh else self.copied
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """A computation to load on the devices of a slice.
+    """Request to load a computation on the devices of a slice.
 
-    Callbacks are the host callbacks of JAX's lowering, by the index that the module names them with. `code`
-    is its serialised executable, where there is one that was made for such devices.
+    Callbacks are the host callbacks of JAX's lowering, by the index that the module refers to. `code` is its
+    serialised executable, if there is one for such devices.
     """
 
     computation: Computation
@@ -83,19 +83,19 @@ class Request:
 
 
 Key = tuple[bytes, tuple[jax.Device, ...]]
-"""A digest of the module and the options it is compiled with, and the devices."""
+"""A digest of the module and of its compile options, and the devices."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """One computation to bring to its devices.
+    """Work of one request: its key, its compile options, and its place in the code store.
 
     Attributes:
-      request: what was asked for.
-      key: the same for requests that one executable serves.
-      options: of the compiler.
-      store: where its code is kept for later processes; None when it cannot be.
-      stored: its key there.
+      request: the request.
+      key: the key of the executable; requests with equal keys share it.
+      options: the options of the compiler.
+      store: the store of its code for later processes; None if the code cannot be stored.
+      stored: its key in the store.
     """
 
     request: Request
@@ -105,9 +105,9 @@ class Job:
     stored: str
 
     def compile(self) -> Loaded:
-        """Compiles it, and keeps its code for later processes."""
+        """Compiles the computation, and stores its code for later processes."""
         request = self.request
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             executable, fresh = pjrt.compile_and_load(
                 request.computation.module, request.devices, self.options, request.callbacks
@@ -117,7 +117,7 @@ class Job:
             raise CompileError(
                 f"computation {request.computation.name} on slice {request.slice}: {line}"
             ) from error
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         if fresh and self.store is not None and (code := pjrt.serialize(executable)) is not None:
             self.store.write(self.stored, code)
         return Loaded(
@@ -129,31 +129,31 @@ class Job:
         )
 
     def compile_anew(self) -> pjrt.LoadedExecutable:
-        """For serialisation, whatever caches hold."""
+        """Compiles the computation for serialisation, past all caches."""
         return pjrt.compile_anew(self.request.computation.module, self.request.devices, self.options)
 
     def read_code(self) -> bytes | None:
-        """The code that came with the request, or that an earlier process stored."""
+        """Returns the code that came with the request, or that an earlier process stored."""
         if self.request.code is not None:
             return bytes(self.request.code)
         return self.store.read(self.stored) if self.store is not None else None
 
     def load_copy(self, code: bytes, origin: Loaded) -> Loaded:
         """Loads the code of another executable of this process."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         executable = pjrt.deserialize(code, self.request.devices, self.options)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         return Loaded(executable, how="copied from another slice", seconds=seconds, copied=origin)
 
     def load_code(self, code: bytes) -> Loaded:
-        """Loads what `read_code` has read."""
+        """Loads the code that `read_code` has returned; compiles if XLA rejects it."""
         how = "from the code store" if self.request.code is None else "from the bundle"
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             executable = pjrt.deserialize(code, self.request.devices, self.options)
-            return Loaded(executable, how=how, seconds=time.perf_counter() - began)
+            return Loaded(executable, how=how, seconds=time.perf_counter() - start)
         except jax.errors.JaxRuntimeError:
-            # What the key does not tell apart, XLA may: compiling always works.
+            # XLA may distinguish machines or versions that the key does not.
             if self.store is not None and self.request.code is None:
                 self.store.discard(self.stored)
             return self.compile()
@@ -161,42 +161,42 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class AlreadyLoaded:
-    """A program that was loaded before has it on the same devices."""
+    """Way of a computation that an earlier program has on the same devices."""
 
     loaded: Loaded
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadStored:
-    """It came with the request, or an earlier process has stored it."""
+    """Way of a computation whose code came with the request, or was stored by an earlier process."""
 
     code: bytes = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Compile:
-    """It is not there."""
+    """Way of a computation without any code."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CopyLoaded:
-    """A program that was loaded before has it on other devices."""
+    """Way of a computation that an earlier program has on other devices."""
 
     origin: Loaded
 
 
 @dataclasses.dataclass(frozen=True)
 class CopyCompiled:
-    """This load compiles it for other devices, under the key `first`."""
+    """Way of a computation that the same load compiles for other devices, under the key `first`."""
 
     first: Key
 
 
 Way = AlreadyLoaded | LoadStored | Compile | CopyLoaded | CopyCompiled
-"""How a computation gets to its devices."""
+"""Ways in which a computation gets to its devices."""
 
 
-# Held while a program loads: a second program that needs the same computations then finds them.
+# Held while a program loads, so that another program with the same computations finds them afterwards.
 _load_lock = threading.Lock()
 _loaded: weakref.WeakValueDictionary[Key, Loaded] = weakref.WeakValueDictionary()
 
@@ -204,22 +204,22 @@ _loaded: weakref.WeakValueDictionary[Key, Loaded] = weakref.WeakValueDictionary(
 def load_all(
     requests: Sequence[Request], progress: Progress | None = None, program: str = ""
 ) -> list[Loaded]:
-    """Compiles or finds all computations, in parallel, and returns them in the same order.
+    """Loads all computations, in parallel, and returns them in the same order.
 
-    Equal modules with equal options on equally many devices are compiled once; other slices load a copy
-    of the code, and so do later processes (`runtime/xla/code_store.py`). An executable lives as long as a
+    Equal modules with equal options on equal numbers of devices are compiled once; other slices load a copy
+    of the code, and so do later processes (`runtime/xla/code_store.py`). An executable lives as long as any
     program that uses it.
 
     Args:
       requests: the computations.
-      progress: is called as they get ready; by default a line on standard error says so.
+      progress: called whenever computations become ready; by default a line on standard error shows them.
       program: the name of the program, for that line.
 
     Raises:
-      CompileError: XLA refused one of them; the rest is given up.
-      ValueError: the environment asks for a code store in a way that makes no sense.
+      CompileError: XLA rejected one of them; the load stops.
+      ValueError: the environment configures the code store incorrectly.
       KeyboardInterrupt: at once; computations that XLA is busy with finish in the background, and the process
-        ends after them or with another Ctrl-C.
+        exits after them or at another Ctrl-C.
     """
     store = code_store.from_environment()
     jobs = [_job(request, store) for request in requests]
@@ -227,7 +227,7 @@ def load_all(
     with _load_lock:
         ways = decide(by_key)
         ready = _carry_out(by_key, ways, progress, program)
-        # Not with callbacks: their keys are good for this call only.
+        # Keys with callbacks hold the ids of Python objects, which are valid during this call only.
         _loaded.update((key, ready[key]) for key, job in by_key.items() if not job.request.callbacks)
     if store is not None and Compile() in ways.values():
         store.trim()
@@ -235,7 +235,7 @@ def load_all(
 
 
 def decide(jobs: Mapping[Key, Job]) -> dict[Key, Way]:
-    """How each computation gets to its devices. Reads stored code, and compiles nothing."""
+    """Returns the way of each computation to its devices. Reads stored code, and compiles nothing."""
     origins = _origins()
     firsts: dict[bytes, Key] = {}
     ways: dict[Key, Way] = {}
@@ -259,9 +259,9 @@ def decide(jobs: Mapping[Key, Job]) -> dict[Key, Way]:
 def _carry_out(
     jobs: Mapping[Key, Job], ways: Mapping[Key, Way], progress: Progress | None, program: str
 ) -> dict[Key, Loaded]:
-    """Brings each computation to its devices on its way; copies of what is compiled come last."""
+    """Loads each computation in its way. Copies of computations that this load compiles come last."""
     ready: dict[Key, Loaded] = {}
-    at_once: dict[Key, Callable[[], Loaded]] = {}
+    first_tasks: dict[Key, Callable[[], Loaded]] = {}
     copies: list[tuple[Key, Key]] = []
     codes = functools.cache(lambda origin: pjrt.serialize(origin.executable))
 
@@ -275,15 +275,15 @@ def _carry_out(
             case AlreadyLoaded(loaded):
                 ready[key] = loaded
             case LoadStored(code):
-                at_once[key] = functools.partial(jobs[key].load_code, code)
+                first_tasks[key] = functools.partial(jobs[key].load_code, code)
             case Compile():
-                at_once[key] = jobs[key].compile
+                first_tasks[key] = jobs[key].compile
             case CopyLoaded(origin):
-                at_once[key] = copy(jobs[key], origin)
+                first_tasks[key] = copy(jobs[key], origin)
             case CopyCompiled(first):
                 copies.append((key, first))
-    line = ProgressLine(len(at_once) + len(copies), progress, program)
-    ready |= in_threads(at_once.items(), line)
+    line = ProgressLine(len(first_tasks) + len(copies), progress, program)
+    ready |= in_threads(first_tasks.items(), line)
     ready |= in_threads([(key, copy(jobs[key], ready[first].origin)) for key, first in copies], line)
     line.close()
     return ready
@@ -292,22 +292,22 @@ def _carry_out(
 def load_one(
     program: bytes, module: Any, devices: Sequence[jax.Device], options: Any
 ) -> pjrt.LoadedExecutable:
-    """Compiles a module with options of its own, or loads what an earlier process stored.
+    """Compiles a module with given options, or loads the code that an earlier process has stored.
 
     Args:
-      program: what the module was read from, by which its code is found again.
+      program: the bytes that the module was parsed from, for the key of its code.
       module: StableHLO, as `pjrt.parse` returns it.
       devices: the devices that the options assign.
       options: `CompileOptions`.
 
     Raises:
-      JaxRuntimeError: XLA refused it.
+      JaxRuntimeError: XLA rejected it.
     """
     store = code_store.from_environment()
     if store is None:
         return pjrt.compile_module(module, devices, options)
-    parts = [_FORMAT, pjrt.environment(devices), options.SerializeAsString(), program]
-    key = hashlib.sha256(b"\0".join(parts)).hexdigest()
+    fields = [_FORMAT, pjrt.environment(devices), options.SerializeAsString(), program]
+    key = hashlib.sha256(b"\0".join(fields)).hexdigest()
     code = store.read(key)
     if code is not None:
         try:
@@ -323,9 +323,9 @@ def load_one(
 
 
 def serialize_all(requests: Sequence[Request]) -> list[bytes]:
-    """The code of each computation in the same order, for `Request.code` of any process on such devices.
+    """Returns the code of each computation in the same order, as `Request.code` of other processes.
 
-    What this process has only copies of comes from the store, or is compiled again.
+    The code of a computation of which this process has only copies is read from the store, or compiled again.
 
     Raises:
       CompileError: the platform cannot serialise its executables.
@@ -350,10 +350,10 @@ def serialize_all(requests: Sequence[Request]) -> list[bytes]:
 
 
 def code_target(computation: Computation, devices: Sequence[jax.Device]) -> str:
-    """A digest of what serialised code of a computation depends on besides its module."""
+    """Returns a digest of all that serialised code of a computation depends on, except its module."""
     sizes = len(computation.operands), len(computation.results)
-    parts = [_FORMAT, pjrt.environment(devices), pjrt.fingerprint(devices, *sizes)]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+    fields = [_FORMAT, pjrt.environment(devices), pjrt.fingerprint(devices, *sizes)]
+    return hashlib.sha256(b"\0".join(fields)).hexdigest()
 
 
 def _job(request: Request, store: CodeStore | None) -> Job:
@@ -365,12 +365,12 @@ def _job(request: Request, store: CodeStore | None) -> Job:
     key = digest.digest()
     stored = hashlib.sha256(b"\0".join([_FORMAT, pjrt.environment(devices), key])).hexdigest()
     options = pjrt.compile_options(devices, *sizes)
-    # A callback is an object of this process.
+    # Code with callbacks is not stored: a callback is an object of this process.
     return Job(request, (key, devices), options, store if not request.callbacks else None, stored)
 
 
 def _origins() -> dict[bytes, Loaded]:
-    """What copies of loaded computations are made of, by their digests."""
+    """Returns the executables of which copies can be loaded, by the digest of their computation."""
     return {
         digest: origin for (digest, _), loaded in _loaded.items() if (origin := loaded.origin) is not None
     }

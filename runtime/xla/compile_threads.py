@@ -1,4 +1,4 @@
-"""The threads in which XLA compiles, and what is said of it while that takes."""
+"""Threads in which XLA compiles, and the progress line that is shown meanwhile."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ from pathways.runtime.resources.threads import start_thread
 Progress = Callable[[int, int], None]
 """Called with the number of computations that are ready and the number of all."""
 
-type _Ended[K, T] = queue.SimpleQueue[tuple[K, T | None, BaseException | None]]
-"""Tasks that ended, each with what it returned or raised."""
+type _Outcomes[K, T] = queue.SimpleQueue[tuple[K, T | None, BaseException | None]]
+"""Finished tasks, each with its result or its exception."""
 
-_workers: set[threading.Lock] = set()
-"""What each thread that works holds until it ends."""
+_busy: set[threading.Lock] = set()
+"""Locks of the compiling threads, each held until its thread has no tasks left."""
 
 
 class ProgressLine:
-    """How far a load is: told to `progress`, or on standard error when it takes longer than a second.
+    """Progress of a load: calls of `progress`, or a line on standard error if it takes longer than a second.
 
-    A program of many shapes is compiled many times. Its line counts them, and where no terminal rewrites it,
-    the first is written, the second, the fourth, and so on.
+    A program that is called with many shapes is compiled many times. Its line counts these compilations;
+    without a terminal, only the lines of the first, the second, the fourth, and so on, are written.
 
     Args:
       total: the number of computations to load.
-      progress: is called as they get ready; None for a line on standard error.
+      progress: called whenever computations become ready; None for a line on standard error.
       program: the name of the program.
     """
 
     _times: ClassVar[collections.Counter[str]] = collections.Counter()
-    """How often each program was compiled long enough for a line, by its name."""
+    """Number of compilations of each program, by its name, that were long enough for a line."""
 
     def __init__(self, total: int, progress: Progress | None, program: str = "") -> None:
         self.total = total
         self.done = 0
         self.progress = progress
         self.program = program
-        self.began = time.monotonic()
+        self.start = time.monotonic()
         self.is_due = False
         self.line = StatusLine()
 
-    def patience(self) -> float | None:
-        """How many seconds to wait before a line is due when nothing gets ready; None for any time."""
+    def seconds_until_due(self) -> float | None:
+        """Returns the seconds until the line must be written if nothing becomes ready; None for never."""
         if self.progress is not None or self.is_due:
             return None
-        return max(0.0, self.began + 1.0 - time.monotonic())
+        return max(0.0, self.start + 1.0 - time.monotonic())
 
     def add(self, count: int) -> None:
-        """Says that so many more are ready."""
+        """Reports that a number of further computations are ready."""
         self.done += count
         if self.progress is not None:
             self.progress(self.done, self.total)
-        elif time.monotonic() - self.began >= 1.0:
+        elif time.monotonic() - self.start >= 1.0:
             if not self.is_due:
                 self.is_due = True
                 self._times[self.program] += 1
             times = self._times[self.program]
             if times.bit_count() == 1 or sys.stderr.isatty():
-                which = f" of program '{self.program}', {times} times so far" if times > 1 else ""
-                self.line.write(f"pathways: compiling {self.done}/{self.total} computations{which} ...")
+                program = f" of program '{self.program}', {times} times so far" if times > 1 else ""
+                self.line.write(f"pathways: compiling {self.done}/{self.total} computations{program} ...")
 
     def close(self) -> None:
         """Removes the line from a terminal."""
@@ -78,24 +78,25 @@ class ProgressLine:
 
 
 def in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], line: ProgressLine) -> dict[K, T]:
-    """Runs tasks on as many threads as there are processors; the first exception ends it.
+    """Runs tasks on as many threads as there are processors; raises the first exception of a task.
 
     Raises:
-      KeyboardInterrupt: at once; tasks that XLA is busy with finish in the background, and the process ends
-        after them or with another Ctrl-C.
+      KeyboardInterrupt: at once; tasks that XLA is busy with finish in the background, and the process exits
+        after them or at another Ctrl-C.
     """
-    waiting = collections.deque(tasks)
-    total = len(waiting)
-    # Python raises KeyboardInterrupt between any two steps of this thread, also inside its own futures and
-    # threads, which then leave a lock to a worker as it must not be. These here are one step each.
-    ended: _Ended[K, T] = queue.SimpleQueue()
+    pending = collections.deque(tasks)
+    total = len(pending)
+    # Python may raise KeyboardInterrupt between any two bytecodes of this thread, also inside
+    # `concurrent.futures` and `threading`, whose locks then stay in a state that hangs the workers. So only
+    # calls that are atomic, implemented in C, are used here: of SimpleQueue, deque and start_thread.
+    outcomes: _Outcomes[K, T] = queue.SimpleQueue()
     results: dict[K, T] = {}
     try:
         for _ in range(min(total, os.cpu_count() or 1)):
-            start_thread(functools.partial(_work, waiting, ended), "compile")
+            start_thread(functools.partial(_run_tasks, pending, outcomes), "compile")
         while len(results) < total:
             try:
-                key, result, error = ended.get(timeout=line.patience())
+                key, result, error = outcomes.get(timeout=line.seconds_until_due())
             except queue.Empty:
                 line.add(0)
                 continue
@@ -104,42 +105,44 @@ def in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], line: ProgressL
             results[key] = cast(T, result)
             line.add(1)
     finally:
-        # Without waiting: XLA cannot be interrupted, and the user who pressed Ctrl-C should not wait for it.
-        waiting.clear()
+        # Does not wait: XLA cannot be interrupted, and the user who pressed Ctrl-C should not wait for it.
+        pending.clear()
     return results
 
 
-def _work[K, T](waiting: collections.deque[tuple[K, Callable[[], T]]], ended: _Ended[K, T]) -> None:
-    """Runs waiting tasks until there are none."""
-    working = threading.Lock()
-    with working:
-        _workers.add(working)
+def _run_tasks[K, T](
+    pending: collections.deque[tuple[K, Callable[[], T]]], outcomes: _Outcomes[K, T]
+) -> None:
+    """Runs pending tasks until there are none."""
+    lock = threading.Lock()
+    with lock:
+        _busy.add(lock)
         while True:
             try:
-                key, task = waiting.popleft()
+                key, task = pending.popleft()
             except IndexError:
                 break
             try:
-                ended.put((key, task(), None))
+                outcomes.put((key, task(), None))
             except BaseException as error:
-                ended.put((key, None, error))
-            # It may hold what the caller drops before this thread ends.
+                outcomes.put((key, None, error))
+            # The task may refer to objects that the caller expects to be freed before this thread exits.
             del key, task
-        _workers.discard(working)
+        _busy.discard(lock)
 
 
 @atexit.register
 def _finish_before_exit() -> None:
-    """Waits for what XLA still compiles after an interrupted load, unless the user presses Ctrl-C again.
+    """Waits for the compilations of an interrupted load, unless the user presses Ctrl-C again.
 
-    A process that ends while XLA works crashes; one that a signal kills does not.
+    A process that exits while XLA compiles crashes; one that a signal kills does not.
     """
-    busy = tuple(_workers)
+    busy = tuple(_busy)
     if busy and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with contextlib.suppress(OSError, ValueError):  # Their reader may be gone.
+        with contextlib.suppress(OSError, ValueError):  # The reader of the pipe may have exited.
             sys.stdout.flush()
-            line = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once"
+            line = "pathways: waiting for XLA to finish compiling; Ctrl-C ends the process at once"
             print(line, file=sys.stderr, flush=True)
-    for working in busy:
-        working.acquire()
+    for lock in busy:
+        lock.acquire()

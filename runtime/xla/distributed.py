@@ -1,4 +1,4 @@
-"""`jax.distributed`: processes whose devices are one island. Its private parts are reached here alone."""
+"""Processes whose devices form one island, by `jax.distributed`. Its private calls are made here alone."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import jax
 from jax._src import distributed, xla_bridge
 from jaxlib import _jax
 
-_PATIENCE = 100
-"""Seconds until JAX itself ends processes of which one is silent; the controller is faster."""
+_HEARTBEAT_TIMEOUT_S = 100
+"""Seconds until JAX itself terminates all processes if one does not respond; the controller is faster."""
 
 
 def join(
     coordinator: str, address: str, *, rank: int, size: int, cpu_devices: int, start_seconds: int
 ) -> None:
-    """Makes this process one of several whose devices JAX takes for those of one machine.
+    """Joins this process to others, so that JAX sees the devices of all of them.
 
-    Before JAX has started. Then `jax.devices()` has the devices of all, and those of this process have the
-    `process_index` `rank`.
+    Must be called before JAX starts. `jax.devices()` then has the devices of all processes; those of this one
+    have the `process_index` `rank`.
 
     Args:
-      coordinator: address and port on which the first of them listens; no one else may reach it.
-      address: that of this process, on which CPU collectives listen: by default they take what the name of
-        the machine stands for.
+      coordinator: the address and port on which the first process listens; no one else may reach it.
+      address: the address of this process, on which CPU collectives listen: JAX's default is the address that
+        the host name resolves to, which other hosts may not reach.
       rank: the number of this process.
-      size: how many there are.
-      cpu_devices: how many CPU devices each has.
-      start_seconds: how long the others may take to start.
+      size: the number of processes.
+      cpu_devices: the number of CPU devices of each process.
+      start_seconds: the time limit for the start of all processes.
 
     Raises:
-      RuntimeError: they do not get together.
+      RuntimeError: not all processes have joined in time.
     """
     jax.config.update("jax_num_cpu_devices", cpu_devices)
-    # It would take SIGTERM for itself.
+    # The service would install its own handler of SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator,
@@ -42,7 +42,7 @@ def join(
         rank,
         coordinator_bind_address=coordinator,
         initialization_timeout=start_seconds,
-        heartbeat_timeout_seconds=_PATIENCE,
+        heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S,
     )
     registered = xla_bridge._backend_factories["cpu"]
     xla_bridge._backend_factories["cpu"] = dataclasses.replace(

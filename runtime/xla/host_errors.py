@@ -1,4 +1,4 @@
-"""Errors of hosts that are errors of JAX, too: what handles those handles a lost host."""
+"""Errors of hosts that are also errors of JAX, so that handlers of JAX's errors handle a lost host."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _STATUSES: dict[type[HostError], str] = {
     HostLeavingError: "UNAVAILABLE",
     ProgramFailedError: "INTERNAL",
 }
-"""Statuses of XLA that texts begin with, which libraries for elastic training read."""
+"""XLA's status for each class. Texts start with it, since libraries for elastic training look for it."""
 
 
 def raise_as_errors_of_jax() -> None:
-    """Has such errors raised as classes that are derived from `jax.errors.JaxRuntimeError`, from now on."""
+    """Has all errors of hosts raised as subclasses of `jax.errors.JaxRuntimeError` from now on."""
     if not errors.raised_as:
         errors.raised_as.update({kind: _also_of_jax(kind, status) for kind, status in _STATUSES.items()})
 
@@ -42,7 +42,7 @@ def _also_of_jax(kind: type[HostError], status: str) -> type[HostError]:
             return Failure(kind, self._text)
 
         def __reduce__(self) -> Any:
-            # Under its name, pickle finds the class that it is derived from.
+            # Pickle would find the base class under the name of this class.
             return self.record().error, ()
 
     Raised.__name__ = Raised.__qualname__ = kind.__name__

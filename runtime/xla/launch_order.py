@@ -10,16 +10,17 @@ from contextlib import AbstractContextManager
 import jax
 
 LAUNCH_ORDER = threading.RLock()
-"""Held by a thread while it issues launches over several devices, of whatever program or client.
+"""Lock that a thread holds while it issues launches over several devices, of any program or client.
 
-Two programs with collectives wait for each other for ever if one device starts the first of them first, and
-another device the second. Devices start launches in the order in which they are given them; so each launch is
-to be given to all of its devices before another one is. XLA does not see to that: it gives a launch to each
-device by another thread, and two that are issued at once may reach devices in different orders. On CPU, XLA
-ends the process then, on GPUs collectives hang. The lock is reentrant: a callback may run in the same thread.
+Two launches with collectives deadlock if one device starts the first of them first, and another device the
+second. A device starts launches in the order in which they are enqueued on it, so each launch must be
+enqueued on all of its devices before the next one is. XLA does not guarantee that: it enqueues a launch on
+each device in another thread, and two concurrent launches may reach devices in different orders. XLA then
+aborts the process on CPU; on GPUs the collectives hang. The lock is reentrant: a callback may run in the same
+thread.
 """
 
 
 def launch_order(devices: Sequence[jax.Device]) -> AbstractContextManager[object]:
-    """Returns what is held while one launch is issued on some devices: nothing for a single one."""
+    """Returns the lock to hold while a launch is issued on some devices; a single device needs none."""
     return LAUNCH_ORDER if len(devices) > 1 else contextlib.nullcontext()

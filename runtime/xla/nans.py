@@ -1,4 +1,4 @@
-"""Finds the operation of a computation that made the first NaN or infinity."""
+"""Search for the operation of a computation that produced the first NaN or infinity."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from pathways.runtime.xla import pjrt
 def find(
     computation: Computation, devices: Sequence[jax.Device], operands: Sequence[jax.Array]
 ) -> str | None:
-    """Runs a computation once more, with a result for each of its operations, and looks at all of them.
+    """Runs a computation once more, with a result for each of its operations, and checks all of them.
 
-    Operations inside of loops and branches count as one, the loop or branch.
+    A loop or branch counts as one operation.
 
     Args:
       computation: the computation, with locations.
-      devices: those of its slice.
-      operands: what it was launched with.
+      devices: the devices of its slice.
+      operands: the operands that it was launched with.
 
     Returns:
-      The operation and its line, or None when it cannot be found: it calls back into Python, or computes
-      something else when it has more results.
+      The operation and its line. None if it cannot be found: the computation calls back into Python, or XLA
+      computes other values when it has more results.
     """
     if computation.callbacks or any(operand.is_deleted() for operand in operands):
         return None
     try:
-        module, said = _with_all_results(computation.module)
-        options = pjrt.compile_options(devices, len(operands), len(said))
+        module, names = _with_all_results(computation.module)
+        options = pjrt.compile_options(devices, len(operands), len(names))
         executable = pjrt.compile_anew(module, devices, options)
         values = pjrt.execute_to_shards(executable, list(operands))
     except (jax.errors.JaxRuntimeError, ir.MLIRError, ValueError):
         return None
-    for what, shards in zip(said, values, strict=True):
+    for name, shards in zip(names, values, strict=True):
         for shard in map(np.asarray, shards):
             if jax.config.jax_debug_nans and np.isnan(shard).any():
-                return f"{what} gives nan"
+                return f"{name} gives nan"
             if jax.config.jax_debug_infs and np.isinf(shard).any():
-                return f"{what} gives inf"
+                return f"{name} gives inf"
     return None
 
 
 def _with_all_results(module: bytes) -> tuple[bytes, list[str]]:
-    """A module whose `main` returns all floating-point values that it computes, and what makes each."""
+    """Returns a module whose `main` returns all its floating-point values, and names of their operations."""
     parsed = pjrt.parse(module)
     with parsed.context, ir.Location.unknown():
         symbols = ir.SymbolTable(parsed.operation)
@@ -61,18 +61,18 @@ def _with_all_results(module: bytes) -> tuple[bytes, list[str]]:
         _inline_calls(block, symbols)
         *ops, terminator = block.operations
         values = [value for op in ops for value in op.results if _is_floating(value.type)]
-        said = [_said(value.owner) for value in values]
+        names = [_describe(value.owner) for value in values]
         with ir.InsertionPoint(terminator):
             ir.Operation.create("func.return", operands=values)
         terminator.operation.erase()
         set_signature(main, main.type.inputs, [value.type for value in values])
         set_result_attrs(main, [{} for _ in values])
         set_argument_attrs(main, [_without_donation(attrs) for attrs in argument_attrs(main)])
-    return bytecode_of(parsed), said
+    return bytecode_of(parsed), names
 
 
 def _inline_calls(block: ir.Block, symbols: ir.SymbolTable) -> None:
-    """Puts the bodies of functions in the places of their calls, so that their operations are looked at."""
+    """Inlines all calls in a block, so that the operations of functions are checked, too."""
     calls = [op for op in block.operations if op.operation.name == "func.call"]
     while calls:
         for call in calls:
@@ -87,7 +87,7 @@ def _is_floating(type_: ir.Type) -> bool:
     return isinstance(type_.element_type, ir.FloatType | ir.ComplexType)
 
 
-def _said(op: ir.Operation) -> str:
+def _describe(op: ir.Operation) -> str:
     name = op.name.partition(".")[2]
     position = position_of(op.location)
     return name if position is None else f"{name} at {position}"

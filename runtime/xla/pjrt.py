@@ -1,7 +1,7 @@
-"""The one module that makes private calls of jax and jaxlib, each with its reason.
+"""Private calls of jax and jaxlib, each with its reason.
 
-Everything here is thin: what a call means is said by its callers. `docs.jax.dev` documents none of these
-names, so a new JAX release is checked against this file alone.
+All functions here are thin: their callers explain them. `docs.jax.dev` documents none of these names, so that
+a new release of JAX is checked against this file first.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from pathways.dialect.syntax.stablehlo import parse_module
 from pathways.runtime.bundle.file import is_artifact
 
 Aval = Any
-"""A `jax.core.ShapedArray`, possibly of an extended dtype such as a typed PRNG key."""
+"""`jax.core.ShapedArray`, possibly of an extended dtype such as a typed PRNG key."""
 
 LoadedExecutable = Any
-"""A `jaxlib` executable that is loaded on its devices."""
+"""Executable of `jaxlib` that is loaded on its devices."""
 
 ShardReader = Callable[[Any], Sequence[Any]]
-"""Makes the shards of what is in a slot: an array, or shards already."""
+"""Function that returns the shards of the value in a slot, which is an array or a list of shards."""
 
 ShardMaker = Callable[[Sequence[Any]], Any]
-"""Makes what is in a slot of its shards: an array, or shards as they are."""
+"""Function that returns the value of a slot for its shards: an array, or the list of shards itself."""
 
 # Public `jax.device_put` costs 25 us for each array; this costs 2.7 us and takes several at once.
 copy_arrays = xla_client.batched_copy_array_to_devices_with_sharding
 # The other semantics may alias the source, which a later donation would delete.
 ALWAYS_COPY = xla_client.ArrayCopySemantics.ALWAYS_COPY
 
-# Whether a profile is being taken, by whomever: 0.02 us. Nothing public tells.
+# Returns whether any profile is being recorded, in 0.02 us. There is no public function for that.
 is_profiled: Callable[[], bool] = _profiler.TraceMe.is_enabled
 
 _persistent_cache = threading.local()
@@ -62,33 +62,38 @@ jax.monitoring.register_event_listener(_note_cache_hit)
 
 
 def device_put(arrays: Any, places: Any, **options: Any) -> Any:
-    """Copies values to devices at once, as `jax.device_put` does unless JAX is tracing a function.
+    """Copies values to devices at once, as `jax.device_put` does, even while JAX is tracing a function.
 
-    Then that would make tracers of them. The public `jax.ensure_compile_time_eval` does the same, but what is
-    compiled in it is compiled anew outside of it.
+    `jax.device_put` itself would return tracers then. The public `jax.ensure_compile_time_eval` avoids that,
+    too, but functions that were compiled in it are compiled again outside of it.
     """
     with core.eval_context():
         return jax.device_put(arrays, places, **options)
 
 
 def platform_of(device: jax.Device) -> str:
-    """The platform that a device runs code for: cpu, cuda, rocm, tpu.
+    """Returns the platform that a device runs code for: cpu, cuda, rocm, tpu.
 
-    The public name of both kinds of GPU is gpu, which does not say whose code runs there.
+    The public name of both kinds of GPU is gpu, which does not distinguish their code.
     """
     return getattr(device.client, "_raw_platform", device.platform)
 
 
 def device_list(devices: Sequence[jax.Device]) -> Any:
-    """The list of devices in the form in which every other call here takes it."""
+    """Returns the list of devices in the form that the calls of jaxlib accept."""
     return _jax.DeviceList(tuple(devices))
 
 
 def compile_options(devices: Sequence[jax.Device], operands: int, results: int) -> Any:
-    """The options with which `jax.jit` compiles a module of so many operands and results for `devices`.
+    """Returns the options with which `jax.jit` compiles a module for `devices`.
 
-    JAX's own helper reads XLA_FLAGS, jax.config and the settings of the calling thread, so it runs in the
-    thread of the caller and not in the one that compiles.
+    JAX's own helper reads XLA_FLAGS, jax.config and the settings of the calling thread, so it must run in the
+    thread of the caller, not in one that compiles.
+
+    Args:
+      devices: the devices.
+      operands: the number of operands of the module.
+      results: the number of its results.
     """
     options = compiler.get_compile_options(
         num_replicas=1,
@@ -104,9 +109,9 @@ def compile_options(devices: Sequence[jax.Device], operands: int, results: int) 
 
 
 def fingerprint(devices: Sequence[jax.Device], operands: int, results: int) -> bytes:
-    """What the code that XLA makes of a module depends on, besides the module: platform and options.
+    """Returns a key of all that XLA's code for a module depends on, except the module: platform and options.
 
-    Says how many devices but not which, so that an executable can be loaded on others.
+    The key has the number of devices but not their ids, so that an executable can be loaded on others.
     """
     options = compile_options(devices, operands, results)
     options.device_assignment = _jax.DeviceAssignment.create(np.arange(len(devices)).reshape(1, -1))
@@ -117,10 +122,12 @@ def fingerprint(devices: Sequence[jax.Device], operands: int, results: int) -> b
 
 
 def environment(devices: Sequence[jax.Device]) -> bytes:
-    """What serialised code depends on besides its `fingerprint`: versions, flags, and the machine.
+    """Returns a key of all that serialised code depends on besides its `fingerprint`.
 
-    On a CPU the machine is its instruction set, which the name of the platform does not say. JAX keys its
-    own persistent cache with the topology, which also counts the devices of the process.
+    The key has the versions of jax and jaxlib, flags, and the machine.
+
+    On CPU the machine is the instruction set, which the name of the platform does not include. JAX's own
+    persistent cache uses the topology, which also counts the devices of the process.
     """
     flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
     machine = _instruction_set() if devices[0].platform == "cpu" else _topology(devices)
@@ -136,7 +143,7 @@ def _topology(devices: Sequence[jax.Device]) -> int:
 
 @functools.cache
 def _instruction_set() -> tuple[str, ...]:
-    """The kind of processor, and what Linux says that it can do."""
+    """Returns the kind of the processor, and its features as Linux lists them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -146,10 +153,10 @@ def _instruction_set() -> tuple[str, ...]:
 
 
 def portable_artifact(module: bytes) -> bytes:
-    """MLIR bytecode of StableHLO, CHLO and Shardy as an artifact that other releases of jaxlib read.
+    """Converts MLIR bytecode of StableHLO, CHLO and Shardy to an artifact for other releases of jaxlib.
 
-    This serialiser of JAX, unlike the bindings' own, keeps CHLO operations as composites, from which XLA
-    makes the same code as from the originals, and writes shardings as attributes that XLA knows.
+    Unlike the one of the bindings, this serialiser of JAX keeps CHLO operations as composites, which XLA
+    compiles to the same code as the originals, and writes shardings as attributes that XLA knows.
     """
     version = stablehlo.get_version_from_compatibility_requirement(
         stablehlo.StablehloCompatibilityRequirement.WEEK_12
@@ -158,9 +165,10 @@ def portable_artifact(module: bytes) -> bytes:
 
 
 def _with_jax_mesh(module: bytes) -> bytes:
-    """A module whose only mesh is called `mesh`, as JAX calls it.
+    """Returns a module whose only mesh has JAX's name, `mesh`.
 
-    XLA aborts on an artifact with a manual computation over a mesh of another name, which it keeps as text.
+    XLA aborts on an artifact with a manual computation over a mesh of any other name, since the artifact
+    refers to the mesh in text.
     """
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         parsed = ir.Module.parse(module)
@@ -178,8 +186,8 @@ def compile_and_load(
 ) -> tuple[LoadedExecutable, bool]:
     """Compiles MLIR bytecode for `devices`; returns the executable and whether it may be serialised.
 
-    JAX's own entry point also serves its persistent compilation cache and its dumps. An executable that
-    came out of that cache was deserialised, and serialising such a one loses its code.
+    JAX's entry point also uses its persistent compilation cache and writes its dumps. An executable from that
+    cache was deserialised, and serialising such an executable again loses its code.
     """
     _persistent_cache.hit = False
     executable = compiler.compile_or_get_cached(
@@ -199,15 +207,15 @@ def compile_anew(module: bytes, devices: Sequence[jax.Device], options: Any) -> 
 
 
 def compile_module(module: Any, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
-    """Compiles what `parse` has returned for `devices`, past JAX's persistent compilation cache."""
+    """Compiles a module from `parse` for `devices`, past JAX's persistent compilation cache."""
     return compiler.backend_compile_and_load(devices[0].client, module, device_list(devices), options, [])
 
 
 def parse(module: bytes) -> Any:
-    """A module of bytecode or a portable artifact, with the name that JAX's compiler asks for.
+    """Parses bytecode or a portable artifact; returns the module, with the name that JAX's compiler requires.
 
     Raises:
-      JaxRuntimeError: it is neither.
+      JaxRuntimeError: the bytes are neither.
     """
     context = mlir.make_ir_context()
     try:
@@ -220,7 +228,7 @@ def parse(module: bytes) -> Any:
 
 
 def shared_library() -> Path:
-    """The shared library of jaxlib, which also holds the descriptors of the protocols that it speaks."""
+    """Returns the shared library of jaxlib, which also contains the descriptors of its protocols."""
     folder = Path(jaxlib.__file__).parent
     return next(
         (path for path in folder.glob("libjax_common.*") if path.is_file()), folder / "libjax_common.so"
@@ -228,12 +236,12 @@ def shared_library() -> Path:
 
 
 def initialize_lapack() -> None:
-    """Lets CPU executables call LAPACK; JAX does so when it lowers such a call, and they crash without."""
+    """Enables LAPACK calls of CPU executables, which crash otherwise; JAX does so when it lowers one."""
     lapack.prepare_lapack_call("potrf_ffi", np.float32)
 
 
 def serialize(executable: LoadedExecutable) -> bytes | None:
-    """The executable as bytes for `deserialize`, or None where the platform cannot."""
+    """Returns the executable as bytes for `deserialize`; None if the platform does not support that."""
     try:
         return executable.serialize()
     except jax.errors.JaxRuntimeError:
@@ -243,15 +251,15 @@ def serialize(executable: LoadedExecutable) -> bytes | None:
 def deserialize(raw: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
     """Loads a serialised executable on `devices`, which may be others than those it was compiled for.
 
-    `options` must be made for these devices: without an assignment it loads and then refuses to run.
+    `options` must be those of these devices: without an assignment, the executable loads but does not run.
     """
     return devices[0].client.deserialize_executable(raw, device_list(devices), options)
 
 
 def memory_stats(executable: LoadedExecutable) -> Any | None:
-    """XLA's own analysis of the memory of an executable, in bytes for each device; None where it makes none.
+    """Returns XLA's analysis of the memory of an executable, in bytes for each device; None if it has none.
 
-    The object that `jax.stages.Compiled.memory_analysis()` returns.
+    The object is the one that `jax.stages.Compiled.memory_analysis()` returns.
     """
     try:
         return executable.get_compiled_memory_stats()
@@ -260,35 +268,35 @@ def memory_stats(executable: LoadedExecutable) -> Any | None:
 
 
 def execute_to_shards(executable: LoadedExecutable, operands: list[Any]) -> list[list[Any]]:
-    """Runs an executable; returns for each result its shards, however XLA laid it out."""
+    """Runs an executable; returns the shards of each result, in whatever sharding XLA chose."""
     return executable.execute_sharded(operands).disassemble_into_single_device_arrays()
 
 
 def checks_values() -> bool:
-    """Whether `jax_debug_nans` or `jax_debug_infs` is set, also by a context manager of this thread."""
+    """Returns whether `jax_debug_nans` or `jax_debug_infs` is set, globally or in this thread."""
     return dispatch.needs_check_special()
 
 
-def sparing(
+def without_donation(
     execute: Callable[..., Any], donated: Sequence[int], devices: Sequence[jax.Device]
 ) -> Callable[..., Any]:
-    """Runs an executable on copies of what it would consume, so that a launch can be looked into again."""
+    """Returns a function that executes on copies of donated operands, so that a launch can be repeated."""
     lists = [device_list(devices)]
 
     def launch(operands: list[Any], *options: Any) -> Any:
-        spared = list(operands)
+        copied = list(operands)
         for number in donated:
             array = operands[number]
-            (spared[number],) = copy_arrays([array], lists, [array.sharding], [ALWAYS_COPY])
-        return execute(spared, *options)
+            (copied[number],) = copy_arrays([array], lists, [array.sharding], [ALWAYS_COPY])
+        return execute(copied, *options)
 
     return launch
 
 
 def result_handler(aval: Aval, sharding: jax.sharding.Sharding, name: str) -> Any:
-    """Wraps the buffers of one result of an execution into a `jax.Array` with that aval and sharding.
+    """Returns a handler that wraps the buffers of a result into a `jax.Array` with that aval and sharding.
 
-    With jax_debug_nans or jax_debug_infs set, the handler raises FloatingPointError naming `name`.
+    With jax_debug_nans or jax_debug_infs set, the handler raises a FloatingPointError with `name`.
     """
     handler: Any = pxla.global_aval_to_result_handler(aval, sharding, True)
     if not checks_values():
@@ -309,16 +317,16 @@ def misplaced(
     shardings: Sequence[jax.sharding.NamedSharding],
     ranks: Sequence[int],
 ) -> tuple[int, str] | None:
-    """The first operand or result that a partitioned executable lays out differently, and how.
+    """Returns the first operand or result that has another sharding in a partitioned executable, and which.
 
     Args:
-      executable: an executable for several devices.
+      executable: an executable for more than one device.
       which: `operand` or `result`.
-      shardings: how each should lie.
+      shardings: the expected sharding of each.
       ranks: the number of dimensions of each.
     """
     protos = executable.get_parameter_shardings() if which == "operand" else executable.get_output_shardings()
-    # What has no results has an empty tuple, which has a sharding.
+    # An executable without results returns an empty tuple, which has a sharding, too.
     if protos is None or not shardings:
         return None
     for number, (proto, sharding, rank) in enumerate(zip(protos, shardings, ranks, strict=True)):
@@ -331,21 +339,22 @@ def misplaced(
 def register_handle(kind: type, refuse: Callable[[Any], NoReturn]) -> None:
     """Registers a class of arrays whose types JAX may read, as `jax.eval_shape` does, but not their values.
 
-    JAX has no hook for that. Its functions inspect an argument in one of the ways below; `jnp.asarray` only
-    reads `__array__`.
+    JAX has no hook for that. Its functions inspect an argument in one of the ways below; `jnp.asarray` reads
+    `__array__` alone.
 
     Args:
       kind: the class; its objects have an `aval`.
-      refuse: raises an error for what needs a value. JAX would replace a TypeError by one of its own.
+      refuse: raises the error of a function that needs a value. JAX would replace a TypeError by its own.
     """
 
     def aval_of(handle: Any) -> Aval:
+        # The callers that need a type alone and those that need a value use one table, so the caller decides.
         if sys._getframe(1).f_code is not core.shaped_abstractify.__code__:
             refuse(handle)
         return handle.aval
 
     def as_array(handle: Any) -> NoReturn:
-        # As functions of `jax.numpy` and `jax.random` test their arguments.
+        # `jax.numpy` and `jax.random` test their arguments for this attribute.
         if sys._getframe(1).f_code is numpy_util._arraylike.__code__:
             refuse(handle)
         raise AttributeError(f"{kind.__name__!r} object has no attribute '__jax_array__'")
@@ -356,19 +365,19 @@ def register_handle(kind: type, refuse: Callable[[Any], NoReturn]) -> None:
 
 
 def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
-    """A function that gives the buffers of an array another aval: weak type, extended dtype.
+    """Returns a function that wraps the buffers of an array with another aval: weak type, extended dtype.
 
-    The buffers of an array are private, and the public way to take them apart costs ten times as much.
+    The buffers of an array are private, and the public way to get them costs ten times as much.
     """
     handler = pxla.global_aval_to_result_handler(aval, sharding, True)
     return lambda array: handler(array._arrays)
 
 
 def start_profile() -> Any | None:
-    """Begins a profile of the process, with what XLA itself notes of its work and no Python; None while
-    another one is being taken.
+    """Starts a profile of XLA's own events, without Python; returns None if another profile is running.
 
-    A public `jax.profiler.ProfileSession` also tells JAX that there is one, and is none in JAX 0.11.
+    The public `jax.profiler.ProfileSession` would also make `jax.profiler.trace` of the user fail, and does
+    not exist in JAX 0.11.
     """
     if is_profiled():
         return None
@@ -379,7 +388,7 @@ def start_profile() -> Any | None:
 
 
 def stop_profile(session: Any) -> jax.profiler.ProfileData | None:
-    """Ends a profile; None when another session was faster to begin."""
+    """Stops a profile and returns it; None if another session had started first."""
     try:
         return session.stop_and_get_profile_data()
     except jax.errors.JaxRuntimeError:
@@ -387,17 +396,17 @@ def stop_profile(session: Any) -> jax.profiler.ProfileData | None:
 
 
 def take_apart(array: Any) -> list[Any]:
-    """The shards of an array as arrays of one device each, in the order of its devices.
+    """Returns the shards of an array as arrays of one device each, in the order of its devices.
 
     Raises:
-      RuntimeError: when it was deleted; `_arrays` is then empty.
+      RuntimeError: the array was deleted; `_arrays` is empty then.
     """
     array._check_if_deleted()
     return array._arrays
 
 
 def put_together(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Sequence[Any]], Any]:
-    """A function that makes an array of its shards, the reverse of `take_apart`."""
+    """Returns a function that joins shards to an array, the reverse of `take_apart`."""
     return pxla.global_aval_to_result_handler(aval, sharding, True)
 
 
@@ -407,16 +416,16 @@ def route(
     read: Sequence[ShardReader],
     made: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
-    """A function that makes arrays of single shards of others.
+    """Returns a function that copies single shards of arrays, and joins the copies to other arrays.
 
-    The batched copy pairs the devices of an array one to one, so it is given single-device arrays, one for
-    each shard that is to be filled.
+    The batched copy pairs the devices of an array one to one, so it gets single-device arrays, one for each
+    shard of the results.
 
     Args:
-      routes: for each result and each of `devices` the position of an operand, and of one of its shards.
+      routes: for each result and each of `devices`, the position of an operand and of one of its shards.
       devices: the devices of the results.
-      read: makes shards of each operand.
-      made: makes each result of its shards.
+      read: returns the shards of each operand.
+      made: joins the shards of each result.
     """
     picks = [pick for result in routes for pick in result]
     lists = [device_list((device,)) for device in devices] * len(routes)
@@ -440,14 +449,14 @@ def on_each_device(
     read: Sequence[ShardReader],
     made: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
-    """A function that launches an executable on each device by itself, on the shards that are there.
+    """Returns a function that launches an executable on each device by itself, on the shards of that device.
 
     Args:
       executables: one for each device.
       devices: the devices.
       shards: the avals of the results of each executable.
-      read: makes shards of each operand.
-      made: makes each result of its shards.
+      read: returns the shards of each operand.
+      made: joins the shards of each result.
     """
     launches = [
         (
@@ -458,10 +467,10 @@ def on_each_device(
     ]
 
     def launch(operands: list[Any], launch_id: int | None = None) -> list[Any]:
-        taken = [take(operand) for take, operand in zip(read, operands, strict=True)]
+        by_operand = [take(operand) for take, operand in zip(read, operands, strict=True)]
         results = [
-            execute(list(mine), False, launch_id).consume_with_handlers(handlers)
-            for (execute, handlers), mine in zip(launches, zip(*taken, strict=True), strict=True)
+            execute(list(local), False, launch_id).consume_with_handlers(handlers)
+            for (execute, handlers), local in zip(launches, zip(*by_operand, strict=True), strict=True)
         ]
         return [make(result) for make, result in zip(made, zip(*results, strict=True), strict=True)]
 
@@ -469,9 +478,9 @@ def on_each_device(
 
 
 def token_keeper(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
-    """A function that gives the token of an execution with side effects to JAX.
+    """Returns a function that registers the token of an execution with side effects in JAX.
 
-    `jax.effects_barrier` and the end of the process wait for these tokens; nothing public sets them.
+    `jax.effects_barrier` and the exit of the process wait for these tokens. No public function sets them.
     """
 
     def keep(token: Any) -> None:
@@ -482,26 +491,26 @@ def token_keeper(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
 
 
 def leave_out_of_tracebacks(folder: str) -> None:
-    """Lets JAX leave frames of code in a folder out of tracebacks, where it leaves out its own."""
+    """Has JAX hide frames of code in a folder in tracebacks, as it hides its own."""
     traceback_util.register_exclusion(folder)
 
 
 def traceback_filtering() -> str:
-    """The setting `jax_traceback_filtering`, with what `auto` stands for here."""
+    """Returns the setting `jax_traceback_filtering`, with `auto` resolved."""
     return traceback_util._filtering_mode()
 
 
 def is_left_out_of_tracebacks(file: str) -> bool:
-    """Whether JAX leaves a file out of tracebacks. It leaves out some of its own, but not `jax.numpy`."""
+    """Returns whether a file is of JAX, or excluded from tracebacks: JAX does not exclude all of its own."""
     return file.startswith(jax.__path__[0]) or not traceback_util.include_filename(file)
 
 
 def unfiltered(error: BaseException) -> Exception:
-    """What JAX makes the cause of an error to show all frames of it; nothing public makes one."""
+    """Returns the error that JAX sets as the cause of another to show all frames; no public call does so."""
     message = f"{traceback_util.format_exception_only(error)}\n\n{traceback_util._jax_message_append}"
     return traceback_util.UnfilteredStackTrace(message).with_traceback(error.__traceback__)
 
 
 def is_unfiltered(error: BaseException | None) -> bool:
-    """Whether `unfiltered`, or JAX, made it."""
+    """Returns whether an error was created by `unfiltered` or, in the same role, by JAX."""
     return isinstance(error, traceback_util.UnfilteredStackTrace)

@@ -1,7 +1,7 @@
-"""When executions really ran: XLA's own profile of this process, taken in pieces.
+"""Measured times of executions: XLA's own profile of this process, recorded in pieces.
 
-XLA:CPU notes each thunk that it runs, and the end of each execution, with the `launch_id` that the execution
-was given and the device. Other platforms note other things, in which nothing is found.
+XLA:CPU records each thunk that it runs, and the end of each execution, with its device and its `launch_id`.
+Other platforms record other events, in which no executions are found.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ import jax
 from pathways.runtime.xla import pjrt
 
 _DONE = "ThunkExecutor::Execute (wait for completion)"
-"""Ends with its execution, on the device that the event names."""
+"""Event that ends with its execution, on the device that it names."""
 
-_NO_THUNKS = ("ThreadpoolListener::", "Wait for ", "end: ", "CommonPjRt", "BatchedCopy", "Handle input")
-"""Beginnings of the names of most other events, which need no closer look."""
+_OTHER_PREFIXES = ("ThreadpoolListener::", "Wait for ", "end: ", "CommonPjRt", "BatchedCopy", "Handle input")
+"""Prefixes of the names of most other events, whose statistics are not read: that is slow."""
 
 _CLOCK = "pathways clock"
-_SETTLE = 0.01
-"""Seconds."""
+_SETTLE_S = 0.01
 
-Moments = tuple[int, int]
-"""When something began and ended, in nanoseconds of `time.monotonic_ns`."""
+TimeSpan = tuple[int, int]
+"""Start and end, in nanoseconds of `time.monotonic_ns`."""
 
 
 class Profile:
-    """A piece of the profile that is being taken. A process has one at a time."""
+    """Piece of the profile that is being recorded. A process has one at a time."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
     @classmethod
     def start(cls) -> Profile | None:
-        """Begins a piece; None while anybody else takes a profile, such as `jax.profiler.trace`."""
+        """Starts a piece; returns None while another profile is recorded, such as by `jax.profiler.trace`."""
         _keep_types()
         session = pjrt.start_profile()
         if session is None:
             return None
-        # A profile has a clock of its own, which this event tells.
+        # A profile has its own clock; this event, with the time as a statistic, gives the offset.
         with jax.profiler.TraceAnnotation(_CLOCK, at=time.monotonic_ns()):
             return cls(session)
 
-    def stop(self) -> dict[int, list[Moments]]:
-        """Ends it; gives when the executions that ended within it ran: by launch id, once for each device.
+    def stop(self) -> dict[int, list[TimeSpan]]:
+        """Stops the piece; returns the time spans of the executions that ended within it.
 
-        What ran already when it began may have begun before the time that is given.
+        The spans are by launch id, one for each device. An execution that was running when the piece started
+        may have started earlier than its span.
         """
-        # XLA says that an execution has ended before it notes so.
-        time.sleep(_SETTLE)
+        # XLA reports an execution as complete before it records its end.
+        time.sleep(_SETTLE_S)
         data = pjrt.stop_profile(self._session)
         host = None if data is None else data.find_plane_with_name("/host:CPU")
         return {} if host is None else _executions(event for line in host.lines for event in line.events)
@@ -61,9 +61,10 @@ class Profile:
 
 @functools.cache
 def _keep_types() -> tuple[object, ...]:
-    """Iterators over a profile, whose types live as long as they do.
+    """Returns iterators over a profile, and so keeps their types alive.
 
-    To make such a type is warned of, and where warnings are errors that aborts the process.
+    Creating such a type issues a warning, which aborts the process if warnings are errors. So the types are
+    created once, with warnings off.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -74,24 +75,24 @@ def _keep_types() -> tuple[object, ...]:
         return planes, lines, events, iter(next(events).stats)
 
 
-def _executions(events: Iterable[jax.profiler.ProfileEvent]) -> dict[int, list[Moments]]:
-    begun: dict[tuple[int, int], float] = {}
-    ended: dict[tuple[int, int], float] = {}
-    ahead: int | None = None
+def _executions(events: Iterable[jax.profiler.ProfileEvent]) -> dict[int, list[TimeSpan]]:
+    starts: dict[tuple[int, int], float] = {}
+    ends: dict[tuple[int, int], float] = {}
+    offset: int | None = None
     for event in events:
         name = event.name
-        if name.startswith(_NO_THUNKS):
+        if name.startswith(_OTHER_PREFIXES):
             continue
         stats = dict(event.stats)
         if name == _CLOCK:
-            ahead = stats["at"] - int(event.start_ns)
+            offset = stats["at"] - int(event.start_ns)
         if "run_id" in stats and "device_ordinal" in stats:
             key = stats["run_id"], stats["device_ordinal"]
-            begun[key] = min(event.start_ns, begun.get(key, event.start_ns))
+            starts[key] = min(event.start_ns, starts.get(key, event.start_ns))
             if name == _DONE:
-                ended[key] = event.end_ns
-    executions: dict[int, list[Moments]] = {}
-    if ahead is not None:
-        for key, end in ended.items():
-            executions.setdefault(key[0], []).append((int(begun[key]) + ahead, int(end) + ahead))
+                ends[key] = event.end_ns
+    executions: dict[int, list[TimeSpan]] = {}
+    if offset is not None:
+        for key, end in ends.items():
+            executions.setdefault(key[0], []).append((int(starts[key]) + offset, int(end) + offset))
     return executions

@@ -1,6 +1,6 @@
-"""Compiles the computations of a bundle in a process of its own first: XLA dies of what it does not expect.
+"""Trial compilation of an untrusted bundle in a separate process, since unexpected input may crash XLA.
 
-What is compiled is kept in the store of compiled code, where the process that asked for it finds it.
+The code goes to the store of compiled code, from which the requesting process then loads it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import jax
 
 from pathways.runtime.bundle.examine import allowance, examine_apart, examine_within_limits, run_checks
 from pathways.runtime.bundle.file import Bundle
-from pathways.runtime.bundle.limits import memory_of_at_most
+from pathways.runtime.bundle.limited_process import limit_memory
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import CompileError, Request, load_all
 
 _MEMORY = 12 * 2**30
-"""Bytes of address space for compiling beyond those for reading. A GPU needs more than any limit allows."""
-_PATIENCE = 10
-"""How many times as long as reading it compiling a bundle may take: at least five minutes."""
+"""Bytes of address space for compilation, in addition to those for reading. There is no limit for GPUs, whose
+drivers reserve more address space than any limit allows."""
+_TIMEOUT_FACTOR = 10
+"""Time limit of compilation, as a multiple of the time limit for reading: at least five minutes in all."""
 
 
 def rehearse_apart(bundle: Bundle, devices: int) -> None:
@@ -32,35 +33,35 @@ def rehearse_apart(bundle: Bundle, devices: int) -> None:
 
     Args:
       bundle: the bundle.
-      devices: how many devices this process has.
+      devices: the number of devices of this process.
 
     Raises:
-      BundleError: says what is wrong; also when the process crashed or took too long.
+      BundleError: a check failed, or the process crashed or exceeded the time limit.
     """
     examine_apart(
         bundle,
         "pathways.runtime.xla.rehearse",
         str(devices),
         doing="compiling its program",
-        seconds=_PATIENCE * allowance(bundle)[0],
+        seconds=_TIMEOUT_FACTOR * allowance(bundle)[0],
     )
 
 
 def rehearse(bundle: Bundle, devices: int) -> None:
-    """What the new process does.
+    """Checks a bundle and compiles its computations, in the new process.
 
     Args:
       bundle: the bundle.
-      devices: how many devices the process that asked has.
+      devices: the number of devices of the requesting process.
 
     Raises:
-      BundleError: says what is wrong.
+      BundleError: a check failed.
     """
     program = examine_within_limits(bundle)
     platform = bundle.manifest.platform
     if platform == "tpu":
-        return  # They belong to one process at a time: the one that asks.
-    # This process computes nothing, and leaves the memory of a GPU to the one that asks.
+        return  # TPUs belong to one process at a time: the requesting one.
+    # This process runs no computation, and must leave the memory of a GPU to the requesting one.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     jax.config.update("jax_platforms", platform)
     if platform == "cpu":
@@ -68,9 +69,9 @@ def rehearse(bundle: Bundle, devices: int) -> None:
         pjrt.initialize_lapack()
     memory = allowance(bundle)[1] + _MEMORY if platform == "cpu" else resource.RLIM_INFINITY
     try:
-        with memory_of_at_most(memory):
-            for part in program.parts.values():
-                load_all(_requests(part.plan, jax.devices()), lambda done, total: None)
+        with limit_memory(memory):
+            for sub_program in program.sub_programs.values():
+                load_all(_requests(sub_program.plan, jax.devices()), lambda done, total: None)
     except CompileError as error:
         raise BundleError(f"{bundle.path}: {error}") from None
     except MemoryError:
@@ -78,14 +79,14 @@ def rehearse(bundle: Bundle, devices: int) -> None:
 
 
 def _requests(plan: Plan, devices: Sequence[jax.Device]) -> list[Request]:
-    """Each computation on each number of devices, but for slices that cannot be had anyway."""
-    unlike = {}
+    """Returns a request for each computation and number of devices, as far as there are as many devices."""
+    distinct = {}
     for step in plan.steps:
         if isinstance(step, Launch):
             computation = plan.computations[step.computation]
             count = 1 if computation.local else plan.slices[step.slice].size
-            unlike[step.computation, count] = Request(computation, step.slice, tuple(devices[:count]))
-    return [request for (_, count), request in unlike.items() if count <= len(devices)]
+            distinct[step.computation, count] = Request(computation, step.slice, tuple(devices[:count]))
+    return [request for (_, count), request in distinct.items() if count <= len(devices)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tracebacks that end in the user's code, without frames of ours and of JAX."""
+"""Tracebacks that end in the user's code, without frames of pathways and JAX."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pathways.runtime.xla import pjrt
 _ROOT = Path(__file__).parents[2]
 
 OURS = tuple(str(_ROOT / name) for name in ("compiler", "dialect", "passes", "runtime"))
-"""Where our code is; with an editable installation, tests and examples are beside it."""
+"""Folders of the package; in an editable installation, tests and examples are beside them."""
 
 _GENERATED = "<pathways "
-"""How the names of files begin that stand for functions made by `runtime/local/codegen.py`."""
+"""Prefix of the file names of functions that `runtime/local/codegen.py` generates."""
 
 _NOTE = f"{'-' * 20}\nFrames of pathways and JAX are hidden; set JAX_TRACEBACK_FILTERING=off to show them."
 
-# Where JAX filters, between two functions of the user's say, ours go with its own.
+# Has JAX hide our frames in tracebacks that it filters itself, such as of a transformed function of the user.
 for _folder in OURS:
     pjrt.leave_out_of_tracebacks(_folder)
 
 
 def boundary[**P, R](fun: Callable[P, R]) -> Callable[P, R]:
-    """Makes of a function one that the user calls: an error in it shows frames of the user alone.
+    """Decorates a public function: the tracebacks of its errors show frames of the user alone.
 
-    Not for the path of every call, where the wrapper would cost time; see `Program.__call__`.
+    The call of a program does without, since the wrapper would cost time; see `Program.__call__`.
     """
 
     @functools.wraps(fun)
@@ -37,14 +37,14 @@ def boundary[**P, R](fun: Callable[P, R]) -> Callable[P, R]:
             return fun(*args, **kwargs)
         except Exception as error:
             filter_traceback(error)
-            # Without a value: that adds no frame of this function.
+            # A bare `raise` adds no frame of this function.
             raise
 
     return called_by_user
 
 
 def filter_traceback(error: BaseException) -> None:
-    """Leaves frames of ours and of JAX out of a traceback, in the way that `jax_traceback_filtering` says."""
+    """Hides frames of pathways and JAX in a traceback, in the way that `jax_traceback_filtering` selects."""
     mode = pjrt.traceback_filtering()
     if mode == "tracebackhide":
         for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -56,13 +56,13 @@ def filter_traceback(error: BaseException) -> None:
     elif mode != "off":
         for each in _with_causes(error):
             each.__traceback__ = _of_user(each.__traceback__)
-        # JAX's own note begins with the same line, and says much the same.
+        # JAX's own note, which starts with the same line, has much the same text.
         if not any(note.startswith("-----") for note in getattr(error, "__notes__", ())):
             error.add_note(_NOTE)
 
 
 def _move_to_cause(error: BaseException) -> None:
-    """Keeps the whole traceback of an error in its cause, unless that was done on its way here."""
+    """Keeps the whole traceback of an error in its cause, unless an inner boundary has done so."""
     if pjrt.is_unfiltered(error.__cause__):
         return
     whole = pjrt.unfiltered(error)
@@ -72,7 +72,7 @@ def _move_to_cause(error: BaseException) -> None:
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:
-    """An error, and those that Python shows before it."""
+    """Returns an error, with the causes and contexts that Python prints above it."""
     errors: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in errors:

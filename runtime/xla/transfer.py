@@ -1,4 +1,4 @@
-"""JAX's transfer server, which moves arrays from process to process. Experimental in JAX, so in one place."""
+"""JAX's transfer server, which moves arrays between processes. Experimental in JAX, so used here alone."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from jax.experimental import transfer as jax_transfer
 from pathways.runtime.xla import pjrt
 
 _CHUNK = 4 << 20
-"""Bytes that are copied at once; JAX's default of 256 MiB leaves half of the speed."""
+"""Bytes that are copied at once; JAX's default of 256 MiB is half as fast."""
 
 device_list = pjrt.device_list
 
 
 def start_server(client: Any, address: str) -> Any:
-    """Starts a server on an address: its own default listens on every interface.
+    """Starts a server on an address; JAX's default listens on every interface.
 
-    Without transport addresses the process aborts at the first pull. Each connection binds to them anew, so
-    that they can have no port of their own.
+    Without transport addresses, the process aborts at the first pull. Each connection binds to them anew, so
+    their port must be 0.
 
     Args:
-      client: the client of JAX whose devices give and take.
-      address: address and port. On a port of another such server of the same user it starts as well, and each
-        connection gets to one of the two.
+      client: JAX's client of the devices that send and receive.
+      address: address and port. The server also starts on a port that another such server of the same user
+        listens on, and each connection then goes to one of the two; see `runtime.resources.ports`.
 
     Returns:
       The server, which stops when nothing refers to it.
 
     Raises:
-      OSError: it cannot listen there.
+      OSError: the server cannot listen there.
     """
     transport = address.rpartition(":")[0] + ":0"
     try:
@@ -42,25 +42,25 @@ def start_server(client: Any, address: str) -> Any:
 
 
 def error_array(shape: jax.ShapeDtypeStruct, message: str) -> Any:
-    """An array that is an error: whoever reads it, in this process or another, gets the message."""
+    """Returns an array that is an error: every read of it, in any process, raises the message."""
     return jax_transfer.make_error_array(shape, message)
 
 
 def copied(arrays: Sequence[Any], devices: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Copies of arrays where they are, which live on when these are donated or deleted."""
+    """Returns copies of arrays on the same devices, which stay valid when the originals are deleted."""
     return pjrt.copy_arrays(list(arrays), devices, shardings, [pjrt.ALWAYS_COPY] * len(arrays))
 
 
 def poison(connection: Any) -> None:
-    """Ends a connection: all that was asked for on it is an error, also where the other side is silent."""
+    """Closes a connection: all pending pulls on it become errors, even if the other side does not respond."""
     connection._poison_connection()
 
 
 def cancel(server: Any, number: int) -> None:
-    """Keeps nothing any more that was to be pulled under a number.
+    """Frees the arrays that a server offers under a number.
 
-    The server frees what it holds under a number when it gets something else for it, and that, which nothing
-    pulls either, some time later.
+    JAX has no such call. But the server frees the arrays under a number when it gets another one for it; and
+    that one, a single byte with a timeout, when the timeout has passed.
     """
     until = datetime.datetime.now() + datetime.timedelta(seconds=1)
     server.await_pull(number, [jax.numpy.zeros((), jax.numpy.int8)], timeout=until)

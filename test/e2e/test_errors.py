@@ -479,7 +479,7 @@ def script(body: str) -> list[str]:
     return [sys.executable, "-c", PRELUDE + textwrap.dedent(body)]
 
 
-STILL_COMPILING = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once\n"
+STILL_COMPILING = "pathways: waiting for XLA to finish compiling; Ctrl-C ends the process at once\n"
 COMPILE = """
 def slow(x):  # XLA takes seconds
     for n in range(150):

@@ -40,7 +40,7 @@ from pathways.runtime.hosts.protocol.serving import ReleaseArrays
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
 from pathways.runtime.hosts.splitting import splitter
 from pathways.runtime.local.devices import session
-from pathways.runtime.resources.service_status import ClientStatus
+from pathways.runtime.resources.status import ClientStatus
 
 RAW_CLIENT = Path(__file__).parents[1] / "support" / "raw_client.py"
 

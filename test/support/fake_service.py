@@ -21,7 +21,7 @@ from pathways.runtime.hosts.protocol.handshake import Keeper
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.hosts.service import daemon
-from pathways.runtime.resources.service_status import (
+from pathways.runtime.resources.status import (
     ClientStatus,
     IslandStatus,
     ServiceStatus,

@@ -57,7 +57,7 @@ def _shape(chance: random.Random, seed: int, *, is_calm: bool, is_lossy: bool) -
     steps, arrays = (LinkQuality(0.001, chance.choice((0.01, most))) for _ in range(2))
     watch = LinkQuality(0.001, most, is_ordered=chance.random() < 0.5)
     if is_lossy:
-        watch = LinkQuality(0.001, most, loss=0.1, twice=0.2, is_ordered=False)
+        watch = LinkQuality(0.001, most, loss=0.1, duplication=0.2, is_ordered=False)
     count = sum(islands)
     late = {} if is_calm else {chance.randrange(count): 0.9 for _ in range(chance.choice((0, 0, 1, 2)))}
     return ClusterShape(islands, limits, {"steps": steps, "arrays": arrays, "watch": watch}, late, seed)

@@ -70,7 +70,7 @@ def test_serves_until_sigterm(tmp_path: Path) -> None:
         assert client.stdout == "2\n"
         second = run("--listen", f"unix:{folder}/jax")
         assert second.returncode == 1
-        assert second.stderr == f"pw-proxy: error: socket {folder}/jax: another server has it\n"
+        assert second.stderr == f"pw-proxy: error: socket {folder}/jax: another server uses it\n"
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == 0
     assert not (folder / "jax").exists()

@@ -418,7 +418,7 @@ import sys
 from pathways.runtime.xla import rehearse
 from pathways.tools import pw_run
 
-rehearse._PATIENCE = 0.1
+rehearse._TIMEOUT_FACTOR = 0.1
 sys.exit(pw_run.main())
 """
 

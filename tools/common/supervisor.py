@@ -164,9 +164,9 @@ def _interrupt_once(*_: object) -> None:
 
 def _end_with(parent: int) -> None:
     # Not at the top: the parent loads none of it.
-    from pathways.runtime.bundle.limits import end_with
+    from pathways.runtime.bundle.limited_process import exit_with_parent
 
-    end_with(parent)
+    exit_with_parent(parent)
 
 
 def _stays_below(limit: int, child: int) -> bool:

@@ -36,7 +36,7 @@ from pathways.runtime.hosts.protocol.admin import (
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.service.daemon import STAY
-from pathways.runtime.resources.service_status import ServiceStatus
+from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.timelines.tables import table
 from pathways.tools.common.errors import UserError
 

@@ -14,8 +14,8 @@ from pathways.dialect import TransferOp, make_context, ops_named
 from pathways.dialect.operations.operation import symbol_name
 from pathways.passes.manager.base import main_function
 from pathways.passes.schedule.policies.request import read_request
-from pathways.runtime.plan.parts import shown_part
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
+from pathways.runtime.plan.sub_programs import shown_program
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 
 Row = Mapping[str, Any]
@@ -30,7 +30,7 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
     cost = compiled.cost_analysis()
     launches = [step for step in plan.steps if isinstance(step, Launch)]
     whole = ir.Module.parse(lowered.as_text(), make_context())
-    module = shown_part(whole)
+    module = shown_program(whole)
     loops = [{"loop": op.sym_name, "microbatches": op.count} for op in ops_named(module, ["pw.loop"])]
     timeline = compiled.timeline() if loops else None
     link = _link(lowered.schedule) if loops else None

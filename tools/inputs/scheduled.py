@@ -26,8 +26,8 @@ from pathways.passes.schedule.policies.registry import SEARCH
 from pathways.passes.schedule.policies.request import RequestError, read_request
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.plan.parts import shown_part
 from pathways.runtime.plan.plan import Plan
+from pathways.runtime.plan.sub_programs import shown_program
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import ExpectedTimes, ReplayTimes, stated_times, times_in, title_of
 from pathways.runtime.timelines.timeline import Timeline
@@ -65,7 +65,7 @@ def read_plan(path: str) -> Plan | None:
         except (ir.MLIRError, PassFailure):
             return None
         doing("making the plan")
-        part = shown_part(module)
+        part = shown_program(module)
         # As runs of it are called in a trace.
         names = [symbol_name(each.operation.opview) for each in dict.fromkeys([module, part])]
         try:

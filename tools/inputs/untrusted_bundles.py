@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from pathways.runtime.bundle.examine import allowance, memory_of_at_most
+from pathways.runtime.bundle.examine import allowance, limit_memory
 from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.bundle.program import read_program
@@ -22,7 +22,7 @@ def within_allowance(bundle: Bundle) -> Iterator[None]:
         return
     seconds, memory = allowance(bundle)
     try:
-        with supervisor.at_most(seconds), memory_of_at_most(memory):
+        with supervisor.at_most(seconds), limit_memory(memory):
             yield
     except MemoryError:
         raise UserError(f"{bundle.path}: reading its program takes too much memory") from None

@@ -9,8 +9,7 @@ import os
 import sys
 from typing import Any
 
-from pathways.runtime.bundle.limits import exit_status
-from pathways.runtime.bundle.pipes import HEADER_BYTES
+from pathways.runtime.bundle.limited_process import HEADER_BYTES, exit_status
 
 
 class Analyst:

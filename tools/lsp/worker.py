@@ -1,6 +1,7 @@
 """The process that parses and verifies for `pw-lsp`: what MLIR does to it is a diagnostic in the editor.
 
-Reads texts from standard input and writes what it finds to standard output, as JSON: see `bundle.pipes`.
+Reads texts from standard input and writes diagnostics to standard output, as JSON; see
+`runtime.bundle.limited_process`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from pathways.dialect import argument_slices, form_of, make_context, slices_of
 from pathways.dialect.operations.operation import PwOp
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
-from pathways.runtime.bundle.limits import end_with
-from pathways.runtime.bundle.pipes import answer_requests
+from pathways.runtime.bundle.limited_process import exit_with_parent, serve_requests
 from pathways.tools.common.source import Source
 from pathways.tools.common.supervisor import memory_limit
 
@@ -33,8 +33,8 @@ _TRAILING_LOCATION = re.compile(
 
 def main() -> None:
     """Answers until standard input ends, or the parent does."""
-    end_with(int(sys.argv[1]))
-    answer_requests(lambda text: json.dumps(analyse(text)).encode(), memory_limit())
+    exit_with_parent(int(sys.argv[1]))
+    serve_requests(lambda text: json.dumps(analyse(text)).encode(), memory_limit())
 
 
 def analyse(text: bytes) -> dict[str, Any]:

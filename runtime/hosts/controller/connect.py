@@ -20,7 +20,7 @@ from pathways.runtime.hosts.launch.options import HostOptions, keyword_error
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, recording, stalls
 from pathways.runtime.resources.cluster import Cluster
-from pathways.runtime.resources.process_cluster import still_bound
+from pathways.runtime.resources.process_cluster import bound_elsewhere
 from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -180,7 +180,7 @@ def _connect(asked: Settings | Attachment) -> Cluster:
     if _controller is not None and _controller.is_usable() and _asked == asked:
         return _controller.cluster
     if bound := devices.process_cluster.bound_slices():
-        raise RuntimeError(still_bound(bound))
+        raise RuntimeError(bound_elsewhere(bound))
     _close()
     raise_as_errors_of_jax()
     started = _started(asked) if isinstance(asked, Settings) else attach_to(asked)

@@ -6,7 +6,7 @@ import msgspec
 
 from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.messages import Handshake, Message, Purpose
-from pathways.runtime.resources.service_status import ServiceStatus
+from pathways.runtime.resources.status import ServiceStatus
 
 ADMIN = "admin"
 """The channel, and the role of whoever opens it."""

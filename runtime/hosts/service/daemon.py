@@ -41,7 +41,7 @@ from pathways.runtime.hosts.protocol.handshake import Keeper
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.service.configuration import Configuration, read
-from pathways.runtime.resources.service_status import ServiceStatus
+from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 
 STAY = b"stay\n"

@@ -96,7 +96,7 @@ from pathways.runtime.hosts.service.served_client import (
     ServedStep,
     ServedTrace,
 )
-from pathways.runtime.resources.service_status import (
+from pathways.runtime.resources.status import (
     ClientStatus,
     IslandStatus,
     ServiceStatus,

@@ -14,7 +14,7 @@ from pathways.dialect.errors import PathwaysError
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
-from pathways.runtime.bundle.pipes import answer_requests
+from pathways.runtime.bundle.limited_process import serve_requests
 from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
 from pathways.runtime.hosts.splitting.splitting import split
 from pathways.runtime.plan.lower import plan_of
@@ -50,4 +50,4 @@ def _answer(request: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    answer_requests(_answer, MOST_BYTES)
+    serve_requests(_answer, MOST_BYTES)

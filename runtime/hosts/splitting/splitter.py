@@ -13,8 +13,7 @@ from typing import Protocol
 import msgspec
 
 from pathways.dialect.errors import PathwaysError
-from pathways.runtime.bundle.limits import exit_status
-from pathways.runtime.bundle.pipes import read_piece, write_piece
+from pathways.runtime.bundle.limited_process import exit_status, read_piece, write_piece
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
 from pathways.runtime.resources.threads import start_thread

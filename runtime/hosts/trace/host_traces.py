@@ -25,7 +25,7 @@ from pathways.runtime.hosts.protocol.messages import (
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.clocks import HostClock, RoundTrip
 from pathways.runtime.hosts.trace.merging import PlanOnHosts
-from pathways.runtime.plan.own_part import Owners
+from pathways.runtime.plan.host_program import Owners
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.threads import RunningThread, start_thread
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pathways.runtime.hosts.protocol.messages import StepTimes
 from pathways.runtime.local.call_trace import RecordedCall, Seen
-from pathways.runtime.plan.own_part import Owners, crosses, routes_of
+from pathways.runtime.plan.host_program import Owners, crosses, routes_of
 from pathways.runtime.plan.plan import Launch, Plan, Release, SliceSpec, Slot, Step, Transfer
 
 

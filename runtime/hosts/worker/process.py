@@ -57,8 +57,8 @@ from pathways.runtime.local import stalls
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.slots import aval_of
+from pathways.runtime.plan.host_program import cut_host_program
 from pathways.runtime.plan.lower import host_plans_of
-from pathways.runtime.plan.own_part import own_part
 from pathways.runtime.plan.stored import Stored
 from pathways.runtime.resources.cluster import Cluster, Device
 from pathways.runtime.resources.manager import Binding, ResourceError
@@ -309,7 +309,7 @@ class Worker:
         inputs: tuple[int, ...] | None = None
         outputs: tuple[int, ...] = ()
         if len(self.island) > 1:
-            own = own_part(whole, message.owners, self.host, message.crossing)
+            own = cut_host_program(whole, message.owners, self.host, message.crossing)
             plan, inputs, outputs = own.plan, own.inputs, own.outputs
         # Where it is needed alone: it imports scipy.
         if any(b"lapack_" in code for code in _code(message)):

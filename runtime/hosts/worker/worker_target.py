@@ -14,7 +14,7 @@ from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
 from pathways.runtime.hosts.worker.underway import Asked
 from pathways.runtime.local.codegen import Arrays, Kernel
 from pathways.runtime.local.local_target import LocalTarget
-from pathways.runtime.plan.own_part import Owners, routes_of
+from pathways.runtime.plan.host_program import Owners, routes_of
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Send, Slot, Transfer
 from pathways.runtime.resources.ports import is_shared, listen_alone
 from pathways.runtime.xla import transfer

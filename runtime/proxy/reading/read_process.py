@@ -26,7 +26,7 @@ from jaxlib.mlir.dialects import stablehlo
 from pathways.dialect.operations.bindings import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.syntax.stablehlo import parse_module
-from pathways.runtime.bundle.limits import end_with, memory_of_at_most
+from pathways.runtime.bundle.limited_process import exit_with_parent, limit_memory
 
 MODULE, ARTIFACT, IFRT = b"m", b"a", b"i"
 """What a program is: StableHLO as text or bytecode, a portable artifact of it, or IFRT IR."""
@@ -153,7 +153,7 @@ def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:
         # Their signals end the process.
         signal.setitimer(signal.ITIMER_PROF, allowed_seconds(size))
         signal.setitimer(signal.ITIMER_REAL, allowed_wall_seconds(size))
-        with memory_of_at_most(allowed_bytes(size)):
+        with limit_memory(allowed_bytes(size)):
             is_valid, answer = answer_to(kind, data, contexts)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -181,7 +181,7 @@ def main() -> int:
             if os.fork() == 0:
                 break
             os.close(descriptors[0])
-    end_with(parent)
+    exit_with_parent(parent)
     # What MLIR says when it crashes is for nobody.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with socket.socket(fileno=descriptors[0]) as connection, contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways.runtime.bundle.trees import DEEPEST, TreeError, from_json, leaf_names, to_json
+from pathways.runtime.bundle.trees import MAX_DEPTH, TreeError, from_json, leaf_names, to_json
 
 words = st.text('ab_0. "\\\n\x00é/', max_size=4)
 
@@ -93,6 +93,6 @@ def test_from_json_limits_depth():
     def nest(depth):
         return {"list": [nest(depth - 1)]} if depth else 0
 
-    from_json(nest(DEEPEST))
+    from_json(nest(MAX_DEPTH))
     with pytest.raises(TreeError, match="nested more than"):
-        from_json(nest(DEEPEST + 1))
+        from_json(nest(MAX_DEPTH + 1))

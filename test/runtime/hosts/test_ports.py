@@ -167,7 +167,7 @@ def test_is_shared_counts_servers_of_the_address(family: socket.AddressFamily):
 def test_ports_are_drawn_without_shared_state():
     drawn: list[list[int]] = []
     for _ in range(2):
-        ports._chance.seed(0)
+        ports._random.seed(0)
         drawn.append([*ports._candidates(HERE, (20000, 20099))])
     assert drawn[0] != drawn[1]
     assert sorted(drawn[0]) == [*range(20000, 20100)]

@@ -18,7 +18,7 @@ PROCESS = """
 import time
 from pathlib import Path
 import msgspec
-from pathways.runtime.bundle.pipes import answer_requests
+from pathways.runtime.bundle.limited_process import serve_requests
 from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
 
 def answer(request):
@@ -29,7 +29,7 @@ def answer(request):
         time.sleep(0.005)
     return msgspec.msgpack.encode(SplitAnswer(None, f"{name} was seen"))
 
-answer_requests(answer, 1 << 40)
+serve_requests(answer, 1 << 40)
 """
 
 

@@ -415,7 +415,7 @@ INTERRUPTED_LOAD = """if True:
     try: compile_threads.in_threads([(i, slow) for i in range(50)], compile_threads.ProgressLine(50, None))
     except KeyboardInterrupt: print("caught", time.monotonic() - began < 1)
 """
-WAITING = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once\n"
+WAITING = "pathways: waiting for XLA to finish compiling; Ctrl-C ends the process at once\n"
 
 
 def interrupted_load(seconds: float) -> subprocess.Popen[str]:

@@ -58,7 +58,7 @@ def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_socket_that_is_served(tmp_path: Path) -> None:
     listener = ListeningSocket(tmp_path / "jax")
-    with pytest.raises(ServerError, match=f"socket {tmp_path}/jax: another server has it"):
+    with pytest.raises(ServerError, match=f"socket {tmp_path}/jax: another server uses it"):
         ListeningSocket(tmp_path / "jax")
     listener.close()
     assert not (tmp_path / "jax").exists()

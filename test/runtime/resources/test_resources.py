@@ -182,8 +182,8 @@ def test_manager_names_blocking_slices_in_errors():
         manager.bind([front, back, whole], "h")
     _, *blocking, _ = str(caught.value).splitlines()
     assert blocking == [
-        f"  {front.name} has devices 0 since program f; pathways.release(slice) gives them back",
-        f"  {back.name} has devices 2 since program g; pathways.release(slice) gives them back",
+        f"  {front.name} has devices 0 since program f; pathways.release(slice) releases them",
+        f"  {back.name} has devices 2 since program g; pathways.release(slice) releases them",
     ]
 
 
@@ -207,7 +207,7 @@ def test_manager_refuses_slices_bound_to_the_same_devices(is_one_set):
     assert str(caught.value) == (
         f"program h: its slices {s0.name} and {s1.name} share devices 0, to which programs f and g bound "
         "one each; release one of them with pathways.release, and this program binds it to others"
-        + ("" if is_one_set else ", or make both from one device set before either is used")
+        + ("" if is_one_set else ", or create both from one device set before either is used")
     )
     manager.release(s1)
     bound = manager.bind([s0, s1], "h")
@@ -354,7 +354,7 @@ def test_manager_keeps_the_island_of_a_bound_replica():
 def test_session_leaves_devices_of_others_that_look_like_its_own():
     cluster = ProcessCluster(lambda: cluster_of(2))
     left = []
-    cluster.when_left(lambda: left.append(cluster.manager()))
+    cluster.on_disconnect(lambda: left.append(cluster.manager()))
     cluster.connect(lambda: cluster_of(2), ResourceManager)
     shared = cluster.manager()
     cluster.connect(lambda: cluster_of(2))

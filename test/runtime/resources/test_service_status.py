@@ -6,7 +6,7 @@ import dataclasses
 
 from pathways.runtime.hosts.protocol.admin import StatusTold, decode_for_admin
 from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, encode
-from pathways.runtime.resources.service_status import (
+from pathways.runtime.resources.status import (
     ClientStatus,
     IslandStatus,
     ServiceStatus,

@@ -22,7 +22,7 @@ def test_start_thread_runs_it():
 
 
 def test_start_thread_refuses_a_thread_that_ends_before_its_first_line(monkeypatch):
-    monkeypatch.setattr(threads, "_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "_START_TIMEOUT_S", 0.05)
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
     with pytest.raises(RuntimeError, match="cannot start a new thread"):
         threads.start_thread(print, "of a test")
@@ -32,7 +32,7 @@ def test_start_thread_disarms_a_thread_that_begins_too_late(monkeypatch):
     """The caller has gone on without it."""
     late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     called = threading.Event()
-    monkeypatch.setattr(threads, "_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "_START_TIMEOUT_S", 0.05)
     with monkeypatch.context() as patch:
         patch.setattr(_thread, "start_new_thread", lambda *work: late.append(work))
         with pytest.raises(RuntimeError, match="cannot start a new thread"):

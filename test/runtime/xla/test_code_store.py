@@ -257,5 +257,5 @@ def test_code_store_refuses_a_limit_that_is_no_size(text: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_store, "_said", set())
+def no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_store, "_reported", set())

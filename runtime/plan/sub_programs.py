@@ -1,4 +1,4 @@
-"""What runs the parts of a program: which of them when, and what they pass to each other."""
+"""Calls of sub-programs: their order, and the values that they pass to each other."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Result
 
 
 @dataclasses.dataclass(frozen=True)
-class PartCall:
-    """One `pw.run` or `pw.repeat`.
+class SubProgramCall:
+    """Call of a sub-program: one `pw.run` or `pw.repeat`.
 
     Values are numbered: first the arguments of the program, then the results of calls in order.
 
     Attributes:
-      part: the part.
-      operands: the values that it takes.
-      results: the values that it makes.
+      sub_program: the name of the sub-program.
+      operands: the values that it reads.
+      results: the values that it produces.
       types: the types of its results, as callers see them.
-      until: the number of the result that says whether a part that is repeated has come to its end; None for
-        one that runs once.
-      last: values that nothing reads after it.
+      until: the number of the result that holds the exit flag of a repeated sub-program; None for one that
+        runs once.
+      last: the values that nothing reads after the call.
     """
 
-    part: str
+    sub_program: str
     operands: tuple[int, ...]
     results: tuple[int, ...]
     types: tuple[ArrayType, ...]
@@ -43,49 +43,63 @@ class PartCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartCalls:
-    """What the `@main` of a program in parts says.
+class SubProgramCalls:
+    """The `@main` of a program that is cut in several sub-programs.
 
     Attributes:
       arguments: the types of its arguments.
-      donated: the numbers of those that it consumes.
-      calls: what it does, in order; it returns what the last one makes.
+      donated: the numbers of the arguments that it consumes.
+      calls: its calls, in order; the results of the last one are those of the program.
     """
 
     arguments: tuple[ArrayType, ...]
     donated: frozenset[int]
-    calls: tuple[PartCall, ...]
+    calls: tuple[SubProgramCall, ...]
 
     @property
     def repeated(self) -> str:
-        """The first part that is repeated: of its plan is said what is said of the plan of a program."""
-        return next((call.part for call in self.calls if call.until is not None), self.calls[-1].part)
+        """The first repeated sub-program; its plan represents the program in reports."""
+        return next(
+            (call.sub_program for call in self.calls if call.until is not None), self.calls[-1].sub_program
+        )
 
-    def takers(self, number: int) -> list[tuple[str, int]]:
-        """The parts that take an argument, and as which of theirs; those that are repeated first."""
+    def consumers(self, number: int) -> list[tuple[str, int]]:
+        """Returns the sub-programs that read an argument, with its position there; repeated ones first."""
         calls = sorted(self.calls, key=lambda call: call.until is None)
-        return [(call.part, n) for call in calls for n, value in enumerate(call.operands) if value == number]
+        return [
+            (call.sub_program, n)
+            for call in calls
+            for n, value in enumerate(call.operands)
+            if value == number
+        ]
 
     def ports(self, plans: Mapping[str, Plan]) -> tuple[list[Argument], Sequence[Result]]:
-        """The arguments and results of the program, as the plans of its parts have them."""
+        """Returns the arguments and results of the program, as the plans of its sub-programs have them."""
         passed = {name: [a for a in plan.arguments if a.constant is None] for name, plan in plans.items()}
         arguments = []
         for number, type_ in enumerate(self.arguments):
-            slots = {s: slot for part, n in self.takers(number) for s, slot in passed[part][n].slots.items()}
+            slots = {
+                slice: slot
+                for name, n in self.consumers(number)
+                for slice, slot in passed[name][n].slots.items()
+            }
             arguments.append(Argument(type_, slots, number in self.donated))
-        return arguments, plans[self.calls[-1].part].results
+        return arguments, plans[self.calls[-1].sub_program].results
 
 
-def shown_part(module: ir.Module) -> ir.Module:
-    """What is shown of a program, which the verifier has passed: a chunk where it has parts, or itself."""
+def shown_program(module: ir.Module) -> ir.Module:
+    """Returns the module that tools show: the first repeated sub-program, or a program without any, itself.
+
+    The verifier must have accepted the module.
+    """
     if form_of(module) != PARTS.name:
         return module
     name = calls_of(module).repeated
     return next(copy_of(part) for part in parts_of(module) if symbol_name(part.operation.opview) == name)
 
 
-def calls_of(module: ir.Module) -> PartCalls:
-    """Reads the `@main` of a module in the form `parts`, which the verifier has passed."""
+def calls_of(module: ir.Module) -> SubProgramCalls:
+    """Reads the `@main` of a module in the form `parts`, which the verifier has accepted."""
     symbols = symbol_table(module)
     main = symbols[MAIN]
     block = main.regions[0].blocks[0]
@@ -94,25 +108,26 @@ def calls_of(module: ir.Module) -> PartCalls:
     for value in (*block.arguments, *(result for op in operations for result in op.results)):
         numbers[value] = len(numbers)
     needed = {numbers[value] for value in terminator.operands}
-    calls: list[PartCall] = []
+    calls: list[SubProgramCall] = []
     consumed: set[int] = set()
+    # Backward, since `needed` must hold what later calls read.
     for op in reversed(operations):
         operands = tuple(numbers[value] for value in op.operands)
         ports = ports_of_part(symbols[op.part])
         consumed.update(n for n, port in zip(operands, ports.inputs, strict=True) if port.is_donated)
-        made = tuple(numbers[value] for value in op.results)
+        results = tuple(numbers[value] for value in op.results)
         calls.append(
-            PartCall(
+            SubProgramCall(
                 op.part,
                 operands,
-                made,
+                results,
                 tuple(array_type(value.type) for value in op.results),
                 op.until if isinstance(op, RepeatOp) else None,
-                tuple(sorted({*operands, *made} - needed)),
+                tuple(sorted({*operands, *results} - needed)),
             )
         )
         needed.update(operands)
-    return PartCalls(
+    return SubProgramCalls(
         tuple(array_type(value.type) for value in block.arguments),
         frozenset(n for n in range(len(block.arguments)) if n in consumed),
         tuple(reversed(calls)),

@@ -1,8 +1,8 @@
-"""What one of several hosts of an island does of what its island does.
+"""Host programs: the plan of an island, cut for each of its hosts.
 
-All of them run the same launches in the same order, each with the shards that are on its devices; a launch
-on a slice that has no device of a host is none of its business. A transfer whose shards stay on their hosts
-is one on each of them; any other is a send and a receive, as between islands.
+All hosts run the same launches in the same order, each on the shards of its own devices; a host skips the
+launches on slices that have none of its devices. A transfer whose shards stay on their hosts is one transfer
+on each host; any other becomes a send and a receive, as between islands.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Owners = Mapping[str, Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnPart:
-    """What a host does.
+class HostProgram:
+    """Program of one host of an island.
 
     Attributes:
-      plan: the plan; what is nowhere on the host has no slots there.
-      inputs: which of the arrays that the island takes the host takes.
-      outputs: which of those that the island makes the host makes.
+      plan: the plan; arguments and results that are on no device of the host have no slots in it.
+      inputs: the positions, among the input arrays of the island, of those that the host gets.
+      outputs: the positions, among the output arrays of the island, of those that the host produces.
     """
 
     plan: Plan
@@ -31,8 +31,8 @@ class OwnPart:
     outputs: tuple[int, ...]
 
 
-def own_part(plan: Plan, owners: Owners, host: int, first: int) -> OwnPart:
-    """Cuts what a host does out of the plan of its island.
+def cut_host_program(plan: Plan, owners: Owners, host: int, first: int) -> HostProgram:
+    """Cuts the program of a host out of the plan of its island.
 
     Args:
       plan: the plan of the island.
@@ -46,9 +46,9 @@ def own_part(plan: Plan, owners: Owners, host: int, first: int) -> OwnPart:
         return {name: slot for name, slot in slots.items() if name in here}
 
     passed = [argument for argument in plan.arguments if argument.constant is None]
-    steps = tuple(_own_steps(plan, owners, host, first, here))
+    steps = tuple(_steps_of_host(plan, owners, host, first, here))
     launched = {step.computation for step in steps if isinstance(step, Launch)}
-    return OwnPart(
+    return HostProgram(
         dataclasses.replace(
             plan,
             slices={name: spec for name, spec in plan.slices.items() if name in here},
@@ -57,16 +57,16 @@ def own_part(plan: Plan, owners: Owners, host: int, first: int) -> OwnPart:
             results=tuple(dataclasses.replace(r, slots=own(r.slots)) for r in plan.results),
             steps=steps,
         ),
-        _numbers([name for argument in passed for name in argument.slots], here),
-        _numbers([name for result in plan.results for name in result.slots], here),
+        _positions([name for argument in passed for name in argument.slots], here),
+        _positions([name for result in plan.results for name in result.slots], here),
     )
 
 
-def _numbers(slices: Sequence[str], here: set[str]) -> tuple[int, ...]:
+def _positions(slices: Sequence[str], here: set[str]) -> tuple[int, ...]:
     return tuple(n for n, name in enumerate(slices) if name in here)
 
 
-def _own_steps(plan: Plan, owners: Owners, host: int, index: int, here: set[str]) -> Iterator[Step]:
+def _steps_of_host(plan: Plan, owners: Owners, host: int, index: int, here: set[str]) -> Iterator[Step]:
     for step in plan.steps:
         match step:
             case Launch() if step.slice in here:
@@ -85,7 +85,7 @@ def _own_steps(plan: Plan, owners: Owners, host: int, index: int, here: set[str]
             case Transfer():
                 if not crosses(step, owners):
                     if step.dst in here:
-                        yield _within(step, owners, host)
+                        yield _local_transfer(step, owners, host)
                     continue
                 channel = step.channel or ""
                 if step.src in here:
@@ -94,13 +94,14 @@ def _own_steps(plan: Plan, owners: Owners, host: int, index: int, here: set[str]
                     )
                 if step.dst in here:
                     yield Receive(step.results, step.src, step.dst, channel, host, index, step.routes)
+                # Every host counts every crossing transfer, also of others: both ends must use one index.
                 index += 1
             case _:
                 pass
 
 
 def crosses(transfer: Transfer, owners: Owners) -> bool:
-    """Whether any shard goes from one host to another."""
+    """Returns whether a transfer moves any shard from one host to another."""
     return any(
         owners[transfer.src][source] != owners[transfer.dst][target]
         for target, _, source in routes_of(transfer, len(owners[transfer.dst]))
@@ -108,11 +109,11 @@ def crosses(transfer: Transfer, owners: Owners) -> bool:
 
 
 def routes_of(step: Transfer | Send | Receive, devices: int) -> Iterator[tuple[int, int, int]]:
-    """For each shard that is filled, in order: its device, and the operand and device that have it.
+    """Yields, for each shard that a step fills, its device, and the operand and the device of its source.
 
     Args:
-      step: what moves shards.
-      devices: how many the destination has.
+      step: the step.
+      devices: the number of devices of the destination.
     """
     routes = step.routes or (tuple((0, device) for device in range(devices)),)
     for result in routes:
@@ -120,8 +121,8 @@ def routes_of(step: Transfer | Send | Receive, devices: int) -> Iterator[tuple[i
             yield target, operand, source
 
 
-def _within(transfer: Transfer, owners: Owners, host: int) -> Transfer:
-    """A transfer in which each host knows its own devices alone."""
+def _local_transfer(transfer: Transfer, owners: Owners, host: int) -> Transfer:
+    """Returns a transfer within a host, whose routes number the devices of this host alone."""
     if transfer.routes is None:
         return transfer
     own = [n for n, owner in enumerate(owners[transfer.src]) if owner == host]

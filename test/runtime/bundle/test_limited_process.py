@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pathways.runtime.bundle.limits import memory_of_at_most
+from pathways.runtime.bundle.limited_process import limit_memory
 
 CHILD = """
 import os, sys, time
-from pathways.runtime.bundle.limits import end_with
-end_with(int(sys.argv[1]))
+from pathways.runtime.bundle.limited_process import exit_with_parent
+exit_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
 time.sleep(60)
 """
@@ -50,7 +50,7 @@ def test_end_with_ends_at_once_without_the_parent() -> None:
 
 def test_memory_of_at_most_limits_memory_and_lifts_the_limit() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
-    with pytest.raises(MemoryError), memory_of_at_most(1 << 20):
+    with pytest.raises(MemoryError), limit_memory(1 << 20):
         bytearray(1 << 28)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     assert len(bytearray(1 << 28)) == 1 << 28
