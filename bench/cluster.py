@@ -14,6 +14,8 @@ All runs on this machine, Ray in a network of its own that has only loopback (`u
 - From the SIGKILL of a host until its result is an error, and until the next good step of the same program:
   median and most of all kills, for an island of one host and for one of two. Reported; the new worker imports
   JAX and compiles. After half of `--minutes` for each there are no more kills.
+- From the SIGKILL of a host until its island is back, without and with a spare worker, in turn; medians.
+  Target: a spare takes a fifth of the time, since it has imported JAX.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import numpy as np
 
 STAGES, HOSTS = 32, 4
 TARGET = 4.0
+SPARE_TARGET = 5.0
 WARM_UP = 3
 
 _BARE_SUM = """
@@ -241,6 +244,34 @@ def kills(count: int, minutes: float) -> Iterator[str]:
         )
 
 
+def restarts(rounds: int) -> Iterator[str]:
+    """How much sooner an island is back that has a spare worker."""
+    import pathways as pw
+    from pathways.runtime.hosts.controller.connect import controller
+
+    times: dict[int, list[float]] = {0: [], 1: []}
+    for _ in range(rounds):
+        for spares, seconds in times.items():
+            pw.connect(hosts=2, options=pw.HostOptions(spares=spares))
+            workers = controller()
+            assert workers is not None
+            while spares and pw.status().spares.ready < spares:
+                time.sleep(0.05)
+            os.kill(workers.hosts[1].process.pid, signal.SIGKILL)
+            began = time.perf_counter()
+            for is_back in (False, True):
+                while workers.is_whole() != is_back:
+                    time.sleep(0.001)
+            seconds.append(time.perf_counter() - began)
+            pw.disconnect()
+    new, spare = (statistics.median(seconds) for seconds in times.values())
+    yield (
+        f"{rounds} kills of a host: its island is back after {new:.2f} s (median) with a new worker, after "
+        f"{spare:.3f} s with a spare one ({new / spare:.0f} x sooner, target {SPARE_TARGET:.0f})"
+        f"{'  over' if new < SPARE_TARGET * spare else ''}"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -256,7 +287,12 @@ def main() -> int:
     # Nothing here may hang; if it does, it says where.
     faulthandler.dump_traceback_later((options.minutes + 10) * 60, exit=True)
     lines = []
-    for rows in (ring(options.rounds), sums(options.rounds), kills(options.kills, options.minutes)):
+    for rows in (
+        ring(options.rounds),
+        sums(options.rounds),
+        kills(options.kills, options.minutes),
+        restarts(7),
+    ):
         for line in rows:
             print(line, flush=True)
             lines.append(line)

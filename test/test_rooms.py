@@ -56,6 +56,7 @@ ROOMS = (
     "runtime.proxy.serving",
     "runtime.hosts.protocol",
     "runtime.hosts.launch",
+    "runtime.hosts.spares",
     "runtime.hosts.splitting",
     "runtime.hosts.trace",
     "runtime.hosts.worker",

@@ -73,6 +73,25 @@ class StepStatus:
 
 
 @dataclasses.dataclass(frozen=True)
+class SpareStatus:
+    """Spare workers, which wait to take the place of lost ones.
+
+    Attributes:
+      ready: how many are ready.
+      count: how many there shall be.
+      problem: why there are no more; None while there may be.
+    """
+
+    ready: int
+    count: int
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        problem = "" if self.problem is None else f"; {self.problem}"
+        return f"spare workers: {self.ready} of {self.count} ready{problem}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Status:
     """Status of a cluster; `print` shows it.
 
@@ -80,9 +99,16 @@ class Status:
       backend: `local` for the devices of this process, `hosts` for those of workers.
       hosts: the hosts.
       slices: the slices that have devices.
+<<<<<<< HEAD
       steps: the pending steps. Steps of this process are not counted.
       waits_for_network: whether recent steps waited for the longest round trip to a host, rather than for
         their computations. More steps in flight (`ahead`) would hide it.
+=======
+      steps: the steps that are not done. Those of this process are not counted.
+      waits_for_network: whether steps have waited of late for the longest round trip to a host, rather than
+        for what they compute. More of them under way (`ahead`) would hide it.
+      spares: spare workers; None where there shall be none.
+>>>>>>> 24fc81e (Keep spare workers that have imported JAX, and let them take the place of lost ones)
     """
 
     backend: str
@@ -90,6 +116,7 @@ class Status:
     slices: tuple[SliceStatus, ...]
     steps: tuple[StepStatus, ...] = ()
     waits_for_network: bool = False
+    spares: SpareStatus | None = None
 
     @property
     def longest_round_trip(self) -> tuple[int, float] | None:
@@ -106,6 +133,10 @@ class Status:
             f"longest round trip: {seconds * 1e3:.3g} ms, to host {host}; "
             f"{waits if self.waits_for_network else 'steps do not wait for it'}"
         )
+
+    def _lines(self) -> list[str]:
+        """What follows the tables."""
+        return [*filter(None, [self._network()]), *([] if self.spares is None else [str(self.spares)])]
 
     def _tables(self) -> dict[str, list[tuple[str, ...]]]:
         hosts = [
@@ -137,12 +168,12 @@ class Status:
 
     def __str__(self) -> str:
         tables = [f"{name}\n{table(rows)}" for name, rows in self._tables().items()]
-        return "\n".join([*tables, *filter(None, [self._network()])])
+        return "\n".join([*tables, *self._lines()])
 
     def _repr_html_(self) -> str:
         """Returns the tables, for a notebook."""
         tables = "".join(f"<h4>{name}</h4>{html_table(rows)}" for name, rows in self._tables().items())
-        return f"{tables}<p>{self._network()}</p>" if self._network() else tables
+        return "".join([tables, *(f"<p>{line}</p>" for line in self._lines())])
 
 
 @dataclasses.dataclass(frozen=True)

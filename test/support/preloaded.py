@@ -189,7 +189,7 @@ def popen(command: Sequence[str], **options: Any) -> Any:
         )
     os.close(read)
     os.close(write)
-    process.stdin, process.stderr = os.fdopen(stdin, "wb"), os.fdopen(stderr, "rb")
+    process.stdin, process.stdout, process.stderr = os.fdopen(stdin, "wb"), None, os.fdopen(stderr, "rb")
     return process
 
 

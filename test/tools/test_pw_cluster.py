@@ -123,6 +123,7 @@ def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
                 "bytes": 0,
             }
         ],
+        "spares": None,
     }
     assert pw_cluster.main(["status", "lab"]) == 0
     assert "  ann     2       0           0       0 s          0       0 B\n" in capfd.readouterr().out

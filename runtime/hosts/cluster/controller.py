@@ -36,7 +36,7 @@ from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.cluster import MORE_OF_HOSTS, Cluster
 from pathways.runtime.resources.manager import ResourceManager
-from pathways.runtime.resources.status import HostStatus, StepStatus
+from pathways.runtime.resources.status import HostStatus, SpareStatus, StepStatus
 from pathways.runtime.resources.virtual import VirtualSlice
 
 Split = Callable[..., SplitProgram]
@@ -82,6 +82,10 @@ class Controller(abc.ABC):
     @property
     def step_deadline(self) -> float | None:
         """After how many seconds this process ends a loop without a known end; None for never."""
+        return None
+
+    def spares(self) -> SpareStatus | None:
+        """Returns how many spare workers this process has ready; None where there shall be none."""
         return None
 
     @abc.abstractmethod

@@ -25,4 +25,4 @@ def status() -> Status:
     if hosts is None:
         return Status("local", (host_status(os.getpid()),), slice_statuses())
     told, steps = hosts.status()
-    return Status("hosts", told, slice_statuses(), steps, hosts.waits_for_network())
+    return Status("hosts", told, slice_statuses(), steps, hosts.waits_for_network(), hosts.spares())

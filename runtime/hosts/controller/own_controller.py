@@ -29,6 +29,7 @@ from pathways.runtime.hosts.protocol.messages import Call, Free, Load, Unload
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.status import SpareStatus
 from pathways.runtime.resources.threads import start_thread
 
 _TICK_SECONDS = 0.05
@@ -74,6 +75,7 @@ class OwnController(Controller):
         loop = EventLoop(is_served=sink is not None)
         listener = WorkerListener(shared, islands, self.traces, loop, sink)
         super().__init__(shared, islands, listener.loop)
+        self._spares = starter.spares
         self._closed = closed
         self.listener = listener
         self.effect_runner = EffectRunner(
@@ -90,6 +92,10 @@ class OwnController(Controller):
     def step_deadline(self) -> float | None:
         """After how many seconds a step is ended, and a loop without a known end; None for never."""
         return self.settings.options.step_deadline
+
+    def spares(self) -> SpareStatus | None:
+        """See `Controller.spares`."""
+        return self._spares.status()
 
     def close(self) -> None:
         """Ends all workers."""

@@ -36,6 +36,7 @@ from pathways.runtime.hosts.protocol.messages import (
     versions,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.spares.spare_pool import SparePool
 
 _Greeted = tuple[Connection[Any], Keeper]
 _Channels = dict[str, Connection[Any]]
@@ -48,9 +49,20 @@ class Starter:
       settings: what the user says of them.
       launcher: gets them to run.
       secret: what they know; by default random bytes.
+      spares: spare workers, of which the launcher may take some; by default there are none.
+
+    Attributes:
+      spares: see above.
     """
 
-    def __init__(self, settings: Settings, launcher: Launcher, secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        launcher: Launcher,
+        secret: bytes | None = None,
+        spares: SparePool | None = None,
+    ) -> None:
+        self.spares = SparePool(0) if spares is None else spares
         self._settings = settings
         self._launcher = launcher
         self._secret = secrets.token_bytes(32) if secret is None else secret
@@ -70,8 +82,14 @@ class Starter:
           OSError: the file with a secret cannot be read.
           ValueError: that file can be read by others, or has too little.
         """
-        launcher = launcher_of(settings)
-        return cls(settings, launcher, launcher.secret if isinstance(launcher, JoinLauncher) else None)
+        spares = SparePool(settings.spares)
+        try:
+            launcher = launcher_of(settings, spares.take)
+        except BaseException:
+            spares.close()
+            raise
+        secret = launcher.secret if isinstance(launcher, JoinLauncher) else None
+        return cls(settings, launcher, secret, spares)
 
     def start(
         self, islands: Sequence[int], stop: threading.Event, contact: float = START_SECONDS
@@ -89,8 +107,14 @@ class Starter:
         Raises:
           HostError: one of them does not start; says which and why. None of them is left.
         """
+        with self.spares.no_refill():
+            return self._start(islands, stop, contact)
+
+    def _start(
+        self, islands: Sequence[int], stop: threading.Event, contact: float
+    ) -> list[list[HostProcess]]:
         expected = sum(len(self._numbers[island]) for island in islands)
-        make_room(expected)
+        make_room(expected + self._settings.spares)
         processes: dict[int, WorkerProcess] = {}
         # To the end: what a worker waits for may be another one that has ended.
         endings = Endings(processes)
@@ -132,7 +156,8 @@ class Starter:
             endings.close()
 
     def close(self) -> None:
-        """Gives back what the launcher holds."""
+        """Kills the spares, and gives back what the launcher holds; all workers have ended."""
+        self.spares.close()
         self._launcher.close()
 
     def _configs(self, island: int, address: Address, epoch: int) -> list[WorkerConfig]:

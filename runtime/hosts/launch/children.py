@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Callable, Sequence
+from typing import IO, Self
 
 import msgspec
 
 from pathways.runtime.control.records.errors import HostStartError
-from pathways.runtime.hosts.launch.commands import StartCommand, worker_command
+from pathways.runtime.hosts.launch.commands import StartCommand, spare_command, worker_command
 from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.launch.endings import end_all
 from pathways.runtime.hosts.launch.launching import LINES
@@ -30,57 +30,84 @@ _END_SECONDS = 2.0
 """How long a worker may take to end that was killed."""
 
 
+def worker_environment() -> dict[str, str]:
+    """Returns the environment of a worker that starts now."""
+    # The controller writes what its workers record.
+    return {name: value for name, value in os.environ.items() if name != "PW_TRACE"}
+
+
 class Child:
     """A worker that is a child of this process; what it writes to standard error is passed on.
 
     Args:
-      config: what it has to know.
+      config: what it has to know; None for a spare worker, which gets it later, by `configure`.
       start: the command that gets it to run on its machine; None for this machine.
       dies_with_parent: whether it is killed when the thread that started it ends.
+
+    Attributes:
+      output: of a spare worker its standard output: a line when it is ready, and its end when it has its
+        configuration, or has exited. None of others.
 
     Raises:
       HostStartError: there is no such command.
     """
 
     def __init__(
-        self, config: WorkerConfig, start: StartCommand | None = None, *, dies_with_parent: bool = False
+        self,
+        config: WorkerConfig | None,
+        start: StartCommand | None = None,
+        *,
+        dies_with_parent: bool = False,
     ) -> None:
-        if start is None:
-            command, self._prefix = worker_command(sys.executable), ""
+        self._prefix = ""
+        if config is None:
+            command = spare_command(sys.executable)
+        elif start is None:
+            command = worker_command(sys.executable)
         else:
             assert config.machine is not None
             command, self._prefix = start.of(config.machine), f"{config.machine}: "
-        environment = {**os.environ}
-        # The controller writes what its workers record.
-        environment.pop("PW_TRACE", None)
         # A worker waits for SIGTERM, and begins with that; until then it is not to end of it. A command is.
-        block = {signal.SIGTERM} if start is None else ()
+        # Ctrl-C, too, may come to a spare while it imports.
+        block = {signal.SIGTERM, signal.SIGINT} if start is None else ()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, block)
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if config is None else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env=environment,
+                env=worker_environment(),
                 preexec_fn=_die_with_parent if dies_with_parent else None,
                 # Ctrl-C is for the controller. A worker knows that; other commands would end.
                 start_new_session=start is not None,
             )
         except OSError as error:
-            raise HostStartError(f"{config} did not start: cannot run {command[0]!r}: {error}") from None
+            what = "a spare worker" if config is None else str(config)
+            raise HostStartError(f"{what} did not start: cannot run {command[0]!r}: {error}") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self._process.pid
+        self.output = self._process.stdout
         self._lines: collections.deque[str] = collections.deque(maxlen=LINES)
-        assert self._process.stdin is not None
         assert self._process.stderr is not None
-        # Not on the command line, which everyone may read. It may have ended already.
+        if config is not None:
+            self.configure(config)
+        read = functools.partial(self._read, self._process.stderr)
+        self._reader = start_thread(read, "standard error")
+
+    @classmethod
+    def spare(cls) -> Self:
+        """Starts a spare worker."""
+        return cls(None)
+
+    def configure(self, config: WorkerConfig) -> None:
+        """Sends the worker what it has to know: not on the command line, which everyone may read."""
+        assert self._process.stdin is not None
+        # It may have ended already.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(config.to_json().encode() + b"\n")
             self._process.stdin.flush()
-        read = functools.partial(self._read, self._process.stderr)
-        self._reader = start_thread(read, "standard error")
 
     def ending(self, seconds: float) -> str | None:
         """See `WorkerProcess.ending`."""
@@ -119,10 +146,16 @@ class Spawner:
 
     Args:
       start: the command that gets each to run on its machine; None for this machine.
+      take_spare: makes a spare worker that of a configuration; returns None if there is none.
     """
 
-    def __init__(self, start: StartCommand | None = None) -> None:
+    def __init__(
+        self,
+        start: StartCommand | None = None,
+        take_spare: Callable[[WorkerConfig], Child | None] = lambda config: None,
+    ) -> None:
         self._start = start
+        self._take_spare = take_spare
         self._cores = CoreShares()
 
     def launch(
@@ -135,7 +168,7 @@ class Spawner:
                 if config.cores is not None:
                     first = self._cores.take(config.machine or "", config.host, config.cores)
                     config = msgspec.structs.replace(config, first_core=first)
-                started.append(Child(config, self._start))
+                started.append(self._take_spare(config) or Child(config, self._start))
         except BaseException:
             end_all(started, _END_SECONDS)
             raise

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pathways.runtime.hosts.launch.children import Spawner
+from pathways.runtime.hosts.launch.children import Child, Spawner
 from pathways.runtime.hosts.launch.commands import DEFAULT_START, StartCommand
 from pathways.runtime.hosts.launch.joining import JoinLauncher, secret_of
 from pathways.runtime.hosts.launch.launching import Launcher
@@ -14,6 +14,7 @@ from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
 from pathways.runtime.hosts.launch.settings import Settings, islands_of
 from pathways.runtime.hosts.launch.slurm import SLURM_START, islands_on, nodes_of, own_address
+from pathways.runtime.hosts.protocol.joining import WorkerConfig
 
 LAUNCHERS = ("ray", "slurm", "join")
 
@@ -68,8 +69,12 @@ def settings_of(
     )
 
 
-def launcher_of(settings: Settings) -> Launcher:
+def launcher_of(settings: Settings, take_spare: Callable[[WorkerConfig], Child | None]) -> Launcher:
     """Who starts the workers.
+
+    Args:
+      settings: what the user says of them.
+      take_spare: see `Spawner`; only workers that are children of this process can have been spares.
 
     Raises:
       HostError: it cannot, as where a port is taken.
@@ -77,7 +82,7 @@ def launcher_of(settings: Settings) -> Launcher:
       ValueError: that file can be read by others, or has too little.
     """
     if settings.launcher is None:
-        return Spawner(settings.start)
+        return Spawner(settings.start, take_spare)
     assert settings.bind is not None
     if settings.secret_file is not None:
         return JoinLauncher(settings.endpoints, secret_of(settings.secret_file), settings.hosts)

@@ -21,6 +21,7 @@ _MOST = 1e12
 Steps = Annotated[int, Meta(ge=1)]
 Deadline = Annotated[float, Meta(gt=0, lt=_MOST, description="seconds, or None for never")]
 Seconds = Annotated[float, Meta(ge=0, lt=_MOST, description="seconds, 0 for none")]
+Spares = Annotated[int, Meta(ge=0, le=256, description="a number of spare workers from 0 to 256")]
 Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
 
 
@@ -45,6 +46,9 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         killed, and their arrays are errors. None for never: what is slow is not told from what hangs.
       restart_seconds: for how long it is tried to start the workers of an island anew; calls that need them
         wait until then.
+      spares: how many spare workers wait on this machine to take the place of lost ones, for all islands
+        together; `Island(spares=)` adds to it. A spare has imported JAX, so that an island of one host is
+        back in tenths of a second, and takes some memory. Only of workers that are children of this process.
       ports: the first and the last port that the controller and its workers may listen on; None for any. Goes
         with `bind=`.
       advertise: the address at which workers find the controller; None for that of `bind=`.
@@ -63,6 +67,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stall_report: Deadline | None = 60.0
     step_deadline: Deadline | None = None
     restart_seconds: Seconds = 300.0
+    spares: Spares = 0
     ports: Annotated[tuple[Port, Port], Meta(description="a first and a last port")] | None = None
     advertise: Annotated[str, Meta(min_length=1, description="an address")] | None = None
 
@@ -98,11 +103,11 @@ def keyword_error(name: str, value: object, known: Iterable[str]) -> TypeError:
     return TypeError(text)
 
 
-def check_count(name: str, number: object) -> None:
+def check_count(name: str, number: object, *, at_least: int = 1) -> None:
     """Checks that a setting is a number of things.
 
     Raises:
-      ValueError: it is below one, or no number.
+      ValueError: it is below the smallest one allowed, or no number.
     """
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ValueError(f"{name}={number!r}: expected at least 1")
+    if not isinstance(number, int) or isinstance(number, bool) or number < at_least:
+        raise ValueError(f"{name}={number!r}: expected at least {at_least}")

@@ -19,6 +19,7 @@ class Island:
       devices_per_host: CPU devices of each; of another platform it has all that JAX finds there.
       cores: how many cores of its machine each host has for itself: no other host of the cluster gets them.
         None for all that it may use, together with others.
+      spares: how many more spare workers wait for its sake, see `HostOptions.spares`; others may get them.
 
     Raises:
       ValueError: one of them cannot be.
@@ -29,6 +30,7 @@ class Island:
     hosts: int | Sequence[str] = 1
     devices_per_host: int = 1
     cores: int | None = None
+    spares: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.hosts, int) or not isinstance(self.hosts, Sequence):
@@ -38,6 +40,7 @@ class Island:
         check_count("devices_per_host", self.devices_per_host)
         if self.cores is not None:
             check_count("cores", self.cores)
+        check_count("spares", self.spares, at_least=0)
 
     @property
     def machines(self) -> tuple[str | None, ...]:
@@ -127,6 +130,11 @@ class Settings:
             )
         if self.start is not None and not named:
             raise ValueError("start= and python= are for named machines, as in hosts=['a', 'b']")
+        if self.spares and (named or self.launcher is not None):
+            raise ValueError(
+                f"spares={self.spares}: spare workers are children of this process; expected hosts=2 or "
+                "islands=[pathways.Island(hosts=2)], without names of machines and without a launcher"
+            )
         if (self.launcher == "join") != (self.secret_file is not None):
             raise ValueError("connect('join') and secret_file= go together")
         ports = self.options.ports
@@ -151,6 +159,11 @@ class Settings:
     def hosts(self) -> int:
         """The number of hosts of all islands."""
         return sum(len(island.machines) for island in self.islands)
+
+    @property
+    def spares(self) -> int:
+        """The number of spare workers."""
+        return self.options.spares + sum(island.spares for island in self.islands)
 
     @property
     def cores(self) -> int:

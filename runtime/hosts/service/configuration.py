@@ -15,7 +15,7 @@ from pathways.dialect.plain_data import PlainDataError, read_record, shown
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.choosing import settings_of
 from pathways.runtime.hosts.launch.folders import address_of, check_name
-from pathways.runtime.hosts.launch.options import HostOptions
+from pathways.runtime.hosts.launch.options import HostOptions, Spares
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 _MOST = 1 << 16
@@ -44,6 +44,7 @@ class _IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: _Machines = 1
     devices_per_host: _Count = 1
     cores: _Count | None = None
+    spares: Spares = 0
 
 
 class _ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,7 +158,7 @@ def _islands(file: _ClusterFile) -> list[Island] | None:
     islands: list[Island] = []
     for n, table in enumerate(file.islands):
         try:
-            island = Island(table.hosts, table.devices_per_host, table.cores)
+            island = Island(table.hosts, table.devices_per_host, table.cores, table.spares)
         except ValueError as error:
             raise ConfigurationError(f"islands[{n}]: {error}") from None
         islands += [island] * table.count

@@ -306,6 +306,7 @@ class Service:
             os.getpid(),
             tuple(_island_status(gang, reports) for gang in [*self._islands.gangs]),
             tuple(clients),
+            self._controller.spares(),
         )
 
     # The dispatch thread.

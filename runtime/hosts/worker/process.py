@@ -32,6 +32,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.runtime.bundle.limits import end_with
 from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import SESSION_BITS
@@ -526,10 +527,25 @@ def _described(error: Exception) -> str:
 
 
 def main() -> int:
-    """Runs a worker; what it has to know comes as a line of JSON on standard input."""
+    """Runs a worker; what it has to know comes as a line of JSON on standard input.
+
+    A spare worker, which has the process of the controller as its argument, may wait for that line.
+    """
     # Ctrl-C is for the controller, whose end is that of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config = WorkerConfig.from_json(sys.stdin.readline())
+    is_spare = len(sys.argv) > 1
+    if is_spare:
+        # Its standard input may stay open, in processes that were forked from the controller.
+        end_with(int(sys.argv[1]))
+        print("ready", flush=True)
+    line = sys.stdin.readline()
+    if not line and is_spare:
+        return 0
+    if is_spare:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.close(nothing)
+    config = WorkerConfig.from_json(line)
     start_thread(_end_with_input, "standard input")
     jax.config.update("jax_platforms", config.platform)
     secret = bytes.fromhex(config.secret)

@@ -73,6 +73,7 @@ def test_configuration_reads_all_keys(write, tmp_path):
     [
         ("[[islands]]", [Island()]),
         ("[[islands]]\ncount = 2\nhosts = 2\ndevices_per_host = 4", [Island(2, 4), Island(2, 4)]),
+        ("[[islands]]\nspares = 2", [Island(spares=2)]),
         ("hosts = 2\ndevices_per_host = 4", [Island(1, 4), Island(1, 4)]),
         ("hosts = ['a', 'b']\nbind = '10.0.0.5'", [Island(["a"]), Island(["b"])]),
     ],

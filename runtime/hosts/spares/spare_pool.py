@@ -1,0 +1,184 @@
+"""Spare workers of this process: children that wait for their configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.hosts.launch.children import Child, worker_environment
+from pathways.runtime.hosts.launch.endings import end_all
+from pathways.runtime.hosts.protocol.joining import WorkerConfig
+from pathways.runtime.hosts.spares.spare_core import (
+    KillSpare,
+    LogSpares,
+    PoolClosed,
+    SpareCore,
+    SpareEffect,
+    SpareEvent,
+    SpareFailed,
+    SpareReady,
+    SpareUnfit,
+    StartBegan,
+    StartEnded,
+    StartSpare,
+    TimePassed,
+)
+from pathways.runtime.resources.status import SpareStatus
+from pathways.runtime.resources.threads import start_thread
+
+_TICK_SECONDS = 0.25
+_CLOSE_SECONDS = 10.0
+_EXIT_SECONDS = 2.0
+"""How long a process may take to exit that was killed, or whose output has ended."""
+
+log = logging.getLogger("pathways")
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What a process inherits from its parent, and a worker must not have otherwise."""
+
+    python: str
+    folder: str | None
+    environment: dict[str, str]
+
+    @classmethod
+    def current(cls) -> Surroundings:
+        """Returns those that a worker gets which starts now."""
+        folder = None
+        # Someone may have removed it.
+        with contextlib.suppress(FileNotFoundError):
+            folder = os.getcwd()  # noqa: PTH109 - a path is not compared as quickly
+        return cls(sys.executable, folder, worker_environment())
+
+    def difference(self, now: Surroundings) -> str | None:
+        """Returns how these differ from those of a worker that starts now; None if they do not."""
+        if self.python != now.python:
+            return f"it runs {self.python}, a worker would now run {now.python}"
+        if self.folder != now.folder:
+            return f"its working directory is {self.folder}, that of this process is now {now.folder}"
+        names = sorted(
+            name
+            for name in self.environment.keys() | now.environment.keys()
+            if self.environment.get(name) != now.environment.get(name)
+        )
+        return f"{', '.join(names)} changed in the environment since it started" if names else None
+
+
+class SparePool:
+    """Keeps spare workers, and starts others in the place of those that are used or have exited.
+
+    All of them start from one thread, which lives as long as the pool: Linux kills them when that thread
+    ends, and so however this process ends. That holds for workers that were spares, too; these end before.
+
+    Args:
+      count: how many there shall be; with 0 the pool does nothing.
+      start: starts a spare; for tests.
+    """
+
+    def __init__(self, count: int, start: Callable[[], Child] = Child.spare) -> None:
+        self._start = start
+        self._core = SpareCore(count)
+        # Held while a spare starts, so that each that the core knows has its process.
+        self._changed = threading.Condition()
+        self._effects: list[SpareEffect] = []
+        self._children: dict[int, tuple[Child, Surroundings]] = {}
+        self._is_closed = False
+        self._thread = start_thread(self._run, "spares") if count else None
+
+    def status(self) -> SpareStatus | None:
+        """Returns how many spares are ready; None if there shall be none."""
+        # Without the lock, which a fork of this process may find held for ever.
+        core = self._core
+        return SpareStatus(core.ready, core.count, core.problem) if core.count else None
+
+    @contextlib.contextmanager
+    def no_refill(self) -> Iterator[None]:
+        """Starts no spares while the context is entered, in which workers of an island start."""
+        self._tell(StartBegan())
+        try:
+            yield
+        finally:
+            self._tell(StartEnded())
+
+    def take(self, config: WorkerConfig) -> Child | None:
+        """Makes a spare the worker of a configuration; returns None if no spare can be it."""
+        now = Surroundings.current()
+        with self._changed:
+            while (number := self._core.take()) is not None:
+                child, before = self._children[number]
+                how = child.ending(0)
+                why = before.difference(now) if how is None else f"it has exited ({how})"
+                if why is not None:
+                    self._tell(SpareUnfit(number, why))
+                    continue
+                del self._children[number]
+                child.configure(config)
+                log.info("%s: a spare worker takes its place, process %d", config, child.pid)
+                return child
+        return None
+
+    def close(self) -> None:
+        """Kills all spares; the workers that were spares before have ended."""
+        self._tell(PoolClosed())
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _tell(self, event: SpareEvent) -> None:
+        with self._changed:
+            self._is_closed |= isinstance(event, PoolClosed)
+            self._effects += self._core.handle(event, time.monotonic())
+            self._changed.notify()
+
+    def _run(self) -> None:
+        is_closed = False
+        while not is_closed:
+            with self._changed:
+                if not self._effects:
+                    self._changed.wait(_TICK_SECONDS)
+                self._tell(TimePassed())
+                effects, self._effects = self._effects, []
+                is_closed = self._is_closed
+                for effect in effects:
+                    if isinstance(effect, StartSpare):
+                        self._start_one(effect.number)
+                killed = [
+                    self._children.pop(each.number)[0] for each in effects if isinstance(each, KillSpare)
+                ]
+            end_all(killed, _EXIT_SECONDS)
+            for effect in effects:
+                if isinstance(effect, LogSpares):
+                    log.log(effect.level, "%s", effect.text)
+
+    def _start_one(self, number: int) -> None:
+        # Before: what changes while it starts is a difference.
+        before = Surroundings.current()
+        try:
+            child = self._start()
+        except HostStartError as error:
+            self._tell(SpareFailed(number, str(error)))
+            return
+        self._children[number] = child, before
+        start_thread(functools.partial(self._watch, number, child), "spare")
+
+    def _watch(self, number: int, child: Child) -> None:
+        """Reports that a spare is ready, and that it has exited; ends when it is used or killed."""
+        assert child.output is not None
+        with child.output as output:
+            if output.readline():
+                self._tell(SpareReady(number))
+            output.read()
+        with self._changed:
+            if number not in self._children:
+                return
+            del self._children[number]
+            how = child.ending(_EXIT_SECONDS) or "it closed its output"
+            self._tell(SpareFailed(number, f"a spare worker exited ({how})"))
