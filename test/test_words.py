@@ -100,8 +100,8 @@ PENDING = (
     "tools/pw_sim.py",
     "tools/pw_viz.py",
 )
-"""Folders and modules that break the rules today. Narrow or remove an entry as its folders get clean: one without
-findings fails."""
+"""Folders and modules that break the rules today. Narrow or remove an entry as its folders get clean: one
+without findings fails."""
 
 EXCEPTIONS: set[str] = set()
 """Findings that are right as they are, written as the test prints them without their line."""

@@ -98,7 +98,7 @@ def _names(types: Sequence[ArrayType]) -> str:
 
 
 def _same_shards(source: NamedSharding, target: NamedSharding, shape: tuple[int, ...]) -> bool:
-    """Returns whether a copy from device to device, in the order of the meshes, gives each the shard it needs."""
+    """Returns whether a copy from device to device, in mesh order, gives each the shard it needs."""
     if source.num_devices != target.num_devices:
         return False
     if source.is_fully_replicated and target.is_fully_replicated:

@@ -68,7 +68,7 @@ class StepTarget(Protocol):
         """How to make this launch."""
 
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
-        """Returns the arguments of `copy_arrays`, besides the arrays, that make all these transfers at once."""
+        """Returns the arguments of `copy_arrays` for all these transfers at once, without the arrays."""
 
     def routed(self, transfer: Transfer) -> Callable[[Arrays], Arrays] | None:
         """How to make a transfer of pieces; None for one that `copy_arrays` makes."""

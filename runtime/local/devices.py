@@ -111,7 +111,7 @@ def devices_of(binding: Binding) -> tuple[jax.Device, ...]:
 
 
 def live_arrays(platform: str | None = None) -> list[jax.Array]:
-    """Returns the arrays of this process on devices of a platform, or on all: JAX need not have devices of it.
+    """Returns the arrays of this process on devices of a platform, or on all; it may be unavailable.
 
     `jax.live_arrays` has those of one platform, by default that of accelerators.
     """

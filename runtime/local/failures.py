@@ -88,7 +88,7 @@ def _value(frame: types.FrameType, place: str) -> jax.Array:
 def _alive(
     frame: types.FrameType, slice: str, devices: set[jax.Device], names: Mapping[int, str]
 ) -> Iterator[str]:
-    """Yields the largest arrays that the call holds on a slice, and how much the rest of the process holds there."""
+    """Yields the largest arrays that the call holds on a slice, and the size of all others there."""
     held: dict[int, tuple[int, str]] = {}
     for value in frame.f_locals.values():
         for array in value if isinstance(value, list) else [value]:

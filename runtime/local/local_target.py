@@ -88,7 +88,7 @@ class LocalTarget(StepTarget):
         return self._kernels[key]
 
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
-        """Returns the arguments of `pjrt.copy_arrays`, besides the arrays, that make all these transfers at once.
+        """Returns the arguments of `pjrt.copy_arrays` for all these transfers at once, without arrays.
 
         Raises:
           ValueError: one of them brings a device what it does not need; the plan is wrong.

@@ -99,16 +99,10 @@ class Status:
       backend: `local` for the devices of this process, `hosts` for those of workers.
       hosts: the hosts.
       slices: the slices that have devices.
-<<<<<<< HEAD
       steps: the pending steps. Steps of this process are not counted.
       waits_for_network: whether recent steps waited for the longest round trip to a host, rather than for
         their computations. More steps in flight (`ahead`) would hide it.
-=======
-      steps: the steps that are not done. Those of this process are not counted.
-      waits_for_network: whether steps have waited of late for the longest round trip to a host, rather than
-        for what they compute. More of them under way (`ahead`) would hide it.
-      spares: spare workers; None where there shall be none.
->>>>>>> 24fc81e (Keep spare workers that have imported JAX, and let them take the place of lost ones)
+      spares: the spare workers; None if there are to be none.
     """
 
     backend: str
@@ -239,11 +233,13 @@ class ServiceStatus:
       pid: its process.
       islands: its islands.
       clients: the connected clients.
+      spares: the spare workers; None if there are to be none.
     """
 
     pid: int
     islands: tuple[IslandStatus, ...]
     clients: tuple[ClientStatus, ...]
+    spares: SpareStatus | None = None
 
     def __str__(self) -> str:
         islands = [
@@ -274,6 +270,7 @@ class ServiceStatus:
             f"service: process {self.pid}",
             "islands",
             table([("island", "host", "process", "arrays", "bytes", "state"), *islands]),
+            *([] if self.spares is None else [str(self.spares)]),
         ]
         if not clients:
             return "\n".join([*shown, "no clients"])

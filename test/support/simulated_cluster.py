@@ -282,7 +282,7 @@ class SimulatedCluster:
                 self._to[worker, channel] = SimulatedLink(self.time, chance, hear, quality)
                 say = functools.partial(self._hear, worker)
                 if worker.host in self.shape.late:
-                    quality = dataclasses.replace(quality, most=self.shape.late[worker.host])
+                    quality = dataclasses.replace(quality, max_delay=self.shape.late[worker.host])
                 self._from[worker, channel] = SimulatedLink(self.time, chance, say, quality)
 
     def close(self) -> None:

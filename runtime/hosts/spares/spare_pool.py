@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.children import Child, worker_environment
 from pathways.runtime.hosts.launch.endings import end_all
 from pathways.runtime.hosts.protocol.joining import WorkerConfig

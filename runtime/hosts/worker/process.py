@@ -32,7 +32,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.runtime.bundle.limits import end_with
+from pathways.runtime.bundle.limited_process import exit_with_parent
 from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import SESSION_BITS
@@ -536,7 +536,7 @@ def main() -> int:
     is_spare = len(sys.argv) > 1
     if is_spare:
         # Its standard input may stay open, in processes that were forked from the controller.
-        end_with(int(sys.argv[1]))
+        exit_with_parent(int(sys.argv[1]))
         print("ready", flush=True)
     line = sys.stdin.readline()
     if not line and is_spare:

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 import pathways as pw
-from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.joining import WorkerConfig
 from pathways.runtime.hosts.spares import spare_core
 from pathways.runtime.hosts.spares.spare_pool import SparePool
-from pathways.runtime.resources.service_status import ServiceStatus
-from pathways.runtime.resources.status import SpareStatus, Status
+from pathways.runtime.resources.status import ServiceStatus, SpareStatus, Status
 
 CONFIG = WorkerConfig("/tmp/nowhere", "", 3, 0, 0, 1, 1, 10.0, 20.0)
 
