@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from pathways.runtime.control.gang import START_SECONDS
+from pathways.runtime.hosts.client import connect
 from pathways.runtime.hosts.cluster.host import HostProcess
-from pathways.runtime.hosts.controller import connect
-from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.cluster.starting import Starter
 
 NAME = "cable"
 """How the names of the threads begin that carry what goes over cables."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, SlicePlace, SplitProgram
 
 
-def load_idle(controller: Controller, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
+def load_idle(controller: Client, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
     """A program of which so many islands, of so many hosts each, have a part with nothing to do."""
     program = idle_program(name, range(islands), hosts)
     return controller.load(program, lambda **_: empty_parts(program))

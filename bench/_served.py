@@ -23,10 +23,10 @@ from _cores import cpu_seconds, idle_seconds
 from _idle import empty_parts, idle_program
 from _timers import TimerHosts
 
-from pathways.runtime.hosts.attached.attached_controller import AttachedController
-from pathways.runtime.hosts.attached.attaching import Attachment, attach_at
+from pathways.runtime.hosts.client.attaching import Attachment, attach_at
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.cluster.starting import Starter
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.doors import Door
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
@@ -116,7 +116,7 @@ class ServedIslands:
         self._process.communicate()
         self._folder.cleanup()
 
-    def attach(self, name: str) -> AttachedController:
+    def attach(self, name: str) -> Client:
         """This process is a client."""
         return attach_at(self._place, _SECRET, Attachment("bench", name))
 
@@ -162,9 +162,9 @@ class ServedIslands:
         return *used, idle_seconds()
 
 
-def load(controller: AttachedController, islands: Sequence[int], seconds: float) -> HostedProgram:
+def load(controller: Client, islands: Sequence[int], seconds: float) -> HostedProgram:
     """A program whose steps have the devices of these islands for so long, if they are timers."""
-    sizes = {len(controller.islands.gangs[n].hosts) for n in islands}
+    sizes = {len(controller.pool.gangs[n].hosts) for n in islands}
     program = idle_program(str(seconds), islands, *sizes)
     # The service cuts it.
     return controller.load(program, lambda **_: None)  # type: ignore[arg-type, return-value]
@@ -218,7 +218,7 @@ def be_client(asked: str) -> None:
         WAYS[told["way"]](controller, **told["settings"])
 
 
-def keep(controller: AttachedController, islands: Sequence[Sequence[int]], seconds: float) -> None:
+def keep(controller: Client, islands: Sequence[Sequence[int]], seconds: float) -> None:
     """Asks for steps on islands in turn, as many as may be unfinished."""
     programs = [load(controller, own, seconds) for own in islands]
     print(flush=True)
@@ -227,9 +227,9 @@ def keep(controller: AttachedController, islands: Sequence[Sequence[int]], secon
             controller.run(program, dict.fromkeys(program.inputs, ()))
 
 
-def hold(controller: AttachedController, arrays: int) -> None:
+def hold(controller: Client, arrays: int) -> None:
     """Has so many arrays on each island, and keeps steps under way."""
-    for gang in controller.islands.gangs:
+    for gang in controller.pool.gangs:
         location = gang.location(DeviceLayout((0,), (1,), ("x",), ((),)))
         for _ in range(arrays):
             controller.put(np.zeros(1 << 10, np.float32), location)

@@ -20,9 +20,11 @@ from typing import Any
 from _cores import cpu_seconds, idle_seconds
 from _idle import load_idle
 
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.controller.own_controller import OwnController
-from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.launch.listening import connect_to
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
@@ -181,7 +183,7 @@ class TimedCluster:
         self.count = hosts
         self._hosts = TimerHosts(hosts)
         settings = Settings((Island(),) * hosts, options=HostOptions(ahead=ahead))
-        self._controller = OwnController(Starter(settings, self._hosts), settings)
+        self._controller = Client(LocalSession(WorkerCluster(Starter(settings, self._hosts), settings)))
         self._arguments: dict[int, tuple[int, ...]] = dict.fromkeys(range(hosts), ())
 
     def __enter__(self) -> TimedCluster:

@@ -204,7 +204,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
 
     import pathways as pw
     from pathways.runtime.control.records.errors import HostError
-    from pathways.runtime.hosts.controller.connect import controller
+    from pathways.runtime.hosts.client.connect import controller
 
     for hosts in (1, 2):
         pw.connect(islands=[pw.Island(hosts=hosts), pw.Island()], options=pw.HostOptions(heartbeat=2))
@@ -247,7 +247,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
 def restarts(rounds: int) -> Iterator[str]:
     """How much sooner an island is back that has a spare worker."""
     import pathways as pw
-    from pathways.runtime.hosts.controller.connect import controller
+    from pathways.runtime.hosts.client.connect import controller
 
     times: dict[int, list[float]] = {0: [], 1: []}
     for _ in range(rounds):

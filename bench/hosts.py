@@ -38,8 +38,8 @@ from _parts import print_header
 from pipeline import Size, another_process, layer, loss_of_layer, step_of
 
 import pathways
-from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.connect import controller
 
 BATCHES = 5
 WARM_UP = 5
@@ -143,7 +143,7 @@ class Idle:
     def __init__(self, count: int) -> None:
         found = controller()
         assert found is not None
-        self.controller: Controller = found
+        self.controller: Client = found
         self.program = load_idle(self.controller, count)
         self.arguments: Mapping[int, tuple[int, ...]] = dict.fromkeys(range(count), ())
 

@@ -35,9 +35,11 @@ from lab import Lab
 from sessions import Session
 from workers_without_jax import ThreadLauncher
 
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.controller.own_controller import OwnController
-from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 DELAY = 20e-3
@@ -229,7 +231,7 @@ def busy(work: Callable[[], object]) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def run_steps(controller: OwnController, program: HostedProgram, count: int) -> None:
+def run_steps(controller: Client, program: HostedProgram, count: int) -> None:
     """Steps of a program without arguments, as far ahead as may be."""
     arguments: dict[int, tuple[int, ...]] = dict.fromkeys(program.outputs, ())
     for _ in range(count):
@@ -256,7 +258,7 @@ def controllers(rounds: int) -> Iterator[Row]:
 def controller_seconds(islands: int, hosts: int, steps: int) -> float:
     """Seconds of the controller's CPU for a host and step, for so many islands of so many hosts each."""
     settings = Settings((Island(hosts=hosts),) * islands)
-    controller = OwnController(Starter(settings, TimerHosts(islands * hosts)), settings)
+    controller = Client(LocalSession(WorkerCluster(Starter(settings, TimerHosts(islands * hosts)), settings)))
     program = load_idle(controller, islands, "0", hosts)
     run_steps(controller, program, 10)
     # It asks hosts whether they live all the time; those of one process answer steps slowly.

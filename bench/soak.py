@@ -35,8 +35,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import HostProcess
-from pathways.runtime.hosts.controller.connect import controller
 
 HEARTBEAT = 2.0
 STEP_DEADLINE = 20.0

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
         HostStartError,
         ProgramFailedError,
     )
-    from pathways.runtime.hosts.cluster.array import Array
-    from pathways.runtime.hosts.controller.connect import connect, disconnect
+    from pathways.runtime.hosts.client.array import Array
+    from pathways.runtime.hosts.client.connect import connect, disconnect
     from pathways.runtime.hosts.launch.options import HostOptions
     from pathways.runtime.hosts.launch.settings import Island
     from pathways.runtime.local.devices import cluster, release
@@ -124,7 +124,7 @@ __all__ = [
 # Imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools which need
 # no tracing start fast.
 _MODULES = {
-    "Array": "runtime.hosts.cluster.array",
+    "Array": "runtime.hosts.client.array",
     "AutoPlan": "compiler.auto.auto_plan",
     "BundleError": "runtime.bundle.manifest",
     "CallFailedError": "runtime.control.records.errors",
@@ -152,8 +152,8 @@ _MODULES = {
     "auto": "compiler.auto.auto",
     "checkpoint": "compiler.data.checkpoint",
     "cluster": "runtime.local.devices",
-    "connect": "runtime.hosts.controller.connect",
-    "disconnect": "runtime.hosts.controller.connect",
+    "connect": "runtime.hosts.client.connect",
+    "disconnect": "runtime.hosts.client.connect",
     "from_mpmd": "compiler.mpmd.from_mpmd",
     "jit": "compiler.api",
     "load": "compiler.loaded",
@@ -163,7 +163,7 @@ _MODULES = {
     "prefetch": "compiler.data.prefetch",
     "program": "compiler.api",
     "release": "runtime.local.devices",
-    "status": "runtime.hosts.controller.cluster_status",
+    "status": "runtime.hosts.client.cluster_status",
     "trace": "runtime.local.recording",
 }
 

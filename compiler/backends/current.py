@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathways.compiler.backends.backend import Backend
 from pathways.compiler.backends.hosts import HostsBackend
 from pathways.compiler.backends.local import LocalBackend
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 
 
 def backend() -> Backend:

@@ -12,7 +12,7 @@ from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.interface import ArgumentHome
 from pathways.compiler.frontend.specs import dims_of
-from pathways.runtime.hosts.cluster.array import Array
+from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice

@@ -11,8 +11,8 @@ from pathways.compiler.backends.relocation import relocate
 from pathways.compiler.frontend.notices import warn
 from pathways.compiler.lower.phases import ProgramError
 from pathways.dialect.syntax.bytecode import bytecode_of
-from pathways.runtime.hosts.cluster.array import Array
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
@@ -28,7 +28,7 @@ class HostsBackend(Backend):
       controller: the controller of the workers.
     """
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Client) -> None:
         self._controller = controller
 
     def load(
@@ -77,7 +77,7 @@ def _warn_of_unchecked_values() -> None:
     )
 
 
-def bring(controller: Controller, array: Array, where: Location) -> None:
+def bring(controller: Client, array: Array, where: Location) -> None:
     """Brings an array to where it is wanted, from hosts to hosts, or from here if replicas share it.
 
     Raises:

@@ -17,8 +17,8 @@ from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Signature, is_type
 from pathways.compiler.frontend.interface import Interface
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.hosts.cluster.array import Array
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.protocol.describing import HostFacts
@@ -50,7 +50,7 @@ class HostsExecutable(ProgramExecutable):
 
     def __init__(
         self,
-        controller: Controller,
+        controller: Client,
         program: HostedProgram,
         plan: Plan,
         interface: Interface,

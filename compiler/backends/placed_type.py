@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from pathways.runtime.hosts.cluster.array import abstract_sharding
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.array import abstract_sharding
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 
 
@@ -25,7 +25,7 @@ class PlacedType(jax.ShapeDtypeStruct):
       locations: see above.
     """
 
-    def __init__(self, aval: Any, controller: Controller, locations: Sequence[Location]) -> None:
+    def __init__(self, aval: Any, controller: Client, locations: Sequence[Location]) -> None:
         # Of typed PRNG keys their words lie there, which have one more dimension.
         is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
         sharding = abstract_sharding(locations[0]) if locations and not is_key else None

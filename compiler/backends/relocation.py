@@ -31,8 +31,8 @@ from pathways.dialect.attributes.names import MAIN, SHARDING, SLICE
 from pathways.dialect.attributes.shardings import make_mesh, make_sharding
 from pathways.dialect.verification.forms import PLACED
 from pathways.passes.pipeline import Options
-from pathways.runtime.hosts.cluster.array import Array
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.local.devices import cluster
@@ -54,7 +54,7 @@ What lies in other shards on the devices where it is wanted goes from one slice 
 _MOST = 64
 """How many programs are kept; those that were loaded first go first."""
 
-_programs: weakref.WeakKeyDictionary[Controller, dict[tuple[_Move, ...], _KeptProgram]] = (
+_programs: weakref.WeakKeyDictionary[Client, dict[tuple[_Move, ...], _KeptProgram]] = (
     weakref.WeakKeyDictionary()
 )
 """The programs that were loaded, by what they move."""
@@ -97,13 +97,13 @@ class _Move:
 class _KeptProgram:
     """A program that is unloaded when it is no longer used."""
 
-    def __init__(self, controller: Controller, program: HostedProgram) -> None:
+    def __init__(self, controller: Client, program: HostedProgram) -> None:
         self.program = program
         weakref.finalize(self, controller.unload, program).atexit = False
 
 
 def relocate(
-    controller: Controller, load: Load, wanted: Sequence[tuple[Array, Array, Location]]
+    controller: Client, load: Load, wanted: Sequence[tuple[Array, Array, Location]]
 ) -> list[tuple[Array, Array, Location]]:
     """Brings arrays to where they are wanted, shard to shard; nothing waits for it.
 
@@ -131,7 +131,7 @@ def relocate(
     return [each for each, move in zip(wanted, moves, strict=True) if move is None]
 
 
-def _loaded(controller: Controller, load: Load, moves: tuple[_Move, ...]) -> _KeptProgram:
+def _loaded(controller: Client, load: Load, moves: tuple[_Move, ...]) -> _KeptProgram:
     with _lock:
         found = _programs.get(controller, {}).get(moves)
     if found is not None and found.program.is_there():
@@ -147,7 +147,7 @@ def _loaded(controller: Controller, load: Load, moves: tuple[_Move, ...]) -> _Ke
         return known[moves]
 
 
-def _run(controller: Controller, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> None:
+def _run(controller: Client, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> None:
     # Another thread may donate them, too: before, which is an error, or after.
     with controller.order:
         arguments = {

@@ -36,10 +36,10 @@ from pathways.compiler.data.host_checkpoints import (
     wanted_on_hosts,
 )
 from pathways.compiler.stages import Bound
-from pathways.runtime.hosts.cluster.array import Array
-from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.controller import connect
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client import connect
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.worker.calls import holds
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
@@ -419,7 +419,7 @@ def _folder(path: str | os.PathLike[str]) -> Any:
     return folder if "://" in os.fspath(path) else folder.absolute()
 
 
-def _hosts_for(path: str | os.PathLike[str]) -> Controller | None:
+def _hosts_for(path: str | os.PathLike[str]) -> Client | None:
     """Hosts that read and write there themselves: files, and not what is elsewhere."""
     return None if "://" in os.fspath(path) else controller()
 
@@ -505,7 +505,7 @@ def _text(data: Any) -> str:
         raise TypeError(f"pw.checkpoint: the position of {kind} is not JSON: {error}") from None
 
 
-def _saved(hosts: Controller | None, path: Any, leaf: Any) -> Any:
+def _saved(hosts: Client | None, path: Any, leaf: Any) -> Any:
     """A leaf as Orbax takes it, or as hosts do that write it themselves."""
     where = f"pw.checkpoint: state{jax.tree_util.keystr(path)}"
     if isinstance(leaf, Array | jax.Array) and leaf.is_deleted():
@@ -529,7 +529,7 @@ def _saved(hosts: Controller | None, path: Any, leaf: Any) -> Any:
     raise TypeError(f"{where} is a {type(leaf).__name__}, not an array or a number")
 
 
-def _wanted(hosts: Controller | None, leaf: Any) -> Any:
+def _wanted(hosts: Client | None, leaf: Any) -> Any:
     """A leaf as Orbax asks what to make of it."""
     on_hosts = wanted_on_hosts(leaf, hosts)
     if on_hosts is not None:

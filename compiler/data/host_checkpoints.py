@@ -23,8 +23,8 @@ from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.data.on_hosts import call_of, lanes, made_array
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.hosts.cluster.array import Array
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import MadeArray
@@ -84,7 +84,7 @@ class RestoredLeaf:
     """
 
     aval: Any
-    controller: Controller
+    controller: Client
     locations: tuple[Location, ...]
 
     def put(self, value: np.ndarray[Any, Any]) -> Array:
@@ -117,7 +117,7 @@ class HostSave:
       RuntimeError: an array was deleted.
     """
 
-    def __init__(self, controller: Controller, arrays: Sequence[Array], names: Sequence[str]) -> None:
+    def __init__(self, controller: Client, arrays: Sequence[Array], names: Sequence[str]) -> None:
         self._controller = controller
         self._name = f"pathways-{secrets.token_hex(8)}"
         self._lane = next(lanes)
@@ -318,7 +318,7 @@ def _restored(
     return arrays
 
 
-def _failures(controller: Controller, calls: Sequence[FunctionCall]) -> list[Exception]:
+def _failures(controller: Client, calls: Sequence[FunctionCall]) -> list[Exception]:
     """What went wrong in calls, of which none runs any more."""
     failures: list[Exception] = []
     for call in calls:
@@ -525,7 +525,7 @@ def restored_by_hosts(orbax: Any, folder: Any, wanted: Any) -> Any:
     return jax.tree.unflatten(structure, placed)
 
 
-def wanted_on_hosts(leaf: Any, controller: Controller | None) -> RestoredLeaf | None:
+def wanted_on_hosts(leaf: Any, controller: Client | None) -> RestoredLeaf | None:
     """What to ask Orbax for in the place of a leaf that is to lie on hosts; None for others."""
     if controller is None:
         return None
@@ -542,14 +542,14 @@ def wanted_on_hosts(leaf: Any, controller: Controller | None) -> RestoredLeaf | 
     return RestoredLeaf(aval, controller, tuple(locations))
 
 
-def is_written_there(leaf: Any, controller: Controller | None) -> bool:
+def is_written_there(leaf: Any, controller: Client | None) -> bool:
     """Whether hosts write a leaf themselves; typed PRNG keys are small, and files know nothing of them."""
     if controller is None or not isinstance(leaf, Array) or not leaf.is_of(controller):
         return False
     return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) and _is_even(leaf)
 
 
-def saved_by_hosts(tree: Any, controller: Controller | None) -> tuple[Any, HostSave | None]:
+def saved_by_hosts(tree: Any, controller: Client | None) -> tuple[Any, HostSave | None]:
     """Copies the arrays of a tree that hosts write themselves; the tree with what Orbax gets for them.
 
     Raises:

@@ -30,8 +30,8 @@ from pathways.compiler.data.on_hosts import (
 from pathways.compiler.frontend.jax_internals import unflatten
 from pathways.runtime.control.records.errors import CallFailedError, HostError
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.hosts.cluster.array import Array
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import MadeArray
@@ -202,7 +202,7 @@ class _BatchesOnHosts(MadeBatches):
       *of_all: see `MadeBatches`.
     """
 
-    def __init__(self, controller: Controller, is_ahead: bool, *of_all: Any) -> None:
+    def __init__(self, controller: Client, is_ahead: bool, *of_all: Any) -> None:
         super().__init__(*of_all)
         self._is_ahead = is_ahead
         self._asked: collections.deque[_AskedBatch] = collections.deque()

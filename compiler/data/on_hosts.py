@@ -22,10 +22,10 @@ from pathways.compiler.data.editions import edition_with
 from pathways.compiler.frontend import jax_internals
 from pathways.runtime.control.records.errors import CallFailedError
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.hosts.cluster.array import Array
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import HostGang, Location
-from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, MadeArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
@@ -111,7 +111,7 @@ class FunctionOnHosts(ProcessBound):
         plain_values.encode(state, "the position")
         self._state = state
 
-    def _start(self, hosts: Controller, leaves: list[Any], text: bytes) -> HostCall:
+    def _start(self, hosts: Client, leaves: list[Any], text: bytes) -> HostCall:
         assert self.devices is not None
         made, structure = self.results()
         bindings = bind(self.devices.replicas, program=self.name)
@@ -203,7 +203,7 @@ class HostCall(abc.ABC):
 
 class _RemoteCall(HostCall):
     def __init__(
-        self, name: str, hosts: Controller, calls: Sequence[FunctionCall], tree: Any, *, is_value: bool
+        self, name: str, hosts: Client, calls: Sequence[FunctionCall], tree: Any, *, is_value: bool
     ) -> None:
         self._name = name
         self._hosts = hosts
@@ -359,13 +359,13 @@ def layout_of(binding: Binding, spec: PartitionSpec, ndim: int) -> DeviceLayout:
     return DeviceLayout(ids, binding.shape, binding.axis_names, dims_of(spec, ndim))
 
 
-def gang_of(hosts: Controller, binding: Binding) -> HostGang:
+def gang_of(hosts: Client, binding: Binding) -> HostGang:
     """The workers of the island that a slice is on.
 
     Raises:
       HostError: they are gone.
     """
-    (gang,) = hosts.islands.current([int(binding.island.removeprefix("island"))])
+    (gang,) = hosts.pool.current([int(binding.island.removeprefix("island"))])
     return gang
 
 
@@ -422,7 +422,7 @@ def _ndim(aval: Any) -> int:
     return int(jax.eval_shape(jax.random.key_data, aval).ndim if _is_key(aval) else aval.ndim)
 
 
-def values_of(hosts: Controller, call: FunctionCall) -> list[Any]:
+def values_of(hosts: Client, call: FunctionCall) -> list[Any]:
     """What each host has returned, when all of them have ended.
 
     Raises:
@@ -445,7 +445,7 @@ def values_of(hosts: Controller, call: FunctionCall) -> list[Any]:
 
 
 def _at(
-    hosts: Controller, leaf: Any, gang: HostGang, binding: Binding, *, is_replica: bool
+    hosts: Client, leaf: Any, gang: HostGang, binding: Binding, *, is_replica: bool
 ) -> tuple[Array, Location]:
     """An array on a slice, and where it is there; brought there if it is elsewhere.
 

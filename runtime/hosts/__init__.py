@@ -1,7 +1,7 @@
-"""Programs on several hosts: one controller, and a worker on each host that runs its part of each step.
+"""Programs on several hosts: one controller, and a worker on each host that runs its program of each step.
 
-`controller` is the process of the user, `worker` that of a host; `protocol` is what both say, `launch` how
-workers get to run, `trace` what they tell of when it was. `service` is a controller that many processes
-share. What the controller decides it asks `runtime.control`. Imports jax, and all rooms of
-the runtime to its left.
+`client` is the process of the user, `worker` that of a host, `cluster` the workers as the process sees them
+that has started them: a client, or a `service`, which many clients share. `protocol` has the messages,
+`launch` and `spares` start workers, `trace` records them. Decisions are those of `runtime.control`.
+Imports jax, and all rooms of the runtime to its left.
 """

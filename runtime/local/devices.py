@@ -36,7 +36,7 @@ def connect(
 ) -> Cluster:
     """Chooses the devices of this process that programs use, and returns them.
 
-    See `runtime.hosts.controller.connect.connect`, which has all of these settings and also those of hosts.
+    See `runtime.hosts.client.connect.connect`, which has all of these settings and also those of hosts.
     """
     return process_cluster.connect(_discovery(cpu_devices, islands, platform, device_memory))
 

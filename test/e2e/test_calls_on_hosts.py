@@ -23,7 +23,7 @@ from on_hosts import X
 
 import pathways as pw
 from pathways.runtime.control.records.errors import HostLostError
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 

@@ -17,7 +17,7 @@ from on_hosts import W, X, back, front, refused, training
 
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 

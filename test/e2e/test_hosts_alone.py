@@ -16,7 +16,7 @@ from on_hosts import alone, refused, run_alone
 
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.process
 

@@ -23,8 +23,8 @@ from on_hosts import back, front, refused
 
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.controller import own_controller
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.hosts.cluster import worker_cluster
 from pathways.runtime.hosts.launch import children
 from pathways.runtime.hosts.protocol.messages import Load
 
@@ -102,7 +102,7 @@ def test_hosts_of_two_clusters_send_under_different_numbers(monkeypatch):
         assert_equal(pw.program(lambda x: b(a(x)))(1.0), np.float32(3))
         pw.disconnect()
 
-    monkeypatch.setattr(own_controller, "Load", load)
+    monkeypatch.setattr(worker_cluster, "Load", load)
     use_cluster()
     use_cluster()
     (first,), (second,) = bases

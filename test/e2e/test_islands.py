@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 from cable import Cable
 from check import assert_close, assert_equal
+from inside import core_of
 from jax.sharding import PartitionSpec as P
 from on_hosts import W, X, back, front, refused, training
 
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.events import HostEnded
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
@@ -281,7 +282,7 @@ def test_islands_report_a_step_that_begins_while_a_host_is_lost(devices, own_wor
     program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
     assert float(program(1.0)) == 2
     workers, is_known, is_issued = controller(), threading.Event(), threading.Event()
-    core = workers.core
+    core = core_of(workers)
 
     class Slow(logging.Handler):
         def emit(self, record):

@@ -18,13 +18,14 @@ import numpy as np
 import preloaded
 import pytest
 from check import assert_close
+from inside import core_of
 from jax.sharding import PartitionSpec as P
 from on_hosts import PREPARE, refused
 
 import pathways as pw
 from pathways import HostError, HostLostError
 from pathways.runtime.control.records.events import Drained
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.launch.children import Child
 from pathways.runtime.hosts.protocol.joining import WorkerConfig
 
@@ -134,7 +135,7 @@ def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
     held = double(np.float32(1)).block_until_ready()
     leave(0)
     host = controller().hosts[0]
-    controller().core.tell(Drained(host.gang.life.key))
+    core_of(controller()).tell(Drained(host.gang.life.key))
     host.steps.close()
     with refused(HostLostError, "host 0 (island0) has left: its process was asked to end (SIGTERM)"):
         held.fetch()

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import pytest
 from attached import ServiceInThreads
+from inside import service_connection, worker_process
 from on_hosts import refused
 
 import pathways as pw
@@ -29,9 +30,9 @@ from pathways.compiler.backends import hosts
 from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.hosts.attached.attached_controller import AttachedController
+from pathways.runtime.hosts.client import connect
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
-from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, Ping, Put
@@ -39,7 +40,7 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.serving import ReleaseArrays
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
 from pathways.runtime.hosts.splitting import splitter
-from pathways.runtime.local.devices import session
+from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources.status import ClientStatus
 
 RAW_CLIENT = Path(__file__).parents[1] / "support" / "raw_client.py"
@@ -262,7 +263,7 @@ def test_service_gives_clients_free_devices(service, ann, devices):
     """The service binds the slices of all; what a client leaves, others get."""
 
     def island(slice: pw.VirtualSlice) -> str:
-        return session.bind([slice], "f")[slice].island
+        return process_cluster.bind([slice], "f")[slice].island
 
     first = devices.add_slice((1,), ("x",))
     assert island(first) == "island0"
@@ -299,11 +300,11 @@ def test_service_refuses_a_second_client_of_a_name(service, ann):
 def test_service_disconnects_a_client_that_sends_garbage(service, ann):
     """Whoever knows the secret, and speaks no sense."""
     bob = service.attach("bob")
-    bob._service.steps._socket.sendall(b"\x00" * 64)
+    service_connection(bob)._socket.sendall(b"\x00" * 64)
     wait_until(lambda: client(service, "bob") is None)
-    wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
+    wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
     with refused(HostError, "has ended this client: these bytes are not a message of pathways"):
-        bob.islands.gangs[0].life.check()
+        bob.pool.gangs[0].life.check()
     bob.close()
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as stranger:
         stranger.connect(service.place)
@@ -319,11 +320,11 @@ def pids(service: ServiceInThreads) -> list[int]:
 def test_service_disconnects_a_client_that_sends_a_wrong_array(service, ann, dtype):
     """Rather than the worker that would have it."""
     bob, before = service.attach("bob"), pids(service)
-    host, number = bob.hosts[0], bob._take_number_to_send()
+    host, number = bob.hosts[0], bob.session.take_numbers()
     host.arrays.send(Put(number, (4,), dtype, DeviceLayout((0,), (1,), ("x",), ((),)), (0,)))
-    wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
+    wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
     with refused(HostError, "has ended this client", f"is of {dtype!r}, which no array of a program is"):
-        bob.islands.gangs[0].life.check()
+        bob.pool.gangs[0].life.check()
     bob.close()
     assert_steps_go_on(service)
     assert pids(service) == before
@@ -350,10 +351,10 @@ def test_service_disconnects_one_client_for_an_unexpected_error(service, ann, ch
         patch.setattr(part, name, fail)
         bob = service.attach("bob")
         wait_until(lambda: client(service, "bob") is not None)
-        bob._tell(channel, told)
-        wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
+        bob.session._tell(channel, told)
+        wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
     with refused(HostError, "its message led to ZeroDivisionError: division by zero"):
-        bob.islands.gangs[0].life.check()
+        bob.pool.gangs[0].life.check()
     bob.close()
     assert_steps_go_on(service)
 
@@ -402,9 +403,9 @@ def test_service_reports_an_unexpected_error_of_a_program(
 def test_service_notifies_a_client_it_disconnects(service):
     bob = service.attach("bob")
     assert service.service.end_client("bob")
-    wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
+    wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
     with refused(HostError, "has ended this client: it was ended with pw-cluster end"):
-        bob.islands.gangs[0].life.check()
+        bob.pool.gangs[0].life.check()
     bob.close()
     assert not service.service.end_client("bob")
 
@@ -415,9 +416,9 @@ def test_service_end_is_an_error_to_all_clients(tmp_path, monkeypatch):
     ann, bob = served.attach("ann"), served.attach("bob")
     served.close()
     for one in (ann, bob):
-        wait_until(lambda one=one: one.islands.gangs[0].life.failure is not None)
+        wait_until(lambda one=one: one.pool.gangs[0].life.failure is not None)
         with refused(HostError, "the service has ended"):
-            one.islands.gangs[0].life.check()
+            one.pool.gangs[0].life.check()
         one.close()
 
 
@@ -428,9 +429,9 @@ def call_of(name: str, *, lane: int = 1, **named: Any) -> Call:
     return Call(0, 0, (), f"host_functions:{name}", (folder,), 0, lane, False, (), arguments, None, b"0")
 
 
-def call_on(one: AttachedController, name: str, **named: Any) -> FunctionCall:
+def call_on(one: Client, name: str, **named: Any) -> FunctionCall:
     """Has the first island call it."""
-    gang = one.islands.gangs[0]
+    gang = one.pool.gangs[0]
     return one.call(name, gang, gang.hosts, call_of(name, **named))
 
 
@@ -463,7 +464,7 @@ def test_service_client_sees_hosts_as_their_owner_does(tmp_path, monkeypatch, de
         monkeypatch.setattr(WorkerListener, "_explain_loss", lose_late)
         result = program(np.float32(1))
         time.sleep(0.2)
-        os.kill(service.service._controller.hosts[0].process.pid, signal.SIGKILL)
+        os.kill(worker_process(service.service, 0), signal.SIGKILL)
         with refused(
             pw.HostLostError, "host 0 (island0) is lost: its process has ended (killed by signal 9)"
         ):
@@ -500,8 +501,8 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
         place = f"in wait_for at {host_functions.__file__}:"
         wait_until(lambda one=one, call=call, place=place: place in one.described(call))
         assert "host 0: is at it for" in one.described(call)
-    request = ann.core.ask_reports([0])
-    ann.core.wait_for(request)
+    request = ann.session.request_reports([0])
+    ann.session.wait_for(request)
     assert [call.number for call in request.answers[0][-1].calls] == [calls[ann].number]
     (tmp_path / "go").touch()
     for one, call in calls.items():
@@ -513,7 +514,7 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
 def test_service_frees_what_calls_of_a_client_kept(service):
     """As copies for a checkpoint, and the inputs of batches; it may have died before it could say so."""
 
-    def kept(one: AttachedController) -> Any:
+    def kept(one: Client) -> Any:
         asked = call_on(one, "kept_of_all")
         one.wait_for_call(asked)
         return plain.decode(asked.answers[0].value)

@@ -18,7 +18,7 @@ from attached import ServiceInThreads
 from check import assert_equal
 
 import pathways as pw
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 pytestmark = pytest.mark.hosts

@@ -44,7 +44,7 @@ from sketches import Sketch, from_json, smaller, to_json
 from verdicts import ProgramVerdict, judge
 
 import pathways as pw
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 
 jax.config.update("jax_num_cpu_devices", 16)
 # Verdicts tell by frames who has raised an error.

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pathways as pw
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 
 SAID = json.loads(sys.argv[1])
 STAGES, MICROBATCHES, WIDTH, ROWS = SAID["stages"], SAID.get("microbatches", 8), 16, 4

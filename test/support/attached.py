@@ -7,8 +7,8 @@ import socket
 import threading
 from pathlib import Path
 
-from pathways.runtime.hosts.attached.attached_controller import AttachedController
-from pathways.runtime.hosts.attached.attaching import Attachment, attach_at
+from pathways.runtime.hosts.client.attaching import Attachment, attach_at
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.doors import Door
 from pathways.runtime.hosts.protocol.serving import decode_for_service
@@ -34,7 +34,7 @@ class ServiceInThreads:
         self._thread = threading.Thread(target=self.service.serve, daemon=True)
         self._thread.start()
 
-    def attach(self, client: str = "test") -> AttachedController:
+    def attach(self, client: str = "test") -> Client:
         """A new client of it."""
         return attach_at(self._place, self._secret, Attachment("test", client))
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pathways.runtime.hosts.attached.attached_controller import AttachedController
-from pathways.runtime.hosts.attached.attaching import Attachment, attach_at
+from pathways.runtime.hosts.client.attaching import Attachment, attach_at
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.messages import Chunk, Put
@@ -30,7 +30,7 @@ LANES = 8
 """How many steps are under way."""
 
 
-def put_all(controller: AttachedController, program: HostedProgram) -> dict[int, list[int]]:
+def put_all(controller: Client, program: HostedProgram) -> dict[int, list[int]]:
     """Zeros for all that a program takes; their numbers by islands."""
     return {
         island: [controller.put(np.zeros(4, np.float32), port.location) for port in ports]
@@ -38,7 +38,7 @@ def put_all(controller: AttachedController, program: HostedProgram) -> dict[int,
     }
 
 
-def steps(controller: AttachedController, program: HostedProgram) -> None:
+def steps(controller: Client, program: HostedProgram) -> None:
     arguments = put_all(controller, program)
     count, then = 0, time.monotonic()
     issued = []
@@ -56,28 +56,28 @@ def steps(controller: AttachedController, program: HostedProgram) -> None:
             count, then = 0, time.monotonic()
 
 
-def flood(controller: AttachedController, program: HostedProgram) -> None:
+def flood(controller: Client, program: HostedProgram) -> None:
     taken = {island: tuple(own) for island, own in put_all(controller, program).items()}
     sent = tuple({number for own in taken.values() for number in own})
-    controller._answers.forget(controller._service)
+    controller.session._loop.forget(controller.session._service.steps)
     print("floods", flush=True)
     while True:
-        number = controller.core.take_numbers(8)
-        controller._service.steps.send_frames(encode(Submit(number, program.number, taken, sent)))
+        number = controller.session.take_numbers(8)
+        controller.session._service.steps.send_frames(encode(Submit(number, program.number, taken, sent)))
 
 
-def stop(controller: AttachedController, program: HostedProgram) -> None:
+def stop(controller: Client, program: HostedProgram) -> None:
     location = next(iter(program.inputs.values()))[0].location
     host = location.gang.hosts[0]
-    number = controller._take_number_to_send()
+    number = controller.session._take_number_to_put()
     host.arrays.send(Put(number, (4,), "float32", location.placement, (0,)))
     halves = [memoryview(np.float32(half)).cast("B") for half in ([1, 2], [3, 4])]
     host.arrays.send_with(Chunk(number, 0, 0, 8), halves[0])
     taken = dict.fromkeys(program.inputs, (number,))
-    step = Submit(controller.core.take_numbers(8), program.number, taken, (number,))
-    controller._service.steps.send(step)
+    step = Submit(controller.session.take_numbers(8), program.number, taken, (number,))
+    controller.session._service.steps.send(step)
     # It stops for longer than it lets the service say nothing.
-    controller._heartbeat = 1.0
+    controller.session._heartbeat = 1.0
     print("stops", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(0.5)

@@ -21,8 +21,8 @@ import pytest
 
 import pathways as pw
 from pathways.runtime.control.records.step import FunctionCall
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import HostProcess
-from pathways.runtime.hosts.controller.connect import controller
 
 FOLDER = Path("build/test/timeouts")
 """Relative to the root of the repository."""
@@ -104,5 +104,5 @@ def _described() -> Iterator[str]:
         lines = [f"standard error of {host}, process {host.process.pid}", *host.process.last_lines()]
         yield "\n  | ".join(lines)
     yield str(pw.status())
-    for step in connected.core.core.steps.unfinished()[:_MAX_STEPS]:
+    for step in connected.session.unfinished()[:_MAX_STEPS]:
         yield connected.described(cast(FunctionCall, step))

@@ -14,8 +14,8 @@ import pytest
 from attached import ServiceInThreads
 
 import pathways as pw
-from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.controller import connect
+from pathways.runtime.hosts.client import connect
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.local import devices, recording
 
@@ -29,16 +29,16 @@ _CLEAN_TIMEOUT_S = 10.0
 class _Workers:
     """Workers of this process, or a service that has some."""
 
-    owner: Controller | ServiceInThreads
+    owner: Client | ServiceInThreads
     pids: list[int] = dataclasses.field(default_factory=list)
 
-    def connect(self) -> Controller:
+    def connect(self) -> Client:
         """Returns their controller, or a new one of a client."""
         controller = self.owner.attach() if isinstance(self.owner, ServiceInThreads) else self.owner
         self.pids = self.pids or _pids(controller)
         return controller
 
-    def are_intact(self, controller: Controller) -> bool:
+    def are_intact(self, controller: Client) -> bool:
         """Whether they are those that were started, and can be used."""
         return controller.is_usable() and controller.is_whole() and _pids(controller) == self.pids
 
@@ -55,7 +55,7 @@ class WorkerPool:
         self._make_folder = make_folder
         self._max_idle = max_idle
         self._workers: dict[tuple[str, Settings], _Workers] = {}
-        self._connected: dict[tuple[str, Settings], Controller] = {}
+        self._connected: dict[tuple[str, Settings], Client] = {}
 
     @contextlib.contextmanager
     def lend(self, kind: str, may_leave: Callable[[], bool]) -> Iterator[None]:
@@ -75,10 +75,11 @@ class WorkerPool:
             patch.setattr(connect, "_close", self._disconnect)
             try:
                 yield
-                for slice in devices.session.manager().holders() if devices.session.bound_slices() else ():
+                mine = devices.process_cluster
+                for slice in mine.manager().holders() if mine.bound_slices() else ():
                     pw.release(slice)
                 # Before the look at what is left: this drops what is kept for the next call of a program.
-                devices.session.disconnect()
+                mine.disconnect()
                 left = {} if may_leave() else self._left()
             finally:
                 pw.disconnect()
@@ -99,7 +100,7 @@ class WorkerPool:
         for key in [*self._workers]:
             self._end(key)
 
-    def _start(self, kind: str, settings: Settings) -> Controller:
+    def _start(self, kind: str, settings: Settings) -> Client:
         key = kind, settings
         if key in self._connected and self._connected[key].is_usable():
             return self._connected[key]
@@ -152,17 +153,17 @@ class WorkerPool:
         _close(self._workers.pop(key), self._connected.pop(key, None))
 
 
-def _close(workers: _Workers, controller: Controller | None) -> None:
+def _close(workers: _Workers, controller: Client | None) -> None:
     if controller is not None:
         controller.close()
     workers.owner.close()
 
 
-def _pids(controller: Controller) -> list[int]:
+def _pids(controller: Client) -> list[int]:
     return [host.process.pid for host in controller.hosts]
 
 
-def _text_of_left(controller: Controller) -> str:
+def _text_of_left(controller: Client) -> str:
     """Returns which arrays and steps workers have; nothing if there are none."""
     hosts, steps = controller.status()
     found = [

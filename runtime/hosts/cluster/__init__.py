@@ -1,9 +1,10 @@
-"""The workers of a cluster as programs and arrays see them, whoever has started them.
+"""Workers that a process has started, for a client or for a service.
 
-- `controller.py` is what programs speak to; `hosted.py` are programs, `array.py` is what the user holds.
-- `shared_core.py` has the core that decides (`runtime.control`). `worker_listener.py` turns what workers say,
-  read by `event_loop.py`, into its events; `answers.py` is where they send what they were asked for.
-  `islands.py` has the workers that there are, each of them a `host.py`.
+- `worker_cluster.py` has all of it. `shared_core.py` has the core that decides (`runtime.control`);
+  `worker_listener.py` turns what workers send, read by `event_loop.py`, into its events, and
+  `effect_runner.py` carries out what it wants. `answers.py` are the sinks of what workers are asked for.
+- `starting.py` starts workers and refuses others. `worker_pool.py` has the workers that there are, each a
+  `host.py`; `hosted.py` are programs on them.
 
-Imports `protocol`, `splitting` and `trace`.
+Imports `protocol`, `launch`, `spares`, `splitting` and `trace`.
 """

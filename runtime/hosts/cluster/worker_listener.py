@@ -19,8 +19,8 @@ from pathways.runtime.control.records.events import (
 from pathways.runtime.hosts.cluster.answers import Answer, AnswerSink
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import (
     Called,
     CallFailure,
@@ -69,7 +69,7 @@ class WorkerListener:
 
     Args:
       core: is told.
-      islands: the workers.
+      pool: the workers.
       traces: takes what they say about traces, unless a sink does.
       loop: reads what they say about steps.
       sink: hears of steps, calls and traces. With one the loop has a thread of its own, which waits for
@@ -82,13 +82,13 @@ class WorkerListener:
     def __init__(
         self,
         core: SharedCore,
-        islands: Islands,
+        pool: WorkerPool,
         traces: HostTraces,
         loop: EventLoop,
         sink: WorkerSink | None = None,
     ) -> None:
         self._core = core
-        self._islands = islands
+        self._pool = pool
         self._traces = traces
         self._sink = sink
         self.loop = loop
@@ -141,7 +141,7 @@ class WorkerListener:
         # The thread that runs the loop for a service waits for nobody.
         until = time.monotonic() + (seconds if self._sink is None else 0.0)
         while True:
-            hosts = [host for host in [*self._islands.hosts] if not host.gang.is_lost()]
+            hosts = [host for host in [*self._pool.hosts] if not host.gang.is_lost()]
             ended = [host for host in hosts if host.ending(0) or host.watch.has_ended()]
             for host in ended:
                 self.lose(host, ConnectionEnded("the connection has ended"))
@@ -229,9 +229,9 @@ class WorkerListener:
         Raises:
           MessageError: there is no such worker.
         """
-        if not 0 <= said.host < len(self._islands.hosts) or said.host == host.index:
+        if not 0 <= said.host < len(self._pool.hosts) or said.host == host.index:
             raise MessageError(f"it reports on host {said.host}, which it is not connected to")
-        peer = self._islands.hosts[said.host]
+        peer = self._pool.hosts[said.host]
         # Another one may have taken the place of the one that is meant.
         if peer.ready.probe_address != said.address:
             return

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.cluster.islands import Islands
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import Chunk, DeviceLayout, Free, Message, MessageError, Put
 from pathways.runtime.hosts.protocol.serving import ForHost
 from pathways.runtime.hosts.protocol.shards import dtype_of
@@ -79,7 +79,7 @@ class IncomingArrays:
 
     Args:
       owns: says whether a number is one of the client's.
-      islands: the workers.
+      pool: the workers.
       arrived: is called with the island and the number of an array of which all is on its way.
       lose: is told of workers whose connections have ended.
     """
@@ -87,12 +87,12 @@ class IncomingArrays:
     def __init__(
         self,
         owns: Callable[[int], bool],
-        islands: Islands,
+        pool: WorkerPool,
         arrived: Callable[[HostGang, int], None],
         lose: Callable[[HostProcess, ConnectionEnded], None],
     ) -> None:
         self._owns = owns
-        self._islands = islands
+        self._pool = pool
         self._arrived = arrived
         self._lose = lose
         self._puts: dict[int, IncomingPut] = {}
@@ -118,7 +118,7 @@ class IncomingArrays:
         """
         if not isinstance(message, ForHost):
             raise MessageError(f"a client does not say {type(message).__name__} here")
-        host = self._islands.host(message.host)
+        host = self._pool.host(message.host)
         is_there = host.gang.life.key.start == message.start
         match message.message:
             case Put() as put:

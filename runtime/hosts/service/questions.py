@@ -19,7 +19,7 @@ from pathways.runtime.control.records.errors import HostError, failed
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.controller.own_controller import OwnController
+from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.protocol.messages import (
     Ask,
     ClockTime,
@@ -60,22 +60,22 @@ class Questions:
     """Answers what clients ask on `watch`.
 
     Args:
-      controller: has the workers.
+      workers: the workers.
       loaded: is called when a program is loaded for a client.
       unload: is called when a client needs a program no more.
     """
 
     def __init__(
         self,
-        controller: OwnController,
+        workers: WorkerCluster,
         loaded: Loaded,
         unload: Callable[[ServedClient, int], None],
     ) -> None:
-        self._controller = controller
-        self._core = controller.core
-        self._islands = controller.islands
+        self._workers = workers
+        self._core = workers.core
+        self._pool = workers.pool
         self._splitter = ProgramSplitter()
-        self._slices = BoundSlices(controller.cluster)
+        self._slices = BoundSlices(workers.pool.cluster)
         self._loaded = loaded
         self._unload = unload
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class Questions:
         """
         match message:
             case Ping():
-                hosts = self._controller.islands.hosts
+                hosts = self._pool.hosts
                 trips = {host.index: trip for host in hosts if (trip := host.round_trip.seconds) is not None}
                 client.watch.send(ServicePong(message.number, trips))
             case LoadProgram():
@@ -131,7 +131,7 @@ class Questions:
             case ForHost(message=Describe() as describe):
                 self._describe(client, message.host, describe)
             case ForHost(message=ReadClock() as read):
-                host = self._islands.host(message.host)
+                host = self._pool.host(message.host)
                 number = next(self._clock_numbers)
                 with self._lock:
                     self._clocks[number] = client, read.number
@@ -141,7 +141,7 @@ class Questions:
                 raise MessageError(f"a client does not say {type(message).__name__} here")
 
     def _ask(self, client: ServedClient, number: int, ask: Ask) -> None:
-        host = self._islands.host(number)
+        host = self._pool.host(number)
 
         def answer(report: Report) -> Report:
             arrays, size = report.report.clients.get(client.number, (0, 0))
@@ -162,7 +162,7 @@ class Questions:
             return Described(describe.request, said.memory, said.flops, said.text, said.last, said.error)
 
         self._question(
-            self._islands.host(number),
+            self._pool.host(number),
             RelayedQuestion(client, describe.request, answer),
             lambda n: Describe(n, describe.program, describe.text),
         )
@@ -178,7 +178,7 @@ class Questions:
         try:
             program = self._checked(message.program)
             split = functools.partial(self._splitter.split, client, program)
-            loaded = self._controller.load(program, split)
+            loaded = self._workers.load(program, split)
         except HostError as error:
             loaded = Told.of(error.record())
         except (PathwaysError, MessageError) as error:
@@ -197,7 +197,7 @@ class Questions:
         Raises:
           MessageError: there are no such devices.
         """
-        islands = {island.name: island for island in self._controller.cluster.islands}
+        islands = {island.name: island for island in self._pool.cluster.islands}
         places = {}
         for name, place in program.slices.items():
             island = islands.get(f"island{place.island}")

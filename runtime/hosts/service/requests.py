@@ -8,7 +8,7 @@ from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.items import InOrder, QueuedStep
 from pathways.runtime.hosts.cluster.host import HostGang
-from pathways.runtime.hosts.cluster.islands import Islands
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import (
     Failed,
     Fetch,
@@ -36,11 +36,11 @@ class Requests:
     """Reads what clients ask for.
 
     Args:
-      islands: the islands, with the workers that each has now.
+      pool: the workers.
     """
 
-    def __init__(self, islands: Islands) -> None:
-        self._islands = islands
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
 
     def read(self, client: ServedClient, message: object) -> Iterable[Asked]:
         """What a message of a client asks for.
@@ -58,7 +58,7 @@ class Requests:
             case ForHost(message=Fetch() as fetch):
                 return self._fetch(client, message, fetch)
             case ForHost(message=StartTrace() | StopTrace() as trace):
-                host = self._islands.host(message.host)
+                host = self._pool.host(message.host)
                 if host.gang.life.key.start != message.start:
                     return []
                 return [InOrder(client.number, host.gang.number, what=ServedTrace(host, trace))]
@@ -101,7 +101,7 @@ class Requests:
         return [*frees, ServedStep(client, message.step, program, takes, sent)]
 
     def _is_current(self, gang: HostGang) -> bool:
-        return not gang.is_lost() and self._islands.gangs[gang.number] is gang
+        return not gang.is_lost() and self._pool.gangs[gang.number] is gang
 
     def _call(self, client: ServedClient, message: SubmitCall) -> list[Asked]:
         call = message.call
@@ -113,7 +113,7 @@ class Requests:
             or not 0 <= call.lane < 1 << SESSION_BITS
         ):
             raise MessageError(f"{client} asks for call {call.call} in a way that cannot be")
-        gang = self._islands.gang(message.island)
+        gang = self._pool.gang(message.island)
         client.last = call.call
         hosts = {host.index for host in gang.hosts}
         if not {*message.hosts, *call.hosts} <= hosts:
@@ -142,7 +142,7 @@ class Requests:
         return [served.queued]
 
     def _release(self, client: ServedClient, message: ReleaseArrays) -> list[Asked]:
-        gang = self._islands.gang(message.island)
+        gang = self._pool.gang(message.island)
         _check_own(client, message.arrays)
         if gang.life.key.start != message.start:
             return []
@@ -150,7 +150,7 @@ class Requests:
         return [InOrder(client.number, message.island, message.arrays, sent=sent)]
 
     def _fetch(self, client: ServedClient, message: ForHost, fetch: Fetch) -> list[Asked]:
-        host = self._islands.host(message.host)
+        host = self._pool.host(message.host)
         _check_own(client, [fetch.array])
         if host.gang.life.key.start != message.start:
             # It is told that they are gone, too.

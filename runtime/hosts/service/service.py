@@ -44,9 +44,9 @@ from pathways.runtime.control.sharing.items import (
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.cluster.worker_listener import FromTracing
-from pathways.runtime.hosts.controller.own_controller import OwnController
-from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol import serving
 from pathways.runtime.hosts.protocol.handshake import Keeper
@@ -158,22 +158,22 @@ class Service:
         self._unexplained: list[tuple[float, ServedStep, list[FromHost]]] = []
         starter = Starter.of(settings) if starter is None else starter
         try:
-            self._controller = OwnController(starter, settings, sink=self, policy=policy)
+            self._workers = WorkerCluster(starter, settings, sink=self, policy=policy)
         except BaseException:
             starter.close()
             raise
         self._settings = settings
-        self._core = self._controller.core
-        self._islands = self._controller.islands
-        self._listener = self._controller.listener
+        self._core = self._workers.core
+        self._pool = self._workers.pool
+        self._listener = self._workers.listener
         self._loop = self._listener.loop
         core = self._core.core
         assert isinstance(core, ClusterCore)
         self._scheduler = core.scheduler
-        self._requests = Requests(self._islands)
+        self._requests = Requests(self._pool)
         self._looked = 0.0
         self._traces = RelayedTraces()
-        self._questions = Questions(self._controller, self._loaded, self._unload)
+        self._questions = Questions(self._workers, self._loaded, self._unload)
         # What has an order among steps, one thread does.
         self._core.act, self._core.defer = self._act, self._loop.wake
 
@@ -222,7 +222,7 @@ class Service:
                 why = "it ends"
             if why is None:
                 weight = self._weights.get(name, 1.0)
-                facts = tuple(map(_facts, self._islands.gangs))
+                facts = tuple(map(_facts, self._pool.gangs))
                 starts = tuple(island.start for island in facts)
                 client = ServedClient(next(self._client_numbers), name, weight, connection, starts)
                 self._clients[client.number] = client
@@ -278,7 +278,7 @@ class Service:
 
     def status(self) -> ServiceStatus:
         """How the islands and the clients are."""
-        request = self._core.ask_reports(range(len(self._islands.hosts)))
+        request = self._core.ask_reports(range(len(self._pool.hosts)))
         self._core.wait_for(request, 2 * REPORT_SECONDS)
         reports: dict[int, HostReport] = {host: said[-1] for host, said in request.answers.items()}
         clients: list[ClientStatus] = []
@@ -286,7 +286,7 @@ class Service:
 
         def look() -> None:
             for known in self._scheduler.clients.values():
-                arrays, size = _held(known.number, self._islands.gangs, reports)
+                arrays, size = _held(known.number, self._pool.gangs, reports)
                 clients.append(
                     ClientStatus(
                         self._clients[known.number].name,
@@ -304,9 +304,9 @@ class Service:
         asked.wait(REPORT_SECONDS)
         return ServiceStatus(
             os.getpid(),
-            tuple(_island_status(gang, reports) for gang in [*self._islands.gangs]),
+            tuple(_island_status(gang, reports) for gang in [*self._pool.gangs]),
             tuple(clients),
-            self._controller.spares(),
+            self._workers.spares(),
         )
 
     # The dispatch thread.
@@ -323,7 +323,7 @@ class Service:
                 self._leave(client, "the service has ended")
             self._questions.close()
             self._core.defer = None
-            self._controller.close()
+            self._workers.close()
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -346,7 +346,7 @@ class Service:
 
     def _measure_round_trips(self) -> None:
         """Tells the scheduler how far islands are."""
-        for gang in self._islands.gangs:
+        for gang in self._pool.gangs:
             trips = [trip for host in gang.hosts if (trip := host.round_trip.seconds) is not None]
             if trips:
                 self._events.append(RoundTripMeasured(gang.number, max(trips)))
@@ -394,9 +394,9 @@ class Service:
             case GangLost(key, why, is_dead):
                 self._tell_all(IslandGone(*key, Told.of(why), is_dead))
             case GangBack(key):
-                self._tell_all(IslandIsBack(key.island, _facts(self._islands.gangs[key.island])))
+                self._tell_all(IslandIsBack(key.island, _facts(self._pool.gangs[key.island])))
             case _:
-                self._controller.effect_runner.run(effect)
+                self._workers.effect_runner.run(effect)
                 if isinstance(effect, LookAgain):
                     self._forget_lost()
 
@@ -496,13 +496,13 @@ class Service:
 
     def _free(self, island: int, arrays: Sequence[int]) -> None:
         """Has the hosts of an island forget arrays, with the next step or soon."""
-        unused = self._islands.gangs[island].life.unused
+        unused = self._pool.gangs[island].life.unused
         for number in arrays:
             unused.add(number)
 
     def _unload_if_unwanted(self, program: ServedProgram) -> None:
         if program.is_unwanted and not program.queued:
-            self._controller.unload(program.hosted)
+            self._workers.unload(program.hosted)
 
     def on_done(self, host: HostProcess, done: Done) -> None:
         """See `WorkerSink`."""
@@ -615,10 +615,10 @@ class Service:
         self._schedule(ClientJoined(client.number, client.weight))
         self._loop.add(client.steps, functools.partial(self._read_client, client), keeps=True, pauses=True)
         # What became of islands since it was told of them first.
-        for gang, start in zip(self._islands.gangs, client.starts, strict=True):
+        for gang, start in zip(self._pool.gangs, client.starts, strict=True):
             self._say(client, *_changes(gang, start))
         arrays = IncomingArrays(
-            client.owns, self._islands, functools.partial(self._arrive, client), self._listener.lose
+            client.owns, self._pool, functools.partial(self._arrive, client), self._listener.lose
         )
         client.connections["arrays"].place = arrays.place
         start_thread(functools.partial(self._listen_to_arrays, client, arrays), "listen")
@@ -646,11 +646,11 @@ class Service:
             self._clients.pop(client.number, None)
         self._questions.forget(client)
         for host, start in self._traces.workers(client.number):
-            worker = self._islands.hosts[host]
+            worker = self._pool.hosts[host]
             if worker.gang.life.key.start == start:
                 with contextlib.suppress(ConnectionEnded):
                     worker.steps.send(*self._traces.end((host, start), client.number))
-        for worker in self._islands.hosts:
+        for worker in self._pool.hosts:
             with contextlib.suppress(ConnectionEnded):
                 worker.steps.send(ForgetClient(client.number))
         fetches = [*client.fetches.values()]
@@ -717,7 +717,7 @@ class Service:
             self._say(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
             return
         if client.is_gone.is_set():
-            self._controller.unload(loaded)
+            self._workers.unload(loaded)
             return
         client.programs[loaded.number] = ServedProgram(loaded)
         inputs, outputs = (

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from pathways.runtime.hosts.attached import attaching
-from pathways.runtime.hosts.attached.attaching import attachment_of
+from pathways.runtime.hosts.client import attaching
+from pathways.runtime.hosts.client.attaching import attachment_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.events import Answered, GangKey, Tick
 from pathways.runtime.control.records.reports import HostReport, Underway
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.hosts.attached.cluster_mirror import ClusterMirror
+from pathways.runtime.hosts.client.cluster_mirror import ClusterMirror
 
 
 def core_and_step() -> tuple[ClusterMirror, Step]:

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.process
 
 def test_controller_does_not_import_jax():
     code = (
-        "import sys, pathways.runtime.hosts.cluster.controller;"
+        "import sys, pathways.runtime.hosts.client.client;"
         "import pathways.runtime.hosts.launch.children;"
         "sys.exit('jax' in sys.modules)"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.attached.attaching import attachment_of
+from pathways.runtime.hosts.client.attaching import attachment_of
 from pathways.runtime.hosts.launch.folders import (
     ClusterFolder,
     address_of,

@@ -13,7 +13,7 @@ from workers_without_jax import ThreadLauncher
 
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.cluster.host import HostProcess
-from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.cluster.starting import Starter
 from pathways.runtime.hosts.launch.descriptors import make_room
 from pathways.runtime.hosts.launch.settings import Island, Settings
 

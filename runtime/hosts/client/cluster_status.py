@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.local.process_status import host_status
 from pathways.runtime.resources.status import Status

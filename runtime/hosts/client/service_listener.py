@@ -11,7 +11,7 @@ from typing import Any
 from pathways.runtime.control.effects import GangBack, GangLeaves, GangLost
 from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.events import Answered, GangKey
-from pathways.runtime.hosts.attached.cluster_mirror import (
+from pathways.runtime.hosts.client.cluster_mirror import (
     SERVICE,
     ServiceEnded,
     StepCut,
@@ -20,10 +20,10 @@ from pathways.runtime.hosts.attached.cluster_mirror import (
 )
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang
-from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import MessageError, Unload
 from pathways.runtime.hosts.protocol.serving import (
     Denied,
@@ -88,7 +88,7 @@ class ServiceListener(WorkerListener):
 
     Args:
       core: is told.
-      islands: the workers.
+      pool: the workers.
       traces: takes what they say about traces.
       service: the service.
       gang_of: makes the workers of an island.
@@ -97,12 +97,12 @@ class ServiceListener(WorkerListener):
     def __init__(
         self,
         core: SharedCore,
-        islands: Islands,
+        pool: WorkerPool,
         traces: HostTraces,
         service: AttachedService,
         gang_of: Callable[[int, IslandFacts], HostGang],
     ) -> None:
-        super().__init__(core, islands, traces, EventLoop())
+        super().__init__(core, pool, traces, EventLoop())
         self._service = service
         self._gang_of = gang_of
         service.arrays.place = self._place_told
@@ -124,7 +124,7 @@ class ServiceListener(WorkerListener):
         """The service is gone; who says so first says why."""
         self.loop.forget(self._service.steps)
         self._core.tell(ServiceEnded(lost(f"{self._service} {why}")))
-        self._islands.wake()
+        self._pool.wake()
         self.loop.wake()
 
     def find_ended(self, seconds: float = 0.0) -> None:
@@ -151,9 +151,9 @@ class ServiceListener(WorkerListener):
         match message:
             case PartsDone():
                 for number in message.hosts:
-                    self._core.done(self._islands.host(number).gang.life, number, message.step, now)
+                    self._core.done(self._pool.host(number).gang.life, number, message.step, now)
             case FromHost():
-                self._on_message(self._islands.host(message.host), message.message)
+                self._on_message(self._pool.host(message.host), message.message)
             case Refused():
                 self._core.tell(StepRefused(message.step, message.why.failure()))
             case Spoiled():
@@ -184,20 +184,20 @@ class ServiceListener(WorkerListener):
         way = self._service.round_trip.seconds
         if way is not None:
             for number, seconds in message.round_trips.items():
-                self._islands.host(number).round_trip.add(way + seconds)
+                self._pool.host(number).round_trip.add(way + seconds)
 
     def _place_told(self, message: object, size: int) -> memoryview:
         if not isinstance(message, FromHost):
             raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
-        return self._place(self._islands.host(message.host), message.message, size)
+        return self._place(self._pool.host(message.host), message.message, size)
 
     def _lose(self, message: IslandGone) -> None:
         key = GangKey(message.island, message.start)
-        gang = self._islands.get(key)
+        gang = self._pool.get(key)
         for host in () if gang is None else gang.hosts:
             self._traces.lose(host.index)
         self._core.tell(GangLost(key, message.why.failure(), message.is_dead))
-        self._islands.wake()
+        self._pool.wake()
         self.loop.wake()
 
     def _replace(self, message: IslandIsBack) -> None:
@@ -205,7 +205,7 @@ class ServiceListener(WorkerListener):
         gang = self._gang_of(message.island, message.facts)
         for host in gang.hosts:
             self._traces.attach(host)
-        self._islands.replace(gang)
+        self._pool.replace(gang)
 
     def _loaded(self, message: ProgramLoaded) -> None:
         request = self._core.core.replies.get(message.request)

@@ -15,7 +15,7 @@ Bind = Callable[[str, Sequence[SliceAsked]], Mapping[int, Sequence[int]]]
 """Asks for devices of the slices of a program; returns their positions by the numbers of slices."""
 
 
-class SharedSlices(ResourceManager[VirtualSlice]):
+class DeviceAllocator(ResourceManager[VirtualSlice]):
     """A `ResourceManager` that asks a service which devices slices have.
 
     Args:

@@ -24,10 +24,10 @@ from pathways.runtime.control.effects import (
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.events import Buried, GangKey, NotStarted, Started
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.starting import Starter
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
-from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.launch.endings import end_all
 from pathways.runtime.hosts.protocol.messages import Ask, Cancel, Leave, Lost, Message, Ping
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
@@ -45,30 +45,27 @@ class EffectRunner:
 
     Args:
       core: the core; is told what became of it.
-      islands: the workers.
+      pool: the workers.
       listener: listens to them.
       traces: those that they take part in.
       starter: starts them.
-      order: held while messages are sent that have an order among steps.
       closed: is set when the cluster is closed.
     """
 
     def __init__(
         self,
         core: SharedCore,
-        islands: Islands,
+        pool: WorkerPool,
         listener: WorkerListener,
         traces: HostTraces,
         starter: Starter,
-        order: threading.RLock,
         closed: threading.Event,
     ) -> None:
         self._core = core
-        self._islands = islands
+        self._pool = pool
         self._listener = listener
         self._traces = traces
         self._starter = starter
-        self._order = order
         self._closed = closed
         self._lock = threading.Lock()
         self._restarting: list[RunningThread] = []
@@ -85,11 +82,11 @@ class EffectRunner:
                 self._ping(effect.gang, effect.number)
             case AskReports():
                 for number in effect.hosts:
-                    _try_to_send(self._islands.hosts[number].watch, Ask(effect.request))
+                    _try_to_send(self._pool.hosts[number].watch, Ask(effect.request))
             case TellToEnd():
                 self._send_to_gang(effect.gang, Leave())
             case Disconnect():
-                self._disconnect(self._islands.get(effect.gang))
+                self._disconnect(self._pool.get(effect.gang))
             case LookAgain():
                 self._listener.loop.wake()
             case Bury():
@@ -101,16 +98,16 @@ class EffectRunner:
 
     def close(self) -> None:
         """Waits for what is still being done, and ends what was started for nothing."""
-        self._islands.wake()
+        self._pool.wake()
         with self._lock:
             restarting = [*self._restarting]
         for thread in restarting:
             thread.join(timeout=10)
-        end_all((host.process for host in self._islands.hosts), _END_SECONDS, grace=_END_SECONDS)
+        end_all((host.process for host in self._pool.hosts), _END_SECONDS, grace=_END_SECONDS)
         self._starter.close()
 
     def _ping(self, key: GangKey, number: int) -> None:
-        gang = self._islands.get(key)
+        gang = self._pool.get(key)
         for host in () if gang is None else gang.hosts:
             host.round_trip.asked(number, time.monotonic())
             _try_to_send(host.watch, Ping(number))
@@ -121,7 +118,7 @@ class EffectRunner:
             self._restarting.append(start_thread(work, "restart"))
 
     def _send_to_gang(self, key: GangKey, message: Message) -> None:
-        gang = self._islands.get(key)
+        gang = self._pool.get(key)
         for host in () if gang is None else gang.hosts:
             _try_to_send(host.watch, message)
 
@@ -133,10 +130,10 @@ class EffectRunner:
             self._traces.lose(host.index)
             host.close()
         self._listener.detach(gang)
-        self._islands.wake()
+        self._pool.wake()
 
     def _bury(self, effect: Bury) -> None:
-        gang = self._islands.get(effect.gang)
+        gang = self._pool.get(effect.gang)
         assert gang is not None, effect
         # At once: the others of an island may still tell each other what is wrong.
         for host in gang.hosts:
@@ -145,34 +142,34 @@ class EffectRunner:
         for host in gang.hosts:
             host.process.ending(_END_SECONDS)
         self._core.tell(Buried(effect.gang))
-        self._islands.wake()
+        self._pool.wake()
 
     def _announce_loss(self, gang: HostGang, cancelled: Mapping[int, tuple[tuple[int, int], ...]]) -> None:
         """Tells all other hosts that an island is lost."""
         addresses = tuple(host.data_address for host in gang.hosts)
         numbers = tuple(host.index for host in gang.hosts)
-        others = [host for host in [*self._islands.hosts] if not host.gang.is_lost()]
+        others = [host for host in [*self._pool.hosts] if not host.gang.is_lost()]
         for host in others:
             _try_to_send(host.watch, Lost(addresses))
         # After all steps that it has a part of.
-        with self._order:
+        with self._pool.order:
             for host in others:
                 if host.index in cancelled:
                     _try_to_send(host.steps, Cancel(numbers, cancelled[host.index]))
 
     def _start_anew(self, effect: StartAnew) -> None:
         key = effect.gang
-        before = self._islands.gangs[key.island]
+        before = self._pool.gangs[key.island]
         try:
             (hosts,) = self._starter.start([key.island], self._closed, effect.seconds)
         except HostError as error:
             self._core.tell(NotStarted(key, f"it cannot be restarted: {error}"))
-            self._islands.wake()
+            self._pool.wake()
             return
         if [host.ready.devices for host in hosts] != [host.ready.devices for host in before.hosts]:
             _end(hosts)
             self._core.tell(NotStarted(key, "it came back with different devices", is_final=True))
-            self._islands.wake()
+            self._pool.wake()
             return
         self._new[key.island] = hosts
         self._core.tell(Started(key))
@@ -185,7 +182,7 @@ class EffectRunner:
         self._listener.attach(gang)
         for host in gang.hosts:
             self._traces.attach(host)
-        self._islands.replace(gang)
+        self._pool.replace(gang)
         if gang.is_lost():
             self._disconnect(gang)
 

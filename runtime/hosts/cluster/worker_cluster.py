@@ -1,32 +1,30 @@
-"""The controller of workers that this process has started."""
+"""Workers that this process has started: what decides for them, hears them, and ends them."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from pathways.runtime.control.core import ClusterCore, Limits
-from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.control.records.events import Closed, Event, Tick
-from pathways.runtime.control.records.step import Step
+from pathways.runtime.control.records.events import Closed, Tick
+from pathways.runtime.control.records.unused import Unused
 from pathways.runtime.control.sharing.scheduler import Policy
-from pathways.runtime.hosts.cluster.controller import Controller, Split
+from pathways.runtime.hosts.cluster.effect_runner import EffectRunner
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.cluster.islands import Islands
-from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
+from pathways.runtime.hosts.cluster.starting import Starter
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener, WorkerSink
-from pathways.runtime.hosts.controller.effect_runner import EffectRunner
-from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD, HostOptions
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.frames import encode
-from pathways.runtime.hosts.protocol.messages import Call, Free, Load, Unload
-from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
+from pathways.runtime.hosts.protocol.messages import Call, Free, Load, Message, Unload
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.status import SpareStatus
@@ -35,23 +33,30 @@ from pathways.runtime.resources.threads import start_thread
 _TICK_SECONDS = 0.05
 _FREE_SECONDS = 0.05
 
+Split = Callable[..., SplitProgram]
+"""Cuts a program by islands: takes `ahead` and `together` of `splitting.split`."""
 
-class OwnController(Controller):
-    """The controller of workers that this process has started; they end with it.
 
-    What becomes of them is decided by a core (`runtime.control`); `WorkerListener` tells it what they say,
-    and `EffectRunner` carries out its effects.
+class WorkerCluster:
+    """Workers that this process has started; they end with it.
+
+    A core decides what becomes of them (`runtime.control`); `WorkerListener` tells it what they say, and
+    `EffectRunner` carries out its effects.
 
     Args:
       starter: starts the workers.
-      settings: what the user says of them.
+      settings: the user's settings of them.
       sink: hears what workers say of steps, for a service; see `WorkerListener`.
-      policy: whose step is next, see `ClusterCore`.
+      policy: the policy of the scheduler, see `ClusterCore`.
 
     Attributes:
-      settings: what the user says of them.
+      settings: the user's settings.
+      core: the core.
+      pool: the workers.
+      loop: reads what they say of steps.
       listener: listens to them.
       effect_runner: carries out what the core wants.
+      traces: the traces that they take part in.
 
     Raises:
       HostError: a worker does not start.
@@ -65,36 +70,29 @@ class OwnController(Controller):
         policy: Policy = "fair",
     ) -> None:
         self.settings = settings
-        closed = threading.Event()
-        started = starter.start(range(len(settings.islands)), closed)
+        self._closed = threading.Event()
+        self._spares = starter.spares
+        started = starter.start(range(len(settings.islands)), self._closed)
         numbers = [[host.index for host in hosts] for hosts in started]
         core = ClusterCore(numbers, _limits(settings.options), time.monotonic(), policy)
-        shared = SharedCore(core)
-        islands = Islands([HostGang(life, own) for life, own in zip(core.gangs, started, strict=True)])
-        self.traces = HostTraces(islands.hosts, self.tell_all)
-        loop = EventLoop(is_served=sink is not None)
-        listener = WorkerListener(shared, islands, self.traces, loop, sink)
-        super().__init__(shared, islands, listener.loop)
-        self._spares = starter.spares
-        self._closed = closed
-        self.listener = listener
+        self.core = SharedCore(core)
+        self.pool = WorkerPool([HostGang(life, own) for life, own in zip(core.gangs, started, strict=True)])
+        self.traces = HostTraces(self.pool.hosts, self.pool.send_to_all)
+        self.loop = EventLoop(is_served=sink is not None)
+        self.listener = WorkerListener(self.core, self.pool, self.traces, self.loop, sink)
         self.effect_runner = EffectRunner(
-            self.core, self.islands, listener, self.traces, starter, self.order, self._closed
+            self.core, self.pool, self.listener, self.traces, starter, self._closed
         )
         self.core.act = self.effect_runner.run
-        for gang in self.islands.gangs:
-            listener.attach(gang)
+        self._unneeded: Unused[HostedProgram] = Unused()
+        for gang in self.pool.gangs:
+            self.listener.attach(gang)
         start_thread(self._keep_time, "clock")
         # Apart: a worker that is stopped takes nothing, and only the clock finds that out.
         start_thread(self._free, "free")
 
-    @property
-    def step_deadline(self) -> float | None:
-        """After how many seconds a step is ended, and a loop without a known end; None for never."""
-        return self.settings.options.step_deadline
-
     def spares(self) -> SpareStatus | None:
-        """See `Controller.spares`."""
+        """Returns how many spare workers are ready; None if there are to be none."""
         return self._spares.status()
 
     def close(self) -> None:
@@ -104,16 +102,32 @@ class OwnController(Controller):
         self.traces.close()
         self._closed.set()
         # Not with a message, which a worker that is stopped would not take: it hears that this side is gone.
-        self.core.tell(*self._closed_events("is closed"))
+        self._tell_closed("is closed")
         self.effect_runner.close()
-        self._loop.close()
+        self.loop.close()
 
-    def _closed_events(self, how: str) -> Sequence[Event]:
-        return [Closed(gang.life.key, how) for gang in self.islands.gangs]
+    def leave(self) -> None:
+        """Gives the workers up in a forked process, for the process that they belong to goes on with them.
+
+        No thread of that process is here, and any lock may be held by one of them for ever.
+        """
+        self._closed = threading.Event()
+        self._closed.set()
+        self.loop.leave()
+        self.core.forget_threads()
+        self.pool.forget_threads()
+        # What is to be done, the other process does.
+        self.core.act = ignore
+        self._tell_closed("belongs to the process that this one was forked from")
+        for host in self.pool.hosts:
+            host.leave()
+
+    def _tell_closed(self, how: str) -> None:
+        self.core.tell(*(Closed(gang.life.key, how) for gang in self.pool.gangs))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
-        """See `Controller.load`."""
-        gangs = self.islands.current(sorted({place.island for place in program.slices.values()}))
+        """Compiles a program on its hosts, see `Session.load`."""
+        gangs = self.pool.current(sorted({place.island for place in program.slices.values()}))
         together = any(len(gang.hosts) > 1 for gang in gangs)
         cut = split(ahead=self.settings.options.ahead, together=together)
         gangs = [gang for gang in gangs if gang.number in cut.parts]
@@ -148,9 +162,10 @@ class OwnController(Controller):
         try:
             for gang, load in loads.items():
                 for host in gang.hosts:
+                    host.gang.life.check()
                     # Not among steps: a large one would hold them up.
-                    self._speak(host, host.arrays.send, load)
-            self._loop.wait(lambda: request.is_done() or bool(request.failures))
+                    self._send(host, load)
+            self.loop.wait(lambda: request.is_done() or bool(request.failures))
             for index, failure in request.first_failure():
                 raise failure.error(f"program {program.name}, host {index}")
         except BaseException:
@@ -160,55 +175,59 @@ class OwnController(Controller):
             raise
         return loaded
 
-    def _wait_for_room(self, program: HostedProgram) -> None:
-        for life in program.lives:
-            life.check_open()
-            while (oldest := life.window.blocker(program.share)) is not None:
-                self._loop.wait(oldest.is_done)
-                self._waits.add(time.monotonic() - oldest.began)
+    def _send(self, host: HostProcess, load: Load) -> None:
+        try:
+            with uninterrupted():
+                host.arrays.send(load)
+        except ConnectionEnded as error:
+            self.listener.lose(host, error)
 
-    def _frames(
-        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
-    ) -> list[bytes]:
-        return program.frames(step.number, step.number + 1, arguments)
+    def unload(self, program: HostedProgram) -> None:
+        """Notes that a program is no longer run; finalizers may call it."""
+        self._unneeded.add(program)
 
-    def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
+    def send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
+        """Sends the frames of a step; to hosts that are lost meanwhile it is lost."""
         for host, frame in zip(program.hosts, frames, strict=True):
             try:
                 host.steps.send_frames(frame)
             except ConnectionEnded as error:
-                self._lose(host, error)
+                self.listener.lose(host, error)
 
-    def _send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+    def send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+        """Sends a call to hosts; with those that are lost meanwhile it is lost."""
         frame = encode(call)
         for host in hosts:
             try:
                 host.steps.send_frames(frame)
             except ConnectionEnded as error:
-                self._lose(host, error)
-
-    def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
-        self.listener.lose(host, error)
+                self.listener.lose(host, error)
 
     def _keep_time(self) -> None:
         """Tells the core how time goes by."""
         while not self._closed.wait(_TICK_SECONDS):
-            self._loop.poll()
+            self.loop.poll()
             self.core.tell(Tick())
 
     def _free(self) -> None:
         """Frees what is no longer held, in batches, where no step does so."""
         while not self._closed.wait(_FREE_SECONDS):
-            for gang in [*self.islands.gangs]:
+            for gang in [*self.pool.gangs]:
                 unused = gang.life.unused.take()
-                for host in gang.hosts if unused else ():
-                    with contextlib.suppress(HostError):
-                        self._send(host, Free(unused))
+                if unused and not gang.is_lost():
+                    self._send_in_order(gang.hosts, Free(unused))
             for program in self._unneeded.take():
-                for host in program.hosts:
-                    # Steps that were issued still run.
-                    with contextlib.suppress(HostError):
-                        self._send(host, Unload(program.number))
+                # Steps that were issued still run.
+                self._send_in_order(
+                    [h for h in program.hosts if not h.gang.is_lost()], Unload(program.number)
+                )
+
+    def _send_in_order(self, hosts: Sequence[HostProcess], message: Message) -> None:
+        for host in hosts:
+            try:
+                host.steps.send(message)
+            except ConnectionEnded as error:
+                self.listener.lose(host, error)
 
 
 def _limits(options: HostOptions) -> Limits:

@@ -8,8 +8,9 @@ import os
 import re
 
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.attached.attached_controller import AttachedController
-from pathways.runtime.hosts.attached.service_listener import AttachedService
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.remote_session import RemoteSession
+from pathways.runtime.hosts.client.service_listener import AttachedService
 from pathways.runtime.hosts.launch.folders import call_service, check_name, find
 from pathways.runtime.hosts.launch.listening import Address
 from pathways.runtime.hosts.protocol.messages import CHANNELS, MessageError, Purpose
@@ -64,8 +65,8 @@ def _user() -> str:
     return re.sub(r"^[.-]|[^a-zA-Z0-9_.-]", "_", name)[:_MOST_OF_USER]
 
 
-def attach(attachment: Attachment) -> AttachedController:
-    """The controller of a new client.
+def attach(attachment: Attachment) -> Client:
+    """Opens a session with a service, and returns its client.
 
     Raises:
       HostError: there is no such service, or it does not let the client in; says why.
@@ -76,7 +77,7 @@ def attach(attachment: Attachment) -> AttachedController:
     return attach_at(address, secret, attachment)
 
 
-def attach_at(address: Address, secret: bytes, attachment: Attachment) -> AttachedController:
+def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Client:
     """See `attach`; of a service whose address and secret are known."""
     service = f"the service of {attachment.where}"
     connections = {}
@@ -100,4 +101,4 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Attach
         if isinstance(error, ConnectionEnded | MessageError):
             raise HostError(f"{service} rejects this process: {error}") from None
         raise
-    return AttachedController(AttachedService(attachment.where, connections), admitted)
+    return Client(RemoteSession(AttachedService(attachment.where, connections), admitted))

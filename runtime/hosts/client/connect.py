@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Never
 
-from pathways.runtime.hosts.attached.attaching import Attachment, attachment_of
-from pathways.runtime.hosts.attached.attaching import attach as attach_to
-from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.controller.own_controller import OwnController
-from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.client.attaching import Attachment, attachment_of
+from pathways.runtime.hosts.client.attaching import attach as attach_to
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.local_session import LocalSession
+from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.launch.choosing import doing, settings_of
 from pathways.runtime.hosts.launch.options import HostOptions, keyword_error
 from pathways.runtime.hosts.launch.settings import Island, Settings
@@ -25,7 +26,7 @@ from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
 from pathways.runtime.xla.tracebacks import boundary
 
 _lock = threading.RLock()
-_controller: Controller | None = None
+_controller: Client | None = None
 _asked: Settings | Attachment | None = None
 """What `_controller` was made for."""
 
@@ -170,7 +171,7 @@ def disconnect() -> None:
         devices.process_cluster.disconnect()
 
 
-def controller() -> Controller | None:
+def controller() -> Client | None:
     """The controller of the workers that programs run on; None when they run in this process."""
     return _controller
 
@@ -197,11 +198,11 @@ def _connect(asked: Settings | Attachment) -> Cluster:
     return cluster
 
 
-def _started(settings: Settings) -> Controller:
+def _started(settings: Settings) -> Client:
     starter = Starter.of(settings)
     print(f"pathways: {doing(settings)} ...", file=sys.stderr, flush=True)
     try:
-        return OwnController(starter, settings)
+        return Client(LocalSession(WorkerCluster(starter, settings)))
     except BaseException:
         starter.close()
         raise

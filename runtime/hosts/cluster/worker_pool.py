@@ -1,19 +1,22 @@
-"""The islands of a cluster, and the workers that each has now."""
+"""Workers of a cluster: those that each island has now."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
 
 from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.protocol.messages import MessageError
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
+from pathways.runtime.hosts.protocol.messages import Message, MessageError
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.resources import cluster as resources
 
 
-class Islands:
-    """The islands of a cluster.
+class WorkerPool:
+    """Workers of a cluster, by islands.
 
     Args:
       gangs: the workers of each.
@@ -22,6 +25,8 @@ class Islands:
       gangs: the workers of each island; those that were lost last, while it starts anew.
       hosts: all of these, by their numbers.
       cluster: the devices of all islands, which stay the same.
+      order: held from when the numbers of arrays are read until the step that takes them is issued, and while
+        arrays are deleted: a worker would wait for ever for what it has freed.
     """
 
     def __init__(self, gangs: Sequence[HostGang]) -> None:
@@ -31,8 +36,19 @@ class Islands:
         self.forget_threads()
 
     def forget_threads(self) -> None:
-        """Makes the condition anew in a forked process, where no thread would release it."""
+        """Makes new locks in a forked process, where no thread would release them."""
         self._changed = threading.Condition()
+        # Submission is atomic, so that every host sees one order of steps.
+        self.order = threading.RLock()
+
+    def send_to_all(self, *messages: Message) -> None:
+        """Sends messages to all hosts that are left, to all of them between the same two steps."""
+        with self.order:
+            for host in [*self.hosts]:
+                # Of a host that is lost, the listener hears.
+                if not host.gang.is_lost():
+                    with contextlib.suppress(ConnectionEnded), uninterrupted():
+                        host.steps.send(*messages)
 
     def get(self, key: GangKey) -> HostGang | None:
         """The current workers of an island, unless the key is of earlier ones."""

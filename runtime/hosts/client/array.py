@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaPart
 from pathways.runtime.hosts.protocol.shards import different_shards
@@ -67,7 +67,7 @@ class Array:
 
     def __init__(
         self,
-        controller: Controller,
+        controller: Client,
         aval: Any,
         copies: dict[Location, int],
         step: Step | None,
@@ -190,7 +190,7 @@ class Array:
         """The run that makes it at a location; None when it was put there."""
         return self._steps.get(location, self._step)
 
-    def is_of(self, controller: Controller) -> bool:
+    def is_of(self, controller: Client) -> bool:
         """Whether it lies on the hosts of this controller, and not on those of an earlier one."""
         return self._controller is controller
 

@@ -1,4 +1,4 @@
-"""The controller of a client: workers are those of a service, which says whose step is next."""
+"""Session with a service, which shares its workers among clients and orders their steps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from pathways.runtime.control.effects import AskReports, Effect, Log
 from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError
 from pathways.runtime.control.records.events import GangKey, Tick
 from pathways.runtime.control.records.step import SESSION_BITS, Step
+from pathways.runtime.control.records.unused import Unused
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
-from pathways.runtime.hosts.attached.cluster_mirror import SERVICE, ClusterMirror, ServiceEnded
-from pathways.runtime.hosts.attached.relayed import relayed_host
-from pathways.runtime.hosts.attached.service_listener import AttachedService, ServiceListener
-from pathways.runtime.hosts.attached.shared_slices import SharedSlices
-from pathways.runtime.hosts.cluster.controller import Controller, Split
+from pathways.runtime.hosts.client.cluster_mirror import SERVICE, ClusterMirror, ServiceEnded
+from pathways.runtime.hosts.client.device_allocator import DeviceAllocator
+from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.client.relayed import relayed_host
+from pathways.runtime.hosts.client.service_listener import AttachedService, ServiceListener
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.cluster.islands import Islands
-from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
+from pathways.runtime.hosts.cluster.worker_cluster import Split
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.messages import Ask, Call, Ping, Unload
 from pathways.runtime.hosts.protocol.programs import BoundProgram
@@ -53,8 +55,8 @@ _FREE_SECONDS = 0.05
 log = logging.getLogger("pathways")
 
 
-class AttachedController(Controller):
-    """The controller of a client of a service.
+class RemoteSession(HostSession):
+    """Session of a client with a service.
 
     Args:
       service: the service.
@@ -64,10 +66,11 @@ class AttachedController(Controller):
     def __init__(self, service: AttachedService, admitted: Admitted) -> None:
         self._service = service
         self._heartbeat = admitted.heartbeat
-        self._step_deadline = admitted.step_deadline
+        # The service ends steps, and this process loops.
+        self.step_deadline = admitted.step_deadline
         # The numbers of arrays that it has sent itself, as long as they are held.
         self._sent: set[int] = set()
-        self._slices: SharedSlices | None = None
+        self._slices: DeviceAllocator | None = None
         self._releasing = threading.Lock()
         facts = admitted.islands
         core = ClusterMirror(
@@ -77,58 +80,60 @@ class AttachedController(Controller):
         )
         self._mirror = core
         shared = SharedCore(core)
-        islands = Islands([self._gang_of(number, island) for number, island in enumerate(facts)])
-        self.traces = HostTraces(islands.hosts, self.tell_all)
-        self._listener = ServiceListener(shared, islands, self.traces, service, self._gang_of)
-        super().__init__(shared, islands, self._listener.loop)
+        pool = WorkerPool([self._gang_of(number, island) for number, island in enumerate(facts)])
+        traces = HostTraces(pool.hosts, pool.send_to_all)
+        self._listener = ServiceListener(shared, pool, traces, service, self._gang_of)
+        super().__init__(shared, pool, self._listener.loop, traces)
         shared.act = self._act
+        self._unneeded: Unused[HostedProgram] = Unused()
         self._listener.start()
         start_thread(self._keep_time, "clock")
         start_thread(self._free, "free")
 
-    @property
-    def step_deadline(self) -> float | None:
-        """See `Controller.step_deadline`; the service ends steps, and this process loops."""
-        return self._step_deadline
-
     def close(self) -> None:
-        """Lets go of the service, which frees all that this client has."""
+        """Disconnects from the service, which frees all that this client has."""
         if self._closed.is_set():
             return
         self.traces.close()
         self._closed.set()
-        self.core.tell(*self._closed_events("is closed"))
+        self._tell_closed("is closed")
         self._loop.forget(self._service.steps)
         self._service.close()
-        self.islands.wake()
+        self.pool.wake()
         self._loop.wake()
         self._loop.close()
 
     def leave(self) -> None:
-        """See `Controller.leave`."""
-        super().leave()
+        """See `Session.leave`."""
+        self._closed = threading.Event()
+        self._closed.set()
+        self._loop.leave()
+        self._core.forget_threads()
+        self.pool.forget_threads()
+        self._core.act = ignore
+        self._tell_closed("belongs to the process that this one was forked from")
         self._service.leave()
 
-    def _closed_events(self, how: str) -> Sequence[ServiceEnded]:
-        return [ServiceEnded(Failure(ClusterClosedError, f"{self._service} {how}"))]
+    def _tell_closed(self, how: str) -> None:
+        self._core.tell(ServiceEnded(Failure(ClusterClosedError, f"{self._service} {how}")))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
-        """See `Controller.load`; the service cuts the program, after it has proved it."""
+        """See `Session.load`; the service cuts the program, after it has proved it."""
         del split
         numbers = sorted({place.island for place in program.slices.values()})
-        hosts = [host.index for gang in self.islands.current(numbers) for host in gang.hosts]
-        request = self.core.ask(hosts)
+        hosts = [host.index for gang in self.pool.current(numbers) for host in gang.hosts]
+        request = self._core.ask(hosts)
         try:
             self._tell("watch", LoadProgram(request.number, program))
             self._loop.wait(lambda: request.is_done() or bool(request.failures))
         finally:
             if not request.is_done():
-                self.core.drop(request)
+                self._core.drop(request)
         for _, failure in request.first_failure():
             raise failure.error()
         loaded = request.answers[hosts[0]][-1]
         assert isinstance(loaded, ProgramLoaded)
-        gangs = [self.islands.gangs[number] for number in loaded.inputs]
+        gangs = [self.pool.gangs[number] for number in loaded.inputs]
         for gang in gangs:
             if gang.life.key != GangKey(gang.number, loaded.starts[gang.number]):
                 gang.life.check_open()
@@ -136,23 +141,27 @@ class AttachedController(Controller):
             loaded.program, program.name, gangs, loaded.inputs, loaded.outputs, loaded.share
         )
 
-    def resource_manager(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
-        """See `Controller.resource_manager`; the service knows which devices others have."""
-        self._slices = SharedSlices(cluster, self._bind)
+    def unload(self, program: HostedProgram) -> None:
+        """See `Session.unload`."""
+        self._unneeded.add(program)
+
+    def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
+        """See `Session.bind`; the service knows which devices others have."""
+        self._slices = DeviceAllocator(cluster, self._request_devices)
         return self._slices
 
-    def _bind(self, program: str, slices: Sequence[SliceAsked]) -> Mapping[int, Sequence[int]]:
-        """Asks the service for devices of slices; see `SharedSlices`."""
-        request = self.core.ask([SERVICE])
+    def _request_devices(self, program: str, slices: Sequence[SliceAsked]) -> Mapping[int, Sequence[int]]:
+        """Asks the service for devices of slices; see `DeviceAllocator`."""
+        request = self._core.ask([SERVICE])
         try:
             if self._mirror.ended is not None:
                 raise self._mirror.ended.error()
             self._tell_released()
             self._tell("watch", AskForDevices(request.number, program, tuple(slices)))
         except BaseException:
-            self.core.drop(request)
+            self._core.drop(request)
             raise
-        self.core.wait_for(request)
+        self._core.wait_for(request)
         for _, failure in request.first_failure():
             raise failure.error()
         (bound,) = request.answers[SERVICE]
@@ -172,7 +181,8 @@ class AttachedController(Controller):
             if self._slices is not None and (released := self._slices.take_released()):
                 self._tell("watch", ReleaseDevices(released))
 
-    def _wait_for_room(self, program: HostedProgram) -> None:
+    def wait_for_room(self, program: HostedProgram) -> None:
+        """See `Session.wait_for_room`."""
         for life in program.lives:
             life.check_open()
         steps = self._mirror.steps
@@ -180,12 +190,12 @@ class AttachedController(Controller):
             began = steps.unfinished()[:1]
             self._loop.wait(lambda: len(steps) < MOST_UNFINISHED)
             if began:
-                self._waits.add(time.monotonic() - began[0].began)
+                self.waits.add(time.monotonic() - began[0].began)
             for life in program.lives:
                 life.check_open()
 
-    def _take_number_to_send(self) -> int:
-        number = super()._take_number_to_send()
+    def _take_number_to_put(self) -> int:
+        number = super()._take_number_to_put()
         self._sent.add(number)
         return number
 
@@ -247,7 +257,7 @@ class AttachedController(Controller):
             case AskReports():
                 for number in effect.hosts:
                     with contextlib.suppress(ConnectionEnded):
-                        self.islands.hosts[number].watch.send(Ask(effect.request))
+                        self.pool.hosts[number].watch.send(Ask(effect.request))
 
     def _gang_of(self, island: int, facts: IslandFacts) -> HostGang:
         life = self._mirror.gangs[island]
@@ -263,7 +273,7 @@ class AttachedController(Controller):
         heard, silent = self._service.heard, 0.0
         while not self._closed.wait(_TICK_SECONDS):
             self._loop.poll()
-            self.core.tell(Tick())
+            self._core.tell(Tick())
             before, now = now, time.monotonic()
             if now - asked > self._heartbeat / 4:
                 asked, number = now, next(numbers)
@@ -278,9 +288,9 @@ class AttachedController(Controller):
                 self._listener.end(f"has not responded for {self._heartbeat:.0f} seconds")
 
     def _free(self) -> None:
-        """Tells the service what is no longer held, where no step does so."""
+        """Notifies the service of what is no longer held, where no step does so."""
         while not self._closed.wait(_FREE_SECONDS):
-            for gang in [*self.islands.gangs]:
+            for gang in [*self.pool.gangs]:
                 unused = gang.life.unused.take()
                 if unused and not gang.is_lost():
                     sent = self._sent_of([unused])

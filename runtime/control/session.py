@@ -1,0 +1,156 @@
+"""Interface between what uses a cluster and the cluster: one's own, or one that many clients share."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pathways.runtime.control.gang import GangView
+from pathways.runtime.control.records.replies import HostRequest
+from pathways.runtime.control.records.step import FunctionCall, Step
+from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.manager import ResourceManager
+from pathways.runtime.resources.virtual import VirtualSlice
+
+
+class Session[Program, Location](abc.ABC):
+    """Session of one user with a cluster.
+
+    Arrays, steps and programs are numbers. `run`, `call`, `put` and the requests return before anything has
+    happened; the records that they take or return have the outcome, which the session keeps up to date while
+    some thread waits. Steps, calls and requests of one session reach a host in the order in which they
+    were made. Handles, windows and error texts are the caller's.
+
+    Type parameters: a program that is loaded, and a place for arrays on the hosts of one island.
+
+    Attributes:
+      cluster: the devices of all islands.
+      is_multi_host: whether any island has several hosts, so that a loss can spoil steps that were done.
+      step_deadline: seconds after which a step, or a loop without a known end, is ended; None for never.
+    """
+
+    cluster: Cluster
+    is_multi_host: bool
+    step_deadline: float | None
+
+    @property
+    @abc.abstractmethod
+    def gangs(self) -> Sequence[GangView]:
+        """Workers of each island; those that were lost last while it starts again."""
+
+    @abc.abstractmethod
+    def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
+        """Returns what binds slices to devices of the cluster."""
+
+    @abc.abstractmethod
+    def take_numbers(self, count: int = 1) -> int:
+        """Returns the first of `count` consecutive numbers, for steps and what they make."""
+
+    @abc.abstractmethod
+    def load(self, program: Any, split: Callable[..., Any]) -> Program:
+        """Compiles a program on its hosts, and waits for all of them.
+
+        Args:
+          program: the program, bound to devices.
+          split: cuts it into one program for each island.
+
+        Raises:
+          HostError: a host failed; names the host and the reason.
+        """
+
+    @abc.abstractmethod
+    def unload(self, program: Program) -> None:
+        """Notes that a program is no longer run; finalizers may call it."""
+
+    @abc.abstractmethod
+    def wait_for_room(self, program: Program) -> None:
+        """Waits until one more step of a program may be issued.
+
+        Raises:
+          HostError: an island is lost or leaves.
+        """
+
+    @abc.abstractmethod
+    def run(
+        self,
+        step: Step,
+        program: Program,
+        arguments: Mapping[int, Sequence[int]],
+        made: Sequence[Step | None] = (),
+    ) -> None:
+        """Issues a step: it reaches all of its hosts or none, also if Ctrl-C comes meanwhile.
+
+        Args:
+          step: its record. The first array that an island makes has the number after that of the step.
+          program: its program.
+          arguments: for each island the numbers of the arrays that it takes.
+          made: the steps that made these arrays.
+
+        Raises:
+          HostError: an island is lost or leaves, or what the step takes is spoiled.
+        """
+
+    @abc.abstractmethod
+    def call(self, call: FunctionCall, island: int, message: Any, made: Sequence[Step | None] = ()) -> None:
+        """Starts a call of a function on hosts of an island, as `run` does a step."""
+
+    @abc.abstractmethod
+    def put(self, value: Any, location: Location) -> int:
+        """Sends an array to the hosts of a location, and returns its number there.
+
+        Raises:
+          HostError: an island is lost or leaves.
+        """
+
+    @abc.abstractmethod
+    def free(self, location: Location, number: int) -> None:
+        """Notes that an array is no longer held; finalizers may call it."""
+
+    @abc.abstractmethod
+    def request_bytes(
+        self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
+    ) -> HostRequest:
+        """Requests the bytes of some shards of an array.
+
+        Args:
+          host: the host that has them.
+          number: the number of the array there.
+          devices: the positions of the shards, among those of the host.
+          sizes: their bytes.
+
+        Raises:
+          HostError: the host is lost.
+        """
+
+    @abc.abstractmethod
+    def request_description(self, program: Program, *, text: bool) -> HostRequest:
+        """Requests what XLA made of a program, with the text of its modules or without."""
+
+    @abc.abstractmethod
+    def request_reports(self, hosts: Sequence[int]) -> HostRequest:
+        """Requests `HostReport`s of those of some hosts that are not lost."""
+
+    @abc.abstractmethod
+    def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:
+        """Waits until a request is answered, or for some seconds; what comes later is dropped."""
+
+    @abc.abstractmethod
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Waits until something is true that follows from what hosts say."""
+
+    @abc.abstractmethod
+    def poll(self) -> None:
+        """Takes note of what hosts have said, without waiting."""
+
+    @abc.abstractmethod
+    def unfinished(self) -> list[Step]:
+        """Returns the steps that are not done, in the order in which they were issued."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the session; what it has on hosts is freed."""
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Gives the session up in a forked process, for the process that it belongs to goes on with it."""

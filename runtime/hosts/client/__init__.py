@@ -1,0 +1,11 @@
+"""Client of a cluster: what programs, arrays and `pw.connect` use, with workers of their own or of a service.
+
+- `connect.py` chooses the devices that programs use; `client.py` dispatches to them, `array.py` is the handle
+  that users hold.
+- `host_session.py` is the session of a client, `local_session.py` with workers of this process and
+  `remote_session.py` with a service, to which `attaching.py` connects.
+- With a service, `cluster_mirror.py` is the state of its islands, kept up to date by `service_listener.py`;
+  `relayed.py` are the workers, to which it passes messages on, and `device_allocator.py` requests devices.
+
+Imports `protocol`, `launch`, `cluster` and `trace`.
+"""

@@ -1,0 +1,233 @@
+"""Session over hosts: what is sent to workers directly and by way of a service alike."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways.runtime.control.gang import GangView
+from pathways.runtime.control.records.errors import HostError, lost
+from pathways.runtime.control.records.replies import HostRequest
+from pathways.runtime.control.records.step import FunctionCall, Step
+from pathways.runtime.control.session import Session
+from pathways.runtime.hosts.cluster.answers import Fetched
+from pathways.runtime.hosts.cluster.event_loop import EventLoop
+from pathways.runtime.hosts.cluster.host import HostProcess, Location
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.round_trips import WindowWaits
+from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
+from pathways.runtime.hosts.protocol.frames import CHUNK
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
+from pathways.runtime.hosts.protocol.messages import Call, Chunk, Describe, Fetch, Free, Put
+from pathways.runtime.hosts.protocol.shards import cut
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.status import SpareStatus
+
+
+class HostSession(Session[HostedProgram, Location]):
+    """Session over workers, each with connections of its own or relayed ones.
+
+    Args:
+      core: decides what becomes of them.
+      pool: the workers.
+      loop: reads what they say of steps.
+      traces: the traces that they take part in.
+
+    Attributes:
+      pool: see above.
+      traces: see above.
+      waits: the waits for room, see `WindowWaits`.
+    """
+
+    def __init__(self, core: SharedCore, pool: WorkerPool, loop: EventLoop, traces: HostTraces) -> None:
+        self._core = core
+        self.pool = pool
+        self._loop = loop
+        self.traces = traces
+        self.cluster = pool.cluster
+        self.is_multi_host = core.core.is_several
+        self.waits = WindowWaits()
+        self._closed = threading.Event()
+
+    @property
+    def gangs(self) -> Sequence[GangView]:
+        """See `Session.gangs`."""
+        return self._core.core.gangs
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session is closed."""
+        return self._closed.is_set()
+
+    def take_numbers(self, count: int = 1) -> int:
+        """See `Session.take_numbers`."""
+        return self._core.take_numbers(count)
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """See `Session.wait`."""
+        self._loop.wait(is_done)
+
+    def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:
+        """See `Session.wait_for`."""
+        self._core.wait_for(request, seconds)
+
+    def poll(self) -> None:
+        """See `Session.poll`."""
+        self._loop.poll()
+
+    def request_reports(self, hosts: Sequence[int]) -> HostRequest:
+        """See `Session.request_reports`."""
+        return self._core.ask_reports(hosts)
+
+    def unfinished(self) -> list[Step]:
+        """See `Session.unfinished`."""
+        return self._core.core.steps.unfinished()
+
+    def spares(self) -> SpareStatus | None:
+        """Returns how many spare workers this process has ready; None if there are to be none."""
+        return None
+
+    @abc.abstractmethod
+    def _frames(
+        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
+    ) -> list[bytes]:
+        """Encodes what is sent for a step."""
+
+    @abc.abstractmethod
+    def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
+        """Sends frames of a step; what is lost in the meantime is lost with the step."""
+
+    @abc.abstractmethod
+    def _send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+        """Sends a call to hosts; what is lost in the meantime is lost with it."""
+
+    @abc.abstractmethod
+    def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
+        """Handles the end of a connection to a worker."""
+
+    def run(
+        self,
+        step: Step,
+        program: HostedProgram,
+        arguments: Mapping[int, Sequence[int]],
+        made: Sequence[Step | None] = (),
+    ) -> None:
+        """See `Session.run`: one message to each host, to all of them before any answer."""
+        frames: list[bytes] = []
+
+        def begin() -> None:
+            self._core.issue(step, program.lives, made)
+            if not frames:
+                frames.extend(self._frames(step, program, arguments))
+            self._send_step(program, frames)
+
+        _twice_if_interrupted(begin)
+
+    def call(self, call: FunctionCall, island: int, message: Any, made: Sequence[Step | None] = ()) -> None:
+        """See `Session.call`; `message` is a `Call` that names the hosts and numbers."""
+        gang = self.pool.gangs[island]
+        # What it makes, all of the island may be asked for.
+        told = gang.hosts if message.made else [self.pool.hosts[host] for host in message.hosts]
+
+        def begin() -> None:
+            self._core.issue(call, (gang.life,), made)
+            self._send_call(told, message)
+
+        _twice_if_interrupted(begin)
+
+    def _take_number_to_put(self) -> int:
+        return self.take_numbers()
+
+    def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
+        """See `Session.put`."""
+        location.gang.life.check_open()
+        value = location.part.of(value)
+        number = self._take_number_to_put()
+        try:
+            for host in location.gang.hosts:
+                shards, order = cut(value, location.placement, location.holders.get(host, ()))
+                put = Put(number, value.shape, value.dtype.name, location.placement, order)
+                self._send(host, host.arrays.send, put)
+                for n, shard in enumerate(shards):
+                    raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
+                    for offset in range(0, len(raw), CHUNK):
+                        piece = raw[offset : offset + CHUNK]
+                        chunk = Chunk(number, n, offset, len(piece))
+                        self._send(host, host.arrays.send_with, chunk, piece)
+        except BaseException:
+            # Ctrl-C, such as while something large is sent.
+            for host in location.gang.hosts:
+                with contextlib.suppress(HostError):
+                    self._send(host, host.arrays.send, Free((number,)))
+            raise
+        return number
+
+    def free(self, location: Location, number: int) -> None:
+        """See `Session.free`."""
+        location.gang.life.unused.add(number)
+
+    def request_bytes(
+        self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
+    ) -> HostRequest:
+        """See `Session.request_bytes`."""
+        # What has no bytes is there.
+        request = self._core.ask([host] if any(sizes) else [], Fetched(sizes))
+        if not request.is_done():
+            worker = self.pool.hosts[host]
+            fetch = Fetch(request.number, number, tuple(devices), sum(sizes))
+            self._send_request(request, worker, worker.steps.send, fetch)
+        return request
+
+    def request_description(self, program: HostedProgram, *, text: bool) -> HostRequest:
+        """See `Session.request_description`."""
+        request = self._core.ask(program.host_numbers)
+        for host in program.hosts:
+            describe = Describe(request.number, program.number, text)
+            self._send_request(request, host, host.watch.send, describe)
+        return request
+
+    def _send_request(
+        self, request: HostRequest, host: HostProcess, send: Callable[..., None], message: Any
+    ) -> None:
+        try:
+            self._send(host, send, message)
+        except BaseException:
+            self._core.drop(request)
+            raise
+
+    def _send(self, host: HostProcess, send: Callable[..., None], *what: Any) -> None:
+        """Sends something to a host.
+
+        Raises:
+          HostError: it is lost.
+        """
+        host.gang.life.check()
+        try:
+            with uninterrupted():
+                send(*what)
+        except ConnectionEnded as error:
+            self._lose(host, error)
+            host.gang.life.check_open()
+            raise lost(f"{host}: {error}").error() from None
+
+
+def _twice_if_interrupted(begin: Callable[[], None]) -> None:
+    """Sends something to several hosts; sending it twice is harmless.
+
+    What only some of them have would be waited for without end; a worker knows what it has had.
+    """
+    try:
+        begin()
+    except HostError:
+        raise
+    except BaseException:
+        with uninterrupted():
+            begin()
+        raise

@@ -1,0 +1,80 @@
+"""Session over workers that this process has started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from pathways.runtime.control.records.step import Step
+from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.cluster.host import HostProcess
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.worker_cluster import Split, WorkerCluster
+from pathways.runtime.hosts.protocol.messages import Call
+from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.resources.cluster import MORE_OF_HOSTS, Cluster
+from pathways.runtime.resources.manager import ResourceManager
+from pathways.runtime.resources.status import SpareStatus
+from pathways.runtime.resources.virtual import VirtualSlice
+
+
+class LocalSession(HostSession):
+    """The one session of a cluster of this process: plain calls, and no queue, since nobody shares it.
+
+    Args:
+      workers: the cluster.
+    """
+
+    def __init__(self, workers: WorkerCluster) -> None:
+        super().__init__(workers.core, workers.pool, workers.loop, workers.traces)
+        self._workers = workers
+        self.step_deadline = workers.settings.options.step_deadline
+
+    def spares(self) -> SpareStatus | None:
+        """See `HostSession.spares`."""
+        return self._workers.spares()
+
+    def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
+        """See `Session.bind`."""
+        return ResourceManager(cluster, MORE_OF_HOSTS)
+
+    def load(self, program: BoundProgram, split: Split) -> HostedProgram:
+        """See `Session.load`."""
+        return self._workers.load(program, split)
+
+    def unload(self, program: HostedProgram) -> None:
+        """See `Session.unload`."""
+        self._workers.unload(program)
+
+    def wait_for_room(self, program: HostedProgram) -> None:
+        """See `Session.wait_for_room`."""
+        for life in program.lives:
+            life.check_open()
+            while (oldest := life.window.blocker(program.share)) is not None:
+                self._loop.wait(oldest.is_done)
+                self.waits.add(time.monotonic() - oldest.began)
+
+    def _frames(
+        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
+    ) -> list[bytes]:
+        return program.frames(step.number, step.number + 1, arguments)
+
+    def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
+        self._workers.send_step(program, frames)
+
+    def _send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+        self._workers.send_call(hosts, call)
+
+    def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
+        self._workers.listener.lose(host, error)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._closed.set()
+        self._workers.close()
+
+    def leave(self) -> None:
+        """See `Session.leave`."""
+        self._closed.set()
+        self._workers.leave()
