@@ -14,7 +14,7 @@ from pathways.runtime.resources.manager import ResourceManager
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
-class Session[Program, Location](abc.ABC):
+class Session[Program, Workers, Location](abc.ABC):
     """Session of one user with a cluster.
 
     Arrays, steps and programs are numbers. `run`, `call`, `put` and the requests return before anything has
@@ -22,7 +22,8 @@ class Session[Program, Location](abc.ABC):
     some thread waits. Steps, calls and requests of one session reach a host in the order in which they
     were made. Handles, windows and error texts are the caller's.
 
-    Type parameters: a program that is loaded, and a place for arrays on the hosts of one island.
+    Type parameters: a program that is loaded, the workers of an island from their start to their loss, and a
+    place for arrays on them.
 
     Attributes:
       cluster: the devices of all islands.
@@ -92,7 +93,9 @@ class Session[Program, Location](abc.ABC):
         """
 
     @abc.abstractmethod
-    def call(self, call: FunctionCall, island: int, message: Any, made: Sequence[Step | None] = ()) -> None:
+    def call(
+        self, call: FunctionCall, workers: Workers, message: Any, made: Sequence[Step | None] = ()
+    ) -> None:
         """Starts a call of a function on hosts of an island, as `run` does a step."""
 
     @abc.abstractmethod
@@ -109,12 +112,13 @@ class Session[Program, Location](abc.ABC):
 
     @abc.abstractmethod
     def request_bytes(
-        self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
+        self, location: Location, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
     ) -> HostRequest:
         """Requests the bytes of some shards of an array.
 
         Args:
-          host: the host that has them.
+          location: the place of the array.
+          host: the host of it that has them.
           number: the number of the array there.
           devices: the positions of the shards, among those of the host.
           sizes: their bytes.

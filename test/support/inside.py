@@ -33,7 +33,8 @@ def shards_agree(x: pw.Array) -> bool:
         parts = shard_indices(whole.shape, location.placement)
         for host, positions in location.holders.items():
             wanted = [whole[parts[at]] for at in positions]
-            asked = x._controller.ask(host, number, range(len(positions)), [part.nbytes for part in wanted])
+            sizes = [part.nbytes for part in wanted]
+            asked = x._controller.ask(location, host.index, number, range(len(positions)), sizes)
             shards = x._controller.fetch(asked)
             if any(bytes(s) != part.tobytes() for s, part in zip(shards, wanted, strict=True)):
                 return False

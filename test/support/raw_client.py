@@ -82,7 +82,7 @@ def stop(controller: Client, program: HostedProgram) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(0.5)
     host.arrays.send_with(Chunk(number, 0, 8, 8), halves[1])
-    (made,) = controller.fetch(controller.ask(host, step.step + 1, (0,), (16,)))
+    (made,) = controller.fetch(controller.ask(location, host.index, step.step + 1, (0,), (16,)))
     print(np.frombuffer(made, np.float32).tolist(), flush=True)
 
 

@@ -281,7 +281,7 @@ class Array:
             with self._controller.asking:
                 number, step = self.number_at(location), self.step_at(location)
                 asked = [
-                    (own, self._controller.ask(host, number, positions, sizes))
+                    (own, self._controller.ask(location, host.index, number, positions, sizes))
                     for host, held in location.holders.items()
                     for positions in [[n for n, at in enumerate(held) if at in parts]]
                     for own in [[parts[held[n]] for n in positions]]

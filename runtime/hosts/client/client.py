@@ -173,14 +173,14 @@ class Client:
             indices = tuple(host.index for host in hosts)
             call = FunctionCall(name, number, indices, time.monotonic())
             whole = msgspec.structs.replace(message, call=number, first=number + 1, hosts=indices)
-            self.session.call(call, gang.number, whole, made)
+            self.session.call(call, gang, whole, made)
         return call
 
     def ask(
-        self, host: HostProcess, number: int, devices: Sequence[int], sizes: Sequence[int]
+        self, location: Location, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
     ) -> HostRequest:
         """Requests the bytes of some shards of an array, see `Session.request_bytes`; `fetch` waits."""
-        return self.session.request_bytes(host.index, number, devices, sizes)
+        return self.session.request_bytes(location, host, number, devices, sizes)
 
     def fetch(self, request: HostRequest) -> list[bytearray]:
         """Returns the requested bytes, when they are ready.

@@ -17,7 +17,7 @@ from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.session import Session
 from pathways.runtime.hosts.cluster.answers import Fetched
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
-from pathways.runtime.hosts.cluster.host import HostProcess, Location
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.cluster.round_trips import WindowWaits
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
@@ -31,7 +31,7 @@ from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.status import SpareStatus
 
 
-class HostSession(Session[HostedProgram, Location]):
+class HostSession(Session[HostedProgram, HostGang, Location]):
     """Session over workers, each with connections of its own or relayed ones.
 
     Args:
@@ -130,15 +130,16 @@ class HostSession(Session[HostedProgram, Location]):
 
         _twice_if_interrupted(begin)
 
-    def call(self, call: FunctionCall, island: int, message: Any, made: Sequence[Step | None] = ()) -> None:
+    def call(
+        self, call: FunctionCall, workers: HostGang, message: Any, made: Sequence[Step | None] = ()
+    ) -> None:
         """See `Session.call`; `message` is a `Call` that names the hosts and numbers."""
-        gang = self.pool.gangs[island]
         # What it makes, all of the island may be asked for.
-        told = gang.hosts if message.made else [self.pool.hosts[host] for host in message.hosts]
+        hosts = [host for host in workers.hosts if message.made or host.index in message.hosts]
 
         def begin() -> None:
-            self._core.issue(call, (gang.life,), made)
-            self._send_call(told, message)
+            self._core.issue(call, (workers.life,), made)
+            self._send_call(hosts, message)
 
         _twice_if_interrupted(begin)
 
@@ -174,13 +175,14 @@ class HostSession(Session[HostedProgram, Location]):
         location.gang.life.unused.add(number)
 
     def request_bytes(
-        self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
+        self, location: Location, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
     ) -> HostRequest:
         """See `Session.request_bytes`."""
         # What has no bytes is there.
         request = self._core.ask([host] if any(sizes) else [], Fetched(sizes))
         if not request.is_done():
-            worker = self.pool.hosts[host]
+            # Not the worker that may have taken the place of this one.
+            worker = next(worker for worker in location.gang.hosts if worker.index == host)
             fetch = Fetch(request.number, number, tuple(devices), sum(sizes))
             self._send_request(request, worker, worker.steps.send, fetch)
         return request
