@@ -7,7 +7,6 @@ A record is a `msgspec.Struct`; the constraints of its fields have descriptions,
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import types
@@ -18,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pathways.dialect.attributes.names import MOST_ELEMENTS
+from pathways.dialect.spelling import nearest
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="a printable string")]
 Symbol = Annotated[
@@ -95,8 +95,8 @@ def check_fields(record: msgspec.Struct) -> None:
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """Returns what to say of a key that is none of those that are known."""
     names = list(known)
-    near = difflib.get_close_matches(key, names, 1)
-    hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(names)}"
+    near = nearest(key, names)
+    hint = f"did you mean {near}?" if near else f"expected some of {', '.join(names)}"
     return f"{_key(key)}: unknown key; {hint}"
 
 

@@ -238,8 +238,21 @@ def runners_of_mlir_passes() -> Iterator[str]:
             yield f"{name} imports PassManager; run passes of MLIR by dialect.run_mlir_passes"
 
 
+def guessers_of_names() -> Iterator[str]:
+    for statement in imports():
+        if statement.imported == "difflib" and statement.importer != "dialect.spelling":
+            yield f"{statement.importer} imports difflib; guess names by dialect.spelling"
+
+
 def test_rooms_keep_to_the_rules() -> None:
-    rules = (violations, cycles, folders, starters_of_threads, runners_of_mlir_passes)
+    rules = (
+        violations,
+        cycles,
+        folders,
+        starters_of_threads,
+        runners_of_mlir_passes,
+        guessers_of_names,
+    )
     seen = {found for rule in rules for found in rule()}
     assert seen - EXCEPTIONS == set(), "new"
     assert EXCEPTIONS - seen == set(), "no exception any more: remove it from the table"

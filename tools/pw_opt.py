@@ -10,7 +10,6 @@ from typing import Any
 
 from pathways.tools.common import command
 from pathways.tools.common.deferred_numpy import defer_numpy
-from pathways.tools.common.errors import hint
 from pathways.tools.common.files import write_output
 from pathways.tools.common.flags import FlagParser, count
 
@@ -155,12 +154,13 @@ class _OptParser(FlagParser):
 
     def check_flag(self, flag: str) -> None:
         """Fails when a flag is nearer to one of the driver's own than to any pass."""
+        from pathways.dialect.spelling import did_you_mean
         from pathways.passes.manager.registry import BUILTIN_PASSES, MODULES
 
         if flag[2:] in MODULES or flag[2:] in BUILTIN_PASSES or flag.startswith("--sdy-"):
             return
         passes = [f"--{name}" for name in (*MODULES, *BUILTIN_PASSES)]
-        self.error(f"unknown flag '{flag}'{hint(flag, [*self.flags, *passes])}")
+        self.error(f"unknown flag '{flag}'{did_you_mean(flag, [*self.flags, *passes])}")
 
 
 _OTHER_FORMATS = ("--mlir-print-op-generic", "--emit-bytecode", "--emit-irdl", "--emit-schedule")
@@ -173,13 +173,14 @@ def _prints_ir(options: argparse.Namespace) -> bool:
 
 def _passes(text: str) -> list[str]:
     """Names of passes on the command line, between commas."""
+    from pathways.dialect.spelling import did_you_mean
     from pathways.passes.manager.registry import BUILTIN_PASSES, MODULES
 
     names = text.split(",")
     for name in names:
         if name not in MODULES and name not in BUILTIN_PASSES:
             known = [*MODULES, *BUILTIN_PASSES]
-            raise argparse.ArgumentTypeError(f"no pass is named '{name}'{hint(name, known)}")
+            raise argparse.ArgumentTypeError(f"no pass is named '{name}'{did_you_mean(name, known)}")
     return names
 
 

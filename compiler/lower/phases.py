@@ -12,11 +12,11 @@ from jaxlib.mlir import ir
 
 from pathways.compiler.lower.progress import LoweringProgress
 from pathways.dialect.errors import PathwaysError
+from pathways.dialect.spelling import did_you_mean
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.verification.forms import FORMS, foreign_form, stage_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
-from pathways.passes.manager.text import did_you_mean
 from pathways.passes.pipeline import Options, phases, phases_after
 
 PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))

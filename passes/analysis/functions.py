@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
 
 from pathways.dialect import (
     LaunchOp,
@@ -183,3 +184,16 @@ def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:
             if readable == entries:
                 return ir.DictAttr.get({name: _renamed(entry, names) for name, entry in readable.items()})
     return attribute
+
+
+def drop_empty_constraints(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
+    """Drops constraints on a mesh without axes, which JAX puts on typed PRNG keys and which say nothing."""
+    for op in list(nested_ops(function)):
+        if op.operation.name != "sdy.sharding_constraint":
+            continue
+        mesh = sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref
+        if isinstance(mesh, ir.FlatSymbolRefAttr):
+            mesh = symbols[mesh.value].attributes["mesh"]
+        if not sdy.MeshAttr(mesh).axes:
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.operation.erase()

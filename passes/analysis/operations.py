@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -63,6 +63,25 @@ def replace_operands(op: ir.OpView, mapping: Mapping[ir.Value, ir.Value]) -> Non
         for number, value in enumerate(list(operands)):
             if value in mapping:
                 operands[number] = mapping[value]
+
+
+def copy_into(
+    operations: Iterable[ir.OpView], mapping: dict[ir.Value, ir.Value], without: Collection[str] = ()
+) -> None:
+    """Copies operations to the insertion point.
+
+    Args:
+      operations: the operations, in an order in which each follows what it reads.
+      mapping: the value that copies read in the place of each; the results of copies are added.
+      without: the attributes that copies do not have.
+    """
+    for op in operations:
+        copy = op.operation.clone().opview
+        for name in without:
+            if name in copy.attributes:
+                del copy.attributes[name]
+        replace_operands(copy, mapping)
+        mapping.update(zip(op.results, copy.results, strict=True))
 
 
 def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:

@@ -20,11 +20,11 @@ together, and each piece of a call that was cut an equal share.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from pathways.dialect.attributes.origins import Origin
+from pathways.dialect.spelling import did_you_mean
 from pathways.passes.analysis.quantities import SECONDS, UNITS, QuantityReader, TimesError
 
 KINDS = ("fwd", "bwd", "bwd.input", "bwd.weight", "grad", "recompute", "glue")
@@ -166,6 +166,4 @@ def _check_names(mapping: Any, names: Iterable[str], complaint: str) -> None:
     known = list(dict.fromkeys(names))
     for name in mapping:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise TimesError(f"{complaint} '{name}'{hint}")
+            raise TimesError(f"{complaint} '{name}'{did_you_mean(str(name), known)}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.passes.analysis.operations import replace_operands
+from pathways.passes.analysis.operations import copy_into
 from pathways.passes.import_.branches.predicated import on_condition
 
 
@@ -61,10 +61,7 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
 def _copied(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> Sequence[ir.Value]:
     """Copies a block to the insertion point, for values of its arguments; returns what it hands out."""
     *operations, terminator = block.operations
-    for op in operations:
-        copy = op.operation.clone().opview
-        replace_operands(copy, mapping)
-        mapping.update(zip(op.results, copy.results, strict=True))
+    copy_into(operations, mapping)
     return [mapping.get(value, value) for value in terminator.operands]
 
 

@@ -6,13 +6,12 @@ import dataclasses
 from typing import ClassVar
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
 
-from pathways.dialect import argument_attrs, nested_ops, set_argument_attrs
+from pathways.dialect import argument_attrs, set_argument_attrs
 from pathways.dialect.attributes.names import ALIASING, DONATED, DONOR
 from pathways.dialect.verification.forms import IMPORTED, TRACED
 from pathways.dialect.verification.wellformed import type_problem
-from pathways.passes.analysis.functions import body_block, erase_unused_functions
+from pathways.passes.analysis.functions import body_block, drop_empty_constraints, erase_unused_functions
 from pathways.passes.import_.barriers import drop_barriers, split_barriers
 from pathways.passes.import_.closures import hoist_constants
 from pathways.passes.import_.inline_calls import Inliner
@@ -76,7 +75,8 @@ class Import(Pass):
         main = main_function(module)
         traced = TracedProgram(module, main)
         _check_signature(main)
-        _drop_empty_constraints(traced)
+        for function in traced.symbols.values():
+            drop_empty_constraints(function, traced.symbols)
         inliner = Inliner(traced)
         inliner.inline_calls(main)
         open_regions(traced, inliner, self.chunk)
@@ -109,19 +109,6 @@ def _check_signature(main: ir.OpView) -> None:
             if attributes.pop(marker, None) is not None:
                 attributes[DONATED] = ir.UnitAttr.get()
     set_argument_attrs(main, attrs)
-
-
-def _drop_empty_constraints(traced: TracedProgram) -> None:
-    for function in traced.symbols.values():
-        for op in list(nested_ops(function)):
-            if op.operation.name != "sdy.sharding_constraint":
-                continue
-            mesh = sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref
-            if isinstance(mesh, ir.FlatSymbolRefAttr):
-                mesh = traced.symbols[mesh.value].attributes["mesh"]
-            if not sdy.MeshAttr(mesh).axes:
-                op.results[0].replace_all_uses_with(op.operands[0])
-                op.operation.erase()
 
 
 def _check_types(main: ir.OpView) -> None:

@@ -7,15 +7,15 @@ and checked by MLIR's own parser.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import make_context
+from pathways.dialect.spelling import did_you_mean
 from pathways.passes.manager import registry
 from pathways.passes.manager.base import Pass, options_of
 
@@ -92,12 +92,6 @@ def _value_text(value: Any) -> str:
 
 _DEEPEST = 100
 """MLIR's own parser recurses, and a stack is finite."""
-
-
-def did_you_mean(name: str, choices: Sequence[str]) -> str:
-    """`; did you mean 'x'?` for the choice nearest to a misspelt name, or nothing."""
-    near = difflib.get_close_matches(name, choices, n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 class _PipelineParser:

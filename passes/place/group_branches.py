@@ -18,9 +18,9 @@ from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import (
     EXPENSIVE,
     captured,
+    copy_into,
     has_side_effect,
     is_zeros,
-    replace_operands,
     zeros_of,
 )
 from pathways.passes.import_.branches.predicated import on_condition
@@ -342,12 +342,7 @@ class _GroupWriter:
             op = self.block.operations[n]
             for value in self.block.reads[n]:
                 need(value)
-            copied = op.operation.clone().opview
-            for name in (SLICE, MIRRORED, LOOP, BRANCH, CONDITION):
-                if name in copied.attributes:
-                    del copied.attributes[name]
-            replace_operands(copied, mapping)
-            mapping.update(zip(op.results, copied.results, strict=True))
+            copy_into([op], mapping, without=(SLICE, MIRRORED, LOOP, BRANCH, CONDITION))
 
         def need(value: ir.Value) -> None:
             maker = self.block.maker(value)

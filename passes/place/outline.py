@@ -16,7 +16,7 @@ from pathways.dialect.relations.graphs import depth_first
 from pathways.dialect.verification.forms import LOCATED, OUTLINED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import merge_equal_functions
-from pathways.passes.analysis.operations import replace_operands
+from pathways.passes.analysis.operations import copy_into
 from pathways.passes.manager.base import Pass
 from pathways.passes.place.instances import Instance, InstanceGraph, Sources, instance_graph, wait_sets
 
@@ -278,13 +278,7 @@ class _Emitter:
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
             mapping = dict(zip(inputs, arguments, strict=True))
-            for instance in contents:
-                copy = instance.op.operation.clone().opview
-                for attribute in _OF_MAIN:
-                    if attribute in copy.attributes:
-                        del copy.attributes[attribute]
-                replace_operands(copy, mapping)
-                mapping.update(zip(instance.op.results, copy.results, strict=True))
+            copy_into((instance.op for instance in contents), mapping, without=_OF_MAIN)
             return [mapping[value] for value in unit.outputs]
 
         name = self.computations.make("glue", [value.type for value in inputs], body, location)

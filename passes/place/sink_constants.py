@@ -21,7 +21,7 @@ from pathways.passes.analysis.functions import (
     launches_by_callee,
     referenced_functions,
 )
-from pathways.passes.analysis.operations import EXPENSIVE, captured, has_side_effect, replace_operands
+from pathways.passes.analysis.operations import EXPENSIVE, captured, copy_into, has_side_effect
 from pathways.passes.manager.base import Pass, main_function
 
 _CONSTRAINT = "sdy.sharding_constraint"
@@ -114,9 +114,7 @@ class _Constants:
                     # It names the mesh of the slice that this is taken from.
                     mapping[value] = mapping[op.operands[0]]
                     continue
-                copy = op.operation.clone().opview
-                replace_operands(copy, mapping)
-                mapping.update(zip(op.results, copy.results, strict=True))
+                copy_into([op], mapping)
         return mapping[self.returned[number]]
 
 

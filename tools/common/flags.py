@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pathways.tools.common.errors import UserError, hint
+from pathways.tools.common.errors import UserError
 
 MOST_CPU_DEVICES = 4096
 
@@ -53,9 +53,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
+            from pathways.dialect.spelling import did_you_mean
+
             choices = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(
-                action, f"must be one of {', '.join(choices)}, got '{value}'{hint(value, choices)}"
+                action, f"must be one of {', '.join(choices)}, got '{value}'{did_you_mean(value, choices)}"
             )
 
 
@@ -133,10 +135,12 @@ class FlagParser(CommandParser):
             # Also `tool command --flag FILE`, where a flag parts two arguments that may be missing.
             options, rest = self.parse_known_intermixed_args(args, namespace)
         if rest:
+            from pathways.dialect.spelling import did_you_mean
+
             flag = rest[0].partition("=")[0]
             if owners := [name for name, parser in commands.items() if flag in parser.flags]:
                 self.error(f"{flag} is for {self.prog} {' and '.join(owners)}")
-            self.error(f"unexpected argument '{rest[0]}'{hint(flag, self.flags)}")
+            self.error(f"unexpected argument '{rest[0]}'{did_you_mean(flag, self.flags)}")
         return options
 
     def answer(self, options: argparse.Namespace) -> str | None:

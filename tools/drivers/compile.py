@@ -15,12 +15,13 @@ from jaxlib.mlir import ir
 from pathways.compiler.lower.phases import PHASES
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
+from pathways.dialect.spelling import did_you_mean
 from pathways.dialect.syntax.pretty import pretty
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.local.devices import cluster, connect
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
-from pathways.tools.common.errors import UserError, hint
+from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import BUNDLE, check_extension, write_output
 from pathways.tools.common.supervisor import doing
 from pathways.tools.drivers.explain import explain, figures
@@ -112,7 +113,7 @@ def _phase(options: argparse.Namespace) -> str:
     phases = [*PHASES, _DEVICE]
     if phase in phases:
         return phase
-    meant = hint(phase, phases) or ";"
+    meant = did_you_mean(phase, phases) or ";"
     raise UserError(f"unknown phase '{phase}'{meant} the phases are {', '.join(phases)}")
 
 

@@ -19,8 +19,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pathways.tools.common.errors import hint
-
 DTYPES = {
     **dict.fromkeys(("bool", "i1", "pred"), "bool"),
     **{f"{prefix}{bits}": f"int{bits}" for prefix in ("i", "s", "int") for bits in (2, 4, 8, 16, 32, 64)},
@@ -155,7 +153,9 @@ class _ValueReader:
 
     def array(self, word: str, start: int) -> ArrayText:
         if word not in DTYPES:
-            self.fail(f"unknown dtype '{word}'{hint(word, [*DTYPES, *_LITERALS])}", start)
+            from pathways.dialect.spelling import did_you_mean
+
+            self.fail(f"unknown dtype '{word}'{did_you_mean(word, [*DTYPES, *_LITERALS])}", start)
         if not self.accept("["):
             self.fail(f"expected a shape, such as {word}[8,128], or {word}[] for a scalar")
         shape: list[int] = []

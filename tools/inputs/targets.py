@@ -18,11 +18,12 @@ from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
+from pathways.dialect.spelling import did_you_mean
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.policies.request import RequestError, policy_or_file
-from pathways.tools.common.errors import UserError, hint
+from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import BUNDLE
 from pathways.tools.common.source import parse, read_source
 from pathways.tools.inputs.signatures import ArrayText
@@ -52,7 +53,7 @@ def find(name: str) -> PythonTarget | MlirTarget:
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            listed = hint(attribute, programs) or _list(where, programs)
+            listed = did_you_mean(attribute, programs) or _list(where, programs)
             raise UserError(f"there is no '{attribute}' in {where}{listed}")
         value = getattr(value, part)
     if isinstance(value, PlacedFunction):

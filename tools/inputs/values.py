@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pathways.runtime.plan.plan import ArrayType
-from pathways.tools.common.errors import UserError, hint
+from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import read_input
 from pathways.tools.inputs.arrays import holds_bits_of
 from pathways.tools.inputs.signatures import DTYPES
@@ -69,7 +69,9 @@ def _from_text(text: str) -> np.ndarray:
     if parts is None:
         raise ValueError("expected SHAPExDTYPE=VALUES, such as 2x2xf32=1,2,3,4")
     if parts[2] not in DTYPES or parts[2] == "key":
-        raise ValueError(f"no dtype is named '{parts[2]}'{hint(parts[2], DTYPES)}")
+        from pathways.dialect.spelling import did_you_mean
+
+        raise ValueError(f"no dtype is named '{parts[2]}'{did_you_mean(parts[2], DTYPES)}")
     shape = tuple(map(int, parts[1].split("x")[:-1]))
     dtype = np.dtype(DTYPES[parts[2]])
     words = [word for word in re.split(r"[\s,\[\]]+", "0" if parts[3] is None else parts[3]) if word]

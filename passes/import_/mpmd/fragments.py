@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, mpmd, sdy
+from jaxlib.mlir.dialects import func, mpmd
 
-from pathways.dialect import argument_attrs, nested_ops, set_argument_attrs, set_result_attrs
+from pathways.dialect import argument_attrs, set_argument_attrs, set_result_attrs
 from pathways.dialect.attributes.names import ALIASING, DONOR, SHARDING
 from pathways.dialect.attributes.origins import CallKind, Origin
 from pathways.passes.analysis.functions import body_block, unique_name
@@ -190,16 +190,3 @@ def _constraint(
     return ir.Operation.create(
         "sdy.sharding_constraint", [value.type], [value], attributes, loc=location, ip=ip
     )
-
-
-def drop_empty_constraints(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
-    """Drops constraints on a mesh without axes, which JAX puts on typed PRNG keys and which say nothing."""
-    for op in list(nested_ops(function)):
-        if op.operation.name != "sdy.sharding_constraint":
-            continue
-        mesh = sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref
-        if isinstance(mesh, ir.FlatSymbolRefAttr):
-            mesh = symbols[mesh.value].attributes["mesh"]
-        if not sdy.MeshAttr(mesh).axes:
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.operation.erase()

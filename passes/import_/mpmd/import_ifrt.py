@@ -20,10 +20,10 @@ from pathways.dialect.attributes.names import DONATED, IFRT_FUNCTION, MAIN, SHAR
 from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import IFRT, PLACED
-from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.functions import body_block, drop_empty_constraints
 from pathways.passes.import_.mpmd.atom_programs import flatten, function_of
 from pathways.passes.import_.mpmd.callbacks import keep_callbacks_together
-from pathways.passes.import_.mpmd.fragments import FragmentComputations, Layouts, drop_empty_constraints
+from pathways.passes.import_.mpmd.fragments import FragmentComputations, Layouts
 from pathways.passes.import_.mpmd.ifrt_arrays import DeviceIds, IfrtArray, read_devices
 from pathways.passes.import_.mpmd.ifrt_slices import CALL, CONTROL, ArrayTypes, SliceMeshes, described
 from pathways.passes.import_.mpmd.layouts import retarget

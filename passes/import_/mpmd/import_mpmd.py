@@ -30,13 +30,12 @@ from pathways.dialect.attributes.names import (
 )
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import MPMD, PLACED
-from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.functions import body_block, drop_empty_constraints
 from pathways.passes.import_.mpmd.callbacks import keep_callbacks_together
 from pathways.passes.import_.mpmd.fragments import (
     FragmentComputations,
     Origins,
     constrain,
-    drop_empty_constraints,
 )
 from pathways.passes.import_.mpmd.layouts import MpmdLayouts, retarget
 from pathways.passes.import_.mpmd.main_function import Port, rebuild_main, tidy_module

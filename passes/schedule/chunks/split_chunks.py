@@ -263,7 +263,9 @@ class _ChunkSplitter:
                         for n, port in enumerate(sub.outputs)
                     ]
                     last = sub is self.sub_programs[-1]
-                    made_types = result_types if last else [self.value(p).type for p in sub.outputs]
+                    made_types = (
+                        result_types if last else [p.value(block, self.operations).type for p in sub.outputs]
+                    )
                     op = dialect.RunOp.build(operands, made_types, part=sub.name)
                     if last:
                         func.ReturnOp(op.results)
@@ -271,16 +273,11 @@ class _ChunkSplitter:
                 else:
                     outputs = sub.outputs
                     done = outputs.index(self.port(self.untils[sub.loop].operands[0]))
-                    made_types = [self.value(p).type for p in outputs]
+                    made_types = [p.value(block, self.operations).type for p in outputs]
                     op = dialect.RepeatOp.build(operands, made_types, part=sub.name, until=done)
                 values.update(zip(outputs, op.results, strict=True))
         self.main.operation.erase()
         self.main = made
-
-    def value(self, port: ProgramPort) -> ir.Value:
-        if port.operation is None:
-            return body_block(self.main).arguments[port.number]
-        return self.operations[port.operation].results[port.number]
 
 
 def _take_name(name: str, taken: dict[str, None]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from jaxlib.mlir import ir
@@ -23,6 +23,12 @@ class ProgramPort(NamedTuple):
 
     operation: int | None
     number: int
+
+    def value(self, block: ir.Block, operations: Sequence[ir.OpView]) -> ir.Value:
+        """Returns the value in `@main`, whose block and operations are given."""
+        if self.operation is None:
+            return block.arguments[self.number]
+        return operations[self.operation].results[self.number]
 
 
 @dataclasses.dataclass
@@ -112,9 +118,7 @@ class SubProgramWriter:
         return self.module
 
     def value(self, port: ProgramPort) -> ir.Value:
-        if port.operation is None:
-            return body_block(self.main).arguments[port.number]
-        return self.operations[port.operation].results[port.number]
+        return port.value(body_block(self.main), self.operations)
 
     def place(self, value: ir.Value) -> dict[str, ir.Attribute]:
         """Returns the attributes for the slices of a value and for its sharding."""

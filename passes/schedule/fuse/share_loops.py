@@ -16,7 +16,7 @@ from pathways.dialect.attributes.shardings import SliceMesh, decided_inside, mak
 from pathways.dialect.verification.forms import ORDERED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call
-from pathways.passes.analysis.operations import captured, has_side_effect, replace_operands
+from pathways.passes.analysis.operations import captured, copy_into, has_side_effect
 from pathways.passes.manager.base import Pass, main_function, option
 from pathways.passes.schedule.fuse.compile_cost import LARGE_LOOP, CompileCost
 from pathways.passes.schedule.order.positions import renumber
@@ -207,10 +207,7 @@ class _Body:
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
             mapping = dict(zip(inputs, arguments, strict=True))
-            for n in contents:
-                copy = self.operations[n].operation.clone().opview
-                replace_operands(copy, mapping)
-                mapping.update(zip(self.operations[n].results, copy.results, strict=True))
+            copy_into((self.operations[n] for n in contents), mapping)
             return [mapping[v] for v in outputs]
 
         name = computations.make(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from pathways.dialect.spelling import did_you_mean
 from pathways.passes.schedule.policies.gpipe import gpipe, looped_bfs
 from pathways.passes.schedule.policies.greedy import eager, one_forward_one_backward
 from pathways.passes.schedule.policies.interleaved import interleaved, interleaved_zb
@@ -47,6 +46,5 @@ def wants_halves(name: str) -> bool:
 
 def unknown_policy(name: str) -> str:
     """What to say of a policy that does not exist."""
-    near = difflib.get_close_matches(name.lower(), NAMES, 1)
-    hint = f"did you mean '{near[0]}'?" if near else f"the policies are {', '.join(NAMES)}"
-    return f"unknown policy '{name}'; {hint}"
+    hint = did_you_mean(name.lower(), NAMES) or f"; the policies are {', '.join(NAMES)}"
+    return f"unknown policy '{name}'{hint}"

@@ -6,10 +6,10 @@ zb-h1    zb-h1(max-live=4)    search(max-bytes=512MiB, times=times.json, seconds
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from typing import Any, NoReturn
 
+from pathways.dialect.spelling import did_you_mean
 from pathways.passes.analysis.links import read_link
 from pathways.passes.analysis.quantities import FLOPS, TimesError, read_bytes
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, unknown_policy, wants_halves
@@ -99,11 +99,8 @@ def read_request(text: str) -> ScheduleRequest:
     for option in filter(None, (part.strip() for part in options.split(","))):
         name, equals, value = (part.strip() for part in option.partition("="))
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, 1)
-            fail(
-                f"'{name}' is unknown; "
-                + (f"did you mean '{near[0]}'?" if near else f"there are {', '.join(fields)}")
-            )
+            hint = did_you_mean(name, fields) or f"; there are {', '.join(fields)}"
+            fail(f"'{name}' is unknown{hint}")
         if not equals or not value:
             fail(f"'{name}' needs a value, such as {name}={_EXAMPLES[name]}")
         if fields[name].name in values:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
 from pathways.passes.analysis.flow import INFINITE, scale_of, source_side
-from pathways.passes.analysis.operations import EXPENSIVE, byte_size, captured, replace_operands
+from pathways.passes.analysis.operations import EXPENSIVE, byte_size, captured
 
 _LAYOUT = frozenset(
     {
@@ -203,11 +203,3 @@ class _Flow:
                 found.add(number)
                 pending += [self.maker[v] for v in self.reads[number] if v in self.maker]
         return found
-
-
-def copy_into(operations: Iterable[ir.OpView], mapping: dict[ir.Value, ir.Value]) -> None:
-    """Copies operations to the insertion point; reads and extends what stands for each value."""
-    for op in operations:
-        copy = op.operation.clone().opview
-        replace_operands(copy, mapping)
-        mapping.update(zip(op.results, copy.results, strict=True))

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, zeros_of
+from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, copy_into, zeros_of
 from pathways.passes.analysis.trip_count import Linear, linear
-from pathways.passes.shard.halves.halves import copy_into
 
 _ELEMENTWISE = frozenset(
     {

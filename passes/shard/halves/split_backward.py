@@ -26,12 +26,12 @@ from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.verification.forms import PLACED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call
-from pathways.passes.analysis.operations import byte_size, captured, has_side_effect
+from pathways.passes.analysis.operations import byte_size, captured, copy_into, has_side_effect
 from pathways.passes.manager.base import Pass, main_function, option, remark
 from pathways.passes.schedule.policies.registry import PROGRAM
 from pathways.passes.schedule.policies.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.policies.schedule_file import loops_with_halves
-from pathways.passes.shard.halves.halves import Halves, Question, copy_into, halve
+from pathways.passes.shard.halves.halves import Halves, Question, halve
 from pathways.passes.shard.halves.split_loops import LoopSplitter
 
 _BARRIER = "stablehlo.optimization_barrier"

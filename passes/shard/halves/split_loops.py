@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, zeros_of
+from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, copy_into, zeros_of
 from pathways.passes.analysis.trip_count import Linear, Turns, turns_of
-from pathways.passes.shard.halves.halves import Question, copy_into, halve
+from pathways.passes.shard.halves.halves import Question, halve
 from pathways.passes.shard.halves.loop_batching import Batch, TurnsOfLoop, can_be_batched
 
 _WHILE = "stablehlo.while"

@@ -2,7 +2,6 @@
 
 # Without `from __future__ import annotations`: msgspec would look for the names of fields in `pathways`.
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -10,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from pathways.dialect.plain_data import PlainDataError, check_fields, read_record
+from pathways.dialect.spelling import nearest
 
 AUTO: Final = "auto"
 
@@ -96,8 +96,8 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def keyword_error(name: str, value: object, known: Iterable[str]) -> TypeError:
     """Returns the error of a call of `connect` with a keyword that it does not have."""
     text = f"connect() got an unexpected keyword argument {name!r}"
-    if near := difflib.get_close_matches(name, known, 1):
-        text += f"; did you mean {near[0]}={value!r}?"
+    if (near := nearest(name, known)) is not None:
+        text += f"; did you mean {near}={value!r}?"
     elif name in HostOptions.__struct_fields__:
         text += f"; pass options=pathways.HostOptions({name}={value!r})"
     return TypeError(text)
