@@ -139,8 +139,8 @@ def describe_form(form: Form) -> str:
         ),
         ("arguments, results", ", ".join(f"`{port}`" for port in form.ports)),
         ("values", "arrays: ranked tensors of static shape" if form.arrays else ""),
-        ("left by", ", ".join(f"`{name}`" for name, kind in passes if kind.leaves is form)),
-        ("taken by", ", ".join(f"`{name}`" for name, kind in passes if form in kind.takes)),
+        ("left by", ", ".join(f"`{name}`" for name, kind in passes if kind.output_form is form)),
+        ("taken by", ", ".join(f"`{name}`" for name, kind in passes if form in kind.input_forms)),
     ]
     relations = [
         inspect.cleandoc(relation.__doc__ or "") for relation in (*form.relations, *form.proofs, *form.joint)
@@ -206,8 +206,8 @@ def describe_pass(name: str, pass_type: type[Pass]) -> str:
         (f"`{field.name.replace('_', '-')}`", f"`{shown(field)}`", field.metadata["help"])
         for field in options_of(pass_type).values()
     ]
-    takes = " or ".join(f"`{form.name}`" for form in pass_type.takes)
-    leaves = "the same" if pass_type.leaves is None else f"`{pass_type.leaves.name}`"
+    takes = " or ".join(f"`{form.name}`" for form in pass_type.input_forms)
+    leaves = "the same" if pass_type.output_form is None else f"`{pass_type.output_form.name}`"
     forms = f"Takes the form {takes}; leaves {leaves}.\n"
     return section(name, pass_type, forms, table(("option", "default", "meaning"), options))
 

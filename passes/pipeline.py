@@ -1,4 +1,4 @@
-"""The passes from what JAX lowers to what the runtime runs, in order, with the reasons for the order."""
+"""Pipeline: the passes from what JAX lowers to what the runtime runs, with the reasons for their order."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from pathways.passes.shard.updates.split_updates import SplitUpdates
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a program may ask of the compiler.
+    """Options of the compiler for a program.
 
     Attributes:
-      policy: the policy of `pw-schedule` for all loops; empty for what each of them asks for.
+      policy: the policy of `pw-schedule` for all loops; empty for the policy that each loop requests.
       schedule_file: a CSV file with the orders of all loops, in place of a policy.
       fuse: whether the user's own placed calls may be fused with each other.
       exchange_dtype: the dtype in which replicas send wider floats to each other; empty for their own.
-      chunk: how many turns are issued at once of a loop over slices whose end depends on values.
-      zero1: whether each replica updates a part of the parameters, and keeps that part of their state.
+      chunk: the iterations issued at once of a loop over slices whose end depends on values.
+      zero1: whether each replica updates a block of the parameters, and keeps that block of their state.
     """
 
     policy: str = ""
@@ -61,14 +61,14 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A stretch of passes that ends in a form of the IR worth looking at."""
+    """Passes that end in a form of the IR worth inspecting."""
 
     name: str
     passes: tuple[Pass, ...]
 
 
 def phases(options: Options) -> list[Phase]:
-    """The phases of the compiler; each starts from the form in which the one before it ends."""
+    """Returns the phases of the compiler; each starts from the form in which the one before it ends."""
     return [
         Phase("imported", (Import(options.chunk),)),
         Phase(
@@ -87,7 +87,7 @@ def phases(options: Options) -> list[Phase]:
                 Cse(),
                 # Before constants: what small helpers make of nothing is in the computation itself after it.
                 MergeResiduals(),
-                # It leaves results that nothing reads.
+                # After it, some results are read by nothing.
                 SinkConstants(),
                 # Before transfers: a launch that nothing needs must not pull its operands over.
                 Dce(),
@@ -112,13 +112,13 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "scheduled",
             (
-                # First: all passes above see one program, and those below run on each of its parts.
+                # First: all passes above see one program, and those below run on each of its sub-programs.
                 SplitChunks(),
                 # Right before carries go from replica to replica: their updates are in computations by now.
                 SumCarries(),
                 # Not sooner: whatever the number of replicas, all passes above see one of them.
                 Replicate(),
-                # Before unrolling: what is exchanged in a loop is launches and transfers of its turns.
+                # Before unrolling: what is exchanged in a loop is launches and transfers of its iterations.
                 LowerAllReduces(dtype=options.exchange_dtype),
                 # Not sooner: whatever the number of microbatches, all passes above see one of them.
                 UnrollMicrobatches(),
@@ -127,7 +127,7 @@ def phases(options: Options) -> list[Phase]:
                 Accumulate(),
                 # After the order is known: only neighbours on a slice may become one.
                 FuseLaunches(options.fuse),
-                # After fusion: stages are told apart by what was fused with them, not by their loops.
+                # After fusion: stages differ by what was fused with them, not by their loops.
                 *([] if options.fuse else [ShareLoops()]),
                 # After fusion: what used to be an intermediate is inside a computation now.
                 PlanMemory(),
@@ -139,7 +139,7 @@ def phases(options: Options) -> list[Phase]:
 
 
 def phases_after(options: Options, form: str | None) -> list[Phase]:
-    """The phases that a module in a form has before it; of the first perhaps only the last passes.
+    """Returns the phases that a module in a form has yet to go through; the first may lack its first passes.
 
     Args:
       options: of the compiler.
@@ -151,25 +151,25 @@ def phases_after(options: Options, form: str | None) -> list[Phase]:
     for n in reversed(range(len(every))):
         passes = every[n].passes
         for k in reversed(range(len(passes))):
-            leaves = passes[k].leaves
-            if leaves is not None and leaves.name == form:
+            output_form = passes[k].output_form
+            if output_form is not None and output_form.name == form:
                 rest = [dataclasses.replace(every[n], passes=passes[k + 1 :])] if k + 1 < len(passes) else []
                 return [*rest, *every[n + 1 :]]
     return every
 
 
 _IMPORTS: Mapping[str, Pass] = {MPMD.name: ImportMpmd(), IFRT.name: ImportIfrt()}
-"""What takes over programs that Shardy has partitioned, by the form that they are in."""
+"""Passes that import programs that Shardy has partitioned, by the form of these programs."""
 
 
 def _of_shardy(every: list[Phase], options: Options, import_: Pass) -> list[Phase]:
-    """The phases of a program that Shardy has partitioned: its fragments are launches, in its order."""
+    """Returns the phases of a program that Shardy has partitioned: fragments are launches, in its order."""
     names = [phase.name for phase in every]
     placed = Phase("placed", (import_,))
     rest = every[names.index(placed.name) + 1 :]
     if options.fuse:
         return [placed, *rest]
-    # Glue too: what Shardy inferred and did not merge is there on purpose.
+    # Glue is not fused either: what Shardy inferred and did not merge is there on purpose.
     return [
         placed,
         *(

@@ -1,4 +1,4 @@
-"""Makes computations: private functions with a body, and shardings on what they take and return."""
+"""Computations: private functions with a body, and shardings on their arguments and results."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathways.dialect.attributes.names import SHARDING
 from pathways.passes.analysis.functions import unique_name
 
 Body = Callable[[list[ir.Value]], Sequence[ir.Value]]
-"""Builds a computation at the insertion point: from its arguments to its results."""
+"""Builder of a computation at the insertion point: from its arguments to its results."""
 
 type Layout = ir.Attribute | None
-"""The sharding of an argument or result; None where nothing is said."""
+"""The sharding of an argument or result; None where there is none."""
 
 
 class Computations:
-    """The computations that a pass makes.
+    """Computations that a pass creates.
 
     Args:
       module: the module to append them to.
-      symbols: its symbols; those that are made are added.
+      symbols: its symbols; those of new computations are added.
     """
 
     def __init__(self, module: ir.Module, symbols: dict[str, ir.OpView]) -> None:
         self.module = module
         self.symbols = symbols
-        self._made: dict[object, str] = {}
+        self._names_by_key: dict[object, str] = {}
         self._counts: dict[str, int] = {}
 
     def make(
@@ -43,7 +43,7 @@ class Computations:
         results: Sequence[Layout] | Layout = None,
         key: object = None,
     ) -> str:
-        """Makes a computation and returns its name.
+        """Creates a computation and returns its name.
 
         Args:
           base: what to call it; a number follows where that is taken.
@@ -52,7 +52,7 @@ class Computations:
           location: where it comes from.
           arguments: the sharding of each argument, or the one that all have; None writes nothing.
           results: likewise of the results.
-          key: equal keys of one base share a computation, which is made for the first; None is never equal.
+          key: equal keys of one base share a computation, that of the first; None is never equal.
         """
         known = None if key is None else self.known(base, key)
         if known is not None:
@@ -75,19 +75,19 @@ class Computations:
                 set_attrs(function, [{} if layout is None else {SHARDING: layout} for layout in each])
         self.symbols[name] = function
         if key is not None:
-            self._made[base, key] = name
+            self._names_by_key[base, key] = name
         return name
 
     def known(self, base: str, key: object) -> str | None:
-        """The computation of an equal key that was made before; None where there is none."""
-        return self._made.get((base, key))
+        """Returns the computation that was created with an equal key; None where there is none."""
+        return self._names_by_key.get((base, key))
 
     def skip(self, base: str) -> None:
-        """Counts a computation that is not made, since one like it is there: others keep their names."""
+        """Counts a computation that is not created, as an equal one exists: other names stay the same."""
         self._counts[base] = self._counts.get(base, 0) + 1
 
     def variant(self, original: str, base: str) -> ir.OpView:
-        """Makes a copy of a computation under another name, in front of it."""
+        """Copies a computation under another name, in front of it."""
         function = self.symbols[original]
         name = self._name(base)
         copy = function.operation.clone(ir.InsertionPoint(function)).opview

@@ -16,14 +16,14 @@ _FEW = 1000
 
 
 def scale_of(costs: Iterable[int]) -> int:
-    """By what to divide capacities so that all of them together are less than infinite."""
+    """Returns the divisor of capacities that keeps their sum below infinite."""
     return max(1, -(-sum(costs) // _MAX_TOTAL))
 
 
 def source_side(
     size: int, arcs: Sequence[tuple[int, int, int]] | np.ndarray, sources: Sequence[int], sinks: Sequence[int]
 ) -> list[int]:
-    """The smallest set of nodes that a minimum cut leaves on the side of the sources.
+    """Returns the smallest set of nodes that a minimum cut leaves on the side of the sources.
 
     Args:
       size: how many nodes there are.
@@ -39,7 +39,7 @@ def source_side(
 
 
 def by_augmenting(size: int, arcs: np.ndarray, source: int, sink: int) -> list[int]:
-    """What a maximum flow leaves within reach of the source, by shortest augmenting paths.
+    """Returns the nodes that a maximum flow leaves within reach of the source, by shortest augmenting paths.
 
     J. Edmonds and R. Karp, "Theoretical Improvements in Algorithmic Efficiency for Network Flow Problems",
     J. ACM 19(2), 1972.
@@ -47,8 +47,8 @@ def by_augmenting(size: int, arcs: np.ndarray, source: int, sink: int) -> list[i
     Args:
       size: how many nodes there are.
       arcs: a row of head, tail and capacity for each arc.
-      source: where the flow comes from.
-      sink: where it goes.
+      source: the node from which the flow comes.
+      sink: the node to which it goes.
     """
     room: list[dict[int, int]] = [{} for _ in range(size)]
     for head, tail, capacity in arcs.tolist():
@@ -57,7 +57,7 @@ def by_augmenting(size: int, arcs: np.ndarray, source: int, sink: int) -> list[i
     while True:
         before = {source: source}
         pending = [source]
-        # The list grows while it is gone through.
+        # The list grows during the iteration.
         for node in pending:
             for other, left in room[node].items():
                 if left and other not in before:
@@ -77,7 +77,7 @@ def by_augmenting(size: int, arcs: np.ndarray, source: int, sink: int) -> list[i
 
 
 def by_scipy(size: int, arcs: np.ndarray, source: int, sink: int) -> list[int]:
-    """The same as `by_augmenting`, for large networks."""
+    """Returns the same nodes as `by_augmenting`, for large networks."""
     # Not at the top: networks are mostly small, and scipy takes longer to import than all passes take.
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow

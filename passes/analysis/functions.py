@@ -33,7 +33,7 @@ def unique_name(base: str, taken: Collection[str], start: int = 0) -> str:
 
 
 def body_block(function: ir.OpView) -> ir.Block:
-    """The only block of a function.
+    """Returns the only block of a function.
 
     Raises:
       PassFailure: when the function is only declared.
@@ -62,7 +62,7 @@ def add_arguments(
 
 
 def launches_by_callee(main: ir.OpView) -> dict[str, list[LaunchOp]]:
-    """The launches of each computation, in program order."""
+    """Returns the launches of each computation, in program order."""
     launches: dict[str, list[LaunchOp]] = {}
     for op in body_block(main).operations:
         if isinstance(op, LaunchOp):
@@ -110,7 +110,7 @@ def inline_call(call: ir.OpView, callee: ir.OpView) -> None:
 
 
 def referenced_functions(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> Iterator[ir.OpView]:
-    """The functions that an operation names: those it calls, and bodies of what it does."""
+    """Yields the functions that an operation names: those it calls, and bodies of what it does."""
     for name in referenced_symbols(op):
         function = symbols.get(name)
         if function is not None and function.operation.name == "func.func":
@@ -172,7 +172,7 @@ def rename_references(op: ir.OpView, names: Mapping[str, str]) -> None:
 
 
 def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:
-    """An attribute that names other symbols in the place of some."""
+    """Returns an attribute that names other symbols in the place of some."""
     match attribute:
         case ir.FlatSymbolRefAttr():
             return ir.FlatSymbolRefAttr.get(names.get(attribute.value, attribute.value))

@@ -1,4 +1,4 @@
-"""What operations read, do and cost."""
+"""Captures, effects, costs and copies of operations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMMUNICATION = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.
 
 
 def captured(op: ir.OpView) -> list[ir.Value]:
-    """The values from outside that an operation reads: its operands, then those its regions capture."""
+    """Returns the values from outside that an operation reads: its operands, then captures of its regions."""
     values = list(op.operands)
     if only_computes(type(op)):
         return values
@@ -37,7 +37,7 @@ def captured(op: ir.OpView) -> list[ir.Value]:
 
 
 def captured_by_regions(op: ir.OpView) -> list[ir.Value]:
-    """The values from outside that the code inside of an operation reads."""
+    """Returns the values from outside that the code inside of an operation reads."""
     inside: set[ir.Value] = set()
     for outer in (op, *nested_ops(op)):
         for region in outer.regions:
@@ -85,7 +85,7 @@ def copy_into(
 
 
 def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
-    """Whether an operation does more than compute its results; `memo` remembers functions."""
+    """Returns whether an operation does more than compute its results; `memo` remembers functions."""
     if only_computes(type(op)):
         return False
     for inner in (op, *nested_ops(op)):
@@ -102,7 +102,7 @@ def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[
 
 
 def computation_has_effect(name: str, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
-    """Whether a symbol is a function that does more than compute its results; `memo` remembers it."""
+    """Returns whether a symbol is a function that does more than compute its results; `memo` remembers it."""
     if name not in memo:
         memo[name] = False
         op = symbols.get(name)
@@ -112,7 +112,7 @@ def computation_has_effect(name: str, symbols: Mapping[str, ir.OpView], memo: di
 
 
 def byte_size(tensor_type: ir.Type) -> int:
-    """Bytes of a tensor; sub-byte elements are counted as stored by XLA, one byte each."""
+    """Returns the bytes of a tensor; sub-byte elements are counted as stored by XLA, one byte each."""
     tensor = ir.RankedTensorType(tensor_type)
     element = tensor.element_type
     parts = 1
@@ -122,7 +122,7 @@ def byte_size(tensor_type: ir.Type) -> int:
 
 
 def zeros_of(type_: ir.Type) -> ir.Value:
-    """Zeros of an array type, at the insertion point."""
+    """Builds zeros of an array type at the insertion point."""
     tensor = ir.RankedTensorType(type_)
     element = tensor.element_type
     is_complex = isinstance(element, ir.ComplexType)
@@ -135,7 +135,7 @@ def zeros_of(type_: ir.Type) -> ir.Value:
 
 
 def is_zeros(value: ir.Value) -> bool:
-    """Whether a value is known to have zeros only, none of them negative."""
+    """Returns whether a value is known to have zeros only, none of them negative."""
     maker = value.owner
     while not isinstance(maker, ir.Block) and maker.name == "stablehlo.broadcast_in_dim":
         maker = maker.operands[0].owner

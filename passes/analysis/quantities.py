@@ -39,7 +39,7 @@ class TimesError(ValueError):
 
 
 class QuantityReader:
-    """Reads quantities, all in one unit: that of the first one that is not zero.
+    """Reader of quantities in one unit: that of the first one that is not zero.
 
     Args:
       unit: the unit that they must have, when it is known before.
@@ -98,7 +98,7 @@ def read_bytes(text: str, where: str) -> int:
 
 
 def _split(value: Any, where: str, suffixes: Mapping[str, float], example: str) -> tuple[float, str]:
-    """The number and the suffix of a quantity."""
+    """Returns the number and the suffix of a quantity."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return (math.inf if abs(value) > sys.float_info.max else float(value)), ""
     parts = _QUANTITY.fullmatch(value) if isinstance(value, str) else None

@@ -13,7 +13,7 @@ def replica_count(module: ir.Module) -> int:
     """Returns the number of replicas that each slice of a program requests; 1 where none does.
 
     Raises:
-      PassFailure: slices ask for different numbers.
+      PassFailure: slices request different numbers.
     """
     slices = [op for op in ops_named(module, ["pw.slice"]) if isinstance(op, SliceOp)]
     counts = {op.replicas or 1: op for op in slices}

@@ -1,4 +1,4 @@
-"""How long launches take, for policies and for simulations.
+"""Durations of launches, for policies and for simulations.
 
 Durations are given as a mapping, which is also the form of a JSON file:
 
@@ -50,7 +50,7 @@ class Timed(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """How long each launch takes; `times_of` makes it, for a program.
+    """Durations of the launches of a program, created by `times_of`.
 
     Attributes:
       unit: the unit of the times.
@@ -69,7 +69,7 @@ class Times:
     whole: frozenset[int | None] = frozenset()
 
     def in_program(self, launches: Iterable[Timed]) -> Self:
-        """The same times, with the halves that the launches of a program are."""
+        """Returns the same times, with the halves that occur in the launches of a program."""
         halves = {(o.stage, o.part) for launch in launches for o in launch.origins if o.part is not None}
         stages = [stage for stage, _ in halves]
         return dataclasses.replace(self, whole=frozenset(s for s in stages if stages.count(s) == 1))
@@ -80,7 +80,7 @@ class Times:
         return bool(self.kinds or self.stages or self.computations or self.launches)
 
     def of(self, launch: Timed) -> float:
-        """How long a launch takes.
+        """Returns the duration of a launch.
 
         Raises:
           TimesError: when the times are in seconds and none of them is for this launch.
@@ -111,7 +111,7 @@ class Times:
 
 
 def kind_of(call: Origin) -> str:
-    """The entry of a table of kinds that is of a placed call alone."""
+    """Returns the entry of a table of kinds that is of a placed call alone."""
     return call.kind if call.part is None else f"{call.kind}.{call.part}"
 
 

@@ -1,4 +1,4 @@
-"""How many turns a `stablehlo.while` takes, and which of its values are numbers that only count them."""
+"""Trip counts of `stablehlo.while`, and values in it that only count its iterations."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Linear:
 
     @classmethod
     def constant(cls, value: int) -> Self:
-        """A number."""
+        """Returns a constant."""
         return cls(None, 0, value)
 
     def is_constant(self, value: int) -> bool:
-        """Whether it is a number, and this one. Bindings do not compare a variable with none."""
+        """Returns whether the integer is this constant; the bindings do not compare a variable with None."""
         return self.factor == 0 and self.offset == value
 
     def of(self, variable: ir.Value | None, factor: int, offset: int) -> Linear:
-        """The same, where its variable is `offset + factor * variable`."""
+        """Returns the integer for a variable that is itself `offset + factor * variable`."""
         return Linear(variable, self.factor * factor, self.offset + self.factor * offset)
 
 
 def linear(value: ir.Value) -> Linear:
-    """What an integer scalar is in terms of the value that its arithmetic starts from."""
+    """Expresses an integer scalar by the value that its arithmetic starts from."""
     if isinstance(value, ir.BlockArgument):
         return Linear(value, 1, 0)
     op = value.owner
@@ -59,7 +59,7 @@ def linear(value: ir.Value) -> Linear:
 
 
 def _combined(name: str, left: Linear, right: Linear) -> Linear | None:
-    """A sum, difference or product; None when it is not linear in one variable."""
+    """Returns a sum, difference or product; None when it is not linear in one variable."""
     if name == "stablehlo.multiply":
         if left.variable is not None:
             left, right = right, left
@@ -75,13 +75,13 @@ def _combined(name: str, left: Linear, right: Linear) -> Linear | None:
 
 
 def _is_integer(type_: ir.Type) -> bool:
-    """Whether a type is that of integer scalars."""
+    """Returns whether a type is that of integer scalars."""
     tensor = ir.RankedTensorType(type_) if isinstance(type_, ir.RankedTensorType) else None
     return tensor is not None and tensor.rank == 0 and isinstance(tensor.element_type, ir.IntegerType)
 
 
 def _integer(op: ir.Operation) -> int | None:
-    """The value of an integer scalar constant."""
+    """Returns the value of an integer scalar constant."""
     attribute = attribute_of(op, "value")
     if not _is_integer(op.results[0].type) or not isinstance(attribute, ir.DenseIntElementsAttr):
         return None
@@ -89,20 +89,20 @@ def _integer(op: ir.Operation) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Turns:
-    """A `stablehlo.while` whose number of turns is known.
+class TripCount:
+    """Trip count of a `stablehlo.while`.
 
     Attributes:
-      count: the number of turns.
-      counters: by position, the values that are `offset + factor * turn` in every turn, turns counted from 0.
+      count: the number of iterations.
+      counters: by position, the values that are `offset + factor * iteration`, with iterations from 0.
     """
 
     count: int
     counters: dict[int, Linear]
 
 
-def turns_of(loop: ir.OpView) -> Turns | None:
-    """Counts the turns of a `stablehlo.while`; None when their number depends on values."""
+def trip_count_of(loop: ir.OpView) -> TripCount | None:
+    """Counts the iterations of a `stablehlo.while`; returns None when their number depends on values."""
     cond, body = (region.blocks[0] for region in loop.regions)
     counters = _counters(list(loop.operands), body)
     test = list(cond.operations)[-1].operands[0]
@@ -125,11 +125,11 @@ def turns_of(loop: ir.OpView) -> Turns | None:
     count = _count(sides[0].factor - sides[1].factor, sides[0].offset - sides[1].offset, direction)
     if count is None or not all(_fits(loop.operands[n].type, c, count) for n, c in counters.items()):
         return None
-    return Turns(count, counters)
+    return TripCount(count, counters)
 
 
 def _counters(inits: Sequence[ir.Value], body: ir.Block) -> dict[int, Linear]:
-    """The values that start from a constant and grow by one in every turn."""
+    """Returns the values that start from a constant and grow by one in every iteration."""
     counters: dict[int, Linear] = {}
     returned = list(body.operations)[-1].operands
     for n, (init, argument, following) in enumerate(zip(inits, body.arguments, returned, strict=True)):
@@ -144,13 +144,13 @@ def _counters(inits: Sequence[ir.Value], body: ir.Block) -> dict[int, Linear]:
 
 
 def _count(factor: int, offset: int, direction: str) -> int | None:
-    """For how many turns from 0 on `offset + factor * turn` compares with 0; None for no end."""
+    """Counts the first iterations in which `offset + factor * iteration` compares with 0; None for no end."""
     if direction in ("GT", "GE"):
         factor, offset = -factor, -offset
         direction = {"GT": "LT", "GE": "LE"}[direction]
     match direction:
         case "LT" | "LE":
-            # offset + factor * turn < bound
+            # offset + factor * iteration < bound
             bound = 0 if direction == "LT" else 1
             if offset >= bound:
                 return 0
@@ -158,8 +158,8 @@ def _count(factor: int, offset: int, direction: str) -> int | None:
         case "NE":
             if offset == 0:
                 return 0
-            turns = -offset // factor if factor and -offset % factor == 0 else -1
-            return turns if turns > 0 else None
+            iterations = -offset // factor if factor and -offset % factor == 0 else -1
+            return iterations if iterations > 0 else None
         case "EQ":
             if offset:
                 return 0
@@ -168,11 +168,11 @@ def _count(factor: int, offset: int, direction: str) -> int | None:
 
 
 def _fits(type_: ir.Type, counter: Linear, count: int) -> bool:
-    """Whether a counter stays in the range of its type."""
+    """Returns whether a counter stays in the range of its type."""
     element = ir.RankedTensorType(type_).element_type
     low, high = (
         (0, 2**element.width)
         if element.is_unsigned
         else (-(2 ** (element.width - 1)), 2 ** (element.width - 1))
     )
-    return all(low <= counter.offset + counter.factor * turn < high for turn in (0, count))
+    return all(low <= counter.offset + counter.factor * iteration < high for iteration in (0, count))

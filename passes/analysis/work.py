@@ -1,4 +1,4 @@
-"""How much a computation does, as far as its operations say: an estimate when nothing is measured."""
+"""Work of computations, estimated from their operations where nothing is measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect.operations.operation import symbol_name
 from pathways.passes.analysis.functions import referenced_functions
-from pathways.passes.analysis.trip_count import turns_of
+from pathways.passes.analysis.trip_count import trip_count_of
 
 _FREE = frozenset(
     {
@@ -23,14 +23,14 @@ _FREE = frozenset(
         "func.return",
     }
 )
-"""Operations that XLA does nothing for, or that are part of others."""
+"""Operations that XLA does nothing for, or does within others."""
 
 
 class WorkEstimate:
     """The floating point operations of computations: those of products, and one for each element of all else.
 
-    A loop counts as often as it turns, once if that is not known; of branches the longest counts. What
-    devices share is not divided.
+    The body of a loop counts once for each iteration, and once if their number is not known; of branches the
+    longest counts. Work that devices share is not divided.
 
     Args:
       symbols: the symbols of the module.
@@ -41,7 +41,7 @@ class WorkEstimate:
         self._known: dict[str, int] = {}
 
     def of(self, computation: str) -> int:
-        """The operations of a computation; 0 for one that is only declared."""
+        """Returns the operations of a computation; 0 for one that is only declared."""
         if computation not in self._known:
             self._known[computation] = 0
             blocks = self._symbols[computation].regions[0].blocks
@@ -67,8 +67,8 @@ class WorkEstimate:
                 outputs = kernel[numbers.kernel_output_feature_dimension]
                 return 2 * elements * math.prod(kernel) // max(1, outputs)
             case "stablehlo.while":
-                turns = turns_of(op)
-                return (1 if turns is None else turns.count) * self._block(op.regions[1].blocks[0])
+                trips = trip_count_of(op)
+                return (1 if trips is None else trips.count) * self._block(op.regions[1].blocks[0])
             case "stablehlo.case" | "stablehlo.if":
                 return max(self._block(region.blocks[0]) for region in op.regions)
             case "stablehlo.reduce" | "stablehlo.reduce_window" | "stablehlo.scatter" | "stablehlo.sort":

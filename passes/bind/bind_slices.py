@@ -35,8 +35,8 @@ class BindSlices(Pass):
     """
 
     name: ClassVar[str] = "pw-bind-slices"
-    takes = (SCHEDULED, BOUND)
-    leaves = BOUND
+    input_forms = (SCHEDULED, BOUND)
+    output_form = BOUND
     hosts: str = option("", "the host of each slice, as in 's0:0,s1:1' with quotes; replaces `count`")
     count: int = option(1, "how many hosts the slices are distributed over")
 

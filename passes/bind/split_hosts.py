@@ -1,4 +1,4 @@
-"""`pw-split-hosts`: makes of a program what each host does of it."""
+"""`pw-split-hosts`: splits a program into one function per host."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from pathways.passes.analysis.functions import body_block, erase_unused_function
 from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.schedule.memory.host_memory import peak_bytes
 
-_MOST_AHEAD = 2**20
-"""Far more than any cluster has under way; the capacity of a channel is a multiple of it, in 64 bits."""
+_MAX_AHEAD = 2**20
+"""Limit on steps in flight, far above any cluster's; a channel's capacity is a multiple of it, in 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,22 +66,22 @@ class SplitHosts(Pass):
     %1 = pw.launch @g(%0, %arg0) on @s1 order 1
     ```
 
-    Requires: a `host` for each slice; of a program in parts, one of them as a module of its own.
+    Requires: a `host` for each slice; of a program of sub-programs, one of these as a module of its own.
     Guarantees: every send has one receive; all hosts together are free of deadlock, even if they did wait at
     every step.
     """
 
     name: ClassVar[str] = "pw-split-hosts"
-    takes = (BOUND,)
-    leaves = SPLIT
-    closes = True
+    input_forms = (BOUND,)
+    output_form = SPLIT
+    always_verified = True
     ahead: int = option(1, "how many steps may be in flight, including the current one")
 
     def __post_init__(self) -> None:
         if self.ahead < 1:
             raise ValueError(f"ahead must be at least 1, got {self.ahead}")
-        if self.ahead > _MOST_AHEAD:
-            raise ValueError(f"ahead must be at most {_MOST_AHEAD}, got {self.ahead}")
+        if self.ahead > _MAX_AHEAD:
+            raise ValueError(f"ahead must be at most {_MAX_AHEAD}, got {self.ahead}")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -115,7 +115,7 @@ def make_room(module: ir.Module, ahead: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """What of a program is between hosts.
+    """Values of a program that go between hosts.
 
     Attributes:
       hosts: the host of each slice.
@@ -163,11 +163,11 @@ def _set_capacities(program: ProgramView, split: _Split) -> None:
 
 
 class _HostFunction:
-    """The function of one host in the making.
+    """Writer of the function of one host.
 
     Args:
       program: the whole program.
-      split: what of it is between hosts.
+      split: the values that go between hosts.
       host: the host.
     """
 
@@ -176,9 +176,9 @@ class _HostFunction:
         self.split = split
         self.host = host
         self.values: dict[ir.Value, ir.Value] = {}
-        """The values of the program that the host has, each with what it is in the function."""
+        """The values of the program that the host has, each with its value in the function."""
         self.kept: list[ir.Value] = []
-        """What is released at the end."""
+        """Values that are released at the end."""
         self.position = 0
 
     def write(self) -> None:
@@ -215,15 +215,15 @@ class _HostFunction:
         set_result_attrs(function, [self.port(self.program.results[n], n) for n, _ in returned])
 
     def here(self, attrs: Attributes) -> list[str]:
-        """The slices of an argument or a result that are on the host."""
+        """Returns the slices of an argument or a result that are on the host."""
         return [name for name in read_slices(attrs[SLICE]) if self.split.hosts[name] == self.host]
 
     def port(self, attrs: Attributes, number: int) -> dict[str, ir.Attribute]:
-        """The attributes of an argument or a result on the host."""
+        """Returns the attributes of an argument or a result on the host."""
         return {**attrs, SLICE: make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
 
     def arguments(self, returned: Sequence[ir.Value]) -> list[int]:
-        """The numbers of the arguments that the host takes: what it reads, and what it must end."""
+        """Returns the numbers of the host's arguments: those that it reads or must release."""
         read = {part for value in returned for part in parts_of(value)}
         for op in self.program.ops:
             if op_has(op, Trait.ORDERED) and self.source(op) == self.host:
@@ -237,15 +237,15 @@ class _HostFunction:
         ]
 
     def source(self, op: ir.OpView) -> int:
-        """The host on which an operation reads its operands."""
+        """Returns the host on which an operation reads its operands."""
         slice = self.program.symbols[op.channel].src if op_has(op, Trait.TRANSFERS) else op.slice
         return self.split.hosts[slice]
 
     def takes_part(self, op: ir.OpView) -> bool:
-        """Whether the host does something of an operation."""
+        """Returns whether the host does something for an operation."""
         if op_has(op, Trait.ORDERED):
             return self.host in (self.source(op), self.split.hosts[op.slice])
-        # What is joined or released here was made here.
+        # What is joined or released here was computed here.
         return any(
             self.split.hosts[name] == self.host
             for value in op.operands
@@ -253,14 +253,14 @@ class _HostFunction:
         )
 
     def copy(self, op: ir.OpView) -> None:
-        """Writes what the host does of an operation."""
+        """Writes what the host does for an operation."""
         if op_has(op, Trait.ALIASES):
             self.join(op)
         elif op_has(op, Trait.RELEASES):
             self.release(op)
         elif not op_has(op, Trait.TRANSFERS) or op.results[0] not in self.split.indices:
-            made = op.rebuilt(self.operands(op), order=self.next_order(), ip=self.ip)
-            self.values.update(zip(op.results, made.results, strict=True))
+            copy = op.rebuilt(self.operands(op), order=self.next_order(), ip=self.ip)
+            self.values.update(zip(op.results, copy.results, strict=True))
         elif self.source(op) == self.host:
             self.send(op)
         else:
@@ -274,7 +274,7 @@ class _HostFunction:
         return self.position - 1
 
     def join(self, mirror: MirrorOp) -> None:
-        """What is alone on the host is no mirrored value there."""
+        """Copies a mirror; what is alone on the host is no mirrored value there."""
         copies = [self.values[value] for value in mirror.operands if value in self.values]
         if len(copies) > 1:
             self.values[mirror.results[0]] = mirror.rebuilt(copies, ip=self.ip).results[0]
@@ -282,7 +282,7 @@ class _HostFunction:
             self.values[mirror.results[0]] = copies[0]
 
     def release(self, release: ReleaseOp) -> None:
-        """What was sent lasts to the end."""
+        """Releases values on the host; those that were sent last to the end."""
         now: list[ir.Value] = []
         for value in release.operands:
             if value in self.values:

@@ -1,4 +1,4 @@
-"""Loops over several slices whose end depends on values: chunks of turns; those after the end do nothing."""
+"""Loops over several slices whose end depends on values, in chunks; iterations after the end do nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathways.passes.import_.branches.predicated import on_condition
 
 
 def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
-    """Replaces a `stablehlo.while` by one with a number of turns, each on the condition that it goes on.
+    """Replaces a `stablehlo.while` by one of `count` iterations, each on the condition that the loop goes on.
 
-    What each turn passes on is a counter, whether the loop has ended, and what the loop had, but for what
-    no turn changes.
+    Iterations pass on a counter, whether the loop has ended, and the values of the loop that iterations
+    change.
 
     Returns:
-      The new loop; its result #1 is whether the loop has ended after all turns.
+      The new loop; its result #1 is whether the loop has ended after all its iterations.
     """
     location = loop.operation.location
     (condition,), (body,) = (region.blocks for region in loop.regions)
@@ -35,16 +35,16 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
         goes_on = _copied(condition, dict(zip((condition.arguments[n] for n in kept), inits, strict=True)))[0]
         passed = [zero, stablehlo.not_(goes_on), *inits]
         types = [value.type for value in passed]
-        made = stablehlo.WhileOp(types, passed)
-        blocks = [region.blocks.append(*types, arg_locs=[location] * len(types)) for region in made.regions]
+        chunk = stablehlo.WhileOp(types, passed)
+        blocks = [region.blocks.append(*types, arg_locs=[location] * len(types)) for region in chunk.regions]
     with ir.InsertionPoint(blocks[0]), location:
         direction = stablehlo.ComparisonDirectionAttr.get("LT")
         stablehlo.ReturnOp([stablehlo.compare(blocks[0].arguments[0], most, direction)])
     with ir.InsertionPoint(blocks[1]), location:
         counter, done, *values = blocks[1].arguments
-        turn = on_condition(done, types[1:])
-        stablehlo.ReturnOp([stablehlo.add(counter, one), *turn.results])
-    something, nothing = (region.blocks[0] for region in turn.regions)
+        iteration = on_condition(done, types[1:])
+        stablehlo.ReturnOp([stablehlo.add(counter, one), *iteration.results])
+    something, nothing = (region.blocks[0] for region in iteration.regions)
     with ir.InsertionPoint(nothing), location:
         stablehlo.ReturnOp([done, *values])
     with ir.InsertionPoint(something), location:
@@ -52,10 +52,10 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
         new = [returned[n] for n in kept]
         more = _copied(condition, dict(zip((condition.arguments[n] for n in kept), new, strict=True)))
         stablehlo.ReturnOp([stablehlo.not_(*more), *new])
-    for n, result in zip(kept, list(made.results)[2:], strict=True):
+    for n, result in zip(kept, list(chunk.results)[2:], strict=True):
         loop.results[n].replace_all_uses_with(result)
     loop.operation.erase()
-    return made
+    return chunk
 
 
 def _copied(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> Sequence[ir.Value]:

@@ -1,4 +1,4 @@
-"""What a program closes over: large constants become hidden arguments."""
+"""Closed-over constants of a program: large ones become hidden arguments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int)
 
 
 def _constants(function: ir.OpView, limit: int) -> Iterator[tuple[ir.OpView, ir.Attribute]]:
-    """The constants of a function above a size, each with its value."""
+    """Yields the constants of a function above a size, each with its value."""
     for op in body_block(function).operations:
         if op.operation.name != "stablehlo.constant" or byte_size(op.results[0].type) <= limit:
             continue
@@ -70,7 +70,7 @@ def _constants(function: ir.OpView, limit: int) -> Iterator[tuple[ir.OpView, ir.
 
 
 def _called(symbols: Mapping[str, ir.OpView]) -> set[str]:
-    """The functions that are called, and not only launched."""
+    """Returns the functions that are called, and not only launched."""
     seen: set[ir.Attribute] = set()
     functions = (op for op in symbols.values() if op.operation.name == "func.func")
     calls = (op for function in functions for op in nested_ops(function) if not isinstance(op, LaunchOp))

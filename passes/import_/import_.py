@@ -66,8 +66,8 @@ class Import(Pass):
     """
 
     name: ClassVar[str] = "pw-import"
-    takes = (TRACED,)
-    leaves = IMPORTED
+    input_forms = (TRACED,)
+    output_form = IMPORTED
     chunk: int = option(8, "iterations per chunk of a loop over several slices whose end depends on values")
     max_constant_bytes: int = option(1024, "constants larger than this become hidden arguments")
 

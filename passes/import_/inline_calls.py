@@ -1,4 +1,4 @@
-"""Inlines the calls of a traced program that are not placed."""
+"""Inlining of the calls of a traced program that are not placed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathways.passes.import_.traced import TracedProgram
 
 
 class Inliner:
-    """Inlines calls of a program, and composites over several slices; each function is flattened once.
+    """Inliner of calls of a program, and of composites over several slices; each function is flattened once.
 
     Args:
       traced: the program; loops that are copied are added to its symbols.
@@ -44,7 +44,7 @@ class Inliner:
             inline_call(op, callee)
 
     def inlined_callee(self, op: ir.OpView) -> ir.OpView | None:
-        """The function that takes the place of an operation, if one does.
+        """Returns the function that takes the place of an operation, if one does.
 
         That of a composite with placed calls of several slices does: none of them can run it as a whole.
         """

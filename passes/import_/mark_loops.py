@@ -1,4 +1,4 @@
-"""Marks of microbatches become operations, and what is computed between them is told to be of their loop."""
+"""Marks of microbatches: they become operations, and operations between them members of their loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathways.passes.manager.base import fail
 
 
 class LoopMarker:
-    """Finds what is of which loop over microbatches, or over slices.
+    """Marker of the operations of loops over microbatches, or over slices.
 
     Args:
       traced: the program, whose loops are declared.
@@ -30,7 +30,7 @@ class LoopMarker:
         self.traced = traced
 
     def mark_loops(self) -> None:
-        """Turns calls that mark a microbatch into splits and reductions, and notes what is of which loop."""
+        """Turns calls that mark microbatches into splits and reductions, and sets the loop of operations."""
         reduced: dict[ir.Value, set[str]] = {}
         loops: dict[ir.Value, str] = {}
         """The loop of each value that is of one, as far as operations have been looked at."""
@@ -39,7 +39,7 @@ class LoopMarker:
             metadata, reads = self.traced.metadata_of(op), captured(op)
             branch = branch_of(op)
             if branch is not None:
-                # What is done on a condition of a turn is done in that turn.
+                # An operation on a condition of an iteration belongs to that iteration.
                 reads.append(known[branch.condition])
             before: set[str] = set().union(*(reduced[v] for v in reads if v in reduced))
             if metadata.mark is not None:
@@ -74,7 +74,7 @@ class LoopMarker:
                 reduced.update(dict.fromkeys(op.results, before))
 
     def around(self, loop: str | None) -> list[str]:
-        """A loop, and those that it is inside of, innermost first."""
+        """Returns a loop, and those that it is inside of, innermost first."""
         loops = []
         while loop is not None:
             loops.append(loop)
@@ -82,7 +82,7 @@ class LoopMarker:
         return loops
 
     def loop_read(self, op: ir.OpView, read: Iterable[str]) -> str | None:
-        """The innermost loop that an operation is in, by the loops of what it reads and what it says."""
+        """Returns the innermost loop of an operation, by its own mark and the loops of what it reads."""
         loops = dict.fromkeys(read)
         if not isinstance(op, PwOp) and (own := loop_of_op(op)) is not None:
             loops[own] = None
@@ -92,7 +92,7 @@ class LoopMarker:
         return innermost
 
     def check_begun(self, op: ir.OpView, loop: str | None) -> None:
-        """Checks that what begins a turn begins it from a value of a loop around, or of none."""
+        """Checks that a split or carry starts from a value of a loop around, or of none."""
         around = self.around(op.loop)[1:]
         if loop is not None and loop not in around:
             self.refuse_nested(op, op.loop, loop)
@@ -141,28 +141,28 @@ class LoopMarker:
             number = "two operands" if mark == "next" else "one operand"
             fail(call, f"marks where a microbatch begins or ends, but does not have {number} and one result")
         value, result = call.operands[0], call.results[0]
-        made: type[PwOp]
+        op_type: type[PwOp]
         attributes: dict[str, str | None] = {} if mark in ("split", "carry") else {"outer": loop.parent}
         match mark:
             case "split":
-                made = SplitOp
+                op_type = SplitOp
                 self.check_blocks(call, value, result, loop)
             case "carry":
-                made = CarryOp
+                op_type = CarryOp
                 self.check_types_equal(call, "carries")
             case "next":
-                made = NextOp
+                op_type = NextOp
                 self.check_types_equal(call, "passes on")
                 source = None if isinstance(value, ir.BlockArgument) else value.owner.opview
                 if not isinstance(source, CarryOp) or source.loop != loop.sym_name:
                     fail(call, f"passes on a value that is not carried by @{loop.sym_name}")
             case "sum" | "concat":
-                made, attributes["kind"] = ReduceOp, mark
+                op_type, attributes["kind"] = ReduceOp, mark
                 if mark == "concat":
                     self.check_blocks(call, result, value, loop)
                 else:
                     self.check_types_equal(call, "sums")
-        operation = made.build(
+        operation = op_type.build(
             list(call.operands),
             [result.type],
             loop=loop.sym_name,
@@ -203,8 +203,8 @@ class LoopMarker:
                 for _ in range(count - 1):
                     whole = stablehlo.add(whole, value)
                     operations.append(whole)
-        for made in operations:
-            set_loop(made.owner.opview, loop)
+        for result in operations:
+            set_loop(result.owner.opview, loop)
         whole = operations[-1] if operations else value
         op.results[0].replace_all_uses_with(whole)
         op.operation.erase()

@@ -33,12 +33,12 @@ def merge_equal(block: ir.Block) -> None:
             continue
         result = op.results[0]
         try:
-            said = tuple(op.attributes.items())
+            attributes = tuple(op.attributes.items())
         except TypeError:
             # The bindings cannot hand out complex numbers.
             known.add(result)
             continue
-        same = first.setdefault((type(op), result.type, *operands, *said), result)
+        same = first.setdefault((type(op), result.type, *operands, *attributes), result)
         if same is not result and (_is_scalar(result) or not _is_taken(result)):
             result.replace_all_uses_with(same)
             op.operation.erase()
@@ -51,6 +51,6 @@ def _is_scalar(value: ir.Value) -> bool:
 
 
 def _is_taken(value: ir.Value) -> bool:
-    """Whether a launch, another operation of `pw` or the return reads a value."""
+    """Returns whether a launch, another operation of `pw` or the return reads a value."""
     readers = (use.owner for use in value.uses)
     return any(isinstance(reader, PwOp) or reader.operation.name in _TAKING for reader in readers)

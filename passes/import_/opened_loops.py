@@ -1,4 +1,4 @@
-"""Loops of JAX over several slices: a `stablehlo.while` with a known number of turns becomes a `pw.loop`."""
+"""Loops of JAX over several slices: a `stablehlo.while` with a known trip count becomes a `pw.loop`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from jaxlib.mlir.dialects import stablehlo
 from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, UntilOp, set_loop
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import captured, has_side_effect
-from pathways.passes.analysis.trip_count import Linear, Turns, linear
+from pathways.passes.analysis.trip_count import Linear, TripCount, linear
 from pathways.passes.import_.branches.tags import branch_of, conditions
 
 
 class OpenedLoop:
-    """A `stablehlo.while` of `@main` whose body is moved in front of it, calls inlined.
+    """Loop of `@main`, a `stablehlo.while` whose body is moved in front of it, calls inlined.
 
-    First `move` replaces what the body gets in each turn: counters by the `pw.index`, what stays the same by
-    what it is, and all else by a `pw.carry`. Then `close` finds the arrays
+    First `move` replaces the arguments of the body: counters by the `pw.index`, values that stay the same by
+    their initial values, and all others by a `pw.carry`. Then `close` finds the arrays
     that the body works through row by row (`xs` of `jax.lax.scan`), which it splits, and those that it fills
-    row by row (`ys`), which it concatenates; whatever else is carried it passes on.
+    row by row (`ys`), which it concatenates; all other carried values are passed on.
 
     Args:
       op: the operation.
-      turns: how often it runs.
-      loop: the loop to make of it.
+      trips: its trip count.
+      loop: the loop that takes its place.
     """
 
-    def __init__(self, op: ir.OpView, turns: Turns, loop: LoopOp) -> None:
+    def __init__(self, op: ir.OpView, trips: TripCount, loop: LoopOp) -> None:
         self.op = op
-        self.turns = turns
+        self.trips = trips
         self.loop = loop
         self.location = op.operation.location
         self.carries: dict[int, CarryOp] = {}
@@ -39,16 +39,16 @@ class OpenedLoop:
         with self.location:
             i32 = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         self.index = IndexOp.build([], [i32], loop=loop.sym_name, loc=self.location, ip=ip)
-        """Its result; the operation is in front of the body."""
+        """Index of the iteration; the operation is in front of the body."""
 
     def move(self) -> list[ir.OpView]:
-        """Moves the body; returns what of it is in `@main` now."""
+        """Moves the body; returns the operations that are in `@main` now."""
         *operations, terminator = self.body.operations
         for n, (argument, init) in enumerate(zip(self.body.arguments, self.op.operands, strict=True)):
             if terminator.operands[n] == argument:
                 now = init
-            elif n in self.turns.counters:
-                now = self.counted(self.turns.counters[n], init.type)
+            elif n in self.trips.counters:
+                now = self.counted(self.trips.counters[n], init.type)
             else:
                 ip = ir.InsertionPoint(self.op)
                 self.carries[n] = CarryOp.build(
@@ -61,7 +61,7 @@ class OpenedLoop:
         return [*self.carries.values(), *operations]
 
     def counted(self, counter: Linear, type_: ir.Type) -> ir.Value:
-        """A counter in the current turn."""
+        """Returns a counter in the current iteration."""
         with ir.InsertionPoint(self.op), self.location:
             value = self.index.results[0]
             if value.type != type_:
@@ -75,7 +75,7 @@ class OpenedLoop:
         memo: dict[str, bool] = {}
         for op in body:
             if not isinstance(op, PwOp) and has_side_effect(op, symbols, memo):
-                # It reads nothing of the loop perhaps, and is done in every turn all the same.
+                # Its effect occurs in every iteration, also where it reads nothing of the loop.
                 set_loop(op, self.loop.sym_name)
         inside = {result for op in body for result in op.results}
         for op in body:
@@ -83,10 +83,10 @@ class OpenedLoop:
                 self.split(op)
         following = list(list(self.body.operations)[-1].operands)
         last = list(self.op.operands)
-        for n, counter in self.turns.counters.items():
+        for n, counter in self.trips.counters.items():
             if n not in self.carries and last[n] != following[n]:
                 with ir.InsertionPoint(self.op), self.location:
-                    last[n] = _number(last[n].type, counter.offset + counter.factor * self.turns.count)
+                    last[n] = _number(last[n].type, counter.offset + counter.factor * self.trips.count)
         for n, carry in self.carries.items():
             last[n] = self.collected(carry, following[n]) or self.handed_on(carry, following[n])
         for old, new in zip(self.op.results, last, strict=True):
@@ -96,24 +96,24 @@ class OpenedLoop:
             self.index.operation.erase()
 
     def blocks(self, start: Sequence[ir.Value], whole: ir.Value, block: Sequence[int]) -> Linear | None:
-        """Where blocks of whole rows start, by the turn, if they are all those of a value; else None."""
+        """Returns the start of blocks of whole rows, by the iteration, if they cover a value; else None."""
         shape = list(ir.RankedTensorType(whole.type).shape)
-        if not shape or shape[0] != block[0] * self.turns.count or shape[1:] != list(block[1:]):
+        if not shape or shape[0] != block[0] * self.trips.count or shape[1:] != list(block[1:]):
             return None
-        first, *others = (linear(number) for number in start)
-        if not all(number.is_constant(0) for number in others):
+        first, *offsets = (linear(number) for number in start)
+        if not all(number.is_constant(0) for number in offsets):
             return None
         if first.variable is None or first.variable != self.index.results[0]:
             return None
-        forward, backward = (block[0], 0), (-block[0], block[0] * (self.turns.count - 1))
+        forward, backward = (block[0], 0), (-block[0], block[0] * (self.trips.count - 1))
         return first if (first.factor, first.offset) in (forward, backward) else None
 
     def is_reversed(self, start: Linear, rows: int) -> bool:
-        """Whether blocks are taken from the last to the first; a single row needs no other order inside."""
+        """Returns whether blocks, of a single row each, are taken from the last to the first."""
         return start.factor < 0 and rows == 1
 
     def split(self, op: ir.OpView) -> None:
-        """Replaces a slice at the turn's rows by a `pw.split`."""
+        """Replaces a slice at the rows of an iteration by a `pw.split`."""
         whole, *start = op.operands
         shape = list(ir.RankedTensorType(op.results[0].type).shape)
         first = self.blocks(start, whole, shape)
@@ -133,7 +133,7 @@ class OpenedLoop:
         op.operation.erase()
 
     def collected(self, carry: CarryOp, following: ir.Value) -> ir.Value | None:
-        """The concatenation of what each turn writes to its rows of an array; None if it does more."""
+        """Returns the concatenation of the rows that iterations write to an array; None if they do more."""
         value = carry.results[0]
         if isinstance(following, ir.BlockArgument):
             return None
@@ -168,7 +168,7 @@ class OpenedLoop:
         return next(n for n, other in self.carries.items() if other is carry)
 
     def handed_on(self, carry: CarryOp, following: ir.Value) -> ir.Value:
-        """The last value of what is carried."""
+        """Returns the last value of what is carried."""
         return NextOp.build(
             [carry.results[0], following],
             [following.type],
@@ -180,7 +180,7 @@ class OpenedLoop:
 
 
 def _number(type_: ir.Type, value: int) -> ir.Value:
-    """An integer scalar."""
+    """Returns an integer scalar."""
     element = ir.RankedTensorType(type_).element_type
     attribute = ir.DenseElementsAttr.get_splat(ir.RankedTensorType(type_), ir.IntegerAttr.get(element, value))
     return stablehlo.constant(attribute)

@@ -11,7 +11,7 @@ from pathways.dialect import LoopOp, PwOp, UntilOp, make_slices, only_computes
 from pathways.dialect.attributes.names import MOST_MICROBATCHES, SLICE
 from pathways.passes.analysis.functions import body_block, unique_name
 from pathways.passes.analysis.operations import has_side_effect
-from pathways.passes.analysis.trip_count import turns_of
+from pathways.passes.analysis.trip_count import trip_count_of
 from pathways.passes.import_.branches.open_branches import BRANCHING, open_branches
 from pathways.passes.import_.branches.tags import branch_of, set_branch
 from pathways.passes.import_.chunked_loops import in_chunks
@@ -26,14 +26,14 @@ def open_regions(traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
 
     Args:
       traced: the program.
-      inliner: what inlines calls in it.
-      chunk: how many turns a chunk has of a loop whose end depends on values.
+      inliner: the inliner of calls in it.
+      chunk: the iterations in a chunk of a loop whose end depends on values.
     """
-    opener = _RegionOpener(traced, inliner, chunk)
+    mover = _RegionMover(traced, inliner, chunk)
     pending = [_Region(op, None) for op in reversed(_regions_among(body_block(traced.main).operations))]
     while pending:
-        pending += reversed(opener.opened(pending.pop()))
-    if opener.loops:
+        pending += reversed(mover.opened(pending.pop()))
+    if mover.loops:
         drop_dead_carries(traced.main, traced.symbols)
 
 
@@ -56,8 +56,8 @@ class _Region(NamedTuple):
     loop: str | None
 
 
-class _RegionOpener:
-    """Opens loops and branches of `@main`."""
+class _RegionMover:
+    """Mover of loops and branches to `@main`."""
 
     def __init__(self, traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
         self.traced = traced
@@ -76,7 +76,7 @@ class _RegionOpener:
         return self.open_loop(op, loop) if self.traced.spans_slices(op) else []
 
     def is_cut(self, op: ir.OpView) -> bool:
-        """Whether branches are cut by slice: they hold calls of several, or neither calls nor effects."""
+        """Returns whether branches are cut by slice: their calls are of several slices, or there are none."""
         placed = self.traced.placements_inside(op, set())
         if placed:
             return len(placed) > 1
@@ -89,30 +89,30 @@ class _RegionOpener:
 
     def open_loop(self, op: ir.OpView, around: str | None) -> list[_Region]:
         """Makes a loop of one operation."""
-        turns, branch = turns_of(op), branch_of(op)
-        is_chunked = turns is None
-        if turns is None:
+        trips, branch = trip_count_of(op), branch_of(op)
+        is_chunked = trips is None
+        if trips is None:
             self.check_chunked(op, around)
             op = in_chunks(op, self.chunk)
-            # Whether there is a first turn is worked out in front of the loop.
+            # The condition of a first iteration is computed in front of the loop.
             self.inliner.inline_block(body_block(self.traced.main), self.traced.main)
-            turns = turns_of(op)
-            assert turns is not None
-        if turns.count == 0:
+            trips = trip_count_of(op)
+            assert trips is not None
+        if trips.count == 0:
             for old, init in zip(op.results, op.operands, strict=True):
                 old.replace_all_uses_with(init)
             op.operation.erase()
             return []
-        if turns.count > MOST_MICROBATCHES:
+        if trips.count > MOST_MICROBATCHES:
             fail(
                 self.traced.reason_inside(op),
-                f"is in a loop over several slices that takes {turns.count} iterations; loops are unrolled "
+                f"is in a loop over several slices that takes {trips.count} iterations; loops are unrolled "
                 f"and takes at most {MOST_MICROBATCHES}",
             )
         name = unique_name("loop", self.traced.symbols)
         loop = LoopOp.build(
             sym_name=name,
-            count=turns.count,
+            count=trips.count,
             sequential=True,
             parent=around,
             loc=op.operation.location,
@@ -120,11 +120,11 @@ class _RegionOpener:
         )
         self.traced.symbols[name] = loop
         if is_chunked:
-            # Of the number of its turns no more is known than that of a chunk.
+            # The trip count of a chunk is all that is known of that of the loop.
             loop.chunk, loop.count = loop.count, None
             ip = ir.InsertionPoint.after(op)
             UntilOp.build([op.results[1]], loop=name, loc=op.operation.location, ip=ip)
-        opened = OpenedLoop(op, turns, loop)
+        opened = OpenedLoop(op, trips, loop)
         self.inliner.inline_block(opened.body, self.traced.main)
         body = opened.move()
         for inner in body:
@@ -137,7 +137,7 @@ class _RegionOpener:
         return inside
 
     def check_chunked(self, op: ir.OpView, around: str | None) -> None:
-        """Refuses loops whose number of turns depends on values where they cannot be in chunks."""
+        """Refuses loops whose trip count depends on values where they cannot be in chunks."""
         calls = self.traced.calls_inside(op, set())
         if around is not None:
             where = "inside of another one"
@@ -191,5 +191,5 @@ def _refuse_loops_inside(traced: TracedProgram, op: ir.OpView) -> None:
 
 
 def _regions_among(operations: Iterable[ir.OpView]) -> list[ir.OpView]:
-    """The loops and branches of JAX among operations."""
+    """Returns the loops and branches of JAX among operations."""
     return [op for op in operations if op.operation.name in BRANCHING | {"stablehlo.while"}]

@@ -1,4 +1,4 @@
-"""Numbers the stages of a pipeline from where its forward calls are placed.
+"""Numbers of pipeline stages, from the slices of forward calls.
 
 Where a loop differentiates gradients, as for a gradient penalty, the calls of those gradients are part of
 what its backward goes back through: forward calls, of stages of their own.
@@ -44,12 +44,12 @@ class PlacedCall:
 
     @property
     def stage(self) -> int | None:
-        """Its stage, None where it has none yet."""
+        """Stage of the call, None where it has none yet."""
         return self.origin.stage
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What it computes; a repeated call has that of the first one, however often either was cut."""
+        """Identity of its computation; a repeated call has that of the first one, also if either was cut."""
         return self.call, self.lineage.rstrip("0")
 
     @property
@@ -75,7 +75,7 @@ class _Level(NamedTuple):
     """A stage without a number yet.
 
     Attributes:
-      depth: how many changes lie in front of it, of slice or of whether calls are gradients.
+      depth: the number of changes before it, of slice or of whether calls are gradients.
       slice: its slice.
       is_gradient: whether its calls are gradients.
       chosen: the stage that the user chose, in a loop that differentiates gradients.
@@ -88,7 +88,7 @@ class _Level(NamedTuple):
 
     @property
     def place(self) -> tuple[str, bool, int | None]:
-        """What all calls of a stage have in common."""
+        """Properties that all calls of a stage have in common."""
         return self[1:]
 
 
@@ -108,7 +108,7 @@ class _Forward:
 
 
 def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collection[str]) -> None:
-    """Gives launches the number of their stage, unless the user chose one, and says of which call they are.
+    """Gives launches the number of their stage, unless the user chose one, and the identity of their call.
 
     Stages are maximal runs of forward calls on one slice, numbered in topological order. In a loop only what
     depends on the microbatch counts. A call in front of the loop that prepares what a stage on its slice
@@ -148,13 +148,13 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
 
 
 def _with_gradients(placed: Sequence[PlacedCall]) -> set[str]:
-    """The loops that have gradients as stages."""
+    """Returns the loops that have gradients as stages."""
     return {call.launch.loop for call in placed if call.kind == "grad" and call.launch.loop is not None}
 
 
 def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forward]:
-    """The forward calls, each at the first level at which it can be."""
-    # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
+    """Returns the forward calls, each at the first level at which it can be."""
+    # Where only gradients are computed, `jax.checkpoint` leaves no forward call but the repeated one.
     run_forward = {call.identity for call in placed if call.kind in ("fwd", "grad")}
     calls = {
         call.launch.operation: call
@@ -251,7 +251,7 @@ def _find_gradients(
 
 
 def _joined(forward: Sequence[_Forward]) -> list[_Forward]:
-    """Side branches: calls of a level join the next one of their place if all that reads them is as late."""
+    """Joins side branches: calls join the next level of their place if all their readers are as late."""
     joined = list(forward)
     readers: list[list[int]] = [[] for _ in joined]
     for n, one in enumerate(joined):

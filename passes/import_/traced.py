@@ -16,7 +16,7 @@ from pathways.passes.manager.base import fail
 _ORDINARY = CallMetadata()
 
 NESTED_LOOPS = "'Loops inside loops' of docs/pipelining.md"
-"""Where the manual says what to write instead of loops that cannot be nested."""
+"""Section of the manual on what to write instead of loops that cannot be nested."""
 
 
 class TracedProgram:
@@ -35,22 +35,22 @@ class TracedProgram:
         self._metadata: dict[ir.Attribute, CallMetadata] = {}
 
     def metadata_of(self, op: ir.OpView) -> CallMetadata:
-        """The metadata that JAX attached to a call, read once of each attribute that says it.
+        """Returns the metadata that JAX attached to a call, read once of each attribute that says it.
 
         Raises:
           PassFailure: it is none that the front end writes.
         """
         if FRONTEND_ATTRIBUTES not in op.attributes:
             return _ORDINARY
-        said = attribute_of(op, FRONTEND_ATTRIBUTES)
-        if said is not None and said in self._metadata:
-            return self._metadata[said]
+        written = attribute_of(op, FRONTEND_ATTRIBUTES)
+        if written is not None and written in self._metadata:
+            return self._metadata[written]
         try:
             metadata = CallMetadata.read(op)
         except MetadataError as error:
             fail(op, str(error))
-        if said is not None:
-            self._metadata[said] = metadata
+        if written is not None:
+            self._metadata[written] = metadata
         return metadata
 
     def loop_symbol(self, op: ir.OpView, metadata: CallMetadata) -> LoopOp:
@@ -66,11 +66,11 @@ class TracedProgram:
         return name
 
     def loops_over_microbatches(self) -> set[str]:
-        """The names of the loops over microbatches."""
+        """Returns the names of the loops over microbatches."""
         return {name for name, op in self.symbols.items() if isinstance(op, LoopOp) and not op.sequential}
 
     def operations_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
-        """An operation, and all inside of it and the functions that it names."""
+        """Yields an operation, and all inside of it and the functions that it names."""
         for inner in (op, *nested_ops(op)):
             yield inner
             for function in referenced_functions(inner, self.symbols):
@@ -80,11 +80,11 @@ class TracedProgram:
                     yield from self.operations_inside(function, seen)
 
     def calls_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
-        """All calls inside an operation and the functions that it names."""
+        """Returns all calls inside an operation and the functions that it names."""
         return (inner for inner in self.operations_inside(op, seen) if inner.operation.name == "func.call")
 
     def placements_inside(self, op: ir.OpView, seen: set[str]) -> dict[str, ir.OpView]:
-        """The slices of placed calls inside an operation and the functions it calls, with one call each."""
+        """Returns the slices of placed calls in an operation and in functions it calls, each with a call."""
         placed: dict[str, ir.OpView] = {}
         for inner in self.calls_inside(op, seen):
             name = self.metadata_of(inner).slice
@@ -93,13 +93,13 @@ class TracedProgram:
         return placed
 
     def spans_slices(self, op: ir.OpView) -> bool:
-        """Whether a loop cannot be one computation."""
+        """Returns whether a loop cannot be one computation."""
         if len(self.placements_inside(op, set())) > 1:
             return True
         return any(self.metadata_of(inner).loop is not None for inner in self.calls_inside(op, set()))
 
     def reason_inside(self, op: ir.OpView) -> ir.OpView:
-        """A call that keeps a loop from being one computation."""
+        """Returns a call that keeps a loop from being one computation."""
         placed = list(self.placements_inside(op, set()).values())
         if len(placed) > 1:
             return placed[1]

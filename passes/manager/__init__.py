@@ -1,1 +1,1 @@
-"""What a pass is, the names of all of them, and what runs them. Imports no other room of `passes`."""
+"""Base, registry, text form and driver of passes. Imports no other room of `passes`."""

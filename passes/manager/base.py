@@ -1,4 +1,4 @@
-"""What a pass is: a frozen dataclass whose fields are its command-line options."""
+"""Base of passes: frozen dataclasses whose fields are command-line options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathways.dialect.operations.metadata import CallMetadata, MetadataError
 
 
 class PassFailure(Exception):
-    """A pass gave up after it emitted errors; the message is that of the first.
+    """Failure of a pass that gave up after it emitted errors; the message is that of the first.
 
     Attributes:
       described: the last errors in terms of JAX, whose users see no operations; none where MLIR emitted them.
@@ -32,19 +32,19 @@ class Pass(ABC):
     """A transformation or check of a whole module.
 
     A subclass is a frozen dataclass with a `name`; its fields, made with `option`, are its options. Its
-    docstring says what the pass does, what it requires and what it guarantees. The driver checks what it
-    takes and leaves.
+    docstring says what the pass does, what it requires and what it guarantees. The driver checks the
+    forms before and after it.
 
     Attributes:
-      takes: the forms of the IR that the pass works on.
-      leaves: the form that it leaves; None when that is the one that it took.
-      closes: whether the module is verified after it even where passes are trusted.
+      input_forms: the forms of the IR that the pass accepts.
+      output_form: the form of its result; None when that is the form of its input.
+      always_verified: whether the module is verified after it even where passes are trusted.
     """
 
     name: ClassVar[str]
-    takes: ClassVar[Sequence[Form]]
-    leaves: ClassVar[Form | None] = None
-    closes: ClassVar[bool] = False
+    input_forms: ClassVar[Sequence[Form]]
+    output_form: ClassVar[Form | None] = None
+    always_verified: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, module: ir.Module) -> None:
@@ -76,7 +76,7 @@ def fail_each(errors: Iterable[tuple[ir.OpView | ir.Operation, str]]) -> NoRetur
 
 
 def _subject_of(op: ir.Operation) -> str:
-    """Name by which users of JAX know an operation; empty for the program itself."""
+    """Returns the name by which users of JAX know an operation; empty for the program itself."""
     match op.name:
         case "builtin.module":
             return ""
@@ -104,7 +104,7 @@ def _subject_of(op: ir.Operation) -> str:
 
 
 Listener = Callable[[ir.Location, str], bool]
-"""Is called with a remark; returns True to keep it from the listeners around it."""
+"""Callback for a remark; returns True to keep it from the listeners around it."""
 
 _listeners: weakref.WeakKeyDictionary[ir.Context, list[Listener]] = weakref.WeakKeyDictionary()
 """The listeners to the remarks of a context, innermost last.
@@ -114,7 +114,7 @@ The bindings emit errors as diagnostics, but send remarks to an engine that writ
 
 
 def listen(context: ir.Context, listener: Listener) -> Callable[[], None]:
-    """Lets a listener hear of the remarks of a context until what is returned is called."""
+    """Adds a listener to the remarks of a context; returns a function that removes it."""
     listeners = _listeners.setdefault(context, [])
     listeners.append(listener)
     return lambda: listeners.remove(listener)
@@ -128,7 +128,7 @@ def remark(op: ir.OpView | ir.Operation, message: str) -> None:
 
 
 def main_function(module: ir.Module) -> ir.OpView:
-    """The function `@main` of a program.
+    """Returns the function `@main` of a program.
 
     Raises:
       PassFailure: when there is none, or it has no body.
@@ -142,5 +142,5 @@ def main_function(module: ir.Module) -> ir.OpView:
 
 
 def options_of(pass_type: type[Pass]) -> dict[str, dataclasses.Field[Any]]:
-    """The options of a pass by name."""
+    """Returns the options of a pass by name."""
     return {field.name: field for field in dataclasses.fields(pass_type)}

@@ -1,4 +1,4 @@
-"""Runs passes over a module, and collects what they report."""
+"""Driver of passes over a module, with the diagnostics that they report."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostic:
-    """One thing that MLIR, the verifier or a pass reported."""
+    """Report of MLIR, the verifier or a pass."""
 
     severity: str
     """`error`, `warning`, `remark` or `note`."""
     message: str
     position: Position | None
-    """Where; None when the IR does not say."""
+    """Place in a source file; None when the IR does not state it."""
     notes: tuple[Diagnostic, ...] = ()
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Diagnostic:
 
 
 def position_of(location: ir.Location) -> Position | None:
-    """The first file position of a location, innermost call first."""
+    """Returns the first file position of a location, innermost call first."""
     match location:
         case ir.FileLineColLoc():
             return Position(_file_of(location), location.start_line, location.start_col)
@@ -63,7 +63,7 @@ def position_of(location: ir.Location) -> Position | None:
 
 
 def _file_of(location: ir.FileLineColLoc) -> str:
-    """The file of a position; as it is printed where it is not UTF-8, which makes the bindings abort."""
+    """Returns the file of a position, as printed where it is not UTF-8, which makes the bindings abort."""
     written = str(location)
     if is_text(written.encode()):
         return location.filename
@@ -71,7 +71,7 @@ def _file_of(location: ir.FileLineColLoc) -> str:
 
 
 class Diagnostics:
-    """Collects the diagnostics of a context while it is entered.
+    """Collector of the diagnostics of a context while it is entered.
 
     Args:
       context: the context whose diagnostics to collect.
@@ -133,7 +133,7 @@ class Diagnostics:
 
 
 def _copy(diagnostic: ir.Diagnostic) -> Diagnostic:
-    """MLIR's object lives no longer than the call of its handler."""
+    """Copies a diagnostic of MLIR, which lives no longer than the call of its handler."""
     position = None
     try:
         position = position_of(diagnostic.location)
@@ -156,15 +156,15 @@ def run_passes(
 ) -> None:
     """Runs passes over a module in place, and verifies it first and after each.
 
-    A pass runs on the forms that it takes: those that the module claims, or, when it claims none, those that
-    it turns out to be in. Then the module claims the form that the pass leaves. Of a program in parts it runs
-    on each part.
+    A pass runs if the module is in one of its input forms: the one that the module claims, or, when it
+    claims none, any that it turns out to be in. Then the module claims the output form of the pass. On a
+    program of sub-programs a pass runs on each of these.
 
     Args:
       module: the module; its context must come from `pathways.dialect.make_context`.
       items: the passes, in order.
-      verify_each: False checks claims, and what a pass closes; for callers that know the input to be well
-        formed.
+      verify_each: False checks claims alone, and after passes that are always verified; for callers that know
+        the input to be well formed.
       before_each: called right before each pass.
       after_each: called right after each pass that succeeded, before the module is verified again.
 
@@ -191,10 +191,10 @@ def run_passes(
                 _run(item, worked, seen)
             if after_each is not None:
                 after_each(item, module)
-            if verify_each or (isinstance(item, Pass) and item.closes):
+            if verify_each or (isinstance(item, Pass) and item.always_verified):
                 _verify_mlir(module, seen)
                 _verify(module, seen, is_well_formed=not verify_each)
-                # What claims no form is checked anew as what the next pass takes it for.
+                # A module that claims no form is checked again, as an input form of the next pass.
                 verified = form_of(module) is not None
         if verify_each and not items:
             _verify(module, seen)
@@ -202,7 +202,7 @@ def run_passes(
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Keeps Python from looking for garbage: passes make many objects, of which next to none form cycles."""
+    """Disables Python's garbage collector: passes create many objects, and next to no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -213,17 +213,17 @@ def _without_collection() -> Iterator[None]:
 
 
 def _check_form(item: Pass, module: ir.Module, seen: Diagnostics, verify_it: bool) -> None:
-    """Checks that a module is in a form that a pass takes."""
+    """Checks that a module is in a form that a pass accepts."""
     claim = form_of(module)
-    if claim is not None and claim in FORMS and FORMS[claim] not in item.takes:
-        expected = " or ".join(f"'{form.name}'" for form in item.takes)
+    if claim is not None and claim in FORMS and FORMS[claim] not in item.input_forms:
+        expected = " or ".join(f"'{form.name}'" for form in item.input_forms)
         fail(module.operation, f"'{item.name}' expects the form {expected}, got '{claim}'")
     if not verify_it:
         return
     if claim is not None:
         _verify(module, seen)
         return
-    candidates = [problems(module, form) for form in item.takes]
+    candidates = [problems(module, form) for form in item.input_forms]
     if all(candidates):
         for problem in candidates[0]:
             problem.emit()
@@ -237,8 +237,8 @@ def _run(item: Item, module: ir.Module, seen: Diagnostics) -> None:
             run_mlir_passes(item.text, module, verify_each=False)
         else:
             item.run(module)
-            if item.leaves is not None:
-                set_form(module, item.leaves)
+            if item.output_form is not None:
+                set_form(module, item.output_form)
     except (PassFailure, ir.MLIRError) as failure:
         if not seen.errors:
             module.operation.location.emit_error(str(failure))
@@ -275,7 +275,7 @@ def _verify_mlir(module: ir.Module, seen: Diagnostics) -> None:
 
 
 def _verify(module: ir.Module, seen: Diagnostics, *, is_well_formed: bool = False) -> None:
-    # MLIR's own verifier has passed: ours takes for granted what it checks.
+    # MLIR's own verifier has passed: ours relies on what it checks.
     verify(module, is_well_formed=is_well_formed)
     _raise_if_any(seen)
 

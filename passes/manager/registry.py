@@ -1,7 +1,7 @@
-"""Every pass of the compiler by name, imported when it is first asked for.
+"""Registry of the passes of the compiler by name; each is imported at its first use.
 
-What listings say of passes is in `summaries.json` beside this module, which `make docs` writes from their
-docstrings: to import them all for a sentence takes longer than all else that a tool does to start.
+The descriptions of passes in listings are in `summaries.json` beside this module, which `make docs` writes
+from their docstrings: importing all passes takes longer than all else that a tool does to start.
 """
 
 from __future__ import annotations
@@ -82,17 +82,17 @@ REFUSED = {
     "sdy-resolve-permutation-factors": "it crashes on operations that have no sharding rule",
     "sdy-convert-global-to-local": "it aborts the process on ordinary programs; XLA partitions instead",
 }
-"""Those of them that bring the process down, with the reason."""
+"""Names of builtin passes that bring the process down, with the reason."""
 
 
 def names() -> list[str]:
-    """The names of all passes, in the order in which a program meets them."""
+    """Returns the names of all passes, in the order in which a program meets them."""
     return list(MODULES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What listings say of a pass.
+    """Description of a pass in listings.
 
     Attributes:
       does: the first paragraph of its docstring, in one line.
@@ -107,13 +107,13 @@ SUMMARIES = Path(__file__).with_name("summaries.json")
 
 
 def summaries() -> dict[str, Summary]:
-    """What listings say of each pass, in the order in which a program meets them."""
+    """Returns the description of each pass in listings, in the order in which a program meets them."""
     read = json.loads(SUMMARIES.read_text(encoding="utf-8"))
     return {name: Summary(**read[name]) for name in MODULES}
 
 
 def load(name: str) -> type[Pass]:
-    """The pass of that name.
+    """Returns the pass of that name.
 
     Raises:
       KeyError: when there is none.

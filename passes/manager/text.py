@@ -47,7 +47,7 @@ Item = Pass | Builtin
 
 
 def item_name(item: Item) -> str:
-    """How an item is called in listings of what ran."""
+    """Returns the name of an item in listings of what ran."""
     return item.text if isinstance(item, Builtin) else item.name
 
 
@@ -65,12 +65,12 @@ def parse_pipeline(text: str, context: ir.Context | None = None) -> list[Item]:
 
 
 def pipeline_text(items: Iterable[Item]) -> str:
-    """The text that `parse_pipeline` reads back as these items; options at their default are left out."""
+    """Returns the text that `parse_pipeline` reads back as these items, without options at their default."""
     return f"builtin.module({','.join(map(item_text, items))})"
 
 
 def item_text(item: Item) -> str:
-    """One item of a pipeline, as `pipeline_text` writes it."""
+    """Returns one item of a pipeline, as `pipeline_text` writes it."""
     if isinstance(item, Builtin):
         return item.text
     options = [
@@ -247,7 +247,7 @@ class _PipelineParser:
 
 
 def _convert(field: dataclasses.Field[Any], text: str | None) -> Any:
-    """The value of an option; its kind is that of its default.
+    """Returns the value of an option; its kind is that of its default.
 
     Raises:
       ValueError: says what the value must be.

@@ -41,7 +41,7 @@ class Cse(Pass):
     """
 
     name: ClassVar[str] = "pw-cse"
-    takes = (OUTLINED, PLACED, SHARDED, UNROLLED)
+    input_forms = (OUTLINED, PLACED, SHARDED, UNROLLED)
 
     def run(self, module: ir.Module) -> None:
         symbols = symbol_table(module)
@@ -62,8 +62,8 @@ class Cse(Pass):
 
 
 def _key(op: PwOp) -> object:
-    """What equal operations have in common."""
-    said = attributes_of(op)
-    origins = op.origins if said.pop("origins", None) is not None and op_has(op, Trait.EXECUTES) else ()
+    """Returns the key that equal operations share."""
+    attributes = attributes_of(op)
+    origins = op.origins if attributes.pop("origins", None) is not None and op_has(op, Trait.EXECUTES) else ()
     repeated = any(origin.kind == "recompute" for origin in origins)
-    return op.OPERATION_NAME, tuple(op.operands), frozenset(said.items()), repeated
+    return op.OPERATION_NAME, tuple(op.operands), frozenset(attributes.items()), repeated

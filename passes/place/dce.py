@@ -55,7 +55,7 @@ class Dce(Pass):
     """
 
     name: ClassVar[str] = "pw-dce"
-    takes = (OUTLINED, PLACED, SHARDED, UNROLLED)
+    input_forms = (OUTLINED, PLACED, SHARDED, UNROLLED)
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -96,7 +96,7 @@ class _Pruner:
         launch.operation.erase()
 
     def variant(self, callee: str, used: tuple[bool, ...]) -> tuple[str, list[int]]:
-        """The name of the computation without unused results, and which arguments it still has."""
+        """Returns the name of the computation without unused results, and which arguments it still has."""
         if (callee, used) not in self.variants:
             function = self.symbols[callee]
             arguments = body_block(function).arguments

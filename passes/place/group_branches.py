@@ -56,7 +56,7 @@ class GroupBranches(Pass):
     """
 
     name: ClassVar[str] = "pw-group-branches"
-    takes = (LOCATED,)
+    input_forms = (LOCATED,)
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -68,7 +68,7 @@ class GroupBranches(Pass):
         symbols, effects = symbol_table(module), dict[str, bool]()
 
         def is_free(op: ir.OpView) -> bool:
-            """Whether an operation may be done in any case, and as often as one likes."""
+            """Returns whether an operation may be done in any case, and as often as one likes."""
             is_cheap = op.operation.name not in EXPENSIVE and not op.regions
             return MIRRORED in op.attributes and is_cheap and not has_side_effect(op, symbols, effects)
 
@@ -89,7 +89,7 @@ class _Operations:
       order: their numbers, each after those of what it reads from.
       reads: what each of them reads; see `captured`.
       readers: the numbers of those that read a value.
-      branches: by the name of a condition those of its branches, and of which.
+      branches: by the name of a condition the operations of its branches, each with its branch.
     """
 
     def __init__(self, main: ir.OpView) -> None:
@@ -104,7 +104,7 @@ class _Operations:
             self.order.append(self.add(op))
 
     def add(self, op: ir.OpView) -> int:
-        """The number of an operation that is new; its place in the order is the caller's business."""
+        """Returns the number of an operation that is new; its place in the order is the caller's business."""
         n = next(self._numbers)
         self.operations[n] = op
         self.reads[n] = list(dict.fromkeys(captured(op)))
@@ -154,11 +154,11 @@ class _Operations:
         set_branch(op, branch)
 
     def maker(self, value: ir.Value) -> int | None:
-        """The number of the operation that makes a value; None for an argument."""
+        """Returns the number of the operation that makes a value; None for an argument."""
         return self._makers.get(value)
 
     def sort(self, numbers: Sequence[int]) -> list[int]:
-        """Numbers of operations, each after those that it reads from, in their order otherwise."""
+        """Sorts numbers of operations: each after those that it reads from, in their order otherwise."""
         among = set(numbers)
 
         def sources(n: int) -> Iterator[int]:
@@ -175,7 +175,7 @@ class _Operations:
 
 
 class _GroupKey(NamedTuple):
-    """What operations of one group have in common; a number for an operation that is of no group."""
+    """Key that the operations of one group share; a number for an operation that is of no group."""
 
     slices: Sequence[str]
     is_mirrored: bool
@@ -191,10 +191,10 @@ class _Place(NamedTuple):
 
 
 class _Members(NamedTuple):
-    """What a condition is asked for, by number.
+    """Operations that depend on a condition, by number.
 
     Attributes:
-      branches: those of a branch, and of which.
+      branches: those of a branch, each with its branch.
       selects: those that select from results of the branches.
       free: those of a branch that each reader may do for itself.
     """
@@ -204,7 +204,7 @@ class _Members(NamedTuple):
     free: frozenset[int]
 
     def has(self, n: int) -> bool:
-        """Whether an operation is one of a group."""
+        """Returns whether an operation is one of a group."""
         return n in self.selects or (n in self.branches and n not in self.free)
 
 
@@ -223,7 +223,7 @@ def _group(block: _Operations, condition: ir.OpView, name: str, is_free: Callabl
             written.update({n: [] for n in group})
             written[group[-1]] = _GroupWriter(block, members, condition, group).write(place.key)
     if written:
-        now = [made for n in touched for made in written.get(n, [n])]
+        now = [new for n in touched for new in written.get(n, [n])]
         block.order[first:end] = block.sort(now)
     around = branch_of(condition)
     for n in members.free:
@@ -248,7 +248,7 @@ def _read(
 
 
 def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> dict[int, _Place]:
-    """The group of each operation that is of one: as late as it can be.
+    """Returns the group of each operation that is of one: as late as it can be.
 
     Args:
       block: all operations.
@@ -286,12 +286,12 @@ def _key(op: ir.OpView) -> _GroupKey:
 
 
 class _GroupWriter:
-    """Writes one group as one operation.
+    """Writer of one group as one operation.
 
     Args:
       block: all operations.
-      members: what the condition is asked for.
-      condition: what works it out.
+      members: the operations that depend on the condition.
+      condition: the operation that computes it.
       group: the operations of the group, in order.
     """
 
@@ -321,13 +321,13 @@ class _GroupWriter:
         for taken, region in zip((False, True), case.regions, strict=True):
             with ir.InsertionPoint(region.blocks[0]), location:
                 stablehlo.ReturnOp(list(self.branch(taken)))
-        made = [case.operands[0].owner.opview, case]
-        for op in made:
+        added = [case.operands[0].owner.opview, case]
+        for op in added:
             for name in (SLICE, MIRRORED, LOOP, BRANCH):
                 source = last if name != BRANCH else self.condition
                 if name in source.attributes:
                     op.attributes[name] = source.attributes[name]
-        numbers = [self.block.add(op) for op in made]
+        numbers = [self.block.add(op) for op in added]
         for (_, old), new in zip(self.outputs, case.results, strict=True):
             self.block.replace(old, new)
         for n in reversed(self.group):

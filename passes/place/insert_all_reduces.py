@@ -38,7 +38,7 @@ class InsertAllReduces(Pass):
     """
 
     name: ClassVar[str] = "pw-insert-all-reduces"
-    takes = (LOCATED,)
+    input_forms = (LOCATED,)
 
     def run(self, module: ir.Module) -> None:
         if replica_count(module) == 1:

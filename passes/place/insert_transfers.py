@@ -44,15 +44,15 @@ class InsertTransfers(Pass):
     """
 
     name: ClassVar[str] = "pw-insert-transfers"
-    takes = (OUTLINED,)
-    leaves = PLACED
+    input_forms = (OUTLINED,)
+    output_form = PLACED
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         program = read_function(module, symbol_table(module), main)
         moved: dict[tuple[ir.Value, str], ir.Value] = {}
         operations = [*program.ops, program.terminator]
-        after = {value: operations[n + 1] for n, made in enumerate(program.makes) for value in made}
+        after = {value: operations[n + 1] for n, results in enumerate(program.makes) for value in results}
 
         def on(value: ir.Value, wanted: str) -> ir.Value:
             slices = program.slices.get(value)

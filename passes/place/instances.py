@@ -39,7 +39,7 @@ class Instance:
       stands_alone: whether it is an operation of `pw`, which stays as it is.
       mirrored: whether each reader computes it for itself.
       has_effect: whether it does more than compute its results.
-      sources: the values that it reads; where it can, it reads a value that is made on its own slice.
+      sources: the values that it reads; where it can, it reads a value that is computed on its own slice.
     """
 
     op: ir.OpView
@@ -54,7 +54,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True)
 class InstanceGraph:
-    """What `@main` does.
+    """Graph of the work in `@main`.
 
     Attributes:
       operations: all of them; the return is the last.
@@ -119,14 +119,14 @@ def _results(
         copies = makers.get(value, {})
         for place in slices or ():
             if copies and place not in copies:
-                made = ", ".join(f"@{name}" for name in sorted(copies))
-                fail(terminator, f"returns result #{number} on @{place}, but it is made on {made}")
+                there = ", ".join(f"@{name}" for name in sorted(copies))
+                fail(terminator, f"returns result #{number} on @{place}, but it is made on {there}")
         results.append((value, {place: copies[place] for place in slices or copies} if copies else {}))
     return results
 
 
 def wait_sets(graph: InstanceGraph) -> dict[Instance, int]:
-    """The launches, and arrivals of values from other slices, that each instance waits for, as bits."""
+    """Returns the launches and arrivals of values that each instance waits for, as bits."""
     bits: dict[object, int] = {}
     waits: dict[Instance, int] = {}
     for instance in graph.readers:

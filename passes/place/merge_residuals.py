@@ -52,7 +52,7 @@ class MergeResiduals(Pass):
     """
 
     name: ClassVar[str] = "pw-merge-residuals"
-    takes = (OUTLINED,)
+    input_forms = (OUTLINED,)
 
     def run(self, module: ir.Module) -> None:
         symbols = symbol_table(module)
@@ -136,7 +136,7 @@ def _inline_helpers(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> No
 def _value_numbers(
     function: ir.OpView, symbols: Mapping[str, ir.OpView], effects: dict[str, bool]
 ) -> Mapping[ir.Value, int]:
-    """A number for each value of a computation; equal values have equal numbers."""
+    """Returns a number for each value of a computation; equal values have equal numbers."""
     block = body_block(function)
     numbers: dict[ir.Value, int] = {argument: n for n, argument in enumerate(block.arguments)}
     known: dict[Hashable, int] = {}
@@ -150,9 +150,9 @@ def _value_numbers(
 
 
 def _key(op: ir.OpView, numbers: Mapping[ir.Value, int]) -> Hashable | None:
-    """What operations that do the same to the same values have in common; None for one without equals."""
-    said = attributes_of(op)
-    if any(attribute is None for attribute in said.values()) or any(
+    """Returns the key of operations that do the same to the same values; None for one without equals."""
+    attributes = attributes_of(op)
+    if any(attribute is None for attribute in attributes.values()) or any(
         value not in numbers for value in op.operands
     ):
         return None
@@ -161,11 +161,11 @@ def _key(op: ir.OpView, numbers: Mapping[ir.Value, int]) -> Hashable | None:
         return None
     read = tuple(numbers[value] for value in op.operands)
     types = tuple(result.type for result in op.results)
-    return op.operation.name, read, tuple(said.items()), types, tuple(code)
+    return op.operation.name, read, tuple(attributes.items()), types, tuple(code)
 
 
 def _code(region: ir.Region) -> Hashable | None:
-    """The code of a region that reads nothing from outside; None for one that does."""
+    """Returns the code of a region that reads nothing from outside; None for one that does."""
     numbers: dict[ir.Value, int] = {}
     code: list[Hashable] = []
     for block in region.blocks:

@@ -51,8 +51,8 @@ class Outline(Pass):
     """
 
     name: ClassVar[str] = "pw-outline"
-    takes = (LOCATED,)
-    leaves = OUTLINED
+    input_forms = (LOCATED,)
+    output_form = OUTLINED
 
     def run(self, module: ir.Module) -> None:
         graph = instance_graph(module)
@@ -75,7 +75,7 @@ class Outline(Pass):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Unit:
-    """What becomes one launch: an operation of `pw` by itself, or others that become a computation.
+    """Unit that becomes one launch: an operation of `pw` by itself, or others that become a computation.
 
     Attributes:
       slice: where it runs.
@@ -97,13 +97,13 @@ class _Unit:
         return bool(self.members) and self.members[0].stands_alone
 
     def contents(self) -> list[Instance]:
-        """All that it does, in order: members and outputs, each after the mirrored work that it reads."""
+        """Returns its work in order: members and outputs, each after the mirrored work that it reads."""
         if self.stands_alone:
             return self.members
         return list(depth_first([*reversed(self.members), *self.outputs.values()], _mirrored_sources))
 
     def inputs(self, contents: Sequence[Instance]) -> Sources:
-        """The values that it reads and does not make, each with its source; None for an argument.
+        """Returns the values that it reads and does not make, each with its source; None for an argument.
 
         Args:
           contents: all that it does.
@@ -112,8 +112,8 @@ class _Unit:
             return self.members[0].sources
         # Members first: arguments do not move when work is repeated.
         in_order = sorted(contents, key=lambda instance: (instance.mirrored, instance.position))
-        made = {result for instance in in_order for result in instance.op.results}
-        return {v: source for i in in_order for v, source in i.sources.items() if v not in made}
+        own = {result for instance in in_order for result in instance.op.results}
+        return {v: source for i in in_order for v, source in i.sources.items() if v not in own}
 
 
 def _mirrored_sources(instance: Instance) -> list[Instance]:
@@ -121,7 +121,7 @@ def _mirrored_sources(instance: Instance) -> list[Instance]:
 
 
 def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance, _Unit]:
-    """The unit of each instance that is needed, last first; mirrored work has none of its own."""
+    """Returns the unit of each instance that is needed, last first; mirrored work has none of its own."""
     returned = {maker for _, makers in graph.results for maker in makers.values()}
     leaves_soon: set[Instance] = set()
     by_waits: dict[tuple[str, str | None, int, bool], _Unit] = {}
@@ -172,7 +172,7 @@ def _add_exports(
     """Makes units return the mirrored values that launches and the caller read.
 
     Returns:
-      The unit that returns each of these values for readers on a slice; some are made for it.
+      The unit that returns each of these values for readers on a slice; some are created for it.
     """
     exporters: dict[tuple[ir.Value, str], _Unit] = {}
     for_launches: dict[tuple[str, str | None, int], dict[ir.Value, Instance]] = defaultdict(dict)
@@ -202,10 +202,10 @@ def _add_exports(
 
 
 def _repeating(units: Iterable[_Unit]) -> dict[tuple[ir.Value, str], _Unit]:
-    """For each mirrored value and slice the first of the units that work it out there."""
+    """Returns for each mirrored value and slice the first of the units that compute it there."""
     repeating: dict[tuple[ir.Value, str], _Unit] = {}
     for unit in dict.fromkeys(units):
-        # What is done in each turn of a loop returns a value of each turn.
+        # Work in each iteration of a loop returns a value of each iteration.
         mirrored = (i for i in unit.contents() if i.mirrored and i.loop == unit.loop)
         for value in (result for instance in mirrored for result in instance.op.results):
             repeating.setdefault((value, unit.slice), unit)
@@ -215,7 +215,7 @@ def _repeating(units: Iterable[_Unit]) -> dict[tuple[ir.Value, str], _Unit]:
 def _in_order(
     inputs: dict[_Unit, Sources], unit_of: dict[Instance, _Unit], exporters: dict[tuple[ir.Value, str], _Unit]
 ) -> Iterator[_Unit]:
-    """All units, each after those that it reads from, otherwise in program order."""
+    """Yields all units, each after those that it reads from, otherwise in program order."""
 
     def producers(unit: _Unit) -> Iterator[_Unit]:
         for value, source in inputs[unit].items():
@@ -226,14 +226,14 @@ def _in_order(
 
 
 class _Emitter:
-    """Writes the new `@main` in front of its return."""
+    """Writer of the new `@main`, in front of its return."""
 
     def __init__(self, module: ir.Module, graph: InstanceGraph) -> None:
         self.graph = graph
         self.end = ir.InsertionPoint(graph.operations[-1])
         self.computations = Computations(module, symbol_table(module))
         self.new_values: dict[tuple[ir.Value, str], ir.Value] = {}
-        self.made: dict[object, str] = {}
+        self.names_by_key: dict[object, str] = {}
         """The computations by what they do: the microbatches of a program are alike."""
 
     def emit(self, unit: _Unit, contents: Sequence[Instance], inputs: Sources) -> None:
@@ -270,11 +270,11 @@ class _Emitter:
     def computation(
         self, unit: _Unit, contents: Sequence[Instance], inputs: Sequence[ir.Value], location: ir.Location
     ) -> str:
-        """The name of the computation that does what a unit does."""
+        """Returns the name of the computation that does what a unit does."""
         key = _key(contents, inputs, unit.outputs)
-        if key is not None and key in self.made:
+        if key is not None and key in self.names_by_key:
             self.computations.skip("glue")
-            return self.made[key]
+            return self.names_by_key[key]
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
             mapping = dict(zip(inputs, arguments, strict=True))
@@ -283,7 +283,7 @@ class _Emitter:
 
         name = self.computations.make("glue", [value.type for value in inputs], body, location)
         if key is not None:
-            self.made[key] = name
+            self.names_by_key[key] = name
         return name
 
     def emit_return(self) -> None:
@@ -298,23 +298,25 @@ class _Emitter:
 
 
 _OF_MAIN = (SLICE, MIRRORED, LOOP)
-"""What an operation says of its place in `@main`, and of nothing in a computation."""
+"""Attributes that place an operation in `@main`, and that have no meaning in a computation."""
 
 
 def _key(contents: Iterable[Instance], inputs: Sequence[ir.Value], outputs: Iterable[ir.Value]) -> object:
-    """What computations that do the same have in common; None for one that holds regions."""
+    """Returns the key that equal computations share; None for one that holds regions."""
     numbers = {value: n for n, value in enumerate(inputs)}
     done = []
     for instance in contents:
         op = instance.op
         if len(op.regions):
             return None
-        said = tuple(attribute for attribute in attributes_of(op).items() if attribute[0] not in _OF_MAIN)
+        attributes = tuple(
+            attribute for attribute in attributes_of(op).items() if attribute[0] not in _OF_MAIN
+        )
         results = list(op.results)
         done.append(
             (
                 op.operation.name,
-                said,
+                attributes,
                 tuple(numbers[value] for value in op.operands),
                 tuple(result.type for result in results),
             )

@@ -35,7 +35,7 @@ class SinkConstants(Pass):
     """Recomputes values that do not depend on arguments in the computations that read them.
 
     JAX passes masks, counters and scalars from a forward to its backward as residuals: they
-    would lie in memory in between, and a backward that reads them would differ from one that is fused with
+    would stay in memory in between, and a backward that reads them would differ from one that is fused with
     its forward. An argument goes where all launches of its computation read the same such result; `pw-dce`
     then drops the result. Expensive operations, loops and side effects are not repeated, and a computation
     that computes only constants keeps them. A sharding constraint is left out of what
@@ -54,34 +54,34 @@ class SinkConstants(Pass):
     """
 
     name: ClassVar[str] = "pw-sink-constants"
-    takes = (OUTLINED,)
+    input_forms = (OUTLINED,)
 
     def run(self, module: ir.Module) -> None:
         symbols = symbol_table(module)
         launches = launches_by_callee(main_function(module))
         called = {name for op in module.body.operations for o in nested_ops(op) for name in _called(o)}
         effects: dict[str, bool] = {}
-        made: dict[str, _Constants] = {}
+        known: dict[str, _Constants] = {}
         # In program order: what becomes constant in one computation may make results of it constant.
         for name, group in launches.items():
             function = symbols[name]
             if not function.regions[0].blocks:
                 continue
             if name not in called:
-                launches[name] = group = _sink(function, group, made)
+                launches[name] = group = _sink(function, group, known)
             constants = _Constants(function, symbols, effects)
             read = {n for launch in group for n, r in enumerate(launch.results) if any(True for _ in r.uses)}
             if any(n not in constants for n in read):
-                made[name] = constants
+                known[name] = constants
 
 
 def _called(op: ir.OpView) -> Sequence[str]:
-    """The functions that an operation names, other than those that it launches."""
+    """Returns the functions that an operation names, other than those that it launches."""
     return [] if isinstance(op, LaunchOp) else list(referenced_symbols(op))
 
 
 class _Constants:
-    """What a computation works out from nothing: of each such result its maker, and what that one needs."""
+    """Results that a computation computes from nothing, with the operations that they need."""
 
     def __init__(
         self, function: ir.OpView, symbols: Mapping[str, ir.OpView], effects: dict[str, bool]
@@ -119,7 +119,7 @@ class _Constants:
 
 
 def _is_cheap(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> bool:
-    """Whether nothing that an operation does, itself or in what it calls, takes long."""
+    """Returns whether nothing that an operation does, itself or in what it calls, takes long."""
     if op.operation.name == _CONSTRAINT:
         return True
     inside = (op, *nested_ops(op))
@@ -130,25 +130,25 @@ def _is_cheap(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> bool:
 
 
 def _sink(
-    function: ir.OpView, launches: Sequence[LaunchOp], made: Mapping[str, _Constants]
+    function: ir.OpView, launches: Sequence[LaunchOp], known: Mapping[str, _Constants]
 ) -> list[LaunchOp]:
     """Takes from a computation the arguments that are constant in all its launches; returns these anew."""
     sources = [
-        {_source(launch.operands[n], made) for launch in launches} for n in range(len(launches[0].operands))
+        {_source(launch.operands[n], known) for launch in launches} for n in range(len(launches[0].operands))
     ]
-    constant = {n: s for n, (s, *others) in enumerate(sources) if s is not None and not others}
+    constant = {n: s for n, (s, *rest) in enumerate(sources) if s is not None and not rest}
     if not constant:
         return list(launches)
     block = body_block(function)
     with ir.InsertionPoint.at_block_begin(block), function.operation.location:
         for n, (callee, number) in constant.items():
-            block.arguments[n].replace_all_uses_with(made[callee].repeated(number))
+            block.arguments[n].replace_all_uses_with(known[callee].repeated(number))
     return drop_arguments(function, launches, constant)
 
 
-def _source(value: ir.Value, made: Mapping[str, _Constants]) -> tuple[str, int] | None:
-    """The computation and the result of it that a value is, where that is a constant."""
+def _source(value: ir.Value, known: Mapping[str, _Constants]) -> tuple[str, int] | None:
+    """Returns the computation and the result of it that a value is, where that is a constant."""
     if isinstance(value, ir.BlockArgument) or not isinstance(value.owner.opview, LaunchOp):
         return None
     callee, number = value.owner.opview.callee, ir.OpResult(value).result_number
-    return (callee, number) if callee in made and number in made[callee] else None
+    return (callee, number) if callee in known and number in known[callee] else None

@@ -47,7 +47,7 @@ class SinkLoopReductions(Pass):
     """
 
     name: ClassVar[str] = "pw-sink-loop-reductions"
-    takes = (LOCATED,)
+    input_forms = (LOCATED,)
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -60,7 +60,7 @@ class SinkLoopReductions(Pass):
 
 
 def _is_linear(value: ir.Value) -> bool:
-    """Whether a value is a linear function of others of its microbatch, and read only once."""
+    """Returns whether a value is a linear function of others of its microbatch, and read only once."""
     if (
         isinstance(value, ir.BlockArgument)
         or value.owner.name not in _LINEAR
@@ -72,7 +72,7 @@ def _is_linear(value: ir.Value) -> bool:
 
 
 def _crosses(value: ir.Value) -> bool:
-    """Whether a term is put together from values of other slices."""
+    """Returns whether a term is put together from values of other slices."""
     if not _is_linear(value):
         return False
     op = value.owner
@@ -81,7 +81,7 @@ def _crosses(value: ir.Value) -> bool:
 
 
 def _summed(value: ir.Value, reduction: ReduceOp) -> ir.Value:
-    """The sum of a value over all microbatches, in front of `reduction`; taken before anything crosses."""
+    """Returns the sum of a value over all microbatches, in front of `reduction`, before anything crosses."""
     ip = ir.InsertionPoint(reduction)
     if not _crosses(value):
         places = slices_of(value) or (reduction.slice,)

@@ -21,8 +21,8 @@ class VerifyPlaced(Pass):
     """
 
     name: ClassVar[str] = "pw-verify-placed"
-    takes = (OUTLINED, PLACED)
-    leaves = PLACED
+    input_forms = (OUTLINED, PLACED)
+    output_form = PLACED
 
     def run(self, module: ir.Module) -> None:
         """Changes nothing: the claim is what is checked."""

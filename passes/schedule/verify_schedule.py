@@ -24,9 +24,9 @@ class VerifySchedule(Pass):
     """
 
     name: ClassVar[str] = "pw-verify-schedule"
-    takes = (ORDERED, SCHEDULED)
-    leaves = SCHEDULED
-    closes = True
+    input_forms = (ORDERED, SCHEDULED)
+    output_form = SCHEDULED
+    always_verified = True
 
     def run(self, module: ir.Module) -> None:
         """Changes nothing: the claim is what is checked."""

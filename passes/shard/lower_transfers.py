@@ -26,7 +26,7 @@ from pathways.passes.manager.base import Pass, fail, main_function, option, rema
 
 ISLANDS = ("named", "all")
 
-_MOST_PIECES = 1 << 20
+_MAX_PIECES = 1 << 20
 """Pieces that one transfer may move: each is a pair of numbers in the IR."""
 
 
@@ -68,8 +68,8 @@ class LowerTransfers(Pass):
     """
 
     name: ClassVar[str] = "pw-lower-transfers"
-    takes = (PLACED,)
-    leaves = SHARDED
+    input_forms = (PLACED,)
+    output_form = SHARDED
     gather_bytes: int = option(65536, "replicated values above this size cross from island to island once")
     max_pieces: int = option(1024, "a value is gathered on the source first if more copies would be needed")
     islands: str = option(
@@ -95,7 +95,7 @@ class LowerTransfers(Pass):
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """One side of a transfer: a slice, its mesh, and how the value lies over it."""
+    """One side of a transfer: a slice, its mesh, and the sharding of the value over it."""
 
     slice: str
     mesh_name: str
@@ -116,13 +116,13 @@ class _Side:
         return [(name, size) for name, size in self.mesh.axes if name not in used and size > 1]
 
     def attribute(self) -> ir.Attribute | None:
-        """The sharding as it is written; nothing for a slice of one device."""
+        """Returns the sharding as it is written; nothing for a slice of one device."""
         return make_sharding(self.mesh_name, self.sharding) if self.mesh.size > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Cut:
-    """How the shards of both sides are divided.
+    """Division of the shards of both sides.
 
     Attributes:
       source: the source, its sharding refined by axes that only replicated the value.
@@ -140,12 +140,12 @@ class _Cut:
 
     @property
     def pieces(self) -> int:
-        """How many arrays take part on both sides."""
+        """Number of arrays on both sides."""
         return math.prod(self.cuts) + math.prod(self.joins)
 
     @property
     def copies(self) -> int:
-        """How many pieces the devices of the target get, all together."""
+        """Number of pieces that the devices of the target get, all together."""
         return self.target.mesh.size * math.prod(self.joins)
 
 
@@ -183,8 +183,8 @@ class _Lowering:
                 if few.copies < cut.copies:
                     remark(op, f"gathers on @{source.slice} first what would move in {cut.copies} pieces")
                     value, source, cut = self.gather_first(value, source, few.source), few.source, few
-            if cut.copies > _MOST_PIECES:
-                fail(op, f"moves in {cut.copies} pieces, even when gathered first; at most {_MOST_PIECES} do")
+            if cut.copies > _MAX_PIECES:
+                fail(op, f"moves in {cut.copies} pieces, even when gathered first; at most {_MAX_PIECES} do")
             pieces = self.cut(value, source, cut)
             arrived = self.move(op, pieces, cut, shape)
             joined = self.join(op, arrived, cut)
@@ -193,7 +193,7 @@ class _Lowering:
         op.operation.erase()
 
     def few_pieces(self, source: _Side, arrivals: Sequence[_Side], shape: Sequence[int]) -> _Cut:
-        """A division into few pieces, for which the value has to lie otherwise over the source.
+        """Returns a division into few pieces, for which the value has to lie otherwise over the source.
 
         With few enough pieces, the one that splits it most; else the one with the fewest pieces.
         """
@@ -204,7 +204,7 @@ class _Lowering:
         return min(cuts, key=lambda cut: (cut.copies, cut.pieces))
 
     def gather_first(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
-        """A value gathered on the source, once for all its transfers."""
+        """Returns a value gathered on the source, once for all its transfers."""
         key = (value, held.slice, wanted)
         if key not in self.gathered_values:
             self.gathered_values[key] = self.gather(value, held, wanted)
@@ -221,7 +221,7 @@ class _Lowering:
         return None not in islands and islands[0] != islands[1]
 
     def cut(self, value: ir.Value, source: _Side, cut: _Cut) -> list[ir.Value]:
-        """The pieces of a value on the source: for each piece of a shard, all shards' in one array."""
+        """Returns the pieces of a value on the source: those of all shards at one position as one array."""
         if cut.source == source and math.prod(cut.cuts) == 1:
             return [value]
         key = (value, source.slice, cut.source, cut.cuts)
@@ -263,7 +263,7 @@ class _Lowering:
         return list(moved.results)
 
     def join(self, op: TransferOp, pieces: list[ir.Value], cut: _Cut) -> ir.Value:
-        """The value on the target."""
+        """Returns the value on the target."""
         if len(pieces) == 1:
             return pieces[0]
         (joined,) = self.launch(
@@ -277,7 +277,7 @@ class _Lowering:
         return joined
 
     def gather(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
-        """Changes how a value lies over a slice."""
+        """Changes the sharding of a value on a slice."""
         if held == wanted:
             return value
         key = (held.mesh_name, value.type, held.sharding, wanted.sharding)
@@ -346,14 +346,14 @@ def _refined(side: _Side, grid: Sequence[int]) -> _Side:
 
 
 def _gathered(side: _Side) -> Iterator[_Side]:
-    """The ways in which a value lies over a side when it is gathered along minor axes of its dimensions."""
+    """Yields the sides on which a value is gathered along minor axes of its dimensions."""
     for kept in itertools.product(*(range(len(axes) + 1) for axes in side.sharding.dims)):
         dims = zip(side.sharding.dims, kept, strict=True)
         yield side.with_sharding(Sharding(tuple(axes[:count] for axes, count in dims)))
 
 
 def _spread(target: _Side, shape: Sequence[int]) -> Iterator[Sharding]:
-    """The shardings that divide a value among its replicas, along each dimension that they divide."""
+    """Yields the shardings that divide a value among its replicas, along each dimension that they divide."""
     axes = tuple(name for name, _ in target.unused)
     if not axes:
         return
@@ -366,7 +366,7 @@ def _spread(target: _Side, shape: Sequence[int]) -> Iterator[Sharding]:
 
 
 def _routes(cut: _Cut, shape: Sequence[int]) -> list[Route]:
-    """For each result and each device of the target, a piece and a device of the source that hold it."""
+    """Returns, for each result and target device, the piece and the source device that sends it."""
     devices_of: dict[Block, list[int]] = {}
     for device, block in enumerate(cut.source.sharding.blocks(shape, cut.source.mesh)):
         devices_of.setdefault(block, []).append(device)
@@ -399,7 +399,7 @@ class _Senders:
         """How many devices have that load."""
 
     def take(self, holding: Sequence[int], device: int) -> int:
-        """The one that sends to a device of the target, of those that hold the piece, in ascending order."""
+        """Returns the device that sends to one of the target, of those with the piece, in ascending order."""
         size = len(self.load)
         start = bisect.bisect_left(holding, device % size)
         # They may be very many: the first one that is as idle as any will do.
@@ -421,7 +421,7 @@ class _Senders:
 
 
 def _starts(block: Block, counts: Sequence[int], cell: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Where the pieces of a shard begin, in row-major order."""
+    """Yields the starts of the pieces of a shard, in row-major order."""
     for number in _places(counts):
         yield tuple(start + n * c for (start, _), n, c in zip(block, number, cell, strict=True))
 
@@ -483,7 +483,7 @@ def _on_shards(
 
 
 def _whole(like: ir.Type, side: _Side, cell: Sequence[int]) -> ir.RankedTensorType:
-    """The type of an array of which every device of a side holds a shard of the size of a cell."""
+    """Returns the type of an array whose shards over a side have the size of a cell."""
     return _sized(like, [parts * size for parts, size in zip(side.splits, cell, strict=True)])
 
 

@@ -66,7 +66,7 @@ class PropagateShardings(Pass):
        exist there and divide, until nothing changes.
     4. If two shardings conflict, the user's is kept and the value is resharded on its slice, with a remark.
     5. Shardings of all arguments and results of `@main` and of computations are closed; what is undecided is
-       replicated, and so are rows of a batch of which microbatches do not divide, unless the user wants them
+       replicated, and so are rows of a batch that microbatches do not divide, unless the user wants them
        split. A remark names large values that end up so.
 
     ```mlir
@@ -84,7 +84,7 @@ class PropagateShardings(Pass):
     """
 
     name: ClassVar[str] = "pw-propagate-shardings"
-    takes = (PLACED,)
+    input_forms = (PLACED,)
     replicated_bytes: int = option(1 << 20, "emit remarks for replicated values of at least this size")
 
     def run(self, module: ir.Module) -> None:
@@ -208,7 +208,7 @@ def _propagate(module: ir.Module, meshes: Meshes) -> None:
 def _handed_on(
     module: ir.Module, meshes: Meshes, hints: dict[int, ir.Attribute]
 ) -> Iterator[tuple[int, ir.Attribute]]:
-    """For each transfer between different meshes the sharding of its operand in terms of its own mesh."""
+    """Returns for each transfer between different meshes the sharding of its operand on its own mesh."""
     main, symbols = main_function(module), symbol_table(module)
     for number, op in shardy.between_meshes(module):
         source = shardy.decided(op.operands[0], main)
@@ -224,7 +224,7 @@ def _handed_on(
 
 
 def _renamed(sharding: Sharding, shape: list[int], mesh: Mesh) -> Sharding:
-    """A sharding on another mesh by equal axis names: axes that it lacks, or that do not divide, go."""
+    """Returns a sharding on another mesh by equal axis names, without axes that it cannot have."""
     sizes = dict(mesh.axes)
     dims = []
     for size, axes in zip(shape, sharding.dims, strict=True):
@@ -254,7 +254,7 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes, stated: Collectio
       module: the module.
       main: its program.
       meshes: of its slices.
-      stated: the arguments of the program of which the user says how they lie.
+      stated: the arguments of the program whose sharding the user states.
     """
     symbols = symbol_table(module)
     launched = {op.callee: meshes[op.slice] for op in body_block(main).operations if isinstance(op, LaunchOp)}
@@ -315,7 +315,7 @@ def _use_whole_axes(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> No
 def _closed(
     entries: Sequence[dict[str, ir.Attribute]], types: Sequence[ir.Type], homes: Sequence[SliceMesh]
 ) -> list[dict[str, ir.Attribute]]:
-    """Attributes of arguments or results, each with a closed sharding over its mesh of several devices."""
+    """Returns attributes of arguments or results, with closed shardings over meshes of several devices."""
     closed = []
     for attrs, value_type, home in zip(entries, types, homes, strict=True):
         rest = {name: attribute for name, attribute in attrs.items() if name != SHARDING}

@@ -29,7 +29,7 @@ from pathways.passes.manager.base import remark
 
 
 def settle(module: ir.Module, main: ir.OpView) -> None:
-    """Reshards values on their slice where what reads them wants them to lie in another way."""
+    """Reshards values on their slice where their readers expect another sharding."""
     layouts = Layouts(module)
     computations = Computations(module, layouts.symbols)
     resharded: dict[tuple[ir.Value, str, Sharding], ir.Value] = {}
@@ -64,7 +64,7 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
 
 
 def _mirror(reader: ir.OpView, copies: list[ir.Value]) -> ir.Value:
-    """A value of its copies, one for each slice that the reader wants it on."""
+    """Returns a value of its copies, one for each slice that the reader wants it on."""
     ip = ir.InsertionPoint(reader)
     return MirrorOp.build(copies, [copies[0].type], loc=reader.location, ip=ip).results[0]
 
@@ -77,7 +77,7 @@ def _reshard(
     layouts: Layouts,
     computations: Computations,
 ) -> ir.Value:
-    """A launch, in front of the first reader, of a computation that changes the sharding of a value."""
+    """Launches, in front of the first reader, a computation that changes the sharding of a value."""
     location = reader.operation.location if isinstance(value, ir.BlockArgument) else value.owner.location
     mesh = layouts.meshes[place].symbol
     source, wanted = make_sharding(mesh, layouts.of(value, place)), make_sharding(mesh, target)
@@ -97,7 +97,7 @@ def _reshard(
 
 
 def _copy_on(place: str, value: ir.Value) -> ir.Value:
-    """The copy of a joined value on a slice: the others are none of its business."""
+    """Returns the copy of a joined value on a slice: the others are none of its business."""
     if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.ALIASES):
         return value
     return next(copy for copy in value.owner.operands if place in (slices_of(copy) or ()))

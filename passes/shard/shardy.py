@@ -29,7 +29,7 @@ _ORIGINAL = "pw.original"
 """The attributes of the operation that another one stands for."""
 
 _NUMBER = "pw.number"
-"""Tells transfers between different meshes apart."""
+"""Attribute that distinguishes transfers between different meshes."""
 
 _COPY = "pw.copy_of_argument"
 """The operation that stands for the copy of a mirrored argument on another mesh."""
@@ -42,7 +42,7 @@ _Decided = dict[str, ir.Attribute | None]
 
 
 class _Encoding[Op: dialect.PwOp](abc.ABC):
-    """How Shardy sees the operations of one kind."""
+    """Encoding of the operations of one kind for Shardy."""
 
     @abc.abstractmethod
     def encode(self, op: Op) -> ir.OpView:
@@ -50,10 +50,10 @@ class _Encoding[Op: dialect.PwOp](abc.ABC):
 
     @abc.abstractmethod
     def decode(self, op: ir.OpView) -> _Decided:
-        """What Shardy decided of an operation, read from what stands for it."""
+        """Reads what Shardy decided of an operation, from its encoding."""
 
     def operands(self, op: ir.OpView) -> list[ir.Value]:
-        """The operands of an operation from what stands for it."""
+        """Returns the operands of an operation from what stands for it."""
         return [op.operands[0]]
 
 
@@ -109,7 +109,7 @@ class _ReduceAsBlocks(_Encoding[dialect.ReduceOp]):
 
 
 class _AllReduceAsIdentity(_Encoding[dialect.AllReduceOp]):
-    """An identity: the sum lies as what is summed."""
+    """Identity: the sum has the sharding of its terms."""
 
     def encode(self, op: dialect.AllReduceOp) -> ir.OpView:
         return stablehlo.OptimizationBarrierOp([op.operands[0]])
@@ -119,7 +119,7 @@ class _AllReduceAsIdentity(_Encoding[dialect.AllReduceOp]):
 
 
 class _CarryAsIdentity(_Encoding[dialect.CarryOp]):
-    """An identity from the first turn; `pw.next` ties it to the others."""
+    """Identity from the first iteration; `pw.next` ties it to later ones."""
 
     def encode(self, op: dialect.CarryOp) -> ir.OpView:
         return stablehlo.OptimizationBarrierOp([op.operands[0]])
@@ -129,7 +129,7 @@ class _CarryAsIdentity(_Encoding[dialect.CarryOp]):
 
 
 class _NextAsSum(_Encoding[dialect.NextOp]):
-    """A sum: what is passed on lies as what is carried, and so does the result."""
+    """Sum: what is passed on has the sharding of what is carried, and so does the result."""
 
     def encode(self, op: dialect.NextOp) -> ir.OpView:
         total = stablehlo.AddOp(*op.operands)
@@ -261,7 +261,7 @@ def _plain_stablehlo(function: ir.OpView) -> None:
 
 
 def _plain_constant(op: ir.OpView) -> ir.Operation:
-    """StableHLO's constant in front of Shardy's."""
+    """Builds StableHLO's constant in front of Shardy's."""
     for name in [name for name in op.attributes if name != "value"]:
         del op.attributes[name]
     # By way of the text: the bindings cannot return complex elements.
@@ -283,7 +283,7 @@ def propagate(module: ir.Module) -> None:
 
 
 def between_meshes(module: ir.Module) -> Iterator[tuple[int, dialect.TransferOp]]:
-    """The transfers between different meshes of an encoded `@main`, by numbers that stay theirs."""
+    """Yields the transfers between different meshes of an encoded `@main`, by numbers that stay theirs."""
     for op in body_block(main_function(module)).operations:
         if isinstance(op, dialect.TransferOp):
             yield op.attributes[_NUMBER].value, op
@@ -297,7 +297,7 @@ def hint(module: ir.Module, hints: Mapping[int, ir.Attribute]) -> None:
 
 
 def decided(value: ir.Value, main: ir.OpView) -> ir.Attribute | None:
-    """What propagation decided of a value of an encoded `@main`; None for nothing."""
+    """Returns the sharding that propagation decided for a value of an encoded `@main`; None for none."""
     if isinstance(value, ir.BlockArgument):
         return dialect.argument_attrs(main)[value.arg_number].get(SHARDING)
     if value.owner.operation.name == "sdy.reshard":

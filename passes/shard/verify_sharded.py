@@ -20,9 +20,9 @@ class VerifySharded(Pass):
     """
 
     name: ClassVar[str] = "pw-verify-sharded"
-    takes = (PLACED, SHARDED)
-    leaves = SHARDED
-    closes = True
+    input_forms = (PLACED, SHARDED)
+    output_form = SHARDED
+    always_verified = True
 
     def run(self, module: ir.Module) -> None:
         """Changes nothing: the claim is what is checked."""

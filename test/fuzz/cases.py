@@ -181,7 +181,7 @@ def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:
 def _is_taken(module: ir.Module, pipeline: tuple[str, ...]) -> bool:
     """Whether the first pass takes a module, or the verifier fails at it, which is worth a closer look."""
     name = pipeline[0].partition("{")[0] if pipeline else ""
-    takes = registry.load(name).takes if name in registry.MODULES else ()
+    takes = registry.load(name).input_forms if name in registry.MODULES else ()
     try:
         claim = form_of(module)
         if claim is None and takes:

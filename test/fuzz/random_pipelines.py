@@ -82,14 +82,14 @@ def _sequence(rng: random.Random, text: str, count: int) -> list[str]:
     for _ in range(count):
         fit = [name for name in registry.names() if form in _taken(name)]
         name = rng.choice(fit if fit and rng.random() < 0.85 else registry.names())
-        leaves = registry.load(name).leaves
+        leaves = registry.load(name).output_form
         form = form if leaves is None else leaves.name
         passes.append(_with_options(rng, name))
     return passes
 
 
 def _taken(name: str) -> list[str]:
-    return [form.name for form in registry.load(name).takes]
+    return [form.name for form in registry.load(name).input_forms]
 
 
 def _with_options(rng: random.Random, name: str) -> str:

@@ -108,7 +108,7 @@ CASES = {
 def is_accepted(module: ir.Module, passes: Sequence[Pass]) -> bool:
     """Runs passes over a module; returns whether none was refused."""
     claims = {form_of(one) for one in working_modules(module)} - {None}
-    if not claims <= {form.name for form in passes[0].takes}:
+    if not claims <= {form.name for form in passes[0].input_forms}:
         return False
     refusal = ""
     with Diagnostics(module.context):

@@ -328,7 +328,7 @@ from pathways.tools.pw_opt import main
 
 class Crashing(base.Pass):
     name = 'pw-cse'
-    takes = tuple(FORMS.values())
+    input_forms = tuple(FORMS.values())
     def run(self, module): os.kill(os.getpid(), signal.{signal})
 
 registry.load = lambda name: Crashing
@@ -376,7 +376,7 @@ def test_round_trip_finds_a_module_that_reads_back_as_another(monkeypatch, text,
 
 class Complaining(Pass):
     name = "pw-complaining"
-    takes = tuple(FORMS.values())
+    input_forms = tuple(FORMS.values())
 
     def run(self, module):
         fail(module.body.operations[1], "is not liked")
@@ -386,7 +386,7 @@ class Quiet(Pass):
     """Emits an error but does not raise."""
 
     name = "pw-quiet"
-    takes = tuple(FORMS.values())
+    input_forms = tuple(FORMS.values())
 
     def run(self, module):
         module.operation.location.emit_error("too quiet")
@@ -394,7 +394,7 @@ class Quiet(Pass):
 
 class Breaking(Pass):
     name = "pw-breaking"
-    takes = tuple(FORMS.values())
+    input_forms = tuple(FORMS.values())
 
     def run(self, module):
         del module.body.operations[1].attributes["mesh"]

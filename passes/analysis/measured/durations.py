@@ -1,4 +1,4 @@
-"""How long the calls of each stage took in measured steps."""
+"""Durations of the calls of each stage in measured steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathways.passes.analysis.quantities import SECONDS
 from pathways.passes.analysis.times import kind_of
 
 _WHOLE = ""
-"""In place of the name of a piece."""
+"""Placeholder for the name of a piece of an unsplit call."""
 
 
 def measured_durations(timelines: Sequence[EventLog]) -> dict[str, Any]:
-    """The median times of each stage and kind in measured steps, as a mapping that `times_of` reads."""
+    """Returns the median times of each stage and kind in measured steps, as `times_of` reads them."""
     suffix = "s" if timelines and timelines[0].unit == SECONDS else ""
     stages = by_stage(times_taken(timelines))
     return {
@@ -28,18 +28,18 @@ def measured_durations(timelines: Sequence[EventLog]) -> dict[str, Any]:
 
 
 def of_program(timelines: Sequence[EventLog], name: str) -> Sequence[EventLog]:
-    """The steps of a program; all if there are none, since it may have had another name."""
+    """Returns the steps of a program; all if there are none, since it may have had another name."""
     return [timeline for timeline in timelines if timeline.program == name] or timelines
 
 
 def times_taken(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]:
-    """Each launch and the time that it took, without those that are estimated, unless all are."""
+    """Returns each launch and the time that it took, without those that are estimated, unless all are."""
     taken = [pair for timeline in timelines for pair in _in_step(timeline)]
     return [pair for pair in taken if not pair[0].estimated] or taken
 
 
 def by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
-    """The median time of each kind of call of each stage.
+    """Returns the median time of each kind of call of each stage.
 
     Calls that were fused into one launch share its time, a whole backward or a gradient with a stage of its
     own twice as much as others. They count where a kind is in no launch of its own. Where a call was cut into
@@ -68,22 +68,22 @@ def by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str
 
 
 def _weight(call: Origin) -> int:
-    """The part of a call in the time of a launch that it shares with others."""
+    """Returns the weight of a call in the time of a launch that it shares with others."""
     return 2 if kind_of(call) in ("bwd", "grad") else 1
 
 
 def _in_step(timeline: EventLog) -> Iterator[tuple[TimelineEvent, float]]:
-    """Each launch of a step, and how long it took since it could have begun."""
-    made: list[float] = []
+    """Yields each launch of a step, and how long it took since it could have begun."""
+    ready_times: list[float] = []
     free: dict[str, float] = {}
     for event in timeline.events:
-        ready = [made[n] for n in event.reads]
+        ready = [ready_times[n] for n in event.reads]
         if event.kind == "transfer":
-            made.append(max(ready, default=event.start))
+            ready_times.append(max(ready, default=event.start))
             continue
         if event.slice in free:
             ready.append(free[event.slice])
         # Clocks of several threads may say that it began before that.
         yield event, event.end - min(event.start, max(ready, default=event.start))
-        made.append(event.end)
+        ready_times.append(event.end)
         free[event.slice] = event.end

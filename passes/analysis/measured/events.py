@@ -1,4 +1,4 @@
-"""What ran where and when in one step of a program, and the figures of it. Plain data."""
+"""Events of one step of a program, and figures of it. Plain data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Curve = tuple[tuple[float, int], ...]
 
 
 def launch_name(origins: Sequence[Origin], microbatch: int | None, label: str) -> str:
-    """What papers on pipelines call a launch: `F3`, `B3`, `W3`, `FB3`; its label outside microbatches."""
+    """Returns the name of a launch as papers write it, such as `F3`; its label outside microbatches."""
     letters = "".join(origin.letter for origin in origins)
     return label if microbatch is None or not letters else f"{letters}{microbatch}"
 
@@ -34,7 +34,7 @@ class TimelineEvent:
       nbytes: the bytes that a transfer moves.
       reads: the numbers of the events that make what it reads.
       after: the number of the event that it waited for last, None when it waited for nothing.
-      estimated: whether the times of a measured launch were derived, because nothing saw it run.
+      estimated: whether the times of a measured launch were derived, because nothing measured it.
     """
 
     kind: Literal["launch", "transfer"]
@@ -52,12 +52,12 @@ class TimelineEvent:
 
     @property
     def duration(self) -> float:
-        """How long it took."""
+        """Time from start to end."""
         return self.end - self.start
 
     @property
     def name(self) -> str:
-        """Its `launch_name`."""
+        """Name of the launch, by `launch_name`."""
         return launch_name(self.origins, self.microbatch, self.label)
 
     @property
@@ -96,7 +96,7 @@ class EventLog:
 
     @property
     def step_time(self) -> float:
-        """When the last event ends."""
+        """Time at which the last event ends."""
         return max((event.end for event in self.events), default=0.0)
 
     @property
@@ -110,16 +110,16 @@ class EventLog:
         return tuple(event for event in self.events if event.kind == "transfer")
 
     def busy(self, slice: str) -> float:
-        """How long a slice computes."""
+        """Returns the time in which a slice computes."""
         return sum(event.duration for event in self.launches if event.slice == slice)
 
     def bubble(self, slice: str) -> float:
-        """The part of the step in which a slice does not compute, from 0 to 1."""
+        """Returns the fraction of the step in which a slice does not compute."""
         whole = self.step_time
         return max(0.0, 1 - self.busy(slice) / whole) if whole else 0.0
 
     def idle(self, slice: str) -> float:
-        """The part of the time from its first to its last launch in which a slice does not compute."""
+        """Returns the idle fraction of the time from the first to the last launch of a slice."""
         launches = [event for event in self.launches if event.slice == slice]
         begin = min((event.start for event in launches), default=0.0)
         whole = max((event.end for event in launches), default=0.0) - begin
@@ -132,7 +132,7 @@ class EventLog:
         return sum(map(self.bubble, working)) / len(working) if working else 0.0
 
     def peak_bytes(self, slice: str) -> int:
-        """The most bytes alive at once on a slice."""
+        """Returns the most bytes alive at once on a slice."""
         return max((size for _, size in self.memory.get(slice, ())), default=0)
 
     @property

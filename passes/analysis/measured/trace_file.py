@@ -31,7 +31,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _HEADER = "pathways step"
 _HOST_ROWS = 1 << 20
-"""More than there are slices."""
+"""Offset between the rows of two hosts: more than there are slices."""
 _OPTIONAL = ("microbatch", "dst", "after")
 
 
@@ -43,7 +43,7 @@ class TraceFile:
     """A trace file that is written step by step.
 
     Args:
-      path: where; an existing file is replaced.
+      path: the file, which is replaced where it exists.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,7 +66,7 @@ class TraceFile:
 
         Args:
           timeline: the step.
-          at: when it began, in the unit of the timeline.
+          at: the time of its start, in the unit of the timeline.
         """
         for event in self._events(timeline, at):
             self._file.write(self._separator + _encode(event))
@@ -74,7 +74,7 @@ class TraceFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         if not self._file.closed:
             self._file.write("\n]\n")
             self._file.close()
@@ -124,7 +124,7 @@ class TraceFile:
         yield from self._arrows(timeline, at, rows)
 
     def _arrows(self, timeline: EventLog, at: float, rows: list[int]) -> Iterator[dict[str, Any]]:
-        """From each launch over each transfer of its results to the first launch that reads it."""
+        """Yields arrows from launches over transfers of their results to the first launch that reads them."""
         readers: dict[int, int] = {}
         for n, event in enumerate(timeline.events):
             for read in event.reads:
@@ -155,7 +155,7 @@ def _metadata(name: str, pid: int, tid: int, /, **args: object) -> dict[str, Any
 
 
 def _args(event: TimelineEvent) -> dict[str, Any]:
-    """What a trace says of an event besides its name and times."""
+    """Returns the arguments of an event in a trace: all but its name and times."""
     args: dict[str, Any] = {"label": event.label, "slice": event.slice, "reads": list(event.reads)}
     args |= {name: getattr(event, name) for name in _OPTIONAL if getattr(event, name) is not None}
     if event.kind == "launch":
@@ -168,7 +168,7 @@ def _args(event: TimelineEvent) -> dict[str, Any]:
 
 
 def _rows(timeline: EventLog) -> list[int]:
-    """The row of each event in its process: transfers under way at once need several."""
+    """Returns the row of each event in its process: transfers in flight at once need more than one."""
     rows = [_LAUNCHES] * len(timeline.events)
     by_slice: dict[str, list[int]] = {}
     for n, event in enumerate(timeline.events):
@@ -186,12 +186,12 @@ def _rows(timeline: EventLog) -> list[int]:
 
 
 def is_trace(data: bytes) -> bool:
-    """Whether a file of JSON is meant to be a trace: an array."""
+    """Returns whether a file of JSON is meant to be a trace: an array."""
     return data.lstrip().startswith(b"[")
 
 
 def read_trace(text: str | bytes) -> list[EventLog]:
-    """The steps in a trace file, those that are whole.
+    """Returns the steps in a trace file, those that are whole.
 
     Raises:
       TraceError: when it is none of ours.
@@ -272,7 +272,7 @@ def _finite(number: Any) -> float:
 
 
 def _parse(text: str | bytes) -> list[dict[str, Any]]:
-    """The events of a file; of one that ends early, all that are whole."""
+    """Returns the events of a file; of one that ends early, all that are whole."""
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError:
@@ -289,7 +289,7 @@ def _parse(text: str | bytes) -> list[dict[str, Any]]:
 
 
 def _whole_lines(text: str) -> list[Any] | None:
-    """The events of an array that was not closed; None for anything else."""
+    """Returns the events of an array that was not closed; None for anything else."""
     head, *lines = text.split("\n")
     if head != "[":
         return None

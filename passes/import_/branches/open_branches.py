@@ -1,4 +1,4 @@
-"""Moves the branches of `stablehlo.case` and `stablehlo.if` to `@main`, where each operation gets a slice."""
+"""Opening of branches: those of `stablehlo.case` and `stablehlo.if` move to `@main`, to be placed there."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
 def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
     """Moves what the branches of an operation hold in front of it, and selects from their results.
 
-    Each condition chooses one of two branches: of several the first one, or the rest of them. An operation
-    says of which branch it is; what is selected, and an inner condition, is of the branch around.
+    Each condition chooses one of two branches: of more than two, the first one or the rest of them. An
+    operation names its branch; selections and inner conditions belong to the branch around.
 
     Args:
       op: the operation.
-      taken: the names of conditions so far; those that are made are added.
+      taken: the names of conditions so far; new ones are added.
 
     Returns:
       The operations that are in `@main` now.
     """
-    opener = _BranchOpener(op, taken)
+    mover = _BranchMover(op, taken)
     regions = list(op.regions)
     # That of False comes first for a number, and that of True for `stablehlo.if`.
     regions = regions if op.operation.name == "stablehlo.case" else regions[::-1]
-    results = opener.open(regions, 0, branch_of(op))
+    results = mover.open(regions, 0, branch_of(op))
     for old, new in zip(op.results, results, strict=True):
         old.replace_all_uses_with(new)
     op.operation.erase()
-    return opener.moved
+    return mover.moved
 
 
-class _BranchOpener:
-    """Opens one operation."""
+class _BranchMover:
+    """Mover of the branches of one operation to `@main`."""
 
     def __init__(self, op: ir.OpView, taken: set[str]) -> None:
         self.op = op
@@ -67,7 +67,7 @@ class _BranchOpener:
         return list(terminator.operands)
 
     def is_later(self, name: str, number: int, around: Branch | None) -> ir.Value:
-        """Whether a branch after that of a number is taken: a condition, with an operation of its own."""
+        """Builds the condition, with an operation of its own, that a later branch than this one is taken."""
         chooses = self.op.operands[0]
         element = ir.RankedTensorType(chooses.type).element_type
         with ir.InsertionPoint(self.op), self.op.operation.location:

@@ -14,38 +14,38 @@ from pathways.passes.import_.branches.tags import Branch, branch_of, conditions
 
 
 class Predicates:
-    """Whether branches are taken, counting those around them, as values of `@main`.
+    """Predicates of branches, those around them included, as values of `@main`.
 
     Args:
-      conditions: what works out each condition.
+      conditions: the operation that computes each condition.
     """
 
     def __init__(self, conditions: Mapping[str, ir.OpView]) -> None:
         self._conditions = conditions
-        self._made: dict[Branch, ir.Value] = {}
+        self._predicates: dict[Branch, ir.Value] = {}
 
     def of(self, branch: Branch) -> ir.Value:
-        """A value that is true where a branch is taken; made where the condition is known."""
-        if branch not in self._made:
-            self._made[branch] = self._make(branch)
-        return self._made[branch]
+        """Returns a value that is true where a branch is taken, built right after its condition."""
+        if branch not in self._predicates:
+            self._predicates[branch] = self._make(branch)
+        return self._predicates[branch]
 
     def _make(self, branch: Branch) -> ir.Value:
         condition = self._conditions[branch.condition]
         around = branch_of(condition)
         outer = None if around is None else self.of(around)
         value: ir.Value = condition.results[0]
-        made: list[ir.Value] = []
+        built: list[ir.Value] = []
         following = ir.InsertionPoint.after(condition)
         with following, condition.operation.location:
             if not branch.taken:
                 value = stablehlo.not_(value)
-                made.append(value)
+                built.append(value)
             if outer is not None:
                 # A condition of a branch that is not taken is false, or worked out in vain.
                 value = stablehlo.and_(outer, value)
-                made.append(value)
-            for op in made:
+                built.append(value)
+            for op in built:
                 set_loop(op.owner.opview, loop_of_op(condition))
         return value
 
@@ -76,10 +76,10 @@ def drop_selections(main: ir.OpView) -> Mapping[ir.Value, int]:
 
 
 class _UntakenResults:
-    """What placed calls give where their branch is not taken.
+    """Results of placed calls where their branch is not taken.
 
     Args:
-      known: what works out each condition.
+      known: the operation that computes each condition.
     """
 
     def __init__(self, known: Mapping[str, ir.OpView]) -> None:
@@ -104,7 +104,7 @@ class _UntakenResults:
     def _path(
         self, value: ir.Value, other: ir.Value, around: Branch, seen: set[ir.Value]
     ) -> dict[ir.Value, int] | None:
-        """What calls of a branch have to hand on to each other for one to give another value, if they can."""
+        """Returns the operands that calls of a branch hand on for one to give another value, or None."""
         if value in seen or value in self._zeros or around not in _branches_of_call(value, self._known):
             return None
         seen.add(value)
@@ -120,7 +120,7 @@ class _UntakenResults:
 
 
 def _branches_of_call(value: ir.Value, known: Mapping[str, ir.OpView]) -> Iterator[Branch]:
-    """The branches, from the inside to the outside, of the placed call that makes a value."""
+    """Yields the branches, from the inside to the outside, of the placed call that makes a value."""
     maker = value.owner
     if isinstance(maker, ir.Block) or maker.name != "func.call":
         return
@@ -142,8 +142,8 @@ def make_predicated(function: ir.OpView, name: str, handed_on: Sequence[int | No
     location = function.operation.location
     with ir.InsertionPoint(function), location:
         flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
-        made = func.FuncOp(name, ir.FunctionType.get([flag, *types], results), visibility="private")
-        block = made.add_entry_block()
+        computation = func.FuncOp(name, ir.FunctionType.get([flag, *types], results), visibility="private")
+        block = computation.add_entry_block()
     with ir.InsertionPoint(block), location:
         taken, *arguments = block.arguments
         case = on_condition(taken, results)
@@ -161,7 +161,7 @@ def make_predicated(function: ir.OpView, name: str, handed_on: Sequence[int | No
 
 
 def on_condition(condition: ir.Value, results: Collection[ir.Type]) -> ir.OpView:
-    """An operation with a branch for False and one for True, both still empty, at the insertion point."""
+    """Builds an operation with an empty branch for False, then one for True, at the insertion point."""
     number = stablehlo.convert(ir.RankedTensorType.get([], ir.IntegerType.get_signless(32)), condition)
     case = stablehlo.CaseOp(list(results), number, 2)
     for region in case.regions:

@@ -1,4 +1,4 @@
-"""What operations of `@main` say of the branches that they are of, between `pw-import` and `pw-outline`.
+"""Tags of operations in `@main` with their branch, between `pw-import` and `pw-outline`.
 
 %p = stablehlo.compare EQ, %i, %zero {pw.condition = "cond"}
 %a = stablehlo.tanh %x {pw.branch = "cond"}
@@ -32,7 +32,7 @@ class Branch(NamedTuple):
 
 
 def branch_of(op: ir.OpView) -> Branch | None:
-    """The innermost branch that an operation is of; None where it is done in any case."""
+    """Returns the innermost branch that an operation is of; None where it is done in any case."""
     if BRANCH not in op.attributes:
         return None
     text = op.attributes[BRANCH].value
@@ -48,7 +48,7 @@ def set_branch(op: ir.OpView, branch: Branch | None) -> None:
 
 
 def conditions(main: ir.OpView) -> Mapping[str, ir.OpView]:
-    """What works out each condition, by its name, in the order of `@main`: outer ones first."""
+    """Returns the operations that compute conditions, by name, in the order of `@main`: outer ones first."""
     return {
         op.attributes[CONDITION].value: op for op in body_block(main).operations if CONDITION in op.attributes
     }

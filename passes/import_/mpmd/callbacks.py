@@ -35,7 +35,7 @@ def keep_callbacks_together(
 
 
 def _is_manual(op: ir.OpView) -> bool:
-    """Whether an operation is in a `shard_map`, where each device has its own."""
+    """Returns whether an operation is in a `shard_map`, where each device has its own."""
     parent = op.operation.parent
     while parent is not None:
         if parent.name == "sdy.manual_computation":
@@ -45,7 +45,7 @@ def _is_manual(op: ir.OpView) -> bool:
 
 
 def _maximal_mesh(module: ir.Module, symbols: dict[str, ir.OpView]) -> str:
-    """The name of the mesh that is the first device alone."""
+    """Returns the name of the mesh that is the first device alone."""
     first = sdy.MeshAttr.get([], device_ids=[0])
     for op in ops_named(module, ["sdy.mesh"]):
         if op.attributes["mesh"] == first:

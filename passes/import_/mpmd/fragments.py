@@ -28,7 +28,7 @@ _OF_SHARDY = ("mesh_shape", "reserved_hbm_bytes")
 
 
 class Origins:
-    """Reads where fragments come from.
+    """Reader of the origins of fragments.
 
     Args:
       fragments: all fragments of the program.
@@ -41,7 +41,7 @@ class Origins:
                 self._last[name] = max(self._last.get(name, 0), count)
 
     def of(self, op: ir.OpView) -> tuple[Origin, ...]:
-        """The named computations that a fragment was made of; none for one that Shardy inferred."""
+        """Returns the named computations that a fragment was made of; none for one that Shardy inferred."""
         stage, call = (op.attributes.get(name) for name in ("stage_id", _CALL_COUNTER))
         part = next((half for name, half in _HALVES.items() if name in op.attributes), None)
         if stage is not None and stage.value < 0:
@@ -58,7 +58,7 @@ class Origins:
         return tuple(dict.fromkeys(origins))
 
     def base_name(self, op: ir.OpView) -> str:
-        """What to call the computation of a fragment."""
+        """Returns the base of the name of the computation of a fragment."""
         named = list(_user_origins(op))
         if not named:
             return "glue"
@@ -67,7 +67,7 @@ class Origins:
         return symbol_of(name) if kind == "fwd" else f"{symbol_of(name)}_{kind}"
 
     def _kind(self, op: ir.OpView, name: str, count: int) -> CallKind:
-        """On which side of differentiation a call is, by how often it was transposed."""
+        """Returns the side of differentiation of a call, by how often it was transposed."""
         if _REMAT in op.attributes and not count:
             return "recompute"
         if not count:
@@ -82,11 +82,11 @@ def _user_origins(op: ir.OpView) -> Iterator[tuple[str, int]]:
 
 
 class FragmentComputations:
-    """Makes the private function of each fragment, and a variant for each way in which values lie.
+    """Creator of the private function of each fragment, and of a variant for each sharding of its values.
 
     Args:
       module: the module.
-      symbols: its symbols; those that are made are added.
+      symbols: its symbols; those of new functions are added.
     """
 
     def __init__(self, module: ir.Module, symbols: dict[str, ir.OpView]) -> None:
@@ -116,7 +116,7 @@ class FragmentComputations:
         return name
 
     def shared(self, name: str, base: str) -> str:
-        """The first computation that is equal to one that was just outlined, which goes if there is one.
+        """Returns the first computation that is equal to one just outlined, which is erased if there is one.
 
         Here and not once all are there: most fragments of a pipeline are equal to earlier ones.
         """
@@ -129,11 +129,11 @@ class FragmentComputations:
         return first
 
     def is_known(self, callee: str) -> bool:
-        """Whether a callee was called before."""
+        """Returns whether a callee was called before."""
         return callee in self._original
 
     def variant(self, callee: str, arguments: Layouts, results: Layouts) -> str:
-        """The computation of a callee whose arguments and results lie in these ways."""
+        """Returns the computation of a callee with these shardings of arguments and results."""
         key = callee, arguments, results
         if key in self._variants:
             return self._variants[key]
@@ -147,9 +147,9 @@ class FragmentComputations:
         self._original.add(callee)
         self._variants[key] = name
         function.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        for said in _OF_SHARDY:
-            if said in function.attributes:
-                del function.attributes[said]
+        for attribute in _OF_SHARDY:
+            if attribute in function.attributes:
+                del function.attributes[attribute]
         set_argument_attrs(function, _with_layouts(argument_attrs(function), arguments))
         set_result_attrs(function, [{} if layout is None else {SHARDING: layout} for layout in results])
         return name
@@ -158,7 +158,7 @@ class FragmentComputations:
 def _with_layouts(
     all_attrs: Sequence[Mapping[str, ir.Attribute]], layouts: Layouts
 ) -> list[dict[str, ir.Attribute]]:
-    """The attributes of arguments, without Shardy's donation, which is planned anew."""
+    """Returns the attributes of arguments, without Shardy's donation, which is planned anew."""
     kept = [{n: a for n, a in attrs.items() if n not in (ALIASING, DONOR, SHARDING)} for attrs in all_attrs]
     return [
         attrs if layout is None else {**attrs, SHARDING: layout}
@@ -179,8 +179,8 @@ def constrain(function: ir.OpView, arguments: Layouts, results: Layouts) -> None
     for number, layout in enumerate(results):
         if layout is not None:
             value = terminator.operands[number]
-            made = _constraint(value, layout, ir.InsertionPoint(terminator), terminator.location)
-            terminator.operands[number] = made.results[0]
+            constraint = _constraint(value, layout, ir.InsertionPoint(terminator), terminator.location)
+            terminator.operands[number] = constraint.results[0]
 
 
 def _constraint(

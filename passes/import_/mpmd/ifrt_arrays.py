@@ -1,4 +1,4 @@
-"""Types of arrays in IFRT IR, of which the bindings return nothing but text."""
+"""Types of arrays in IFRT IR, which the bindings return as text alone."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class IfrtArray:
 
     Attributes:
       type: the type of the whole array.
-      sharding: how it lies over its devices; None where nothing is said.
+      sharding: its sharding over its devices; None where there is none.
       devices: the devices, as the program numbers them.
       memory_kind: the memory that it is in; None where nothing is said.
       layout: a layout of its own; None where nothing is said.

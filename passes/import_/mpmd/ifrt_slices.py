@@ -32,7 +32,7 @@ _MESH_NAME = "ifrt.mesh_name"
 
 
 class ArrayTypes:
-    """Reads the types of a program, each once."""
+    """Reader of the types of a program, each once."""
 
     def __init__(self) -> None:
         self._read: dict[ir.Type, IfrtArray] = {}
@@ -125,7 +125,7 @@ def _numbered_lists(function: ir.OpView, types: ArrayTypes) -> dict[DeviceIds, N
 
 
 class SliceMeshes:
-    """Finds the mesh of each list of devices of a program.
+    """Meshes of the lists of devices of a program.
 
     Args:
       module: the module.
@@ -161,8 +161,8 @@ class SliceMeshes:
         named: dict[str, tuple[DeviceIds, Mesh]] = {}
         for devices in self._lists:
             calls = self._calls[devices]
-            said = [call.attributes.get(_MESH_NAME) for call in calls]
-            names = [symbol_of(name.value) for name in said if isinstance(name, ir.StringAttr)]
+            given = [call.attributes.get(_MESH_NAME) for call in calls]
+            names = [symbol_of(name.value) for name in given if isinstance(name, ir.StringAttr)]
             base = names[0] if names else "slice"
             named[unique_name(base, named)] = devices, self._mesh(devices, calls)
         return named
@@ -177,7 +177,7 @@ class SliceMeshes:
         return [
             name
             for name, own in sets.items()
-            if any(not own.isdisjoint(others) for other, others in sets.items() if other != name)
+            if any(not own.isdisjoint(theirs) for other, theirs in sets.items() if other != name)
         ]
 
     def _mesh(self, devices: DeviceIds, calls: Sequence[ir.OpView]) -> Mesh:
@@ -238,9 +238,9 @@ class SliceMeshes:
             (self._types.of_results(call), result_attrs(atom)),
         ):
             for array, attrs in zip(arrays, all_attrs, strict=False):
-                said = attrs.get(SHARDING)
-                if array.sharding is not None and said is not None and is_sharding(said):
-                    yield read_sharding(said), array.sharding
+                given = attrs.get(SHARDING)
+                if array.sharding is not None and given is not None and is_sharding(given):
+                    yield read_sharding(given), array.sharding
 
 
 def described(mesh: Mesh) -> str:

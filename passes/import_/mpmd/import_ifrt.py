@@ -70,9 +70,9 @@ class ImportIfrt(Pass):
     """
 
     name: ClassVar[str] = "pw-import-ifrt"
-    takes = (IFRT,)
-    leaves = PLACED
-    closes = True
+    input_forms = (IFRT,)
+    output_form = PLACED
+    always_verified = True
 
     def run(self, module: ir.Module) -> None:
         _IfrtImporter(module, ifrt_function(module)).run()

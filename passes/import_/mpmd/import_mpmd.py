@@ -75,7 +75,7 @@ class ImportMpmd(Pass):
     5. Donated arguments become `pw.donated`. What computations do to their arguments is dropped, since it is
        planned anew, and host callbacks run on one device again, which Shardy has forgotten.
 
-    Without a sharding in its type a value is replicated beside a `fragment_call`, and lies as
+    Without a sharding in its type a value is replicated beside a `fragment_call`, and has the sharding that
     `pw-propagate-shardings` decides beside a `fragment`, which Shardy has not propagated through yet.
 
     ```mlir
@@ -93,9 +93,9 @@ class ImportMpmd(Pass):
     """
 
     name: ClassVar[str] = "pw-import-mpmd"
-    takes = (MPMD,)
-    leaves = PLACED
-    closes = True
+    input_forms = (MPMD,)
+    output_form = PLACED
+    always_verified = True
 
     def run(self, module: ir.Module) -> None:
         refuse_unpartitioned(module)
@@ -107,7 +107,7 @@ class ImportMpmd(Pass):
 
 
 def _program(module: ir.Module) -> ir.OpView:
-    """The function that Shardy has partitioned, as `@main`."""
+    """Returns the function that Shardy has partitioned, as `@main`."""
     functions = [op for op in ops_named(module, ["func.func"]) if TOPOLOGY in op.attributes]
     if not functions:
         fail(module.operation, "has no function with a `topology`, the program")
@@ -174,7 +174,7 @@ class _Importer:
         )
 
     def type(self, op: ir.OpView, what: str, type_: ir.Type) -> MeshTensor:
-        """What the type of a value says."""
+        """Reads the type of a value."""
         if type_ not in self.types:
             try:
                 value = read_mesh_tensor(type_)
@@ -202,15 +202,15 @@ class _Importer:
             kept[SLICE] = make_slices([home.slice])
             if ALIASING in attrs or DONOR in attrs:
                 kept[DONATED] = ir.UnitAttr.get()
-            said = dataclasses.replace(value, sharding=value.sharding or attrs.get(SHARDING))
-            layout = self.layout(self.function, f"{what} #{number}", said)
+            stated = dataclasses.replace(value, sharding=value.sharding or attrs.get(SHARDING))
+            layout = self.layout(self.function, f"{what} #{number}", stated)
             if layout is not None:
                 kept[SHARDING] = layout
             ports.append((value.type, kept))
         return ports
 
     def layout(self, op: ir.OpView, what: str, value: MeshTensor) -> ir.Attribute | None:
-        """How a value lies over its slice."""
+        """Returns the sharding of a value over its slice."""
         read = self.layouts.of if self.is_open else self.layouts.closed
         return read(op, what, value.sharding, value.type, self.homes[value.mesh])
 
@@ -253,14 +253,14 @@ class _Importer:
     def outlined(
         self, op: ir.OpView, home: Home, operands: list[MeshTensor], results: list[MeshTensor]
     ) -> str:
-        """The computation of a fragment with a body."""
-        said = []
+        """Returns the computation of a fragment with a body."""
+        stated = []
         for what, name, values in (
             ("operand", "in_shardings", operands),
             ("result", "out_shardings", results),
         ):
             each = _shardings(op, name) or [value.sharding for value in values]
-            said.append(
+            stated.append(
                 tuple(
                     self.layouts.of(op, f"{what} #{n}", sharding, value.type, home)
                     for n, (sharding, value) in enumerate(zip(each, values, strict=True))
@@ -270,11 +270,11 @@ class _Importer:
         callee = self.computations.outlined(op, base)
         function = self.symbols[callee]
         self.prepare(function, home)
-        constrain(function, *said)
+        constrain(function, *stated)
         return self.computations.shared(callee, base)
 
     def called(self, op: ir.OpView, home: Home, operands: list[MeshTensor], results: list[MeshTensor]) -> str:
-        """The computation of a call, in the variant that its shardings ask for."""
+        """Returns the computation of a call, in the variant for its shardings."""
         callee = op.attributes["callee"].value
         function = self.symbols.get(callee)
         if function is None or function.operation.name != "func.func":
@@ -305,6 +305,6 @@ class _Importer:
 
 
 def _shardings(op: ir.OpView, name: str) -> list[ir.Attribute] | None:
-    """What a fragment says of how its operands or results lie; None where it says nothing."""
+    """Returns the shardings of operands or results in a fragment; None where it has none."""
     attribute = op.attributes.get(name)
     return None if attribute is None else list(sdy.TensorShardingPerValueAttr(attribute).shardings)

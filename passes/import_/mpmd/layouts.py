@@ -1,4 +1,4 @@
-"""How the values of a partitioned program lie over the slices that its meshes become."""
+"""Shardings of the values of a partitioned program, over the slices that its meshes become."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathways.passes.manager.base import fail, remark
 
 
 class MpmdLayouts:
-    """Takes shardings of Shardy's over to slices, and remembers those that were taken.
+    """Translator of shardings of Shardy's to slices, with those that it has translated.
 
     Args:
       symbols: the symbols of the module.
@@ -28,7 +28,7 @@ class MpmdLayouts:
     def closed(
         self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
     ) -> ir.Attribute | None:
-        """How a value lies over a slice where nothing but its type says so: replicated if that is silent."""
+        """Returns the sharding of a value from its type alone: replicated where the type has none."""
         if home.mesh.mesh.size == 1:
             return None
         if sharding is None:
@@ -38,7 +38,7 @@ class MpmdLayouts:
     def of(
         self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
     ) -> ir.Attribute | None:
-        """A sharding over the mesh of a slice; None where nothing is said, or a slice has one device.
+        """Returns a sharding over the mesh of a slice; None where nothing is said, or a slice has one device.
 
         Args:
           op: where to report what is wrong with it.

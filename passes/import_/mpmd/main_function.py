@@ -26,7 +26,7 @@ def rebuild_main(
     """Builds `@main` anew, operation by operation.
 
     Args:
-      old: the function in whose place it is put.
+      old: the function that it replaces.
       arguments: the new arguments.
       results: the new results.
       operations: the operations of the old function.

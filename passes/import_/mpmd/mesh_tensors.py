@@ -1,4 +1,4 @@
-"""What types and attributes of Shardy's `mpmd` dialect say, of which the bindings return nothing but text."""
+"""Types and attributes of Shardy's `mpmd` dialect, which the bindings return as text alone."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class NotMpmdError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class MeshTensor:
-    """What a `!mpmd.mesh_tensor` says.
+    """Contents of a `!mpmd.mesh_tensor`.
 
     Attributes:
       mesh: the name of the mesh of the topology that the array is on.
       type: the type of the whole array.
-      sharding: how it lies over the mesh; None where nothing is said.
-      memory_kind: the memory that it is in; None where nothing is said.
+      sharding: its sharding over the mesh; None where there is none.
+      memory_kind: the memory that it is in; None where there is none.
     """
 
     mesh: str
@@ -37,14 +37,14 @@ class MeshTensor:
 
 
 def read_mesh_tensor(type_: ir.Type) -> MeshTensor | None:
-    """What a type says; None for one that is no `!mpmd.mesh_tensor`."""
+    """Reads a type; returns None for one that is no `!mpmd.mesh_tensor`."""
     text = str(type_)
     if not text.startswith(_PREFIX):
         return None
     mesh, tensor, *rest = split_parts(text[len(_PREFIX) : -1])
-    said = dict(part.split("=", 1) for part in rest)
-    sharding = said.get("sharding")
-    memory_kind = said.get("memory_kind")
+    fields = dict(part.split("=", 1) for part in rest)
+    sharding = fields.get("sharding")
+    memory_kind = fields.get("memory_kind")
     return MeshTensor(
         mesh[1:-1],
         ir.Type.parse(tensor, type_.context),
@@ -54,7 +54,7 @@ def read_mesh_tensor(type_: ir.Type) -> MeshTensor | None:
 
 
 def read_topology(attribute: ir.Attribute) -> dict[str, Mesh]:
-    """The meshes of an `#mpmd.topology` by their names, in their order.
+    """Returns the meshes of an `#mpmd.topology` by their names, in their order.
 
     Raises:
       NotMpmdError: it is none, or two of its meshes have one name.
@@ -80,7 +80,7 @@ def read_topology(attribute: ir.Attribute) -> dict[str, Mesh]:
 
 
 def split_parts(text: str) -> list[str]:
-    """What commas separate, outside of brackets and strings.
+    """Splits a text at commas outside of brackets and strings.
 
     Raises:
       NotMpmdError: a string has no end, as where the name of a mesh holds a quote, which is printed as it is.

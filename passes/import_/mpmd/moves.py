@@ -1,4 +1,4 @@
-"""Moves of values in partitioned programs: to other slices, and into other shardings."""
+"""Transfers of values in partitioned programs: to other slices, and into other shardings."""
 
 from __future__ import annotations
 
@@ -61,10 +61,16 @@ class Moves:
         callee = self._reshards.known("reshard", key)
         if callee is None:
             # Beside bodies it says inside how values lie, as these do, for propagation to start from.
-            said = ((), ()) if self._is_open else ((held,), (wanted,))
+            sharded = ((), ()) if self._is_open else ((held,), (wanted,))
             with ir.InsertionPoint(self._module.body):
                 callee = self._reshards.make(
-                    "reshard", [value.type], list, op.location, arguments=said[0], results=said[1], key=key
+                    "reshard",
+                    [value.type],
+                    list,
+                    op.location,
+                    arguments=sharded[0],
+                    results=sharded[1],
+                    key=key,
                 )
             if self._is_open:
                 constrain(self._symbols[callee], (held,), (wanted,))

@@ -1,4 +1,4 @@
-"""What of Shardy's `mpmd` programs this compiler has no meaning for; each is one error at its place."""
+"""Refusals of contents of Shardy's `mpmd` programs that this compiler does not support: one error each."""
 
 from __future__ import annotations
 
@@ -84,8 +84,11 @@ def refuse_ports(
     for number, (attrs, value) in enumerate(zip(all_attrs, values, strict=True)):
         info = attrs.get(ARGUMENT_INFO if what == "argument" else RESULT_INFO)
         name = f"{what} {info.value}" if isinstance(info, ir.StringAttr) else f"{what} #{number}"
-        said = attrs.get(MEMORY_KIND)
-        for kind in (value.memory_kind, said.value if isinstance(said, ir.StringAttr) else None):
+        written = attrs.get(MEMORY_KIND)
+        for kind in (
+            value.memory_kind,
+            written.value if isinstance(written, ir.StringAttr) else None,
+        ):
             if kind not in (None, _DEVICE):
                 fail(
                     function,

@@ -31,7 +31,7 @@ class Home:
 
 
 def symbol_of(name: str) -> str:
-    """A name as a symbol: letters, digits and `_`, no digit first."""
+    """Returns a name as a symbol: letters, digits and `_`, no digit first."""
     symbol = _NO_LETTERS.sub("_", name).strip("_") or "mesh"
     return f"_{symbol}" if symbol[0].isdigit() else symbol
 

@@ -1,1 +1,1 @@
-"""Infers a slice for every operation, by a minimum cut. Imports `passes.import_.branches`."""
+"""Inference of a slice for every operation, by a minimum cut. Imports `passes.import_.branches`."""

@@ -52,7 +52,7 @@ def multiway_cut(num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]
 def _components(
     num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]
 ) -> list[tuple[list[int], list[Edge]]]:
-    """Connected parts of the graph with free nodes; a fixed node does not connect what it touches."""
+    """Returns the connected components of free nodes; a fixed node does not connect its neighbours."""
     parent = list(range(num_nodes))
 
     def find(n: int) -> int:
@@ -62,8 +62,8 @@ def _components(
         return n
 
     free_ends = [[n for n in (edge.producer, *edge.consumers) if n not in fixed] for edge in edges]
-    for first, *others in filter(None, free_ends):
-        for other in others:
+    for first, *rest in filter(None, free_ends):
+        for other in rest:
             parent[find(other)] = find(first)
     nodes: dict[int, dict[int, None]] = {}
     inside: dict[int, list[Edge]] = {}
@@ -115,7 +115,7 @@ class _Network:
         self.arcs = np.array(arcs, dtype=np.int64).reshape(-1, 3)
 
     def near(self, sources: list[int], sinks: list[int]) -> list[int]:
-        """The smallest set of nodes that a minimum cut leaves on the side of `sources`."""
+        """Returns the smallest set of nodes that a minimum cut leaves on the side of `sources`."""
         reached = source_side(self.total, self.arcs, sources, sinks)
         return [n for n in reached if n < self.num_nodes]
 

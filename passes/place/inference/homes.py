@@ -1,4 +1,4 @@
-"""Where values that are not mirrored live, so that the fewest bytes cross."""
+"""Homes of values that are not mirrored, chosen so that the fewest bytes cross."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _is_mirrored(op: Operation, mirrored: Collection[ir.Value]) -> bool:
 
 
 def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> Homes:
-    """The slice of every value that is not mirrored, by a minimum cut between what has a slice already."""
-    made = [[argument] for argument in problem.arguments if argument not in mirrored]
+    """Returns the slice of every value that is not mirrored, by a minimum cut between placed values."""
+    values_of_node = [[argument] for argument in problem.arguments if argument not in mirrored]
     node_of: dict[int, int] = {}
     for position, op in enumerate(problem.operations):
         if _is_mirrored(op, mirrored):
@@ -48,11 +48,11 @@ def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> H
         if op.handed_on is not None and op.handed_on in node_of:
             # A carried value stays on its slice from turn to turn.
             node_of[position] = node_of[op.handed_on]
-            made[node_of[position]] += op.results
+            values_of_node[node_of[position]] += op.results
             continue
-        node_of[position] = len(made)
-        made.append(list(op.results))
-    node = {value: n for n, values in enumerate(made) for value in values}
+        node_of[position] = len(values_of_node)
+        values_of_node.append(list(op.results))
+    node = {value: n for n, values in enumerate(values_of_node) for value in values}
     readers: dict[ir.Value, dict[int, None]] = {}
     fixed = {node[argument]: place for argument, place in problem.kept.items()}
     for position, n in node_of.items():
@@ -64,5 +64,5 @@ def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> H
             if value in node and not is_free and node[value] != n:
                 readers.setdefault(value, {})[n] = None
     edges = [Edge(node[value], tuple(read_by), problem.cost(value)) for value, read_by in readers.items()]
-    slices = multiway_cut(len(made), edges, fixed)
-    return {value: place for values, place in zip(made, slices, strict=True) for value in values}
+    slices = multiway_cut(len(values_of_node), edges, fixed)
+    return {value: place for values, place in zip(values_of_node, slices, strict=True) for value in values}

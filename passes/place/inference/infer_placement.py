@@ -85,8 +85,8 @@ class InferPlacement(Pass):
     """
 
     name: ClassVar[str] = "pw-infer-placement"
-    takes = (IMPORTED,)
-    leaves = LOCATED
+    input_forms = (IMPORTED,)
+    output_form = LOCATED
     mirror_bytes: int = option(1024, "values up to this size may be mirrored")
 
     def run(self, module: ir.Module) -> None:
@@ -124,7 +124,7 @@ def _remark_whole(problem: PlacementProblem, homes: Homes, where: Sequence[Place
 
 
 def _why_whole(op: Operation) -> str | None:
-    """Why an operation is on one slice, though what it reads may be on several; None where it is not so."""
+    """Explains why an operation is on one slice, though its operands may be on several; None if it is not."""
     if op.view.operation.name == "stablehlo.while":
         return "it is a loop without placed calls" if op.slice is None else None
     if op.view.operation.name not in BRANCHING:
@@ -135,7 +135,7 @@ def _why_whole(op: Operation) -> str | None:
 def _cost_of_whole(
     problem: PlacementProblem, homes: Homes, where: Sequence[Places], op: Operation, places: Places
 ) -> tuple[int, int]:
-    """The bytes that cross because an operation is on one slice, and those that the slice keeps besides.
+    """Returns the bytes that cross because an operation is on one slice, and those that the slice keeps.
 
     Placed calls bring to their slice what they read and give what others read: of an operation that holds
     some only arguments count.
@@ -144,12 +144,12 @@ def _cost_of_whole(
     for value in op.reads:
         if value not in homes or problem.is_small([value]):
             continue
-        others = [where[n] for n in problem.readers[value] if problem.operations[n] is not op]
-        elsewhere = frozenset[int]().union(*others) - places
+        other_readers = [where[n] for n in problem.readers[value] if problem.operations[n] is not op]
+        elsewhere = frozenset[int]().union(*other_readers) - places
         is_home = homes[value] in places
         if value in problem.producer:
             moved += problem.cost(value) * (not is_home and op.slice is None)
-        elif any(place & places for place in others):
+        elif any(place & places for place in other_readers):
             continue
         elif problem.is_brought(value):
             kept += problem.byte_size(value.type) * bool(elsewhere)
@@ -164,15 +164,15 @@ def _cost_of_whole(
 
 
 def _remark_carries(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> None:
-    """Remarks what crosses in each turn because a loop makes on one slice what it carries on another."""
+    """Remarks on values that cross in each iteration because a loop computes them on another slice."""
     for op, places in zip(problem.operations, where, strict=True):
         if not isinstance(op.view, NextOp) or not places:
             continue
-        _, made = op.reads
-        if made in homes and homes[made] not in places and not problem.is_small([made]):
+        _, passed_on = op.reads
+        if passed_on in homes and homes[passed_on] not in places and not problem.is_small([passed_on]):
             remark(
                 op.view,
-                f"moves {problem.byte_size(made.type)} bytes from @{problem.names[homes[made]]} to "
+                f"moves {problem.byte_size(passed_on.type)} bytes from @{problem.names[homes[passed_on]]} to "
                 f"@{problem.names[min(places)]} in each iteration: a carried value stays on one slice",
             )
 
@@ -216,7 +216,7 @@ def _write(
 def _argument_places(
     problem: PlacementProblem, homes: Homes, where: Sequence[Places], argument: ir.Value
 ) -> Places:
-    """The slices of an argument with a home: the caller brings it to all readers, unless it is donated."""
+    """Returns the slices of an argument with a home: those of all its readers, unless it is donated."""
     read_on = frozenset[int]().union(*(where[n] for n in problem.readers.get(argument, ())))
     is_sent = not problem.is_brought(argument) or not read_on
     return frozenset([homes[argument]]) if is_sent else read_on

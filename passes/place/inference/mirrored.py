@@ -11,14 +11,14 @@ from pathways.passes.analysis.operations import EXPENSIVE, byte_size
 from pathways.passes.place.inference.placement_problem import Homes, Operation, PlacementProblem, Places
 
 _MAX_REPEATED = 64
-"""How many small operations are looked at to save a value its way back."""
+"""Limit on small operations that are repeated to save a value its way back."""
 
 _Where = Sequence[Collection[int]]
 """The slices of each operation so far; of mirrored ones none."""
 
 
 def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
-    """The values that any slice can work out from small arguments and constants, and the turns of loops.
+    """Returns the values that any slice can compute from small arguments, constants and loop indices.
 
     A carried value is one of them if it starts from one and is passed on as one, which is assumed of all
     small ones until one is found that is not.
@@ -30,7 +30,7 @@ def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
     }
     while True:
         free = {a for a in problem.arguments if a not in problem.kept and problem.is_small([a])}
-        mirrored = free | problem.turns
+        mirrored = free | problem.indices
         wrong: set[int] = set()
         for n, op in enumerate(problem.operations):
             can_read = mirrored.issuperset(op.reads)
@@ -52,7 +52,7 @@ def _is_cheap(op: Operation) -> bool:
 
 
 def own_places(problem: PlacementProblem, homes: Homes) -> list[Places]:
-    """The one slice of each operation, by its own or its results' home; none of mirrored ones."""
+    """Returns the one slice of each operation, by its own or its results' home; none of mirrored ones."""
 
     def place(op: Operation) -> int | None:
         if op.slice is not None:
@@ -84,7 +84,7 @@ def repeat_round_trips(problem: PlacementProblem, homes: Homes, where: Sequence[
 
 
 def _between(problem: PlacementProblem, homes: Homes, where: _Where, n: int, place: int) -> Collection[int]:
-    """The small operations between values that live on `place` and the operation at position `n`."""
+    """Returns the small operations between values that live on `place` and the operation at position `n`."""
     leads_back: dict[int, bool] = {}
 
     def visit(n: int) -> bool:
@@ -148,7 +148,7 @@ def _repeated(
 
 
 def _is_small(problem: PlacementProblem, op: Operation) -> bool:
-    """Whether an operation is small enough to be repeated."""
+    """Returns whether an operation is small enough to be repeated."""
     return op.repeatable and len(op.results) > 0 and not op.view.regions and problem.is_small(op.results)
 
 
@@ -159,7 +159,7 @@ def _bytes(values: Iterable[ir.Value]) -> int:
 def mirrored_places(
     problem: PlacementProblem, homes: Homes, where: Sequence[Places]
 ) -> Mapping[ir.Value, Places]:
-    """The slices of each mirrored value: where it is read, or, if only returned, where its inputs are."""
+    """Returns the slices of each mirrored value: its readers', or, if only returned, its inputs'."""
     read_on = {
         value: frozenset[int]().union(*(where[n] for n in readers))
         for value, readers in problem.readers.items()
@@ -179,7 +179,7 @@ def mirrored_places(
 def _handed_up(
     problem: PlacementProblem, homes: Homes, read_on: Mapping[ir.Value, Places]
 ) -> Mapping[ir.Value, Places]:
-    """Where mirrored values are read, also by mirrored work that is itself read there."""
+    """Returns the slices that read mirrored values, also by mirrored work that is itself read there."""
     demand = dict(read_on)
     mirrored = _mirrored(problem, homes)
     none: Places = frozenset()
@@ -190,7 +190,7 @@ def _handed_up(
             for value in (*op.results, *op.reads):
                 demand[value] = demand.get(value, none) | places
             if isinstance(op.view, CarryOp):
-                # Where a turn reads it, the turn before passes it on.
+                # Where an iteration reads it, the one before passes it on.
                 assert op.handed_on is not None
                 (last,) = problem.operations[op.handed_on].results
                 outdated |= not places <= demand.get(last, none)

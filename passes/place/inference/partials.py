@@ -78,7 +78,7 @@ def _write(chain: _Chain, homes: dict[ir.Value, int], replaced: dict[ir.Value, i
 
 
 def _alternating(root: ir.OpView, homes: Homes) -> _Chain | None:
-    """The chain that ends in an operation, if it goes back to a slice that it has left."""
+    """Returns the chain that ends in an operation, if it goes back to a slice that it has left."""
     links, terms = _collect(root)
     slices = [homes.get(term) for term in terms]
     place = next((s for s in slices if s is not None), None)
@@ -95,13 +95,13 @@ def _alternating(root: ir.OpView, homes: Homes) -> _Chain | None:
 
 
 def _is_link(op: ir.OpView) -> bool:
-    """Whether an operation is inside a chain: its only user is of the same kind."""
+    """Returns whether an operation is inside a chain: its only user is of the same kind."""
     uses = list(op.results[0].uses)
     return len(uses) == 1 and uses[0].owner.operation.name == op.operation.name
 
 
 def _collect(root: ir.OpView) -> tuple[list[ir.OpView], list[ir.Value]]:
-    """The links of a chain, users before producers, and its terms in order."""
+    """Returns the links of a chain, users before producers, and its terms in order."""
     links: list[ir.OpView] = [root]
     terms: list[ir.Value] = []
     pending: list[ir.Value] = [root.operands[1], root.operands[0]]

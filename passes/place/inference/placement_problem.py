@@ -1,4 +1,4 @@
-"""What `pw-infer-placement` decides about, read from `@main` before anything is decided."""
+"""Problem that `pw-infer-placement` solves, read from `@main` before anything is decided."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PlacementProblem:
       names: the slices.
       mirror_bytes: the size up to which a value is small.
       operations: all but the return, in their order, and but what is available on every slice.
-      turns: the numbers of the turns of loops, which are available on every slice.
+      indices: the numbers of iterations of loops, which are available on every slice.
       arguments: the arguments.
       donated: those that the caller gives up.
       kept: the slice, by its number, of those that stay where the caller has them.
@@ -76,7 +76,7 @@ class PlacementProblem:
     names: Sequence[str]
     mirror_bytes: int
     operations: Sequence[Operation]
-    turns: frozenset[ir.Value]
+    indices: frozenset[ir.Value]
     arguments: Sequence[ir.Value]
     donated: frozenset[ir.Value]
     kept: Homes
@@ -86,19 +86,19 @@ class PlacementProblem:
     byte_size: Callable[[ir.Type], int]
 
     def read_again(self) -> PlacementProblem:
-        """The problem after `@main` was changed."""
+        """Returns the problem after `@main` was changed."""
         return read_problem(self.main, self.symbols, self.names, self.mirror_bytes)
 
     def is_small(self, values: Iterable[ir.Value]) -> bool:
-        """Whether each of the values is small enough to be mirrored."""
+        """Returns whether each of the values is small enough to be mirrored."""
         return all(self.byte_size(v.type) <= self.mirror_bytes for v in values)
 
     def is_brought(self, value: ir.Value) -> bool:
-        """Whether the caller can bring a value to every slice that reads it."""
+        """Returns whether the caller can bring a value to every slice that reads it."""
         return isinstance(value, ir.BlockArgument) and value not in self.donated and value not in self.kept
 
     def cost(self, value: ir.Value) -> int:
-        """The bytes that cross when a value does, for all microbatches of its loop together."""
+        """Returns the bytes that cross when a value does, for all microbatches of its loop together."""
         loop = loop_of(value)
         return self.byte_size(value.type) * (1 if loop is None else self.symbols[loop].turns)
 
@@ -109,7 +109,7 @@ def read_problem(
     """Reads the problem from `@main`, which stays as it is."""
     block = body_block(main)
     *views, terminator = block.operations
-    turns = frozenset(view.results[0] for view in views if isinstance(view, IndexOp))
+    indices = frozenset(view.results[0] for view in views if isinstance(view, IndexOp))
     views = [view for view in views if not isinstance(view, IndexOp)]
     number = {name: n for n, name in enumerate(names)}
     effects: dict[str, bool] = {}
@@ -119,7 +119,7 @@ def read_problem(
     pairs |= {n: carry for carry, n in pairs.items()}
 
     def operation(n: int, view: ir.OpView) -> Operation:
-        slice_ = _slice_said(view, number)
+        slice_ = _stated_slice(view, number)
         is_glue = slice_ is None and not isinstance(view, PwOp)
         repeatable = is_glue and not has_side_effect(view, symbols, effects)
         return Operation(view, captured(view), list(view.results), slice_, repeatable, pairs.get(n))
@@ -136,7 +136,7 @@ def read_problem(
         names,
         mirror_bytes,
         operations,
-        turns,
+        indices,
         arguments,
         frozenset(a for a, own in zip(arguments, attrs, strict=True) if DONATED in own),
         {
@@ -151,8 +151,8 @@ def read_problem(
     )
 
 
-def _slice_said(view: ir.OpView, number: Mapping[str, int]) -> int | None:
-    """The slice that an operation names."""
+def _stated_slice(view: ir.OpView, number: Mapping[str, int]) -> int | None:
+    """Returns the slice that an operation names."""
     if op_has(view, Trait.EXECUTES):
         return number[view.slice]
     if SLICE in view.attributes:

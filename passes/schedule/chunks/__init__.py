@@ -1,1 +1,1 @@
-"""Splits programs with data-dependent loops into sub-programs. Imports `passes.analysis`."""
+"""Splitting of programs with data-dependent loops into sub-programs. Imports `passes.analysis`."""

@@ -28,7 +28,7 @@ from pathways.passes.schedule.chunks.sub_programs import ProgramPort, SubProgram
 
 @dataclasses.dataclass(frozen=True)
 class SplitChunks(Pass):
-    """Splits a program that has loops with a `chunk` into sub-programs, each of which is issued at once.
+    """Splits a program that has loops with a `chunk` into sub-programs, each issued at once.
 
     1. A sub-program is a module nested in the program's: a chunk of iterations of each such loop, what
        comes before the first one, between two, and after the last one. Work is done by the first sub-program
@@ -66,7 +66,7 @@ class SplitChunks(Pass):
     """
 
     name: ClassVar[str] = "pw-split-chunks"
-    takes = (SHARDED,)
+    input_forms = (SHARDED,)
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -80,7 +80,7 @@ class SplitChunks(Pass):
 
 
 def _is_boundary(op: ir.OpView) -> bool:
-    """Whether a value enters or leaves a loop by an operation."""
+    """Returns whether a value enters or leaves a loop by an operation."""
     return dialect.op_has(op, Trait.OPENS_LOOP) or dialect.op_has(op, Trait.CLOSES_LOOP)
 
 
@@ -125,18 +125,18 @@ class _ChunkSplitter:
         """Returns all sub-programs with their operations: those before each loop, its chunk, and the last."""
         loops = list(self.untils)
         chunks: list[list[int]] = [[] for _ in loops]
-        others: list[list[int]] = [[] for _ in range(len(loops) + 1)]
+        between: list[list[int]] = [[] for _ in range(len(loops) + 1)]
         around = [self.loops_around(op) for op in self.operations]
         for n, level in self.levels(around).items():
             op, loop = self.operations[n], self.chunked(around[n])
-            (others[level] if loop is None else chunks[level - 1]).append(n)
+            (between[level] if loop is None else chunks[level - 1]).append(n)
             if isinstance(op, dialect.NextOp) and op.loop == loop:
                 self.carries[loop][self.makers[op.operands[0]]] = n
         taken = dict.fromkeys([*loops, MAIN, *self.symbols])
         subs = []
-        for loop, before, chunk in zip(loops, others, chunks, strict=False):
+        for loop, before, chunk in zip(loops, between, chunks, strict=False):
             subs += [SubProgram(_take_name(f"before_{loop}", taken), before), SubProgram(loop, chunk, loop)]
-        subs.append(SubProgram(_take_name(f"after_{loops[-1]}", taken), others[-1]))
+        subs.append(SubProgram(_take_name(f"after_{loops[-1]}", taken), between[-1]))
         for sub in subs:
             own = set(sub.kept)
             starts = self.carries[sub.loop] if sub.loop else {}
@@ -161,15 +161,15 @@ class _ChunkSplitter:
             for n, op in enumerate(self.operations):
                 if isinstance(op, dialect.UntilOp):
                     continue
-                made = [self.makers[v] for v in captured(op) if v in self.makers]
+                read = [self.makers[v] for v in captured(op) if v in self.makers]
                 chunked = self.chunked(around[n])
                 if chunked is not None:
                     levels[n] = loops.index(chunked) + 1
-                    if any(levels[m] >= levels[n] and self.chunked(around[m]) != chunked for m in made):
+                    if any(levels[m] >= levels[n] and self.chunked(around[m]) != chunked for m in read):
                         fail(op, f"reads, in loop @{chunked}, what is made in a loop that waits for its end")
                     continue
                 is_last = n == len(self.operations) - 1
-                level = len(loops) if is_last else max((levels[m] for m in made), default=0)
+                level = len(loops) if is_last else max((levels[m] for m in read), default=0)
                 if around[n]:
                     outermost = around[n][-1]
                     level = max(level, of_loop.get(outermost, 0))
@@ -244,10 +244,12 @@ class _ChunkSplitter:
         returned = list(block.operations)[-1].operands
         result_types = [value.type for value in returned]
         results = dialect.result_attrs(self.main)
-        made = func.FuncOp(MAIN, (types, result_types), visibility="public", ip=ir.InsertionPoint(self.main))
-        dialect.set_argument_attrs(made, [self.arguments[n] for n in passed])
-        dialect.set_result_attrs(made, results)
-        body = made.add_entry_block()
+        new_main = func.FuncOp(
+            MAIN, (types, result_types), visibility="public", ip=ir.InsertionPoint(self.main)
+        )
+        dialect.set_argument_attrs(new_main, [self.arguments[n] for n in passed])
+        dialect.set_result_attrs(new_main, results)
+        body = new_main.add_entry_block()
         values: dict[ProgramPort, ir.Value] = {
             ProgramPort(None, n): argument for n, argument in zip(passed, body.arguments, strict=True)
         }
@@ -263,21 +265,21 @@ class _ChunkSplitter:
                         for n, port in enumerate(sub.outputs)
                     ]
                     last = sub is self.sub_programs[-1]
-                    made_types = (
+                    types_of_results = (
                         result_types if last else [p.value(block, self.operations).type for p in sub.outputs]
                     )
-                    op = dialect.RunOp.build(operands, made_types, part=sub.name)
+                    op = dialect.RunOp.build(operands, types_of_results, part=sub.name)
                     if last:
                         func.ReturnOp(op.results)
                         continue
                 else:
                     outputs = sub.outputs
                     done = outputs.index(self.port(self.untils[sub.loop].operands[0]))
-                    made_types = [p.value(block, self.operations).type for p in outputs]
-                    op = dialect.RepeatOp.build(operands, made_types, part=sub.name, until=done)
+                    types_of_results = [p.value(block, self.operations).type for p in outputs]
+                    op = dialect.RepeatOp.build(operands, types_of_results, part=sub.name, until=done)
                 values.update(zip(outputs, op.results, strict=True))
         self.main.operation.erase()
-        self.main = made
+        self.main = new_main
 
 
 def _take_name(name: str, taken: dict[str, None]) -> str:

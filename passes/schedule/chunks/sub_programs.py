@@ -85,7 +85,7 @@ class SubProgramWriter:
         terminator = self.operations[-1]
         # Before anything is replaced.
         outputs = [(self.value(p), self.place(self.value(p))) for p in sub.outputs]
-        made = [block.add_argument(type_, location) for type_ in types]
+        added = [block.add_argument(type_, location) for type_ in types]
         if not self.is_last:
             with ir.InsertionPoint(terminator), location:
                 values = [value for value, _ in outputs]
@@ -94,14 +94,14 @@ class SubProgramWriter:
                 func.ReturnOp(values)
             terminator.operation.erase()
             dialect.set_result_attrs(self.main, [place for _, place in outputs])
-        for port, argument in zip(sub.inputs, made, strict=True):
+        for port, argument in zip(sub.inputs, added, strict=True):
             if port.operation is not None and port.operation in sub.kept:
                 self.operations[port.operation].operands[0] = argument
             else:
                 self.value(port).replace_all_uses_with(argument)
         # The return of the whole is the last one; where there is another, it is erased already.
-        others = self.operations if self.is_last else self.operations[:-1]
-        for n, op in reversed(list(enumerate(others))):
+        own = self.operations if self.is_last else self.operations[:-1]
+        for n, op in reversed(list(enumerate(own))):
             if n not in sub.kept:
                 op.operation.erase()
         for n in reversed(range(count)):
@@ -122,17 +122,17 @@ class SubProgramWriter:
 
     def place(self, value: ir.Value) -> dict[str, ir.Attribute]:
         """Returns the attributes for the slices of a value and for its sharding."""
-        said = {SLICE: dialect.make_slices(dialect.slices_of(value) or ())}
+        attributes = {SLICE: dialect.make_slices(dialect.slices_of(value) or ())}
         sharding = sharding_of(value, self.symbols, self.sources)
-        return said if sharding is None else said | {SHARDING: sharding}
+        return attributes if sharding is None else attributes | {SHARDING: sharding}
 
     def attributes(self, port: ProgramPort) -> dict[str, ir.Attribute]:
         """Returns the attributes of an input."""
         if port.operation is None:
-            said = {name: value for name, value in self.sources[port.number].items() if name != DONATED}
+            attributes = {name: value for name, value in self.sources[port.number].items() if name != DONATED}
         else:
-            said = self.place(self.value(port))
-        return said | {DONATED: ir.UnitAttr.get()} if port in self.sub_program.donated else said
+            attributes = self.place(self.value(port))
+        return attributes | {DONATED: ir.UnitAttr.get()} if port in self.sub_program.donated else attributes
 
     def copied(self, value: ir.Value, place: dict[str, ir.Attribute]) -> ir.Value:
         """Copies a value on the first of its slices, which becomes the slice in `place`."""

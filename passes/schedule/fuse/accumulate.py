@@ -57,7 +57,7 @@ class Accumulate(Pass):
     """
 
     name: ClassVar[str] = "pw-accumulate"
-    takes = (ORDERED,)
+    input_forms = (ORDERED,)
     large: int = option(LARGE, "number of operations from which a computation's sums start from zeros")
 
     def run(self, module: ir.Module) -> None:
@@ -78,7 +78,7 @@ class Accumulate(Pass):
 
 
 def _sharing_launches(reductions: Sequence[ReduceOp]) -> list[list[ReduceOp]]:
-    """Groups sums whose terms are results of the same launches: these are made anew only once."""
+    """Groups sums whose terms are results of the same launches: these are rebuilt only once."""
     groups: dict[tuple[ir.Value, ...], list[ReduceOp]] = {}
     for op in reductions:
         producers = [v.owner.opview for v in op.operands if not isinstance(v, ir.BlockArgument)]
@@ -104,7 +104,7 @@ class _Folder:
     def __init__(self, module: ir.Module) -> None:
         self.symbols = symbols = symbol_table(module)
         self.computations = Computations(module, self.symbols)
-        self.made = functools.cache(lambda computation: result_attrs(symbols[computation]))
+        self.result_attrs_of = functools.cache(lambda computation: result_attrs(symbols[computation]))
         """What a computation says of its results."""
 
     def make_zeros(self, block: ir.Block, reductions: Sequence[ReduceOp]) -> dict[ir.Value, ir.Value]:
@@ -149,8 +149,8 @@ class _Folder:
         )
 
     def layout(self, value: ir.Value) -> ir.Attribute | None:
-        """The sharding that a computation says of one of its results."""
-        return self.made(_producer(value).callee)[ir.OpResult(value).result_number].get(SHARDING)
+        """Returns the sharding that a computation says of one of its results."""
+        return self.result_attrs_of(_producer(value).callee)[ir.OpResult(value).result_number].get(SHARDING)
 
     def fold(self, reductions: Sequence[ReduceOp], zeros: Mapping[ir.Value, ir.Value]) -> None:
         """Replaces sums over the results of the same launches."""
@@ -188,13 +188,13 @@ class _Folder:
         return [longer.results[place] for place in places]
 
     def variant(self, key: Variant, places: Sequence[int]) -> str:
-        """The computation that takes the sums so far after its arguments and returns them with its terms."""
+        """Returns the computation with the sums so far as last arguments, which adds its terms to them."""
         callee, numbers, _ = key
         original = self.symbols[callee]
         inputs, results = list(original.type.inputs), list(original.type.results)
         taken = [attrs.get(SHARDING) for attrs in argument_attrs(original)]
-        made = [attrs.get(SHARDING) for attrs in result_attrs(original)]
-        layouts = [made[n] for n in numbers]
+        layouts_of_results = [attrs.get(SHARDING) for attrs in result_attrs(original)]
+        layouts = [layouts_of_results[n] for n in numbers]
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
             returned = inlined(original, arguments[: len(inputs)])
@@ -206,16 +206,16 @@ class _Folder:
                 returned[place] = total if layout is None else sdy.ShardingConstraintOp(total, layout).result
             return returned
 
-        made += [None] * (max(places) + 1 - len(results))
+        layouts_of_results += [None] * (max(places) + 1 - len(results))
         for place, layout in zip(places, layouts, strict=True):
-            made[place] = layout
+            layouts_of_results[place] = layout
         return self.computations.make(
             f"{callee}_add",
             [*inputs, *(results[n] for n in numbers)],
             body,
             original.operation.location,
             arguments=[*taken, *layouts],
-            results=made,
+            results=layouts_of_results,
             key=key,
         )
 
@@ -225,7 +225,7 @@ def _producer(value: ir.Value) -> LaunchOp:
 
 
 def _places(count: int, numbers: Sequence[int], read: frozenset[int]) -> list[int]:
-    """The position of each new sum among the results: that of its term, unless the term is still read."""
+    """Returns the result that each new sum becomes: that of its term, unless the term is still read."""
     places: list[int] = []
     for number in numbers:
         is_free = number not in read and number not in places

@@ -1,4 +1,4 @@
-"""What XLA's compilation of a computation costs, as far as passes have to know."""
+"""Cost of XLA's compilation of computations, as far as passes have to know it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LARGE_LOOP = 100
 
 
 class CompileCost:
-    """Tells the computations of a module that are large.
+    """Classifier of the computations of a module that are large to compile.
 
     Args:
-      symbols: the symbols of the module; computations are looked up when they are asked for.
-      large: from how many operations on a computation is large.
+      symbols: the symbols of the module; computations are looked up when they are needed.
+      large: the number of operations from which on a computation is large.
     """
 
     def __init__(self, symbols: Mapping[str, ir.OpView], large: int) -> None:
@@ -36,11 +36,11 @@ class CompileCost:
         self._looping: dict[str, bool] = {}
 
     def is_large(self, computation: str) -> bool:
-        """Whether a computation should be compiled once, and not in versions."""
+        """Returns whether a computation should be compiled once, and not in versions."""
         return self._size(computation) >= self._large
 
     def large_among(self, launches: Iterable[LaunchOp]) -> set[str]:
-        """The computations of some launches that should be compiled once.
+        """Returns the computations of some launches that should be compiled once.
 
         The placed calls of a stage count together: the forward and the backward of the last one become one
         computation.
@@ -52,17 +52,17 @@ class CompileCost:
                 large.add(op.callee)
             if op.loop is not None and (origin := op.origin) is not None:
                 stages.setdefault((op.slice, op.loop, origin.stage), set()).add(op.callee)
-        for several in stages.values():
-            if sum(map(self._size, several)) >= self._large:
-                large |= several
+        for callees in stages.values():
+            if sum(map(self._size, callees)) >= self._large:
+                large |= callees
         return large
 
     def is_large_loop(self, op: ir.OpView) -> bool:
-        """Whether an operation is a loop whose body is large."""
+        """Returns whether an operation is a loop whose body is large."""
         return op.operation.name == "stablehlo.while" and self._size_of([op, *nested_ops(op)]) >= self._large
 
     def holds_large_loop(self, computation: str) -> bool:
-        """Whether a large loop is in a computation, or in a function that it calls."""
+        """Returns whether a large loop is in a computation, or in a function that it calls."""
         if computation not in self._looping:
             blocks = self._symbols[computation].regions[0].blocks
             self._looping[computation] = any(
@@ -74,7 +74,7 @@ class CompileCost:
         return self._looping[computation]
 
     def _size(self, name: str) -> int:
-        """The operations of a function; those of loops, branches and what it calls count once each."""
+        """Returns the operations of a function; those of loops, branches and callees count once each."""
         if name not in self._sizes:
             self._sizes[name] = 0
             self._sizes[name] = self._size_of(nested_ops(self._symbols[name]))

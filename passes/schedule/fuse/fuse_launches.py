@@ -51,7 +51,7 @@ class FuseLaunches(Pass):
     that reads nothing but arguments, or what is worked out before a loop begins, and serves one launch (a
     constant, a PRNG key, a block of the batch) becomes part of it; glue that reads nothing at all is first
     repeated for each launch that it serves.
-    A launch has the origins of all that it was made of, and the loop and microbatch of the first placed call
+    A launch has the origins of all its members, and the loop and microbatch of the first placed call
     among them.
 
     One launch whose results leave may be fused: the last launch of a loop on its slice also takes the
@@ -77,7 +77,7 @@ class FuseLaunches(Pass):
     """
 
     name: ClassVar[str] = "pw-fuse-launches"
-    takes = (ORDERED,)
+    input_forms = (ORDERED,)
     user_calls: bool = option(False, "also fuse the user's own placed calls with each other")
     large: int = option(LARGE, "size of a computation from which on all launches run one version")
 
@@ -85,7 +85,7 @@ class FuseLaunches(Pass):
         main = main_function(module)
         fuser = _Fuser(module)
         launches = [op for op in body_block(main).operations if op_has(op, Trait.EXECUTES)]
-        # Who asks for user calls in one asks for versions.
+        # Fusing user calls implies versions of them.
         cost = CompileCost(fuser.symbols, sys.maxsize if self.user_calls else self.large)
         versions = _Versions(cost, launches)
         _give_own_constants(launches, versions)
@@ -96,7 +96,7 @@ class FuseLaunches(Pass):
         for on_slice in by_slice.values():
             on_slice.sort(key=lambda launch: launch.order)
             clusters += self.clusters(fuser.symbols, versions, *_preparations(on_slice, versions))
-        for cluster in versions.without_others(clusters):
+        for cluster in versions.split_unlike(clusters):
             if len(cluster) > 1:
                 fuser.fuse(cluster)
         _move_mirrors(main)
@@ -117,7 +117,9 @@ class FuseLaunches(Pass):
         closed = True
         for launch in launches:
             is_call = not launch.is_glue
-            counts = bool(runs) and all(one.only_counts and one.turn == launch.turn for one in runs[-1])
+            counts = bool(runs) and all(
+                one.only_counts and one.iteration == launch.iteration for one in runs[-1]
+            )
             joins = (counts or launch.incoming <= arrived) and not (
                 is_call and head is not None and not self.joins(head, launch)
             )
@@ -136,7 +138,7 @@ class FuseLaunches(Pass):
         return runs
 
     def joins(self, head: _Unfused, call: _Unfused) -> bool:
-        """Whether a placed call may become one with an earlier one."""
+        """Returns whether a placed call may become one with an earlier one."""
         if self.user_calls:
             return True
         first, last = head.op.origins[-1], call.op.origins[0]
@@ -178,23 +180,23 @@ class _Unfused:
     read_by: list[set[_Unfused | None]]
 
     @property
-    def turn(self) -> tuple[str | None, int | None]:
-        """The loop and the microbatch that it works on."""
+    def iteration(self) -> tuple[str | None, int | None]:
+        """Loop and microbatch that it works on."""
         return self.loop, self.microbatch
 
     def only_reader(self) -> _Unfused | None:
-        """The launch that alone reads its results; None for another reader, none or several."""
+        """Returns the launch that alone reads its results; None for another reader, none or several."""
         readers = set[_Unfused | None]().union(*self.read_by)
         return readers.pop() if len(readers) == 1 else None
 
 
 def _read_launches(main: ir.OpView, symbols: dict[str, ir.OpView]) -> list[_Unfused]:
-    """The launches of a program, in their order."""
+    """Returns the launches of a program, in their order."""
     launches: list[_Unfused] = []
     moved: set[ir.Value] = set()
     joined: set[ir.Value] = set()
     sent_on: collections.Counter[str] = collections.Counter()
-    made: dict[ir.Value, tuple[_Unfused, set[_Unfused | None]]] = {}
+    producers: dict[ir.Value, tuple[_Unfused, set[_Unfused | None]]] = {}
     for op in body_block(main).operations:
         reads = list(op.operands)
         if not op_has(op, Trait.EXECUTES):
@@ -206,8 +208,8 @@ def _read_launches(main: ir.OpView, symbols: dict[str, ir.OpView]) -> list[_Unfu
             elif is_of_received:
                 joined.update(op.results)
             for value in reads:
-                if value in made:
-                    maker, readers = made[value]
+                if value in producers:
+                    maker, readers = producers[value]
                     readers.add(None)
                     maker.leaves = maker.leaves or moves
             continue
@@ -228,28 +230,28 @@ def _read_launches(main: ir.OpView, symbols: dict[str, ir.OpView]) -> list[_Unfu
             read_by=[],
         )
         for value in reads:
-            if value in made:
-                maker, readers = made[value]
+            if value in producers:
+                maker, readers = producers[value]
                 readers.add(launch)
                 launch.is_ready = launch.is_ready and loop is not None and maker.loop is None
             elif not isinstance(value, ir.BlockArgument):
                 launch.is_ready = False
         for result in op.results:
             launch.read_by.append(set())
-            made[result] = launch, launch.read_by[-1]
+            producers[result] = launch, launch.read_by[-1]
         launches.append(launch)
     return launches
 
 
 def _ends_loop(cluster: list[_Unfused], glue: _Unfused, symbols: dict[str, ir.OpView]) -> bool:
-    """Whether glue is cheap work after a loop whose last launch is in a cluster."""
+    """Returns whether glue is cheap work after a loop whose last launch is in a cluster."""
     if not glue.is_glue or glue.loop is not None or all(op.loop is None for op in cluster):
         return False
     return _is_cheap(symbols[glue.callee])
 
 
 def _only_counts(launch: LaunchOp, symbols: dict[str, ir.OpView]) -> bool:
-    """Whether glue takes and gives small values, and is cheap."""
+    """Returns whether glue takes and gives small values, and is cheap."""
     values = (*launch.operands, *launch.results)
     return all(byte_size(v.type) <= SMALL_BYTES for v in values) and _is_cheap(symbols[launch.callee])
 
@@ -260,10 +262,10 @@ def _is_cheap(computation: ir.OpView) -> bool:
 
 
 class _Versions:
-    """Keeps computations that are large and launched several times from being compiled several times.
+    """Guard against compiling large computations once for each of their launches.
 
     Args:
-      cost: tells what is large.
+      cost: classifies what is large.
       launches: all launches, before any is fused.
     """
 
@@ -272,12 +274,12 @@ class _Versions:
         self.large = {name for name in cost.large_among(launches) if self.counts[name] > 1}
 
     def stay_alike(self, cluster: Sequence[_Unfused]) -> bool:
-        """Whether all launches of the large computations of a cluster can take the same along."""
+        """Returns whether all launches of the large computations of a cluster can take the same along."""
         if not self.large or not any(launch.callee in self.large for launch in cluster):
             return True
-        return len({one.turn for one in cluster if one.is_glue or one.callee in self.large}) == 1
+        return len({one.iteration for one in cluster if one.is_glue or one.callee in self.large}) == 1
 
-    def without_others(self, clusters: Sequence[list[_Unfused]]) -> list[list[_Unfused]]:
+    def split_unlike(self, clusters: Sequence[list[_Unfused]]) -> list[list[_Unfused]]:
         """Splits clusters where the launches of a large computation outside of loops take other things along.
 
         Such are the updates of equal stages: that of the last one would take what makes the loss a mean.
@@ -287,7 +289,7 @@ class _Versions:
             for op in cluster:
                 if op.callee in self.large and op.loop is None:
                     taken.setdefault(op.callee, set()).add(tuple(other.callee for other in cluster))
-        alone = {name for name, several in taken.items() if len(several) > 1}
+        alone = {name for name, variants in taken.items() if len(variants) > 1}
         runs: list[list[_Unfused]] = []
         for cluster in clusters:
             for is_alone, run in itertools.groupby(
@@ -298,7 +300,7 @@ class _Versions:
         return runs
 
     def read_alike(self, readers: Collection[LaunchOp]) -> bool:
-        """Whether all launches of a large computation are among these, or none of them."""
+        """Returns whether all launches of a large computation are among these, or none of them."""
         counts = collections.Counter(op.callee for op in readers)
         return all(counts[name] == self.counts[name] for name in counts if name in self.large)
 
@@ -331,13 +333,13 @@ class _Fuser:
         # What leaves must be there for those who move it.
         place = next((launch for launch in cluster if launch.leaves), cluster[-1])
         ops = [launch.op for launch in cluster]
-        # Not read and made again: all that happens to origins is that they are listed together.
+        # Not parsed and rebuilt: all that happens to origins is that they are listed together.
         calls = [op.attributes["origins"] for op in ops if "origins" in op.attributes]
         fused = head.op.rebuilt(
             inputs,
             [r.type for r in outputs],
             callee=self.make(ops, inputs, outputs, f"{head.callee}_fused", wiring),
-            origins=ir.ArrayAttr.get([origin for several in calls for origin in several]) if calls else None,
+            origins=ir.ArrayAttr.get([origin for origins in calls for origin in origins]) if calls else None,
             order=place.order,
             ip=ir.InsertionPoint(place.op),
         )
@@ -434,7 +436,7 @@ def _preparations(
         else:
             rest.append(launch)
     # What serves a launch that was split off itself goes where that one goes.
-    chained = {launch for several in serves.values() for launch in several}
+    chained = {launch for served in serves.values() for launch in served}
     for reader in [reader for reader in serves if reader in chained]:
         rest += serves.pop(reader)
     return sorted(rest, key=lambda launch: launch.order), serves

@@ -55,7 +55,7 @@ class ShareLoops(Pass):
     """
 
     name: ClassVar[str] = "pw-share-loops"
-    takes = (ORDERED,)
+    input_forms = (ORDERED,)
     large: int = option(LARGE_LOOP, "number of operations from which computations are cut at a loop")
 
     def run(self, module: ir.Module) -> None:
@@ -157,11 +157,11 @@ class _Body:
         ]
 
     def results_read(self, number: int) -> list[int]:
-        """The results of an operation that something reads."""
+        """Returns the results of an operation that something reads."""
         return [n for n, r in enumerate(self.operations[number].results) if any(True for _ in r.uses)]
 
     def segments(self, loops: Sequence[int]) -> list[list[int]]:
-        """The other operations in front of each of some loops, and after the last of them.
+        """Returns the other operations in front of each of some loops, and after the last of them.
 
         An operation goes as close to its readers as it can; one that only the caller reads, as far to the
         front as it can. Those that depend on no argument are in none.
@@ -181,22 +181,22 @@ class _Body:
         return [[n for n in first if n not in loops and segment[n] == k] for k in range(len(loops) + 1)]
 
     def outputs(self, members: Sequence[int]) -> list[ir.Value]:
-        """What some operations make and others, or the caller, read."""
+        """Returns the results of some operations that others, or the caller, read."""
         outside = {v for n, values in enumerate(self._reads) if n not in members for v in values}
         read = outside.union(self.returned)
         return [r for n in members for r in self.operations[n].results if r in read]
 
     def passed_through(self) -> list[ir.Value]:
-        """The values returned that depend on no argument, or are arguments."""
+        """Returns the values returned that depend on no argument, or are arguments."""
         makers = {v: self._maker.get(v) for v in self.returned}
         return [v for v, maker in makers.items() if maker is None or maker in self._constants]
 
     def inputs(self, members: Iterable[int], outputs: Sequence[ir.Value]) -> list[ir.Value]:
-        """What some operations, and the constants that they and some outputs need, read of others."""
+        """Returns the values from others that some operations and outputs, with their constants, read."""
         contents = self._with_constants(members, outputs)
-        made = {r for n in contents for r in self.operations[n].results}
+        own = {r for n in contents for r in self.operations[n].results}
         read = [*(v for n in contents for v in self._reads[n]), *outputs]
-        return [v for v in dict.fromkeys(read) if v not in made]
+        return [v for v in dict.fromkeys(read) if v not in own]
 
     def piece(
         self, members: Iterable[int], outputs: Sequence[ir.Value], base: str, computations: Computations
@@ -231,7 +231,7 @@ class _Body:
         return sorted(contents)
 
     def _layout(self, value: ir.Value) -> ir.Attribute | None:
-        """How a value lies over the slice, by what was decided when shardings were propagated."""
+        """Returns the sharding of a value, as decided when shardings were propagated."""
         if isinstance(value, ir.BlockArgument):
             return self._layouts[value.arg_number]
         if self._home.mesh.size == 1:
@@ -241,7 +241,7 @@ class _Body:
 
 @dataclasses.dataclass(frozen=True)
 class _SharedLoop:
-    """A loop that several computations hold.
+    """Loop that several computations hold.
 
     Attributes:
       computation: what is launched in its place.
@@ -259,7 +259,7 @@ type _Shared = Mapping[tuple[str, int], _SharedLoop]
 
 
 def _shared(bodies: Sequence[_Body], computations: Computations) -> _Shared:
-    """Makes computations of the loops that several bodies hold."""
+    """Moves loops that several bodies hold to computations of their own."""
     same: dict[str, list[tuple[_Body, int]]] = collections.defaultdict(list)
     for body in bodies:
         for n in body.loops:
@@ -280,7 +280,7 @@ def _shared(bodies: Sequence[_Body], computations: Computations) -> _Shared:
 
 
 def _cut(body: _Body, shared: _Shared, computations: Computations) -> list[_Piece]:
-    """The pieces of a computation in the order in which they run."""
+    """Returns the pieces of a computation in the order in which they run."""
     loops = [n for n in body.loops if (body.name, n) in shared]
     pieces: list[_Piece] = []
     for k, segment in enumerate(body.segments(loops)):
@@ -297,7 +297,7 @@ def _cut(body: _Body, shared: _Shared, computations: Computations) -> list[_Piec
 
 
 def _origins(launch: LaunchOp, pieces: Sequence[_Piece]) -> list[tuple[Origin, ...]]:
-    """The placed calls of a launch that each of its pieces is of.
+    """Returns the placed calls of a launch that each of its pieces is of.
 
     A shared loop is of the calls that all who hold it have in common. What is between two loops is of
     theirs and of those between them.

@@ -1,4 +1,4 @@
-"""How much is alive at once on the slices of a program that is split over hosts."""
+"""Peak memory of the slices of a program that is split over hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathways.passes.schedule.memory.live_bytes import LiveBytes
 
 
 def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:
-    """The most bytes alive at once on each slice, over all its devices.
+    """Returns the most bytes alive at once on each slice, over all its devices.
 
     What a host receives has its memory from the beginning of the step: hosts do not wait when they issue
     steps, so all receives may be issued before the first launch runs. What it sends is alive to the end.
@@ -32,7 +32,7 @@ def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:
 
 
 def step_bytes(programs: Sequence[ProgramView]) -> dict[str, tuple[int, int]]:
-    """The most bytes alive at once on each slice in one step, and those that each further step takes."""
+    """Returns the peak bytes of each slice in one step, and those that each further step adds."""
     found: dict[str, tuple[int, int]] = {}
     for program in programs:
         memory = _HostMemory(program)
@@ -43,7 +43,7 @@ def step_bytes(programs: Sequence[ProgramView]) -> dict[str, tuple[int, int]]:
 
 
 class _HostMemory:
-    """Follows what is alive through the function of a host.
+    """Follower of live bytes through the function of a host.
 
     Attributes:
       live: the bytes alive on each slice.
@@ -81,7 +81,7 @@ class _HostMemory:
         self.copied_results(arguments)
 
     def size(self, slice: str, values: Iterable[ir.Value]) -> int:
-        """Bytes of values on all devices of a slice: what is replicated counts once for each."""
+        """Returns the bytes of values on all devices of a slice: replicated ones count once for each."""
         mesh = self.layouts.mesh(slice)
         splits = ((value, math.prod(self.layouts.of(value, slice).splits(mesh))) for value in values)
         return sum(byte_size(value.type) * mesh.size // parts for value, parts in splits)
@@ -100,7 +100,7 @@ class _HostMemory:
                 self.live.remove(name, self.size(name, [value]))
 
     def copied_results(self, arguments: Sequence[ir.Value]) -> None:
-        """Of a result that is also another one, or what the caller kept, the caller gets a copy."""
+        """Counts copies of results that are also other results, or values that the caller kept."""
         owned = {
             (argument, name)
             for argument, attrs in zip(arguments, self.program.arguments, strict=True)

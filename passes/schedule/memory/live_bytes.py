@@ -1,4 +1,4 @@
-"""Counts the bytes that are alive at once. Needs neither IR nor devices."""
+"""Counter of the bytes that are alive at once. Needs neither IR nor devices."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class PlanMemory(Pass):
     """
 
     name: ClassVar[str] = "pw-plan-memory"
-    takes = (ORDERED,)
+    input_forms = (ORDERED,)
     donate_bytes: int = option(
         65536, "an intermediate of at least this size is worth a variant of the computation that donates it"
     )
@@ -99,9 +99,9 @@ def _sorted(program: ProgramView) -> ProgramView:
 def _set_capacities(program: ProgramView) -> None:
     reads = first_reads(program.ops)
     spans: dict[str, list[tuple[int, int]]] = {}
-    for n, (op, made) in enumerate(zip(program.ops, program.makes, strict=True)):
+    for n, (op, results) in enumerate(zip(program.ops, program.makes, strict=True)):
         if op_has(op, Trait.TRANSFERS):
-            read = min(reads.get(value, len(program.ops)) for value in made)
+            read = min(reads.get(value, len(program.ops)) for value in results)
             spans.setdefault(op.channel, []).append((n, read))
     for channel in ops_named(program.module, ["pw.channel"]):
         if channel.sym_name in spans:
@@ -109,7 +109,7 @@ def _set_capacities(program: ProgramView) -> None:
 
 
 Aliases = tuple[tuple[int, int], ...]
-"""Which operands of a launch give their buffers to which of its results."""
+"""Pairs of an operand of a launch and the result that gets its buffer."""
 
 
 class _Lifetimes:
@@ -123,7 +123,7 @@ class _Lifetimes:
         self.ops, self.terminator, self.slices = view.ops, view.terminator, view.slices
         self.arguments = list(body_block(view.main).arguments)
         attrs = zip(self.arguments, view.arguments, strict=True)
-        self.donated = {argument for argument, said in attrs if DONATED in said}
+        self.donated = {argument for argument, own in attrs if DONATED in own}
         self.operands, self.results = view.reads, view.makes
         self.mirrored: dict[ir.Value, list[ir.Value]] = {}
         """The values that are equal by what a mirror says, by its result."""
@@ -170,7 +170,7 @@ class _Lifetimes:
             op.peak_bytes = live.peak.get(op.sym_name, 0)
 
     def size(self, value: ir.Value, place: str) -> int:
-        """Bytes of a value on all devices of a slice together: what is replicated counts once for each."""
+        """Returns the bytes of a value on all devices of a slice: a replicated one counts once for each."""
         if (value, place) not in self.sizes:
             mesh = self.layouts.mesh(place)
             parts = math.prod(self.layouts.of(value, place).splits(mesh)) if mesh.size > 1 else 1
@@ -178,7 +178,7 @@ class _Lifetimes:
         return self.sizes[value, place]
 
     def touched_by(self, n: int, op: ir.OpView) -> dict[ir.Value, None]:
-        """The values that an operation, the one at a position, reads or makes, each once."""
+        """Returns the values that an operation, the one at a position, reads or makes, each once."""
         if op_has(op, Trait.ALIASES):
             equal = [v for value in self.operands[n] for v in self.unmirrored(value)]
             self.mirrored[self.results[n][0]] = equal
@@ -189,11 +189,11 @@ class _Lifetimes:
         return {v: None for value in values for v in self.unmirrored(value)}
 
     def unmirrored(self, value: ir.Value) -> list[ir.Value]:
-        """The values that a value stands for: itself, or those that a mirror says are equal."""
+        """Returns the values that a value stands for: itself, or those that a mirror says are equal."""
         return self.mirrored.get(value) or [value]
 
     def release_unread(self, live: LiveBytes[str]) -> None:
-        """Donated arguments that nothing reads die before the first launch."""
+        """Releases donated arguments that nothing reads before the first launch."""
         unread = [
             a for a in self.arguments if a in self.donated and a not in self.last_use and a not in self.kept
         ]
@@ -209,7 +209,7 @@ class _Lifetimes:
                 live.remove(name, self.size(value, name))
 
     def copied_results(self) -> Iterator[tuple[ir.Value, str]]:
-        """The results of which the caller gets a copy, each with the slice of the copy.
+        """Yields the results that are copied for the caller, each with the slice of the copy.
 
         The caller may donate what it gets, so no buffer is two results, or a result and what the caller kept.
         """
@@ -225,7 +225,7 @@ class _Lifetimes:
             owned.update(copies)
 
     def find_aliases(self) -> dict[int, Aliases]:
-        """The aliases of each launch, by its position."""
+        """Returns the aliases of each launch, by its position."""
         launches = {n: op for n, op in enumerate(self.ops) if op_has(op, Trait.EXECUTES)}
         donatable = {n: self.donatable(n) for n in launches}
         callees = {n: op.callee for n, op in launches.items()}
@@ -239,7 +239,7 @@ class _Lifetimes:
         return aliases
 
     def donatable(self, n: int) -> dict[int, ir.Value]:
-        """The operands that the launch at a position alone reads, as the last one, and the program owns."""
+        """Returns the operands that the program owns, and that the launch at a position alone reads last."""
         operands = self.operands[n]
         times = Counter(operands)
         return {
@@ -252,7 +252,7 @@ class _Lifetimes:
         }
 
     def aliases(self, n: int, op: LaunchOp, donatable: dict[int, ir.Value], free: set[int]) -> Aliases:
-        """Which operand gives its buffer to which result: arguments first, then what costs a variant.
+        """Pairs operands with the results that get their buffers: arguments first, then what costs a variant.
 
         Args:
           n: the position of the launch.
@@ -265,8 +265,8 @@ class _Lifetimes:
         slice = op.slice
         arguments = [(k, v) for k, v in donatable.items() if v in self.donated]
         # From the end: pw-accumulate puts sums there, which XLA adds to in place.
-        others = [(k, v) for k, v in reversed(donatable.items()) if v not in self.donated]
-        order = [(k, v) for k, v in (*arguments, *others) if k in free or self.is_worth_a_variant(v)]
+        intermediates = [(k, v) for k, v in reversed(donatable.items()) if v not in self.donated]
+        order = [(k, v) for k, v in (*arguments, *intermediates) if k in free or self.is_worth_a_variant(v)]
         order.sort(key=lambda entry: entry[1] not in self.donated and not self.is_worth_a_variant(entry[1]))
         aliases: list[tuple[int, int]] = []
         results: dict[tuple[ir.Type, Sharding], list[int]] = {}
@@ -279,13 +279,13 @@ class _Lifetimes:
         return tuple(sorted(aliases))
 
     def is_worth_a_variant(self, value: ir.Value) -> bool:
-        """Whether a computation is compiled once more so that a value can be donated to it."""
+        """Returns whether a computation is compiled once more so that a value can be donated to it."""
         if value in self.donated:
             return value.type.rank > 0
         return self.byte_size(value.type) >= self.donate_bytes
 
     def variant(self, callee: str, aliases: Aliases) -> str:
-        """The computation that donates these operands; the callee itself when all its launches do."""
+        """Returns the computation that donates these operands; the callee itself when all its launches do."""
         if (callee, aliases) not in self.variants:
             function, name = self.symbols[callee], callee
             if len(self.launches_of[callee]) > 1:

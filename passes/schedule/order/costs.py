@@ -1,4 +1,4 @@
-"""What the actions of a loop cost: how long they take, and what they keep alive."""
+"""Costs of the actions of a loop: their durations, and the bytes that they keep alive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _NamedLaunch:
 
 
 class LaunchTimes:
-    """How long the launches of a program take that stand for placed calls.
+    """Durations of the launches of a program that stand for placed calls.
 
     Args:
       module: the module.
@@ -61,7 +61,7 @@ class LaunchTimes:
         }
 
     def of(self, members: Iterable[int], times: str) -> tuple[dict[int, float], str]:
-        """How long some launches take, and the unit of that.
+        """Returns the durations of some launches, and their unit.
 
         Args:
           members: their numbers; those of glue do not count.
@@ -80,34 +80,34 @@ class LaunchTimes:
         read = read.in_program(launches.values())
         return {n: read.of(launch) for n, launch in launches.items() if n in self._calls}, read.unit
 
-    def of_calls(self, asked: Collection[str]) -> CallTimes:
-        """How long placed calls take by their operations, and by the times that all loops go by.
+    def of_calls(self, requested: Collection[str]) -> CallTimes:
+        """Returns the durations of placed calls by their operations, and by the times that all loops use.
 
         Args:
-          asked: the times that each loop asks for, where it asks for any.
+          requested: the times that each loop requests, if any.
         """
         tables = {FLOPS: self._table(self._flops)}
-        (made_with, *others) = set(asked) or {UNITS}
-        if others or not any(self._flops.values()):
+        (times, *more) = set(requested) or {UNITS}
+        if more or not any(self._flops.values()):
             return CallTimes(tables if any(self._flops.values()) else {})
-        if made_with in (FLOPS, UNITS):
-            return CallTimes(tables, made_with if made_with == FLOPS else None)
+        if times in (FLOPS, UNITS):
+            return CallTimes(tables, times if times == FLOPS else None)
         try:
-            taken, unit = self.of(self._calls, made_with)
+            taken, unit = self.of(self._calls, times)
         except TimesError:
             # The file is of the loops alone.
             return CallTimes(tables)
         return CallTimes({**tables, unit: self._table(taken)}, unit)
 
     def _table(self, taken: Mapping[int, float]) -> dict[CallKey, float]:
-        """The mean time of calls of one kind."""
+        """Returns the mean time of calls of one kind."""
         times: dict[CallKey, list[float]] = {}
         for n, time in taken.items():
             calls = self._calls[n]
             for call in calls:
                 key = CallKey(loop_of_op(self._events[n].op), call.stage, kind_of(call))
                 times.setdefault(key, []).append(time / len(calls))
-        return {key: statistics.fmean(several) for key, several in times.items()}
+        return {key: statistics.fmean(of_key) for key, of_key in times.items()}
 
     def _timed(self, n: int) -> _NamedLaunch:
         op = self._events[n].op
@@ -116,7 +116,7 @@ class LaunchTimes:
 
 
 def durations_of(loop: Loop, launches: LaunchTimes, times: str) -> tuple[dict[Action, float], str]:
-    """How long each action of a loop takes, and the unit of that; see `LaunchTimes.of`."""
+    """Returns the duration of each action of a loop, and their unit; see `LaunchTimes.of`."""
     taken, unit = launches.of(loop.members, times)
     durations: dict[Action, float] = {}
     for n, actions in loop.actions.items():
@@ -126,7 +126,7 @@ def durations_of(loop: Loop, launches: LaunchTimes, times: str) -> tuple[dict[Ac
 
 
 def delays_of(events: Sequence[Event], loop: Loop, link: Link) -> dict[tuple[Action, Action], float]:
-    """How long what an action makes is on the way to one that waits for it, where it changes slices."""
+    """Returns the delay from an action to one that reads its results on another slice."""
     delays: dict[tuple[Action, Action], float] = {}
     through: list[dict[Action, float]] = []
     for n, event in enumerate(events):
@@ -164,7 +164,7 @@ def _read(path: str, program: str) -> Mapping[str, Any]:
 
 
 def _known(document: Mapping[str, Any], launches: Iterable[_NamedLaunch]) -> dict[str, Any]:
-    """Without entries for what other schedules make: they name their computations by what they add."""
+    """Drops entries for computations of other schedules, which name these by what they add."""
     names = {"computations": {x.computation for x in launches}, "launches": {x.label for x in launches}}
     return {
         section: {k: v for k, v in table.items() if k in names[section]}
@@ -175,26 +175,26 @@ def _known(document: Mapping[str, Any], launches: Iterable[_NamedLaunch]) -> dic
 
 
 def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Needs) -> dict[str, list[Held]]:
-    """What the microbatches of a loop keep alive on each slice, over all its devices.
+    """Returns what the microbatches of a loop keep alive on each slice, over all its devices.
 
-    What a launch makes is held from its action on, what comes from another slice from the action that first
+    A result of a launch is held from its action on, what comes from another slice from the action that first
     reads it, and both until the last action on the slice that reads it ends. Sums over microbatches, which
     there is one of, and what is only sent do not count; neither does what arrives before it is read.
     """
     layouts = Layouts(module)
     owner = _owners(events, loop)
-    made: dict[ir.Value, tuple[int, str]] = {}
+    makers: dict[ir.Value, tuple[int, str]] = {}
     readers: dict[tuple[ir.Value, str], set[Action]] = {}
     for n, event in enumerate(events):
         slice = event.op.slice
-        made.update((r, (n, slice)) for r in event.op.results)
+        makers.update((r, (n, slice)) for r in event.op.results)
         if event.kind == "launch" and n in owner:
             for value in event.op.operands:
-                if value in made and made[value][1] == slice:
+                if value in makers and makers[value][1] == slice:
                     readers.setdefault((value, slice), set()).add(owner[n])
     sizes: dict[str, dict[tuple[Action, tuple[Action, ...]], int]] = {}
     for (value, slice), actions in readers.items():
-        n = made[value][0]
+        n = makers[value][0]
         maker = owner.get(n) if events[n].kind == "launch" else None
         if maker is None and events[n].kind == "launch":
             continue
@@ -213,12 +213,12 @@ def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Ne
 
 
 def bytes_limits(held: Mapping[str, Sequence[Held]], most: int) -> list[Limit]:
-    """The limit that what is held on each slice is no more than some bytes."""
+    """Returns the limit that what is held on each slice is no more than some bytes."""
     return [Limit(f"bytes of microbatches on @{slice}", most, values) for slice, values in held.items()]
 
 
 def _owners(events: Sequence[Event], loop: Loop) -> dict[int, Action]:
-    """The action in whose time each launch of a loop runs; glue runs with what needs it, or makes it."""
+    """Returns the action with which each launch of a loop runs; glue runs with its reader or its source."""
     owners = {n: actions[0] for n, actions in loop.actions.items()}
     after, before = nearest_after(events, loop), nearest_before(events, loop)
     for n in loop.members:
@@ -241,7 +241,7 @@ def _rank(action: Action) -> tuple[int, int, int]:
 
 
 def _last(actions: set[Action], needs: Needs) -> tuple[Action, ...]:
-    """The actions that none of the others waits for."""
+    """Returns the actions that none of the others waits for."""
     later = {
         action for action in actions for other in actions if action != other and _waits(other, action, needs)
     }
@@ -249,7 +249,7 @@ def _last(actions: set[Action], needs: Needs) -> tuple[Action, ...]:
 
 
 def _waits(action: Action, other: Action, needs: Needs) -> bool:
-    """Whether an action waits for another one of its microbatch, or of one before."""
+    """Returns whether an action waits for another one of its microbatch, or of one before."""
     pending, seen = [action], {action}
     while pending:
         for need in needs.get(pending.pop(), ()):

@@ -20,13 +20,13 @@ from pathways.passes.schedule.search.search import Budget, Found, NothingFitsErr
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What actions cost.
+    """Costs of actions.
 
     Attributes:
-      durations: how long each takes; None where nothing is known, and each takes one unit.
-      limits: what is held on slices, with the limit that a program asks for.
-      delays: how long what an action makes is on the way to one that waits for it; none where there is none.
-      ties: how long each takes in units, by which orders go that take equally long; None where none do.
+      durations: the duration of each action; None where nothing is known, and each takes one unit.
+      limits: what is held on slices, with the limit that a program requests.
+      delays: the time from an action to one that waits for its results elsewhere; none where there is none.
+      ties: the durations in units that decide between equally fast orders; None for none.
     """
 
     durations: Mapping[Action, float] | None = None
@@ -36,20 +36,20 @@ class Costs:
 
 
 def orders_by(
-    request: ScheduleRequest, work: Work, costs: Costs, tell: Callable[[str], None]
+    request: ScheduleRequest, work: Work, costs: Costs, report: Callable[[str], None]
 ) -> Sequence[Sequence[Action]]:
-    """The orders of the slices.
+    """Returns the orders of the slices.
 
     Args:
-      request: the policy, and what it keeps to.
+      request: the policy, and its limits.
       work: what to order.
       costs: of its actions.
-      tell: hears what a search found.
+      report: called with the result of a search, in words.
 
     Raises:
-      PolicyError: the policy does not fit, or no order of it keeps to what is asked for.
+      PolicyError: the policy does not fit, or no order of it keeps to the requested limits.
       ActionCycleError: in the order of the policy slices would wait for each other.
-      NoSolverError: the solver that is asked for is not installed.
+      NoSolverError: the requested solver is not installed.
     """
     if not work.slices:
         return []
@@ -58,7 +58,7 @@ def orders_by(
     orderer = _Orderer(request, work, costs)
     if request.policy == SEARCH:
         found = orderer.search()
-        tell(_report(found))
+        report(_describe(found))
         return orderer.problem.named(found.orders)
     return orderer.problem.named(orderer.fastest(request.policy)[0])
 
@@ -76,7 +76,7 @@ class _Orderer:
         return SearchProblem(self.place, needs, durations, limits, self.costs.delays, self.costs.ties)
 
     def fastest(self, policy: str) -> tuple[Numbers, float]:
-        """The order of a policy that takes the least time: its pattern, or one by its rules and the times."""
+        """Returns the fastest order of a policy: its pattern, or one by its rules and the times."""
         pattern = self.problem.numbered(_pattern(dataclasses.replace(self.request, policy=policy), self.work))
         candidates: list[Numbers] = [pattern]
         if policy in BOUNDED and (self.costs.durations is not None or self.costs.limits):
@@ -101,7 +101,7 @@ class _Orderer:
         return best
 
     def by_times(self, policy: str) -> Numbers | None:
-        """What the rules of a policy give for the times and limits."""
+        """Returns the order that the rules of a policy give for the times and limits."""
         longest = max(self.problem.to_loss.values())
         alive = {"zb-h1": longest, "zb-h2": 2 * longest - 1}.get(policy, self.request.max_live)
         if self.request.max_live:
@@ -110,7 +110,7 @@ class _Orderer:
         return construct(problem, usual_rules(problem)[policy])
 
     def search(self) -> Found:
-        """The best order that a search finds."""
+        """Returns the best order that a search finds."""
         named: dict[str, Numbers] = {}
         for policy in POLICIES:
             try:
@@ -127,7 +127,7 @@ class _Orderer:
 
 
 def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
-    """The orders that a policy gives by the shape of a pipeline alone."""
+    """Returns the orders that a policy gives by the shape of a pipeline alone."""
     stages = list(work.slices)
     number = {stage: k for k, stage in enumerate(stages)}
     read = stages_read(work.needs)
@@ -147,13 +147,13 @@ def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
 
 
 def fitting(action: Action, work: Work) -> list[Action]:
-    """What there is of an action; a backward that stayed whole runs when its first half would."""
+    """Returns what a program has of an action; a whole backward runs when its first half would."""
     kinds = {"F": "F", "B": "BIW", "I": "BI", "W": "W"}[action.kind]
     return [part for kind in kinds if (part := action._replace(kind=kind)) in work.needs]
 
 
-def _report(found: Found) -> str:
-    """What a search found, in words."""
+def _describe(found: Found) -> str:
+    """Describes the result of a search."""
     than = "no policy stays within the limits"
     if found.best is not None:
         name, time = found.best

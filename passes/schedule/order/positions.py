@@ -10,7 +10,7 @@ from pathways.dialect import Trait, op_has, ops_named
 from pathways.dialect.relations.order import device_queues
 
 Span = tuple[int, int]
-"""When a value is sent and when it is first read, as positions in one order of all operations."""
+"""Positions, in one order of all operations, at which a value is sent and first read."""
 
 
 def renumber(module: ir.Module, operations: Iterable[ir.OpView]) -> None:
@@ -33,7 +33,7 @@ def renumber(module: ir.Module, operations: Iterable[ir.OpView]) -> None:
 
 
 def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
-    """The position of the first launch or transfer that reads each value, by itself or joined with others."""
+    """Returns the position of the first launch or transfer that reads each value, alone or joined."""
     positions: dict[ir.Value, int] = {}
     for n, op in enumerate(operations):
         if not op_has(op, Trait.ORDERED):
@@ -50,7 +50,7 @@ def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
 
 
 def capacity_for(spans: Sequence[Span]) -> int:
-    """The most values on a channel at once, so that no send has to wait in that order."""
+    """Returns the most values on a channel at once, so that no send has to wait in that order."""
     changes = sorted([(sent, 1) for sent, _ in spans] + [(read, -1) for _, read in spans])
     most = now = 0
     for _, change in changes:

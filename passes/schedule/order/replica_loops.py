@@ -10,7 +10,7 @@ from pathways.passes.schedule.order.unrolled_loops import Loop
 
 
 def ranks(loops: Sequence[Loop]) -> list[int]:
-    """For each loop its number among those that follow each other.
+    """Returns for each loop its number among those that follow each other.
 
     Loops of replicas run side by side and are one of them, unless one starts from what another passes on.
     """
@@ -29,38 +29,38 @@ def ranks(loops: Sequence[Loop]) -> list[int]:
 
 
 def starts_from_replica(loop: Loop, loops: Sequence[Loop]) -> bool:
-    """Whether a loop starts from what that of another replica passes on."""
+    """Returns whether a loop starts from what that of another replica passes on."""
     return any(
         other.op.sym_name in loop.needs and first_replica(other) == first_replica(loop) for other in loops
     )
 
 
 def first_replica(loop: Loop) -> str:
-    """The name of the loop of replica 0 that a loop stands for; its own where there are no replicas."""
+    """Returns the name of the loop of replica 0 that a loop stands for; its own without replicas."""
     return loop.op.replica_of or loop.op.sym_name
 
 
 def interleaved(events: Sequence[Event], replicas: Mapping[str, int]) -> list[int]:
-    """The order in which replicas take turns: the first event of each, then the second, and so on.
+    """Returns the events of replicas by rounds: the first event of each, then the second, and so on.
 
     Args:
       events: in block order, each waiting for those whose results it reads.
       replicas: the number of the replica that each slice is of.
     """
     counts = dict.fromkeys(replicas.values(), 0)
-    turns = []
+    keys = []
     for n, event in enumerate(events):
         replica = replicas[event.slice]
-        turns.append((counts[replica], replica, n))
+        keys.append((counts[replica], replica, n))
         counts[replica] += 1
-    order = [n for _, _, n in sorted(turns)]
+    order = [n for _, _, n in sorted(keys)]
     position = {n: k for k, n in enumerate(order)}
     needs = {k: [position[other] for other in events[n].waits_for] for k, n in enumerate(order)}
     return [order[k] for k in topological_order(needs)]
 
 
 def side_by_side(events: Sequence[Event], order: Sequence[int], queues: Mapping[str, str]) -> list[int]:
-    """An order with the same order on every slice, in which what can run at the same time is together.
+    """Returns an order that is the same on every slice, in which events that can run at once are together.
 
     Args:
       events: each waiting for those whose results it reads.

@@ -110,8 +110,8 @@ class Schedule(Pass):
     """
 
     name: ClassVar[str] = "pw-schedule"
-    takes = (UNROLLED, ORDERED)
-    leaves = ORDERED
+    input_forms = (UNROLLED, ORDERED)
+    output_form = ORDERED
     policy: str = option(
         "",
         "the policy of all loops, overriding that of each; with options, such as 'zb-h1(times=flops)'",
@@ -146,8 +146,8 @@ class Schedule(Pass):
             if op.sym_name not in with_launches and not op.sequential:
                 remark(op, "has no launches: no used value depends on the microbatch")
         launches = LaunchTimes(module, events, _placed_calls(events, loops))
-        asked = [] if self.file else [_times_for(self.request(loop.op)) for loop in loops]
-        _write_times(module, launches.of_calls([times for times in asked if times]))
+        requested = [] if self.file else [_times_for(self.request(loop.op)) for loop in loops]
+        _write_times(module, launches.of_calls([times for times in requested if times]))
         distinct: dict[str, Loop] = {}
         for loop in loops:
             distinct.setdefault(first_replica(loop), loop)
@@ -181,7 +181,7 @@ class Schedule(Pass):
     def by_policy(
         self, module: ir.Module, events: list[Event], loop: Loop, launches: LaunchTimes
     ) -> dict[Action, int]:
-        """When each action of a loop starts; nothing when it stays in the order of the program."""
+        """Returns the start of each action of a loop; nothing when it stays in the order of the program."""
         request = self.request(loop.op)
         if request.policy == PROGRAM:
             if request != ScheduleRequest():
@@ -202,7 +202,7 @@ class Schedule(Pass):
             )
 
     def request(self, loop: ir.OpView) -> ScheduleRequest:
-        """The policy of a loop, and what it keeps to."""
+        """Returns the policy that a loop requests, with its limits."""
         try:
             request = read_request(self.policy or loop.schedule or PROGRAM)
         except RequestError as error:
@@ -212,13 +212,13 @@ class Schedule(Pass):
     def by_file(
         self, main: ir.OpView, module: ir.Module, events: list[Event], loops: Mapping[str, Loop]
     ) -> dict[str, dict[Action, int]]:
-        """When each action of each loop starts, by the schedule file; nothing for loops without stages."""
+        """Returns the start of each action of each loop by the file; nothing for loops without stages."""
         staged = {name: loop for name, loop in loops.items() if loop.slices}
         if not staged:
             fail(main, "has no loop with stages that a schedule file could order")
         works = {name: _work_of(module, events, loop) for name, loop in staged.items()}
-        (only, *others) = (loop.op for loop in staged.values())
-        whole = main if others else only
+        (first, *more) = (loop.op for loop in staged.values())
+        whole = main if more else first
         try:
             # Spreadsheets put a byte order mark in front.
             orders = read_schedules(Path(self.file).read_bytes().decode("utf-8-sig"), works)
@@ -235,7 +235,7 @@ class Schedule(Pass):
 
 
 def _work_of(module: ir.Module, events: list[Event], loop: Loop) -> Work:
-    """What there is to order in a loop, with a remark if that is of no use."""
+    """Returns the work of a loop, with a remark if ordering it is of no use."""
     slices = {events[n].slice for n in loop.members}
     if len(slices) == 1:
         remark(loop.op, f"runs on @{slices.pop()} alone: nothing is pipelined")
@@ -246,7 +246,7 @@ def _work_of(module: ir.Module, events: list[Event], loop: Loop) -> Work:
 def _apply(
     request: ScheduleRequest, work: Work, loop: Loop, costs: Callable[[], Costs]
 ) -> Sequence[Sequence[Action]]:
-    """The orders of the slices by a policy."""
+    """Returns the orders of the slices by a policy."""
     if len(work.slices) * work.microbatches > MOST_OPERATIONS:
         size = f"{len(work.slices)} stages x {work.microbatches} microbatches"
         fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")
@@ -259,12 +259,12 @@ def _apply(
 
 
 def _times_for(request: ScheduleRequest) -> str:
-    """The times that a policy goes by; empty for none."""
+    """Returns the times that a policy goes by; empty for none."""
     return request.times or (FLOPS if request.policy == SEARCH else "")
 
 
 def _placed_calls(events: list[Event], loops: Sequence[Loop]) -> dict[int, Sequence[Origin]]:
-    """The placed calls that each launch stands for, without glue."""
+    """Returns the placed calls that each launch stands for, without glue."""
     calls = {n: origins for loop in loops for n, origins in loop.origins.items()}
     members = {n for loop in loops for n in loop.members}
     for n, event in enumerate(events):
@@ -289,7 +289,7 @@ def _costs(
     work: Work,
     launches: LaunchTimes,
 ) -> Costs:
-    """How long the actions of a loop take, and what they hold, as far as a policy asks for it."""
+    """Returns the costs of the actions of a loop, as far as a policy requests them."""
     durations = delays = ties = None
     times = _times_for(request)
     if times:
@@ -308,7 +308,7 @@ def _costs(
 
 
 def schedule_of(module: ir.Module) -> str:
-    """The schedules of the loops of a program, as a file that `pw-schedule` reads.
+    """Returns the schedules of the loops of a program, as a file that `pw-schedule` reads.
 
     Raises:
       PassFailure: when there is no program, it is not scheduled, has no loop with stages, or an order has a
@@ -387,7 +387,7 @@ def _check_needs(request: ScheduleRequest, loop: Loop, work: Work) -> None:
 
 
 _Endpoints = tuple[str, str, ir.Type, ir.Attribute | None]
-"""Source and destination of a channel, the type of its values, and how they lie over the destination."""
+"""Source and destination of a channel, the type of its values, and their sharding there."""
 
 
 @dataclasses.dataclass

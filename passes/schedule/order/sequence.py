@@ -1,4 +1,4 @@
-"""Where a schedule puts every event: the actions by their times, and all else around them.
+"""Sequence of all events under a schedule: the actions by their times, and all else around them.
 
 A program is a row of segments: the loops, and what comes before, between and after them.
 
@@ -26,12 +26,12 @@ from pathways.passes.schedule.order.replica_loops import first_replica, ranks
 from pathways.passes.schedule.order.unrolled_loops import Loop, nearest_after, nearest_before
 from pathways.passes.schedule.policies.actions import Action
 
-_BEFORE, _AT, _BEHIND = range(3)
+_BEFORE, _AT, _AFTER = range(3)
 _ARRIVES, _RUNS, _LEAVES = range(3)
 
 
 class Instant(NamedTuple):
-    """When a launch of a loop runs: the time of an action, and before it, at it or after it."""
+    """Instant at which a launch of a loop runs: the time of an action, and before it, at it or after it."""
 
     time: int
     side: int
@@ -62,7 +62,7 @@ class Key(NamedTuple):
 def sequence(
     events: Sequence[Event], loops: Sequence[Loop], times: Sequence[Mapping[Action, int]]
 ) -> list[int]:
-    """The order of all events in which every loop runs by its schedule.
+    """Returns the order of all events in which every loop runs by its schedule.
 
     Launches of an action run at its time. Other launches of a loop run right before the action that first
     reads their result if it is on their slice, else as soon as what they read is there. Launches outside of
@@ -101,7 +101,7 @@ def sequence(
 
 
 def _leading_on(events: Sequence[Event], loop: Loop, loops: Sequence[Loop]) -> set[int]:
-    """What leads to the loop of another replica, which starts from what this one passes on."""
+    """Returns the events that lead to the loop of another replica, which starts from results of this one."""
     name, family = loop.op.sym_name, first_replica(loop)
     leading = {
         n for other in loops if name in other.needs and first_replica(other) == family for n in other.members
@@ -119,7 +119,7 @@ def _overlapping(
     segments: Sequence[int],
     instants: Mapping[int, Instant],
 ) -> dict[int, Instant]:
-    """The instants of what overlaps with a loop, and of the sends of its results.
+    """Returns the instants of what overlaps with a loop, and of the sends of its results.
 
     It runs right after what it reads; what arrives from another slice is given the time of one more action.
     """
@@ -138,7 +138,7 @@ def _overlapping(
         elif _overlaps(event) and segments[n] % 2:
             arrives = any(events[m].kind == "send" for m in event.waits_for)
             later = [time for time in actions.get(event.slice, ()) if time > ready.time] if arrives else []
-            found[n] = Instant(min(later, default=ready.time), _BEHIND)
+            found[n] = Instant(min(later, default=ready.time), _AFTER)
     return found
 
 
@@ -147,7 +147,7 @@ def _overlaps(event: Event) -> bool:
 
 
 def _first_readers(events: Sequence[Event], keys: Mapping[int, Key]) -> dict[int, Key]:
-    """The key of the first launch that reads what each event makes, directly or once it was sent."""
+    """Returns the key of the first launch that reads what each event makes, directly or once it was sent."""
     readers: dict[int, Key] = {}
     for n in reversed(range(len(events))):
         reader = keys[n] if events[n].kind == "launch" else readers.get(n)
@@ -158,17 +158,17 @@ def _first_readers(events: Sequence[Event], keys: Mapping[int, Key]) -> dict[int
 
 
 def _inside(loop: int) -> int:
-    """The segment of a loop."""
+    """Returns the segment of a loop."""
     return 2 * loop + 1
 
 
 def _at_or_after(segment: int) -> int:
-    """The first segment, not before this one, that is no loop."""
+    """Returns the first segment, not before this one, that is no loop."""
     return segment + segment % 2
 
 
 def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
-    """The segment of each event; a send has that of what it sends."""
+    """Returns the segment of each event; a send has that of what it sends."""
     rank_of = ranks(loops)
     loop_of = {n: number for number, loop in enumerate(loops) for n in loop.members}
     needed = set(loop_of)
@@ -205,7 +205,7 @@ def _refuse_between(events: Sequence[Event], segments: Sequence[int], n: int, lo
 
 
 class _Clock:
-    """When the launches of a loop run."""
+    """Instants of the launches of a loop."""
 
     def __init__(
         self, events: Sequence[Event], loop: Loop, start: Mapping[Action, int], leading_on: Collection[int]
@@ -224,7 +224,7 @@ class _Clock:
             self._first[action.microbatch] = min(time, self._first.get(action.microbatch, time))
 
     def instants(self) -> dict[int, Instant]:
-        """The instants of launches and sends; none is earlier than that of an event whose result it reads."""
+        """Returns the instants of launches and sends; none is before those of the events that it reads."""
         members = set(self._loop.members)
         instants: dict[int, Instant] = {}
         for n, event in enumerate(self._events):
@@ -238,13 +238,13 @@ class _Clock:
         return instants
 
     def _aim(self, n: int) -> Instant:
-        """When a launch without an action of its own should run: late for its own slice, early for others."""
+        """Returns the instant of a launch without an action: late for its own slice, early for others."""
         op = self._events[n].op
         if n in self._leading_on and not self._before[n]:
             # Such as the keys of all microbatches: the next replica does not wait for the work on them.
             return Instant(0, _BEFORE)
         ready = (
-            Instant(max(self._start[a] for a in self._before[n]), _BEHIND)
+            Instant(max(self._start[a] for a in self._before[n]), _AFTER)
             if self._before[n]
             else Instant(self._opening(op), _BEFORE)
         )
@@ -257,6 +257,6 @@ class _Clock:
         return Instant(due, _BEFORE) if late else min(ready, Instant(due, _BEFORE))
 
     def _opening(self, op: ir.OpView) -> int:
-        """The first action of the microbatch on the slice, or on any if it has none there."""
+        """Returns the first action of the microbatch on the slice, or on any if it has none there."""
         anywhere = self._first.get(op.microbatch, op.microbatch)
         return self._first_on.get((op.slice, op.microbatch), anywhere)

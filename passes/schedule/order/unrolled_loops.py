@@ -38,7 +38,7 @@ class Loop:
 
 
 def read_loops(module: ir.Module, events: Sequence[Event]) -> list[Loop]:
-    """The loops to schedule that have launches, in an order in which no loop needs a later one.
+    """Returns the loops to schedule that have launches, in an order in which no loop needs a later one.
 
     Raises:
       PassFailure: when loops need each other, or a stage is on several slices.
@@ -83,8 +83,8 @@ def _sorted(loops: list[Loop], events: Sequence[Event]) -> list[Loop]:
             needs[number] |= before - {number}
             before |= {number}
         needed.append(before)
-    for loop, others in zip(loops, needs, strict=True):
-        loop.needs = frozenset(loops[n].op.sym_name for n in others)
+    for loop, before in zip(loops, needs, strict=True):
+        loop.needs = frozenset(loops[n].op.sym_name for n in before)
     try:
         order = topological_order(dict(enumerate(needs)))
     except CycleError as error:
@@ -94,7 +94,7 @@ def _sorted(loops: list[Loop], events: Sequence[Event]) -> list[Loop]:
 
 
 def nearest_before(events: Sequence[Event], loop: Loop) -> list[frozenset[Action]]:
-    """The actions of a loop whose results each event reads, directly or through launches without one."""
+    """Returns the actions of a loop that each event reads, directly or through launches without one."""
     nearest: list[frozenset[Action]] = []
     through: list[frozenset[Action]] = []
     for n, event in enumerate(events):
@@ -104,7 +104,7 @@ def nearest_before(events: Sequence[Event], loop: Loop) -> list[frozenset[Action
 
 
 def nearest_after(events: Sequence[Event], loop: Loop) -> list[frozenset[Action]]:
-    """The actions of a loop that read the result of each event, directly or through launches without one."""
+    """Returns the actions of a loop that read each event, directly or through launches without one."""
     nearest: list[set[Action]] = [set() for _ in events]
     for n in reversed(range(len(events))):
         through = set(loop.actions[n]) if n in loop.actions else nearest[n]
@@ -114,7 +114,7 @@ def nearest_after(events: Sequence[Event], loop: Loop) -> list[frozenset[Action]
 
 
 def work_of(module: ir.Module, events: Sequence[Event], loop: Loop) -> Work:
-    """The actions of a loop, and what each of them needs."""
+    """Returns the actions of a loop, and what each of them needs."""
     before = nearest_before(events, loop)
     needs: dict[Action, set[Action]] = {}
     for n, actions in loop.actions.items():

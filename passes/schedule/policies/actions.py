@@ -1,6 +1,6 @@
-"""Actions, the units of a pipeline schedule, and when each of them can start.
+"""Units of a pipeline schedule: actions, and the times at which they can start.
 
-An action is what one stage does for one microbatch: its forward (F), its backward (B), or one half of a
+An action is the work of one stage for one microbatch: its forward (F), its backward (B), or one half of a
 backward that was split into the gradients of inputs (I) and those of weights (W). A schedule is the order of
 the actions on each slice.
 """
@@ -16,7 +16,7 @@ from pathways.dialect.relations import graphs
 
 
 class Action(NamedTuple):
-    """What a stage does for a microbatch; `str` writes it as `torch.distributed.pipelining` does: `0F1`."""
+    """Work of a stage for a microbatch; `str` writes it as `torch.distributed.pipelining` does: `0F1`."""
 
     stage: int
     kind: str
@@ -35,7 +35,7 @@ Needs = Mapping[Action, Collection[Action]]
 
 
 def action_of(origin: Origin) -> Action | None:
-    """The action that a placed call is part of; None for one without a stage or microbatch, or repeated."""
+    """Returns the action of a placed call; None for one without a stage or microbatch, or repeated."""
     if origin.stage is None or origin.microbatch is None or origin.kind == "recompute":
         return None
     kind = "F" if origin.is_forward else {None: "B", "input": "I", "weight": "W"}[origin.part]
@@ -61,16 +61,16 @@ class ActionCycleError(Exception):
         self.cycle = cycle
 
     def describe(self, name: Callable[[Action], str], slices: Mapping[int, str]) -> str:
-        """What is wrong, and the cycle below it.
+        """Describes the deadlock, with the cycle below it.
 
         Args:
-          name: how to write an action.
+          name: writes an action.
           slices: the slice of each stage.
         """
         return f"deadlock: the order has a cycle\n{self.waits(name, slices)}"
 
     def waits(self, name: Callable[[Action], str], slices: Mapping[int, str]) -> str:
-        """The cycle, one line for each wait, for the arguments of `describe`."""
+        """Returns the cycle, one line for each wait, for the arguments of `describe`."""
         lines = []
         for n, (action, reads) in enumerate(self.cycle):
             following, _ = self.cycle[(n + 1) % len(self.cycle)]
@@ -80,7 +80,7 @@ class ActionCycleError(Exception):
 
 
 def start_times(orders: Orders, needs: Needs) -> dict[Action, int]:
-    """When each action starts, if each takes one unit of time and transfers take none.
+    """Returns the start of each action, if each takes one unit of time and transfers take none.
 
     Raises:
       ActionCycleError: when some would wait for ever.

@@ -1,4 +1,4 @@
-"""How the stages of a pipeline follow each other: what each one reads, and how far it is from the loss."""
+"""Chains of pipeline stages: the stages that each one reads, and its distance from the loss."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathways.passes.schedule.policies.actions import Needs
 
 
 def stages_read(needs: Needs) -> dict[int, frozenset[int]]:
-    """The earlier stages whose results each stage reads, by what its actions need.
+    """Returns the earlier stages whose results each stage reads, by what its actions need.
 
-    A forward needs the forwards of the stages that it reads, and their backwards need its own. Of a stage
-    whose forward nothing needs, as where only gradients are asked for, there are but backwards. What another
+    A forward needs the forwards of the stages that it reads, and their backwards need its own. A stage
+    whose forward nothing needs, as where only gradients are computed, has backwards alone. What another
     microbatch passes on is left out.
     """
     forwards = {action.stage for action in needs if action.kind == "F"}
@@ -28,7 +28,7 @@ def stages_read(needs: Needs) -> dict[int, frozenset[int]]:
 
 
 def stages_to_loss(read: Mapping[int, frozenset[int]]) -> dict[int, int]:
-    """How many stages the longest chain from each stage to the loss has, itself included.
+    """Returns the length of the longest chain from each stage to the loss, itself included.
 
     In a pipeline of S stages in a row these are S - k for stage k.
 
@@ -43,7 +43,7 @@ def stages_to_loss(read: Mapping[int, frozenset[int]]) -> dict[int, int]:
 
 
 def stages_from_start(read: Mapping[int, frozenset[int]]) -> dict[int, int]:
-    """How many stages the longest chain to each stage has, itself included: k + 1 in a row."""
+    """Returns the length of the longest chain to each stage, itself included: k + 1 in a row."""
     chain: dict[int, int] = {}
     for stage in sorted(read):
         chain[stage] = 1 + max((chain[other] for other in read[stage]), default=0)
@@ -51,7 +51,7 @@ def stages_from_start(read: Mapping[int, frozenset[int]]) -> dict[int, int]:
 
 
 def comes_back(read: Mapping[int, frozenset[int]], slices: Sequence[int]) -> bool:
-    """Whether a stage leads to another one of its slice, so that a microbatch comes back there."""
+    """Returns whether a stage leads to another one of its slice, so that a microbatch comes back there."""
     before: dict[int, frozenset[int]] = {}
     for stage in sorted(read):
         before[stage] = frozenset().union(read[stage], *(before[other] for other in read[stage]))

@@ -7,7 +7,7 @@ from pathways.passes.schedule.policies.pipeline import Order, Pipeline
 
 
 def gpipe(pipeline: Pipeline) -> Order:
-    """All forwards, then all backwards (GPipe).
+    """Returns all forwards, then all backwards (GPipe).
 
     A stage works on up to M microbatches at once. Slices with several stages finish one stage before the next
     (Breadth-first). Backwards run in the order of the microbatches, as in every other policy: gradients are
@@ -24,11 +24,11 @@ def gpipe(pipeline: Pipeline) -> Order:
 
 
 def looped_bfs(pipeline: Pipeline) -> Order:
-    """All microbatches with the first stage of a slice, then all with its second, and so on (Breadth-first).
+    """Returns all microbatches on the first stage of a slice, then all on its second, ... (Breadth-first).
 
     Backwards go the same way from the last stage. All microbatches are alive on every stage. The idle time is
     that of GPipe divided by the stages on a slice, and what is sent from one stage of a slice has the time
     of M actions to arrive, which hides slow links.
     """
-    pipeline.turns()
+    pipeline.round_of_slices()
     return gpipe(pipeline)

@@ -77,7 +77,7 @@ def greedy(
 
 
 def one_forward_one_backward(pipeline: Pipeline) -> Order:
-    """A backward as soon as there is one, else a forward (PipeDream-Flush).
+    """Returns a backward as soon as there is one, else a forward (PipeDream-Flush).
 
     A stage works on at most as many microbatches at once as the longest chain from it to the loss has stages,
     the fewest that keep all slices busy: S - k for stage k of S in a row. With one stage on each slice, it
@@ -96,7 +96,7 @@ def one_forward_one_backward(pipeline: Pipeline) -> Order:
 
 
 def _order_by_1f1b(pipeline: Pipeline, alive: Sequence[int]) -> Order:
-    """The order in which each stage works on so many microbatches at once."""
+    """Returns the order in which each stage works on so many microbatches at once."""
     most = pipeline.max_live or max(alive)
 
     def rank(action: Action) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def _order_by_1f1b(pipeline: Pipeline, alive: Sequence[int]) -> Order:
 
 
 def eager(pipeline: Pipeline) -> Order:
-    """What is furthest from the end of the step comes first: list scheduling by the critical path.
+    """Orders actions by their distance from the end of the step, farthest first: the critical path.
 
     Forwards are further from the end than backwards, so that without a bound this needs as much memory as
     `gpipe`.

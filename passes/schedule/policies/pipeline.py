@@ -1,4 +1,4 @@
-"""What a policy sees of a program."""
+"""Pipeline: the shape of a program, which is all that policies see."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pipeline:
         return max(self.slices) + 1
 
     def stages_of(self, place: int) -> list[int]:
-        """The stages of a slice, in order."""
+        """Returns the stages of a slice, in order."""
         return [stage for stage, owner in enumerate(self.slices) if owner == place]
 
     @functools.cached_property
@@ -69,19 +69,19 @@ class Pipeline:
 
     @functools.cached_property
     def to_loss(self) -> list[int]:
-        """How many stages the longest chain from each stage to the loss has, itself included."""
+        """Length of the longest chain from each stage to the loss, itself included."""
         chain = stages_to_loss(dict(enumerate(self.reads)))
         return [chain[stage] for stage in range(len(self.slices))]
 
     @functools.cached_property
     def from_start(self) -> list[int]:
-        """How many stages the longest chain to each stage has, itself included."""
+        """Length of the longest chain to each stage, itself included."""
         chain = stages_from_start(dict(enumerate(self.reads)))
         return [chain[stage] for stage in range(len(self.slices))]
 
     @property
     def longest(self) -> int:
-        """How many stages the longest chain has."""
+        """Length of the longest chain of stages."""
         return max(self.to_loss)
 
     @property
@@ -91,18 +91,18 @@ class Pipeline:
         return self.slices == (*down, *reversed(down)) and len(set(down)) == self.width
 
     @property
-    def takes_turns(self) -> bool:
-        """Whether slices take turns, each with equally many stages."""
-        turn = self.slices[: self.width]
-        return self.slices == turn * (len(self.slices) // self.width) and len(set(turn)) == self.width
+    def is_interleaved(self) -> bool:
+        """Whether stages go over all slices in rounds, equally many on each."""
+        first = self.slices[: self.width]
+        return self.slices == first * (len(self.slices) // self.width) and len(set(first)) == self.width
 
-    def turns(self) -> tuple[int, ...]:
-        """The slices in the order in which they take turns.
+    def round_of_slices(self) -> tuple[int, ...]:
+        """Returns the slices in the order of a round of stages.
 
         Raises:
           PolicyError: they do not.
         """
-        if not self.takes_turns:
+        if not self.is_interleaved:
             raise PolicyError(
                 "needs slices in round-robin order, each with equally many stages: "
                 "use 1f1b or a schedule file for other pipelines"
@@ -110,7 +110,7 @@ class Pipeline:
         return self.slices[: self.width]
 
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results an action reads."""
+        """Returns the actions whose results an action reads."""
         stage, kind, microbatch = action
         if kind == "F":
             return [Action(other, "F", microbatch) for other in sorted(self.reads[stage])]
@@ -121,7 +121,7 @@ class Pipeline:
 
 
 def step_time(pipeline: Pipeline, orders: Order) -> int:
-    """How long a step takes if a forward and a half of a backward take one unit, and a whole backward two.
+    """Returns the time of a step if forwards and halves of backwards take one unit, whole backwards two.
 
     Args:
       pipeline: the pipeline.
@@ -140,4 +140,4 @@ def step_time(pipeline: Pipeline, orders: Order) -> int:
 
 
 type Policy = Callable[[Pipeline], Order]
-"""Orders the actions of a pipeline, so that no slice waits for another one that waits for it."""
+"""Function that orders the actions of a pipeline without a deadlock."""

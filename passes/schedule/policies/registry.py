@@ -1,4 +1,4 @@
-"""Every policy by name."""
+"""Registry of policies by name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathways.passes.schedule.policies.zb_v import zb_v
 from pathways.passes.schedule.policies.zero_bubble import zb_h1, zb_h2
 
 PROGRAM = "program"
-"""Names the order of the program, for which no policy is asked."""
+"""Name of the order of the program, which no policy changes."""
 
 SEARCH = "search"
-"""Looks for an order that is better than that of every policy; see `passes.schedule.search`."""
+"""Name of the search for an order better than that of every policy; see `passes.schedule.search`."""
 
 POLICIES: dict[str, Policy] = {
     "gpipe": gpipe,
@@ -30,7 +30,7 @@ POLICIES: dict[str, Policy] = {
 """Every policy by its name."""
 
 NAMES = (PROGRAM, *POLICIES, SEARCH)
-"""What a program may ask for."""
+"""Names of schedules that a program may request."""
 
 BOUNDED = ("1f1b", "eager", "zb-h1", "zb-h2")
 """The policies that keep `Pipeline.max_live`."""
@@ -40,11 +40,11 @@ HALVED = frozenset({"zb-h1", "zb-h2", "zb-v", "interleaved-zb", SEARCH})
 
 
 def wants_halves(name: str) -> bool:
-    """Whether a policy has backwards cut in halves."""
+    """Returns whether a policy has backwards cut in halves."""
     return name in HALVED
 
 
 def unknown_policy(name: str) -> str:
-    """What to say of a policy that does not exist."""
+    """Returns the message for a policy that does not exist."""
     hint = did_you_mean(name.lower(), NAMES) or f"; the policies are {', '.join(NAMES)}"
     return f"unknown policy '{name}'{hint}"

@@ -1,4 +1,4 @@
-"""What a program asks for when it names a schedule: a policy, and what the policy keeps to.
+"""Requests for schedules, as text: a policy, and its limits and times.
 
 zb-h1    zb-h1(max-live=4)    search(max-bytes=512MiB, times=times.json, seconds=30)
 """
@@ -115,7 +115,7 @@ def read_request(text: str) -> ScheduleRequest:
 
 
 def policy_or_file(text: str) -> tuple[str, str]:
-    """The policy that a text names, with its options, or else the schedule file: a path that ends in `.csv`.
+    """Splits a text into a policy with its options, or else a schedule file: a path that ends in `.csv`.
 
     Raises:
       RequestError: it is neither.

@@ -46,12 +46,12 @@ class ScheduleFileError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a schedule has to bring into order.
+    """Work that a schedule orders.
 
     Attributes:
       rows: the slices that have stages.
       slices: the slice of each stage.
-      microbatches: how many there are.
+      microbatches: their number.
       needs: every action of the program with those whose results it reads.
     """
 
@@ -62,7 +62,7 @@ class Work:
 
 
 def write_schedules(loops: Mapping[str, tuple[Orders, Needs]]) -> str:
-    """The CSV of the schedules of loops, by name; without the names if there is one loop.
+    """Returns the CSV of the schedules of loops, by name; without the names if there is one loop.
 
     A column is a unit of time, if every action takes one.
 
@@ -109,12 +109,12 @@ def read_schedules(text: str, works: Mapping[str, Work]) -> dict[str, list[list[
 
 
 def loops_with_halves(path: str, loops: Collection[str]) -> set[str]:
-    """Those of some loops for which a schedule file has halves of backwards; none if it cannot be read."""
+    """Returns the loops for which a schedule file has halves of backwards; none if it cannot be read."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig", errors="replace")
         sections = _sections(text, loops)
     except (OSError, ScheduleFileError):
-        # Whoever reads its order says so.
+        # The mistake is reported where the order is read.
         return set()
     return {
         name
@@ -128,7 +128,7 @@ _Section = dict[int, list[str]]
 
 
 def _sections(text: str, loops: Collection[str]) -> dict[str, _Section]:
-    """The rows of each loop; a file for one loop may leave out its name."""
+    """Returns the rows of each loop; a file for one loop may leave out its name."""
     rows: list[list[str]] = []
     try:
         rows += csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -166,7 +166,7 @@ def _sections(text: str, loops: Collection[str]) -> dict[str, _Section]:
 
 
 def _shown(cell: str) -> str:
-    """What a cell holds, for a message; MLIR ends a message at a zero byte."""
+    """Returns the contents of a cell, for a message; MLIR ends a message at a zero byte."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell[:40])
 
 
@@ -193,7 +193,7 @@ class _ScheduleReader:
         ]
 
     def actions(self, cell: str, row: int, column: int) -> list[Action]:
-        """The actions that a cell stands for."""
+        """Returns the actions that a cell stands for."""
 
         def fail(message: str) -> NoReturn:
             raise ScheduleFileError(f"row {row}, column {column}, {_shown(cell)}: {message}")
@@ -226,12 +226,12 @@ class _ScheduleReader:
         return actions
 
     def is_other_half(self, action: Action) -> bool:
-        """Whether an action is half of a backward that is the other half as a whole, as on a first stage."""
+        """Returns whether an action is half of a backward that is all in the other, as on a first stage."""
         other = {"I": "W", "W": "I"}.get(action.kind)
         return other is not None and action._replace(kind=other) in self.work.needs
 
     def why_missing(self, action: Action) -> str:
-        """Why a program has no such action, although it has the stage and the microbatch."""
+        """Explains why a program has no such action, although it has the stage and the microbatch."""
         if action.kind == "F":
             return f"stage {action.stage} has no forward"
         if not any(a.kind != "F" for a in self.work.needs):
@@ -261,15 +261,15 @@ class _ScheduleReader:
             raise ScheduleFileError(error.describe(self.at, self.work.slices)) from None
 
     def row_of(self, place: str) -> int:
-        """The row of a slice in the file."""
+        """Returns the row of a slice in the file."""
         return self.numbers[self.work.rows.index(place)]
 
     def at(self, action: Action) -> str:
-        """An action with its place."""
+        """Returns an action with its place."""
         row, column = self.cells[action]
         return f"{action} (row {row}, column {column})"
 
 
 def parts_of(action: Action) -> list[Action]:
-    """An action itself, and for B also the halves I and W that it stands for where a backward is split."""
+    """Returns an action itself, and for B also I and W, which it stands for where a backward is split."""
     return [action._replace(kind=kind) for kind in ("BIW" if action.kind == "B" else action.kind)]

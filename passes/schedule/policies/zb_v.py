@@ -11,8 +11,8 @@ from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyEr
 def zb_v(pipeline: Pipeline) -> Order:
     """Microbatches go down the slices and back up (Controllable memory, section 3: V-ZB).
 
-    Slice k of S has the stages k and 2 S - 1 - k, so that the last slice turns a microbatch round without
-    sending it, and the first one has the loss. In order, a slice does
+    Slice k of S has the stages k and 2 S - 1 - k, so that a microbatch goes down and up on the last slice
+    without being sent, and the first one has the loss. In order, a slice does
 
     1. 2 (S - k) - 1 forwards downwards, then k times one upwards and one downwards;
     2. S - k times all that there is of a microbatch upwards: F, I and W;
@@ -56,7 +56,7 @@ class _Row:
         self.done: collections.Counter[tuple[int, str]] = collections.Counter()
 
     def order(self) -> list[Action]:
-        """All actions in order."""
+        """Returns all actions in order."""
         down, up, every = self.down, self.up, self.pipeline.microbatches
         if not self.pipeline.backward:
             self.repeat(every, (down, "F"))

@@ -9,7 +9,7 @@ from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyEr
 
 
 def zb_h1(pipeline: Pipeline) -> Order:
-    """1F1B whose weights' halves run later, as late as its memory allows (Zero bubble, section 2.3: ZB-H1).
+    """Returns 1F1B with weights' halves as late as its memory allows (Zero bubble, section 2.3: ZB-H1).
 
     S stages are in the longest chain, S - k in that from a stage to the loss. The stage starts with S - k
     forwards, and keeps the weights' halves of k microbatches pending: S microbatches are alive on every
@@ -21,7 +21,7 @@ def zb_h1(pipeline: Pipeline) -> Order:
 
 
 def zb_h2(pipeline: Pipeline) -> Order:
-    """The same with more forwards ahead, so that nothing idles (Zero bubble, section 2.3: ZB-H2).
+    """Returns the same with more forwards ahead, so that nothing idles (Zero bubble, section 2.3: ZB-H2).
 
     The stage starts with 2 (S - k) - 1 forwards and keeps 2 k weights' halves pending: 2 S - 1 microbatches
     are alive on every stage. Slices idle for (S - 1) (F + I - 2 W) between their first and their last action;
@@ -40,18 +40,20 @@ def _check_visits(pipeline: Pipeline) -> None:
     """Checks that no microbatch comes back to a slice: stages of one slice are of different branches."""
     if not comes_back(dict(enumerate(pipeline.reads)), pipeline.slices):
         return
-    fitting = "zb-v" if pipeline.is_v else "interleaved-zb" if pipeline.takes_turns else "1f1b or search"
+    fitting = "zb-v" if pipeline.is_v else "interleaved-zb" if pipeline.is_interleaved else "1f1b or search"
     raise PolicyError(f"needs slices to which no microbatch comes back for another stage: use {fitting}")
 
 
 def _by_stages(pipeline: Pipeline, numbers: list[tuple[int, int]]) -> Order:
-    """What each stage does for its numbers of forwards ahead and halves pending; a slice does all of its."""
-    turns = [_turns(pipeline, stage, ahead, pending) for stage, (ahead, pending) in enumerate(numbers)]
-    return merged(pipeline, turns, lambda a: ("IFW".index(a.kind), a.microbatch, -a.stage))
+    """Merges the orders of the stages of each slice, with their forwards ahead and halves pending."""
+    orders = [
+        _order_of_stage(pipeline, stage, ahead, pending) for stage, (ahead, pending) in enumerate(numbers)
+    ]
+    return merged(pipeline, orders, lambda a: ("IFW".index(a.kind), a.microbatch, -a.stage))
 
 
-def _turns(pipeline: Pipeline, stage: int, ahead: int, pending: int) -> list[Action]:
-    """Some forwards, then I, W and F in turns; W is after I by `pending` microbatches."""
+def _order_of_stage(pipeline: Pipeline, stage: int, ahead: int, pending: int) -> list[Action]:
+    """Returns some forwards, then I, W and F in turn; W is after I by `pending` microbatches."""
     count = pipeline.microbatches
     if not pipeline.backward:
         return [Action(stage, "F", m) for m in range(count)]

@@ -1,1 +1,1 @@
-"""Makes a program of each replica, and lowers the sums that replicas exchange. Imports `passes.analysis`."""
+"""Programs of replicas, and the sums that replicas exchange. Imports `passes.analysis`."""

@@ -1,4 +1,4 @@
-"""What travels together between replicas: how arrays are put into buckets, added up, and taken out again."""
+"""Buckets: arrays that travel together between replicas, packed, added up, and unpacked."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pathways.dialect.attributes.shardings import SliceMesh, make_sharding
 from pathways.passes.analysis.operations import zeros_of
 
 Exchange = AllReduceOp | ReduceScatterOp | AllGatherOp
-"""What replicas do together."""
+"""Operations that replicas do together."""
 
 
 def buckets_of(operations: Sequence[ir.OpView], exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
-    """The exchanges that travel together: of one dtype, between the same slices, and made at one time."""
+    """Returns the exchanges that travel together: of one dtype, between the same slices, and at one time."""
     levels: dict[ir.Value, int] = {}
     sources: dict[ir.Value, frozenset[tuple[str, int | None]]] = {}
     for op in operations:
         level = max((levels.get(value, 0) for value in op.operands), default=0)
-        made = frozenset().union(*(sources.get(value, frozenset()) for value in op.operands))
+        source = frozenset().union(*(sources.get(value, frozenset()) for value in op.operands))
         if isinstance(op, Exchange):
             level += 1
         elif isinstance(op, ReduceOp) or (isinstance(op, NextOp) and op.carry.per_replica):
-            made = frozenset({(op.loop, _stage(op.operands[-1]))})
+            source = frozenset({(op.loop, _stage(op.operands[-1]))})
         levels.update(dict.fromkeys(op.results, level))
-        sources.update(dict.fromkeys(op.results, made))
+        sources.update(dict.fromkeys(op.results, source))
     groups: dict[object, dict[frozenset[tuple[str, int | None]], list[Exchange]]] = {}
     for op in exchanges:
         value = op.operands[0]
@@ -46,18 +46,18 @@ def buckets_of(operations: Sequence[ir.OpView], exchanges: Sequence[Exchange]) -
 def _without_strays(
     group: Mapping[frozenset[tuple[str, int | None]], list[Exchange]],
 ) -> list[list[Exchange]]:
-    """The buckets of a group; what no stage makes, such as a loss, travels with what is made last."""
+    """Returns the buckets of a group; sums of no stage, such as a loss, travel with the last bucket."""
     buckets = {source: list(sums) for source, sums in group.items()}
     for source in group:
-        others = [other for other in buckets if all(stage is not None for _, stage in other)]
-        if others and any(stage is None for _, stage in source):
-            last = min(others, key=lambda other: sorted((loop, stage or 0) for loop, stage in other))
+        staged = [other for other in buckets if all(stage is not None for _, stage in other)]
+        if staged and any(stage is None for _, stage in source):
+            last = min(staged, key=lambda other: sorted((loop, stage or 0) for loop, stage in other))
             buckets[last] += buckets.pop(source)
     return list(buckets.values())
 
 
 def _stage(value: ir.Value) -> int | None:
-    """The stage whose launches make a value of a loop."""
+    """Returns the stage whose launches make a value of a loop."""
     op = None if isinstance(value, ir.BlockArgument) else value.owner.opview
     return op.origin.stage if isinstance(op, LaunchOp) and op.origin is not None else None
 
@@ -68,8 +68,8 @@ class Member:
 
     Attributes:
       type: its type.
-      layout: how it lies over its slice.
-      spread: how it lies divided among all devices, as far as its dimensions go.
+      layout: its sharding over its slice.
+      spread: its sharding over all devices, as far as its dimensions go.
       shard: the shape of what a device has of it then.
     """
 
@@ -121,16 +121,16 @@ class Bucket:
         return ir.RankedTensorType.get([self.home.mesh.size, self.length], self.wire)
 
     @property
-    def lies(self) -> Sharding:
-        """How a piece lies over a slice."""
+    def piece_sharding(self) -> Sharding:
+        """Sharding of a piece over a slice."""
         return Sharding((tuple(name for name, _ in self.home.mesh.axes), ()))
 
     def attribute(self, sharding: Sharding) -> ir.Attribute | None:
-        """A sharding as it is written; nothing for slices of one device."""
+        """Returns a sharding as it is written; nothing for slices of one device."""
         return make_sharding(self.home.symbol, sharding) if self.home.mesh.size > 1 else None
 
     def local(self, shape: Sequence[int]) -> ir.RankedTensorType:
-        """The type of what a device has."""
+        """Returns the type of what a device has."""
         return ir.RankedTensorType.get(list(shape), self.element)
 
 
@@ -159,7 +159,7 @@ type _Local = Callable[[list[ir.Value]], list[ir.Value]]
 
 
 def cut(bucket: Bucket, members: list[ir.Value]) -> list[ir.Value]:
-    """From the arrays of a bucket to its pieces."""
+    """Packs the arrays of a bucket into its pieces."""
 
     def body(shards: list[ir.Value]) -> list[ir.Value]:
         flat = [
@@ -180,20 +180,20 @@ def cut(bucket: Bucket, members: list[ir.Value]) -> list[ir.Value]:
         bucket,
         spread,
         [(member.spread, member.shard) for member in bucket.members],
-        [(bucket.lies, bucket.piece)] * bucket.pieces,
+        [(bucket.piece_sharding, bucket.piece)] * bucket.pieces,
         body,
     )
 
 
 def add(bucket: Bucket, terms: list[ir.Value]) -> list[ir.Value]:
-    """The sum of equal pieces, to be sent."""
+    """Returns the sum of equal pieces, to be sent."""
     return [_converted(total_of(bucket, terms), bucket.wire)]
 
 
 def total_of(bucket: Bucket, terms: list[ir.Value]) -> ir.Value:
-    """The sum of equal pieces, in the order of the replicas."""
-    total, *others = (_converted(term, bucket.element) for term in terms)
-    for term in others:
+    """Returns the sum of equal pieces, in the order of the replicas."""
+    total, *rest = (_converted(term, bucket.element) for term in terms)
+    for term in rest:
         total = stablehlo.add(total, term)
     return total
 
@@ -206,12 +206,12 @@ def _converted(value: ir.Value, element: ir.Type) -> ir.Value:
 
 
 def _sized(like: ir.Value, shape: Sequence[int]) -> ir.RankedTensorType:
-    """A type of the elements of a value, with another shape."""
+    """Returns a type of the elements of a value, with another shape."""
     return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(like.type).element_type)
 
 
 def join(bucket: Bucket, pieces: list[ir.Value]) -> list[ir.Value]:
-    """From the pieces of a bucket to its arrays: the reverse of `cut`."""
+    """Unpacks the pieces of a bucket into its arrays: the reverse of `cut`."""
 
     def body(parts: list[ir.Value]) -> list[ir.Value]:
         lines = [
@@ -229,7 +229,7 @@ def join(bucket: Bucket, pieces: list[ir.Value]) -> list[ir.Value]:
     spread = _on_devices(
         bucket,
         pieces,
-        [(bucket.lies, (1, bucket.length))] * len(pieces),
+        [(bucket.piece_sharding, (1, bucket.length))] * len(pieces),
         [(member.spread, member.type) for member in bucket.members],
         body,
     )
@@ -241,7 +241,7 @@ def add_and_join(bucket: Bucket, terms: list[ir.Value]) -> list[ir.Value]:
 
 
 def settled(values: list[ir.Value]) -> list[ir.Value]:
-    """Values that are there before anything is made of them.
+    """Returns values behind a barrier, so that they are computed before anything is computed from them.
 
     XLA would fuse a sum with what reads it where both are in one computation, and join other multiplications
     and additions then: the result would depend on what is launched together.
@@ -262,17 +262,17 @@ def _on_devices(
     bucket: Bucket,
     values: list[ir.Value],
     held: Sequence[tuple[Sharding, Sequence[int]]],
-    made: Sequence[tuple[Sharding, ir.Type]],
+    results: Sequence[tuple[Sharding, ir.Type]],
     body: _Local,
 ) -> list[ir.Value]:
     """Lets every device apply `body` to what it holds of the values."""
     if bucket.home.mesh.size == 1:
         return body(values)
     computation = sdy.ManualComputationOp(
-        [type_ for _, type_ in made],
+        [type_ for _, type_ in results],
         values,
         sdy.TensorShardingPerValueAttr.get([bucket.attribute(sharding) for sharding, _ in held]),
-        sdy.TensorShardingPerValueAttr.get([bucket.attribute(sharding) for sharding, _ in made]),
+        sdy.TensorShardingPerValueAttr.get([bucket.attribute(sharding) for sharding, _ in results]),
         sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name, _ in bucket.home.mesh.axes]),
     )
     shards = [_sized(value, shape) for value, (_, shape) in zip(values, held, strict=True)]

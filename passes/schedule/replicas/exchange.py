@@ -1,4 +1,4 @@
-"""What all exchanges between replicas have in common."""
+"""Launches and transfers that all exchanges between replicas need."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathways.passes.analysis.computations import Body, Computations, Layout
 from pathways.passes.schedule.replicas.buckets import Exchange, Member, spread_out
 
 WIRES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-"""What MLIR calls the dtypes that values may be sent in."""
+"""MLIR's names of the dtypes in which values may be sent."""
 
 
 class Exchanger:
-    """Makes launches and transfers of exchanges.
+    """Writer of launches and transfers of exchanges.
 
     Args:
-      layouts: how values lie.
-      computations: makes computations.
+      layouts: the shardings of values.
+      computations: those of the module, to which new ones are added.
       whole_bytes: buckets up to this size are sent as a whole to each replica, and arrays above it alone.
       dtype: the dtype in which terms and sums of wider floats are sent; empty for their own.
     """
@@ -35,11 +35,11 @@ class Exchanger:
         """The loop of the current exchange."""
 
     def places(self, op: Exchange) -> list[str]:
-        """The slices between which values are exchanged, in the order of the replicas."""
+        """Returns the slices between which values are exchanged, in the order of the replicas."""
         return [(slices_of(value) or ("",))[0] for value in op.operands]
 
     def member(self, value: ir.Value, place: str, home: SliceMesh) -> Member:
-        """An array of a bucket."""
+        """Returns an array of a bucket."""
         type_ = ir.RankedTensorType(value.type)
         layout = self.layouts.of(value, place)
         spread = spread_out(layout, type_.shape, home.mesh)
@@ -48,7 +48,7 @@ class Exchanger:
         return Member(type_, layout, spread, shard)
 
     def wire(self, member: Member) -> ir.Type:
-        """The type of the elements in which an array is sent."""
+        """Returns the type of the elements in which an array is sent."""
         element = member.element
         if not self.dtype or not isinstance(element, ir.F64Type | ir.F32Type | ir.F16Type | ir.BF16Type):
             return element
@@ -56,7 +56,7 @@ class Exchanger:
         return wire if wire.width < element.width else element
 
     def moved(self, value: ir.Value, source: str, target: str, sharding: ir.Attribute | None) -> ir.Value:
-        """A value on another slice."""
+        """Returns a value on another slice."""
         if source == target:
             return value
         return TransferOp.build(
@@ -69,7 +69,7 @@ class Exchanger:
         places: Sequence[str],
         sharding: ir.Attribute | None,
     ) -> list[list[ir.Value]]:
-        """For each replica the values of all of them, there."""
+        """Sends the values of all replicas to each of them."""
         return [
             [self.moved(value, places[r], place, sharding) for r, value in enumerate(values)]
             for place in places
@@ -98,7 +98,7 @@ class Exchanger:
             key=key,
         )
         types = self.layouts.symbols[name].type.results
-        # In a loop it is of a turn.
+        # In a loop it belongs to an iteration.
         overlaps = True if overlap_with_loop and self.loop is None else None
         launch = LaunchOp.build(
             operands, types, callee=name, slice=place, loop=self.loop, overlap_with_loop=overlaps

@@ -1,4 +1,4 @@
-"""Exchanges of blocks: sums of which each replica gets its block, and blocks of which each gets all."""
+"""Exchanges of blocks: each replica gets its block of a sum, or the blocks of all replicas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BlockExchanges(Exchanger):
             op.operation.erase()
 
     def goes_alone(self, member: Member, wire: ir.Type) -> bool:
-        """Whether blocks of an array are sent as they are."""
+        """Returns whether blocks of an array are sent as they are."""
         is_large = byte_size(member.type) > self.whole_bytes
         return is_large and member.spread == member.layout and wire == member.element
 
@@ -60,7 +60,7 @@ class BlockExchanges(Exchanger):
         count = len(places)
         dims = [op.dim for op in sums]
         members = [bucket.attribute(member.layout) for member in bucket.members]
-        sent = members if goes_alone else [bucket.attribute(bucket.lies)]
+        sent = members if goes_alone else [bucket.attribute(bucket.piece_sharding)]
 
         def cut_blocks(wholes: list[ir.Value]) -> list[ir.Value]:
             parts = []
@@ -106,7 +106,7 @@ class BlockExchanges(Exchanger):
         count = len(places)
         dims = [op.dim for op in gathers]
         members = [bucket.attribute(member.layout) for member in bucket.members]
-        sent = members if goes_alone else [bucket.attribute(bucket.lies)]
+        sent = members if goes_alone else [bucket.attribute(bucket.piece_sharding)]
 
         def join_blocks(parts: list[ir.Value]) -> list[ir.Value]:
             blocks = parts if goes_alone else [block for part in parts for block in join(bucket, [part])]
@@ -139,7 +139,7 @@ class BlockExchanges(Exchanger):
 
 
 def _block(value: ir.Value, dim: int, number: int, count: int) -> ir.Value:
-    """One of equal blocks of a dimension."""
+    """Returns one of equal blocks of a dimension."""
     shape = list(ir.RankedTensorType(value.type).shape)
     starts, limits = [0] * len(shape), list(shape)
     starts[dim], limits[dim] = block_bounds(shape[dim], number, count)

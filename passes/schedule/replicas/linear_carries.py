@@ -1,4 +1,4 @@
-"""How carried values come into what they are in the next turn: by which factor, where that is a constant."""
+"""Linear carries: carried values that enter their value in the next iteration by a constant factor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUMS = {"stablehlo.add": (1.0, 1.0), "stablehlo.subtract": (1.0, -1.0), "stable
 """Operations that add up their operands, each times a factor."""
 
 _SAME = frozenset({"pw.transfer", "sdy.sharding_constraint", "stablehlo.optimization_barrier"})
-"""Operations of which each result is the operand in its place."""
+"""Operations whose results are their operands."""
 
 _REARRANGING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.transpose"})
 """Operations whose result has no other elements than their operand."""
@@ -26,8 +26,8 @@ Slopes = Mapping[Hashable, float]
 """The factor with which each source comes into a value; whatever else is added depends on none of them."""
 
 
-def slopes_of_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict[NextOp, float]:
-    """The slope of what is passed on in what is carried, of each carried value that nothing else depends on.
+def linear_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict[NextOp, float]:
+    """Returns the slope of each carried value, by what it passes on, that no other value depends on.
 
     Args:
       main: `@main`, in which all work is launches.
@@ -48,8 +48,8 @@ def slopes_of_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfArguments:
-    """What a computation makes of some of its arguments.
+class _CallSlopes:
+    """Slopes of the results of a computation in some of its arguments.
 
     Attributes:
       slopes: those of each result, by the numbers of the arguments.
@@ -68,7 +68,7 @@ class _Follower:
       known: the computations that were read before.
     """
 
-    def __init__(self, symbols: Mapping[str, ir.OpView], known: dict[object, _OfArguments]) -> None:
+    def __init__(self, symbols: Mapping[str, ir.OpView], known: dict[object, _CallSlopes]) -> None:
         self.symbols = symbols
         self.known = known
         self.slopes: dict[ir.Value, Slopes] = {}
@@ -108,7 +108,7 @@ class _Follower:
             self.slopes[result] = slopes
 
     def factors(self, op: ir.OpView) -> dict[ir.Value, float] | None:
-        """The factors of the operands of which an operation is the sum; None if it is none."""
+        """Returns the factors of the operands that an operation adds up; None if it is no sum."""
         name, operands = op.operation.name, list(op.operands)
         if name in _SUMS:
             factors: dict[ir.Value, float] = {}
@@ -126,7 +126,7 @@ class _Follower:
         return None
 
     def constant(self, op: ir.OpView) -> float | None:
-        """The number that all elements of the result of an operation are; None if it is not known."""
+        """Returns the number that all elements of the result of an operation are; None if it is not known."""
         name = op.operation.name
         if len(op.results) != 1 or not is_float(op.results[0]):
             return None
@@ -145,18 +145,18 @@ class _Follower:
 
     def read_call(self, op: ir.OpView) -> None:
         """Follows sources through a computation."""
-        made = self.of_arguments(op)
-        for number in made.refused:
+        slopes_of_call = self.of_arguments(op)
+        for number in slopes_of_call.refused:
             self.refuse([op.operands[number]])
-        for slopes, result in zip(made.slopes, op.results, strict=True):
+        for slopes, result in zip(slopes_of_call.slopes, op.results, strict=True):
             factors: dict[ir.Value, float] = {}
             for number, slope in slopes.items():
                 value = op.operands[number]
                 factors[value] = factors.get(value, 0.0) + slope
             self.add_up(factors, result)
 
-    def of_arguments(self, op: ir.OpView) -> _OfArguments:
-        """What a computation makes of the operands of a call that depend on sources."""
+    def of_arguments(self, op: ir.OpView) -> _CallSlopes:
+        """Returns the slopes of a computation in the operands of a call that depend on sources."""
         callee = op.attributes["callee"].value
         followed = tuple(n for n, value in enumerate(op.operands) if value in self.slopes)
         constants = tuple((n, self.constants[v]) for n, v in enumerate(op.operands) if v in self.constants)
@@ -170,12 +170,12 @@ class _Follower:
             for each in operations:
                 inner.read(each)
             slopes = [inner.slopes.get(value, {}) for value in terminator.operands]
-            self.known[key] = _OfArguments(slopes, frozenset(inner.refused))
+            self.known[key] = _CallSlopes(slopes, frozenset(inner.refused))
         return self.known[key]
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether a value is an array of ordinary floats."""
+    """Returns whether a value is an array of ordinary floats."""
     type_ = value.type
     return isinstance(type_, ir.RankedTensorType) and isinstance(
         type_.element_type, ir.F64Type | ir.F32Type | ir.F16Type | ir.BF16Type
@@ -183,7 +183,7 @@ def is_float(value: ir.Value) -> bool:
 
 
 def _is_rounded(op: ir.OpView) -> bool:
-    """Whether a conversion between floats rounds."""
+    """Returns whether a conversion between floats rounds."""
     before, after = (
         ir.RankedTensorType(value.type).element_type for value in (op.operands[0], op.results[0])
     )

@@ -79,7 +79,7 @@ class LowerAllReduces(Pass):
     """
 
     name: ClassVar[str] = "pw-lower-all-reduces"
-    takes = (SHARDED,)
+    input_forms = (SHARDED,)
     whole_bytes: int = option(16384, "buckets up to this size are sent as a whole to each replica")
     dtype: str = option("", "the dtype in which wider floats are sent: bfloat16, float16 or float32")
 
@@ -139,13 +139,13 @@ class _AllReduces(Exchanger):
             op.operation.erase()
 
     def goes_alone(self, op: AllReduceOp, member: Member) -> bool:
-        """Whether an array is sent as it is: to pack what is large would cost more than it saves."""
+        """Returns whether an array is sent as it is: to pack what is large would cost more than it saves."""
         is_large = byte_size(member.type) > self.whole_bytes
         is_rounded = self.wire(member) != member.element
         return len(op.operands) == 2 and is_large and member.spread == member.layout and not is_rounded
 
     def bucket(self, members: Sequence[tuple[AllReduceOp, Member]], home: SliceMesh, count: int) -> Bucket:
-        """The bucket of some arrays."""
+        """Returns the bucket of some arrays."""
         size = sum(byte_size(member.type) for _, member in members)
         is_whole = count == 2 or size <= self.whole_bytes
         pieces = 1 if is_whole else count
@@ -176,7 +176,7 @@ class _AllReduces(Exchanger):
                     old.replace_all_uses_with(new)
             return
         body: Body
-        piece = bucket.attribute(bucket.lies)
+        piece = bucket.attribute(bucket.piece_sharding)
         pieces = []
         for r, place in enumerate(places):
             values = [op.operands[r] for op in sums]
@@ -206,7 +206,7 @@ class _AllReduces(Exchanger):
     ) -> list[ir.Value]:
         """Launches a computation, which equal buckets share."""
         members = [bucket.attribute(member.layout) for member in bucket.members]
-        piece = bucket.attribute(bucket.lies)
+        piece = bucket.attribute(bucket.piece_sharding)
         is_joined = body in (join, add_and_join)
         return self.launched(
             base,

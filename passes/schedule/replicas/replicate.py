@@ -35,11 +35,11 @@ class Replicate(Pass):
     1. A slice with `replicas = R` becomes R slices: itself for replica 0, and one with `replica` and
        `replica_of` for each of the others.
     2. A loop over M microbatches becomes R loops of M / R: replica r works on microbatches r M / R and those
-       that follow. All other code is repeated as it is, on values that are equal on all replicas; loops of
-       which each turn needs the one before stay one loop for all of them.
+       that follow. All other code is repeated as it is, on values that are equal on all replicas; loops
+       whose iterations need each other stay one loop for all of them.
     3. An argument or result becomes R of them, tied by `pw.replica`. A batch that is only cut into
        microbatches is `split`: each replica gets its rows. So is a result that concatenates microbatches;
-       what else reads such a result gets those of all replicas, each of which crosses once to each other.
+       other readers of such a result get those of all replicas, which cross once to each other replica.
     4. An exchange, such as `pw.all_reduce`, gets an operand and a result for each replica.
     5. Side effects outside loops over microbatches, such as a print, are executed by replica 0 only.
     6. Carried state is passed from replica to replica, in the order of the microbatches:
@@ -65,7 +65,7 @@ class Replicate(Pass):
     """
 
     name: ClassVar[str] = "pw-replicate"
-    takes = (SHARDED,)
+    input_forms = (SHARDED,)
 
     def run(self, module: ir.Module) -> None:
         count = replica_count(module)
@@ -84,13 +84,13 @@ class Replicate(Pass):
 
 
 class _Replicator:
-    """Writes the program of all replicas.
+    """Writer of the program of all replicas.
 
     Args:
       module: the module.
       main: its `@main`.
-      shares: what each replica gets.
-      layouts: how values lie over their slices.
+      shares: the values that are split over replicas.
+      layouts: the shardings of values over their slices.
     """
 
     def __init__(self, module: ir.Module, main: ir.OpView, shares: Shares, layouts: Layouts) -> None:
@@ -198,7 +198,7 @@ class _Replicator:
             of += 1
 
     def add_numbers(self) -> list[ir.Value]:
-        """The numbers of the replicas as hidden arguments, where they are read."""
+        """Returns the numbers of the replicas as hidden arguments, where they are read."""
         if not self.shares.numbered:
             return []
         numbers = []
@@ -221,11 +221,11 @@ class _Replicator:
         return value
 
     def in_replica(self, attrs: dict[str, ir.Attribute], r: int) -> list[str]:
-        """The slices of an argument or result in a replica."""
+        """Returns the slices of an argument or result in a replica."""
         return [self.slices[name][r] for name in dialect.read_slices(attrs[SLICE])]
 
     def rows_of(self, type_: ir.Type) -> ir.RankedTensorType:
-        """The type of what one replica has of the rows of an array."""
+        """Returns the type of what one replica has of the rows of an array."""
         tensor = ir.RankedTensorType(type_)
         return ir.RankedTensorType.get(block_shape(tensor.shape, 0, self.count), tensor.element_type)
 
@@ -255,7 +255,7 @@ class _Replicator:
             self.values[result] = [copy.results[number] for copy in copies]
 
     def copy(self, op: ir.OpView, r: int, ip: ir.InsertionPoint) -> ir.OpView:
-        """An operation in a replica."""
+        """Returns an operation in a replica."""
         operands = [self.values[value][r] for value in op.operands]
         if isinstance(op, dialect.SplitOp) and op.loop in self.shares.microbatched:
             (value,) = op.operands
@@ -274,7 +274,7 @@ class _Replicator:
         return copy
 
     def has_effect_outside(self, op: ir.OpView) -> bool:
-        """Whether an operation outside of loops over microbatches does more than make its results."""
+        """Returns whether an operation outside of loops over microbatches does more than make its results."""
         if not isinstance(op, dialect.LaunchOp) or op.loop in self.shares.microbatched:
             return False
         return has_side_effect(self.symbols[op.callee], self.symbols, self.effects)
@@ -283,7 +283,7 @@ class _Replicator:
         return not op.results and self.has_effect_outside(op)
 
     def without_effect(self, callee: str) -> str:
-        """A computation without what it does for its effect alone."""
+        """Returns a computation without what it does for its effect alone."""
         if callee not in self.quiet:
             function = self.computations.variant(callee, f"{callee}_quiet")
             for inner in reversed(list(body_block(function).operations)):
@@ -306,7 +306,7 @@ class _Replicator:
     def gathered(
         self, op: dialect.ReduceOp, parts: Sequence[ir.Value], ip: ir.InsertionPoint
     ) -> list[ir.Value]:
-        """The rows of all replicas, on each of them."""
+        """Returns the rows of all replicas, on each of them."""
         value, loop = op.results[0], op.outer
         layout = self.layouts.of(value, op.slice)
         sharding = self.attribute(op.slice, layout.dims)
@@ -349,7 +349,7 @@ class _Replicator:
         remark(
             carry,
             f"of type {carry.results[0].type} is passed on from replica to replica: "
-            f"{_what_waits(op, self.operations)}",
+            f"{_describe_wait(op, self.operations)}",
         )
         self.passes_on = True
         ends = [self.copy(op, r, ip).results[0] for r in self.replicas]
@@ -376,7 +376,7 @@ class _Replicator:
         return make_sharding(home.symbol, Sharding(tuple(dims)))
 
     def rows(self, value: ir.Value, split: dialect.SplitOp, r: int, ip: ir.InsertionPoint) -> ir.Value:
-        """The rows of a replica of a value that is whole on each of them."""
+        """Returns the rows of a replica of a value that is whole on each of them."""
         layout = self.layouts.of(value, split.slice)
         wanted = self.layouts.of(split.results[0], split.slice)
         target = self.rows_of(value.type)
@@ -449,18 +449,18 @@ class _Replicator:
             operations[n].operation.move_before(terminator)
 
 
-def _what_waits(op: dialect.NextOp, operations: Sequence[ir.OpView]) -> str:
-    """How much of a replica waits for what it gets from the one before, and for what of that."""
-    turn = [each for each in operations if dialect.loop_of_op(each) == op.loop]
-    launches = [each for each in turn if isinstance(each, dialect.LaunchOp)]
+def _describe_wait(op: dialect.NextOp, operations: Sequence[ir.OpView]) -> str:
+    """Describes which launches of a replica wait for the replica before, and until when."""
+    members = [each for each in operations if dialect.loop_of_op(each) == op.loop]
+    launches = [each for each in members if isinstance(each, dialect.LaunchOp)]
     reached = set(op.carry.results)
-    for each in turn:
+    for each in members:
         if any(value in reached for value in each.operands):
             reached.update(each.results)
     waiting = sum(any(value in reached for value in each.operands) for each in launches)
     needed = {op.operands[1]}
     makers: list[ir.OpView] = []
-    for each in reversed(turn):
+    for each in reversed(members):
         if any(result in needed for result in each.results):
             makers.append(each)
             needed.update(each.operands)
@@ -471,7 +471,7 @@ def _what_waits(op: dialect.NextOp, operations: Sequence[ir.OpView]) -> str:
 
 
 def _taken_block(attrs: dict[str, ir.Attribute]) -> int | None:
-    """The dimension of which each replica has a block of an argument or result; it no longer says so."""
+    """Removes from attributes the dimension that is in blocks, one for each replica, and returns it."""
     block = attrs.pop(BLOCK, None)
     return None if block is None else NATURAL.read(block)
 

@@ -1,4 +1,4 @@
-"""Decides what each replica of a program gets: which arguments and results are split; writes nothing."""
+"""Shares of replicas: the arguments and results of a program that are split over them. Writes nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathways.passes.manager.base import fail
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """What is split over replicas; each of them has, and does, all the rest.
+    """Values and loops that are split over replicas; all the rest is repeated on each of them.
 
     Attributes:
       count: the number of replicas.
-      microbatched: the loops over microbatches, of which each replica does its part.
-      arguments: those of which each replica gets its rows.
-      results: those concatenations of microbatches of which each replica returns its rows.
+      microbatched: the loops over microbatches; each replica does its share of each.
+      arguments: those whose rows are split.
+      results: those concatenations of microbatches whose rows are split.
       numbered: the slices on which the number of a replica is read.
     """
 
@@ -48,7 +48,7 @@ def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: i
     attrs = argument_attrs(main)
 
     def is_split_argument(argument: ir.Value) -> bool:
-        """Whether all that an argument is read for is to cut it into microbatches."""
+        """Returns whether all that an argument is read for is to cut it into microbatches."""
         readers = [use.owner.opview for use in argument.uses]
         return (
             bool(readers)
@@ -58,7 +58,7 @@ def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: i
         )
 
     def is_split_result(op: ReduceOp) -> bool:
-        """Whether all that becomes of concatenated microbatches is that they are returned."""
+        """Returns whether all that becomes of concatenated microbatches is that they are returned."""
         readers = [use.owner for use in op.results[0].uses]
         return (
             op.kind == "concat"
@@ -80,7 +80,7 @@ def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: i
 
 
 def rows_divide(value: ir.Value, slice: str, layouts: Layouts, count: int) -> bool:
-    """Whether the rows of a value divide among replicas, and there over the devices of a slice."""
+    """Returns whether the rows of a value divide among replicas, and there over the devices of a slice."""
     rows = ir.RankedTensorType(value.type).shape[0]
     parts = layouts.of(value, slice).splits(layouts.mesh(slice))[0]
     return rows % (count * parts) == 0

@@ -18,7 +18,7 @@ from pathways.passes.analysis.operations import zeros_of
 from pathways.passes.analysis.replicas import ReplicaNumbers, replica_count
 from pathways.passes.manager.base import Pass, main_function, remark
 from pathways.passes.schedule.replicas.buckets import settled
-from pathways.passes.schedule.replicas.linear_carries import is_float, slopes_of_carries
+from pathways.passes.schedule.replicas.linear_carries import is_float, linear_carries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SumCarries(Pass):
     """
 
     name: ClassVar[str] = "pw-sum-carries"
-    takes = (SHARDED,)
+    input_forms = (SHARDED,)
 
     def run(self, module: ir.Module) -> None:
         count = replica_count(module)
@@ -62,7 +62,7 @@ class SumCarries(Pass):
         main = main_function(module)
         layouts = Layouts(module)
         summer = _Summer(module, main, layouts, count)
-        for op, slope in slopes_of_carries(main, layouts.symbols).items():
+        for op, slope in linear_carries(main, layouts.symbols).items():
             loop = layouts.symbols[op.loop]
             is_apart = loop.sequential or op.carry.per_replica
             # What grows would lose more digits than it does in one sum.
@@ -99,7 +99,7 @@ class _Summer:
             reader.operands[number] = last
 
     def weighted(self, op: NextOp, slope: float, microbatches: int) -> ir.Value:
-        """What a replica ends with, as what those after it make of that."""
+        """Returns the final value of a replica, weighted as the replicas after it weigh it."""
         (end,) = op.results
         weights = [slope ** (microbatches * after) for after in reversed(range(self.count))]
         element = ir.RankedTensorType(end.type).element_type
@@ -117,7 +117,7 @@ class _Summer:
         return self.launch("weighted", [end, self.numbers.on(op.slice)], op, body, tuple(weights))
 
     def with_first(self, op: NextOp, first: ir.Value, total: ir.Value, weight: float) -> ir.Value:
-        """The sum over replicas with what comes of the first value."""
+        """Returns the sum over replicas with what comes of the first value."""
         element = ir.RankedTensorType(total.type).element_type
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
@@ -150,7 +150,7 @@ class _Summer:
         return launch.results[0]
 
     def attribute(self, value: ir.Value, place: str) -> ir.Attribute | None:
-        """How a value lies over a slice, as it is written."""
+        """Returns the attribute of the sharding of a value on a slice."""
         home = self.layouts.meshes[place]
         layout = self.layouts.of(value, place)
         return make_sharding(home.symbol, layout) if home.mesh.size > 1 else None

@@ -12,18 +12,18 @@ from pathways.passes.schedule.search.scheduling_problem import Alive, SearchProb
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a slice does first.
+    """Rules for the next action of a slice.
 
     A stage does no forward while it is `ahead` of its backwards by so many, and does the half of the weights
     at once when so many of them are `pending`. Else backwards come first, and halves of weights last.
 
     Attributes:
-      ahead: for each stage, how many forwards it may be ahead of its backwards.
-      pending: for each stage, how many halves of weights may be left for later.
+      ahead: for each stage, the forwards that it may be ahead of its backwards.
+      pending: for each stage, the halves of weights that may be left for later.
       forward_first: whether forwards come before backwards.
       deep: whether later stages of a slice come first.
-      far_first: whether that comes first from which the way to the end is longest, weights included.
-      patience: for how much of a forward a slice waits for something better than what it could do.
+      far_first: whether the action with the longest way to the end comes first, weights included.
+      patience: the time, in forwards, for which a slice waits for a better action than those that are ready.
     """
 
     ahead: tuple[int, ...]
@@ -35,7 +35,7 @@ class Rules:
 
 
 def construct(problem: SearchProblem, rules: Rules) -> list[list[int]] | None:
-    """The order that rules give; None when it gets stuck at the limits."""
+    """Returns the order that rules give; None when it gets stuck at the limits."""
     return _Construction(problem, rules).orders()
 
 
@@ -95,7 +95,7 @@ class _Construction:
         return orders if count == len(problem.actions) else None
 
     def choose(self, place: int) -> tuple[float, int] | None:
-        """What a slice does next, and when it begins."""
+        """Chooses the next action of a slice; returns it with its start."""
         problem, free = self.problem, self.free[place]
         choice: list[tuple[float, tuple[float, ...], int]] = []
         soonest = math.inf
@@ -116,7 +116,7 @@ class _Construction:
         return start, n
 
     def may(self, letter: tuple[int, str]) -> bool:
-        """Whether the rules allow an action."""
+        """Returns whether the rules allow an action."""
         stage, kind = letter
         backward = self.first_backward.get(stage)
         if kind != "F" or backward is None:
@@ -124,21 +124,21 @@ class _Construction:
         return self.done[letter] - self.done[stage, backward] < self.rules.ahead[self.stages[stage]]
 
     def rank(self, letter: tuple[int, str], n: int) -> tuple[float, ...]:
-        """What comes first has the least."""
+        """Returns the rank of an action; the least comes first."""
         (stage, kind), rules = letter, self.rules
         microbatch = self.problem.actions[n].microbatch
         if rules.far_first:
             return (-self.problem.after[n] - self.problem.durations[n], microbatch)
-        turn = {"F": 1 if rules.forward_first else 2, "B": 1.5, "I": 1.5, "W": 3}[kind]
+        priority = {"F": 1 if rules.forward_first else 2, "B": 1.5, "I": 1.5, "W": 3}[kind]
         if kind == "W" and (stage, "I") in self.done:
             waiting = self.done[stage, "I"] - self.done[letter]
-            turn = 0 if waiting > rules.pending[self.stages[stage]] else turn
+            priority = 0 if waiting > rules.pending[self.stages[stage]] else priority
         depth = -stage if rules.deep else stage
-        return (turn, depth, microbatch) if rules.deep else (turn, microbatch, depth)
+        return (priority, depth, microbatch) if rules.deep else (priority, microbatch, depth)
 
 
 def usual_rules(problem: SearchProblem) -> Mapping[str, Rules]:
-    """Rules that are known to be good for pipelines, by the policy or the thought that they come from."""
+    """Returns rules that are known to be good for pipelines, by the policy or the idea behind them."""
     stages = sorted({stage for stage, _ in problem.letters})
     count, every = len(stages), max(map(len, problem.letters.values()), default=1)
     left = [problem.to_loss[stage] for stage in stages]
@@ -167,7 +167,7 @@ def usual_rules(problem: SearchProblem) -> Mapping[str, Rules]:
 
 
 def _way_back(problem: SearchProblem, stages: list[int]) -> list[float]:
-    """For each stage the time from the end of a forward to when its backward can begin, if nothing waits."""
+    """Returns for each stage the time from the end of a forward to the earliest start of its backward."""
     back: list[float] = []
     for stage in stages:
         forward = problem.letters.get((stage, "F"))

@@ -20,7 +20,7 @@ class NoSolverError(ImportError):
 
 
 def cp_model_or_fail() -> Any:
-    """OR-tools' module for CP-SAT.
+    """Imports OR-tools' module for CP-SAT.
 
     Raises:
       NoSolverError: OR-tools is not installed.

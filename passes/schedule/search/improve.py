@@ -1,4 +1,4 @@
-"""Makes orders better, a change at a time."""
+"""Local search: orders are improved by one change at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FARTHEST = 12
 
 
 def changed_rules(rules: Rules, rng: random.Random) -> Rules:
-    """Rules that are a little different."""
+    """Returns rules that are a little different."""
     chance = rng.random()
     if chance < 0.1:
         return dataclasses.replace(rules, forward_first=not rules.forward_first)
@@ -84,7 +84,7 @@ class Walk:
 def walk_rules(
     problem: SearchProblem, rules: Rules, rng: random.Random
 ) -> tuple[Rules, Numbers, Replayed] | None:
-    """One change of rules, and what order they give; None when they give none that can be met."""
+    """Returns one change of rules, and what order they give; None when they give none that can be met."""
     tried = changed_rules(rules, rng)
     orders = construct(problem, tried)
     run = None if orders is None else replay(problem, orders)

@@ -1,4 +1,4 @@
-"""How long orders take."""
+"""Replay of orders: their step time, and what each action waited for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathways.passes.schedule.search.scheduling_problem import SearchProblem
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What happens when slices go through their orders.
+    """Result of a replay of the orders of slices.
 
     Attributes:
-      step_time: when the last action ends.
-      end: when each action ends.
+      step_time: the time at which the last action ends.
+      end: the time at which each action ends.
       after: for each action the one that it waited for last, itself for none.
     """
 
@@ -23,7 +23,7 @@ class Replayed:
     after: Sequence[int]
 
     def critical_path(self) -> list[int]:
-        """The actions, last first, each of which began when the next one in the list ended."""
+        """Returns actions, the last first; each began when the next one in the list ended."""
         if not self.end:
             return []
         n = max(range(len(self.end)), key=self.end.__getitem__)
@@ -35,16 +35,16 @@ class Replayed:
 
 
 _EQUAL = 1e-9
-"""By what part times may differ and count as equal."""
+"""Relative difference up to which times count as equal."""
 
 
 def compared(time: float, other: float) -> int:
-    """Below 0 where a time is shorter than another, 0 where they count as equal, else above 0."""
+    """Returns -1 where a time is shorter than another, 0 where they count as equal, else 1."""
     return (time > other * (1 + _EQUAL)) - (time < other * (1 - _EQUAL))
 
 
 def tie_time(problem: SearchProblem, orders: Sequence[Sequence[int]]) -> float:
-    """How long orders that can be met take in what decides between equal ones; 0 where nothing does."""
+    """Returns the step time of feasible orders by the durations that break ties; 0 where there are none."""
     if problem.ties is None:
         return 0.0
     run = replay(problem, orders, problem.ties)

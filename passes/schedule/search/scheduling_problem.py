@@ -13,17 +13,17 @@ from pathways.passes.schedule.policies.actions import Action, Needs
 from pathways.passes.schedule.policies.chains import stages_read, stages_to_loss
 
 _LARGE = 2_000_000
-"""More steps than a lower bound is worth."""
+"""Limit on the steps that a lower bound is worth."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Something that takes memory of a slice from the beginning of one action to the end of others.
+    """Memory of a slice that is held from the beginning of one action to the end of others.
 
     Attributes:
-      size: how much.
-      first: the action with which it begins.
-      last: the actions with the last of which it ends, all of the slice of `first`.
+      size: its size.
+      first: the action that begins it.
+      last: the actions that it outlives, all of the slice of `first`: it ends with the last of them.
     """
 
     size: int
@@ -33,11 +33,11 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A limit on what is alive at once on a slice.
+    """Limit on what is alive at once on a slice.
 
     Attributes:
       what: what it counts, in words.
-      most: how much may be alive at once.
+      most: the size that may be alive at once.
       held: what it counts.
     """
 
@@ -47,7 +47,7 @@ class Limit:
 
 
 class SearchProblem:
-    """The actions of a loop, numbered, and what their orders must keep to.
+    """Actions of a loop, numbered, and the constraints on their orders.
 
     An action of one stage and kind comes after that of the microbatch before, so that sums over microbatches
     have one order in every schedule.
@@ -56,14 +56,14 @@ class SearchProblem:
       actions: every action; its position is its number.
       rows: the numbers of the actions of each slice.
       place: the slice of each action.
-      needs: the numbers of the actions that each one waits for, and how long their results are on the way.
-      durations: how long each takes.
-      ties: how long each takes in what decides between orders that take equally long; None for nothing.
-      limits: what may be alive.
+      needs: the numbers of the actions that each one waits for, and the delays of their results.
+      durations: the duration of each action.
+      ties: the durations that decide between orders that take equally long; None for none.
+      limits: the limits on what is alive.
       takes: for each action the limits that count something from its beginning on, and how much.
       gives: the same from its end on.
-      joint: for each action the numbers of what ends with the last of several actions, of which it is one.
-      joints: of each of these the limit, how much it is, and with how many actions it ends.
+      joint: for each action the numbers of joint ends: of what ends with the last of several actions.
+      joints: for each joint end its limit, its size, and the number of its actions.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SearchProblem:
 
     @functools.cached_property
     def to_loss(self) -> dict[int, int]:
-        """How many stages the longest chain from each stage to the loss has, itself included."""
+        """Number of stages in the longest chain from each stage to the loss, itself included."""
         waits = enumerate(self.needs)
         needs = {self.actions[n]: [self.actions[other] for other, _ in before] for n, before in waits}
         return stages_to_loss(stages_read(needs))
@@ -155,10 +155,10 @@ class SearchProblem:
                     since = held.first.microbatch
                     ends = tuple((a.stage, a.kind, a.microbatch - since) for a in held.last)
                     alike.setdefault((held.size, held.first[:2], ends), []).append(held)
-            for several in alike.values():
-                several.sort(key=lambda held: held.first.microbatch)
-                at_once = limit.most // several[0].size
-                for held, before in zip(several[at_once:], several, strict=False):
+            for same in alike.values():
+                same.sort(key=lambda held: held.first.microbatch)
+                at_once = limit.most // same[0].size
+                for held, before in zip(same[at_once:], same, strict=False):
                     room[self.number[held.first]] += [(self.number[action], 0.0) for action in before.last]
         try:
             topological_order(self._waits(room))
@@ -176,7 +176,7 @@ class SearchProblem:
         return topological_order(self._waits(self.room))
 
     def lower_bound(self) -> float:
-        """What no order can be faster than.
+        """Returns a time that no order can be faster than.
 
         It is the longest way through actions that wait for each other, or make room for each other; or what
         a slice needs that may interrupt its actions, each with its way into the slice and out of it; or the
@@ -187,7 +187,7 @@ class SearchProblem:
         return max((*ways, *work, *map(self._time_held, self.limits)), default=0.0)
 
     def _time_of_slice(self, row: Sequence[int]) -> float:
-        """The least time in which one slice can do its actions, if it may interrupt them.
+        """Returns the least time in which one slice can do its actions, if it may interrupt them.
 
         Always doing that which has the longest way out is best: Jackson's preemptive schedule (Carlier, *The
         One-Machine Sequencing Problem*, 1982).
@@ -215,7 +215,7 @@ class SearchProblem:
         return most
 
     def _time_held(self, limit: Limit) -> float:
-        """How long it takes to hold all that a limit counts, each thing for the shortest possible time."""
+        """Returns the time to hold all that a limit counts, each for the shortest possible time."""
         if not limit.held or len(limit.held) * len(self.letters) > _LARGE:
             return 0.0
         of_microbatch: dict[int, list[int]] = {}
@@ -243,7 +243,7 @@ class SearchProblem:
         return [[self.actions[n] for n in row] for row in orders]
 
     def most_alive(self, orders: Iterable[Iterable[int]]) -> int:
-        """On how many microbatches stages work at once, the most on each slice, added up."""
+        """Counts the microbatches in progress at once: the peak of each slice, added up."""
         # By the alphabet W is the last of I and W.
         ends = {stage: max(k for s, k in self.letters if s == stage and k != "F") for stage in self._trained}
         total = 0
@@ -263,7 +263,7 @@ class SearchProblem:
         return forward & backward
 
     def broken(self, order: Iterable[int]) -> tuple[Limit, int] | None:
-        """The limit that the order of a slice breaks, and how much would be alive; None when all hold."""
+        """Returns the limit that the order of a slice exceeds, and its peak; None when all limits hold."""
         alive = Alive(self)
         worst: tuple[Limit, int] | None = None
         for n in order:
@@ -276,10 +276,10 @@ class SearchProblem:
 
 
 class Alive:
-    """What is alive while slices go through their orders.
+    """Sizes that are alive while slices go through their orders.
 
     Attributes:
-      now: for each limit how much it counts.
+      now: the size that each limit counts.
     """
 
     def __init__(self, problem: SearchProblem) -> None:
@@ -288,7 +288,7 @@ class Alive:
         self._left = [count for _, _, count in problem.joints]
 
     def fits(self, n: int) -> bool:
-        """Whether an action can begin."""
+        """Returns whether an action can begin."""
         limits, now = self._problem.limits, self.now
         return all(now[k] + size <= limits[k].most for k, size in self._problem.takes[n])
 
@@ -310,7 +310,7 @@ class Alive:
 
 
 def counted(needs: Collection[Action], max_live: int = 0, max_pending: int = 0) -> list[Limit]:
-    """The limits on how many microbatches a stage may work at once, and hold halves of weights for.
+    """Returns the limits on how many microbatches a stage may work at once, and hold halves of weights for.
 
     Args:
       needs: all actions.

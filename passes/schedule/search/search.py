@@ -35,13 +35,13 @@ class NothingFitsError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How long to look.
+    """Budget of a search.
 
     Attributes:
-      iterations: after how many steps to end; 0 for as many as suit the number of actions.
-      seconds: after what time to end; 0 for no limit. What is found then depends on the machine.
+      iterations: the number of steps; 0 for as many as suit the number of actions.
+      seconds: the limit on time; 0 for none. With a limit the result depends on the machine.
       seed: of the random numbers.
-      solver: whether to ask OR-tools' CP-SAT in the end.
+      solver: whether to run OR-tools' CP-SAT in the end.
     """
 
     iterations: int = 0
@@ -56,8 +56,8 @@ class Found:
 
     Attributes:
       orders: the numbers of the actions of each slice.
-      step_time: how long a step takes.
-      lower_bound: what no order can be faster than.
+      step_time: the duration of a step.
+      lower_bound: a time that no order can be faster than.
       best: the fastest of the named orders that keep to the limits, and its time; None when none does.
       steps: how many steps were taken.
     """
@@ -93,7 +93,7 @@ def search(
 
     Raises:
       NothingFitsError: no order was found that keeps to the limits.
-      NoSolverError: the solver that is asked for is not installed.
+      NoSolverError: the requested solver is not installed.
     """
     if budget.solver:
         exact.cp_model_or_fail()
@@ -138,8 +138,8 @@ class _Seeker:
             if time is not None and (best is None or compared(time, best[1]) < 0):
                 best = name, time
         for rules in usual_rules(self.problem).values():
-            made = construct(self.problem, rules)
-            time = None if made is None else self.take(made)
+            by_rules = construct(self.problem, rules)
+            time = None if by_rules is None else self.take(by_rules)
             if time is not None and (self.rules is None or time < self.rules[1]):
                 self.rules = rules, time
         if not self.problem.actions or self.time < float("inf"):
@@ -174,7 +174,7 @@ class _Seeker:
             self.time, self.worth, self.orders = time, worth, [list(row) for row in orders]
 
     def step(self, number: int) -> None:
-        """One change of rules, or one of the order, in rounds."""
+        """Tries one change of the rules, or one of the order, in rounds."""
         if self.rules is not None and number // _ROUND % 2 == 0:
             self.walk = None
             tried = walk_rules(self.problem, self.rules[0], self.rng)
@@ -190,6 +190,6 @@ class _Seeker:
 
 
 def one_by_one(problem: SearchProblem) -> Numbers:
-    """One microbatch after the other, which keeps little alive."""
+    """Returns one microbatch after the other, which keeps little alive."""
     position = {n: at for at, n in enumerate(problem.in_order)}
     return [sorted(row, key=lambda n: (problem.actions[n].microbatch, position[n])) for row in problem.rows]

@@ -1,4 +1,4 @@
-"""`pw-unroll-microbatches`: the code of one turn of a loop, such as a microbatch, becomes that of all."""
+"""`pw-unroll-microbatches`: the code of one iteration of a loop becomes that of all its iterations."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class UnrollMicrobatches(Pass):
     """
 
     name: ClassVar[str] = "pw-unroll-microbatches"
-    takes = (SHARDED,)
-    leaves = UNROLLED
+    input_forms = (SHARDED,)
+    output_form = UNROLLED
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -76,7 +76,7 @@ class UnrollMicrobatches(Pass):
 
 
 def _inside(module: ir.Module, loop: dialect.LoopOp) -> list[dialect.LoopOp]:
-    """The loops inside of a loop, outer ones first."""
+    """Returns the loops inside of a loop, outer ones first."""
     loops = [op for op in dialect.ops_named(module, ["pw.loop"]) if isinstance(op, dialect.LoopOp)]
     found = [loop]
     for around in found:
@@ -85,23 +85,23 @@ def _inside(module: ir.Module, loop: dialect.LoopOp) -> list[dialect.LoopOp]:
 
 
 def _check_size(main: ir.OpView, loops: Sequence[dialect.LoopOp]) -> None:
-    """Refuses loops that ask for more operations than can be worked on."""
+    """Refuses loops that unroll to more operations than a program may have."""
     inside = collections.Counter(dialect.loop_of_op(op) for op in body_block(main).operations)
     by_name = {loop.sym_name: loop for loop in loops}
     size = 0
     for loop in loops:
-        turns, around = 1, loop.sym_name
+        trips, around = 1, loop.sym_name
         while around is not None:
-            turns *= by_name[around].count
+            trips *= by_name[around].count
             around = by_name[around].parent
-        size += inside[loop.sym_name] * turns
+        size += inside[loop.sym_name] * trips
         if size > MOST_OPERATIONS:
-            added = f"{turns} x {inside[loop.sym_name]} operations"
+            added = f"{trips} x {inside[loop.sym_name]} operations"
             fail(loop, f"is unrolled to {added}; a program has at most {MOST_OPERATIONS} of its loops")
 
 
 def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[dialect.LoopOp]) -> list[ir.Value]:
-    """The numbers of the microbatches as hidden arguments, on every slice that reads them."""
+    """Returns the numbers of the microbatches as hidden arguments, on every slice that reads them."""
     counts = {loop.sym_name: loop.count for loop in loops}
     places: dict[str, None] = {}
     most = 0
@@ -128,13 +128,13 @@ def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[dialect.LoopOp]
 
 
 @dataclasses.dataclass
-class _Parts:
-    """The operations of a loop.
+class _Operations:
+    """Operations of a loop.
 
     Attributes:
-      opening: what begins a turn.
-      body: what is repeated, with all that is in loops inside.
-      closing: what leads out of the loop.
+      opening: the operations that begin an iteration.
+      body: the operations that are repeated, those of loops inside included.
+      closing: the operations whose results leave the loop.
     """
 
     opening: list[dialect.SplitOp | dialect.CarryOp | dialect.IndexOp] = dataclasses.field(
@@ -145,7 +145,7 @@ class _Parts:
 
 
 class _Unroller:
-    """One loop that is inside of no other: its operations, and what stands for their results in each turn."""
+    """Unroller of one loop that is inside of no other."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _Unroller:
         self.numbers = numbers
         self.block = body_block(main)
         self.arranged: dict[ir.Value, ir.Value] = {}
-        """What each split takes its blocks from, by its result."""
+        """Value from which each split takes its blocks, by its result."""
         self.copied_loops: list[dialect.LoopOp] = []
 
     def run(self) -> list[dialect.LoopOp]:
@@ -175,13 +175,13 @@ class _Unroller:
         handed_on = [op for op in parts.closing if isinstance(op, dialect.NextOp)]
         starts = {op.operands[0]: op.carry.operands[0] for op in handed_on}
         indices = [op.results[0] for op in parts.opening if isinstance(op, dialect.IndexOp)]
-        turns: list[dict[ir.Value, ir.Value]] = []
+        iterations: list[dict[ir.Value, ir.Value]] = []
         for k in range(self.loop.count):
             values = {carry: self.only(v, carry.owner.opview, ip, k) for carry, v in starts.items()}
             if indices:
                 values |= dict.fromkeys(indices, self.numbers[k])
             self.copy(parts.body, k, values, ip)
-            turns.append(values)
+            iterations.append(values)
             starts = {op.operands[0]: self.value(op.operands[1], k, values, ip) for op in handed_on}
         for op in handed_on:
             op.results[0].replace_all_uses_with(self.only(starts[op.operands[0]], op, ip))
@@ -189,17 +189,17 @@ class _Unroller:
             if not isinstance(reduction, dialect.ReduceOp):
                 continue
             value, ip = reduction.operands[0], ir.InsertionPoint(reduction)
-            values_of_turns = [self.value(value, k, values, ip) for k, values in enumerate(turns)]
-            reduction.results[0].replace_all_uses_with(self.reduce(reduction, value, values_of_turns))
+            terms = [self.value(value, k, values, ip) for k, values in enumerate(iterations)]
+            reduction.results[0].replace_all_uses_with(self.reduce(reduction, value, terms))
         for op in (*parts.closing, *reversed(parts.body), *parts.opening):
             op.operation.erase()
         for loop in self.inside:
             loop.operation.erase()
         return [loop for loop in self.copied_loops if loop.parent is None]
 
-    def partition(self) -> _Parts:
-        """The operations of the loop; everything that waits for its reductions moves after them."""
-        parts = _Parts()
+    def partition(self) -> _Operations:
+        """Returns the operations of the loop; everything that waits for its reductions moves after them."""
+        parts = _Operations()
         family = {self.loop.sym_name, *(loop.sym_name for loop in self.inside)}
         after: list[ir.OpView] = []
         waiting: set[ir.Value] = set()
@@ -222,7 +222,7 @@ class _Unroller:
     def value(
         self, value: ir.Value, k: int, values: Mapping[ir.Value, ir.Value], ip: ir.InsertionPoint
     ) -> ir.Value:
-        """What stands for a value in one turn; outside of the loop it is the same in all."""
+        """Returns the copy of a value in one iteration; a value from outside of the loop has one for all."""
         if value in self.arranged:
             return self.blocks(value, k, ip)
         return values.get(value, value)
@@ -230,7 +230,7 @@ class _Unroller:
     def copy(
         self, body: Sequence[ir.OpView], k: int, values: dict[ir.Value, ir.Value], ip: ir.InsertionPoint
     ) -> None:
-        """Copies the loop for one microbatch; adds what stands for each of its values to `values`."""
+        """Copies the loop for one microbatch; adds the copy of each of its values to `values`."""
         names = self.copy_loops(k)
         for op in body:
             # One block for each reader, so that it can become part of it.
@@ -250,7 +250,7 @@ class _Unroller:
             values.update(zip(op.results, copy.results, strict=True))
 
     def copy_loops(self, k: int) -> dict[str, str]:
-        """Declares the loops inside for one turn; returns their new names by the old ones."""
+        """Declares the loops inside for one iteration; returns their new names by the old ones."""
         names: dict[str, str] = {}
         for loop in self.inside:
             name = unique_name(f"{loop.sym_name}_{k}", self.computations.layouts.symbols)
@@ -265,7 +265,7 @@ class _Unroller:
         return names
 
     def arrange(self, split: dialect.SplitOp, ip: ir.InsertionPoint) -> ir.Value:
-        """The value that blocks are taken from: the whole, or its blocks side by side, each split alike."""
+        """Returns the value to cut blocks from: the whole, or its blocks side by side, each split alike."""
         whole, block = split.operands[0], split.results[0]
         layouts = self.computations.layouts
         have, wanted = layouts.of(whole, split.slice), layouts.of(block, split.slice)
@@ -284,7 +284,7 @@ class _Unroller:
         return self.computations.launch("blocks", [whole], body, split, ip, layout)
 
     def blocks(self, value: ir.Value, k: int, ip: ir.InsertionPoint) -> ir.Value:
-        """The block of a split value for one microbatch."""
+        """Returns the block of a split value for one microbatch."""
         source, split = self.arranged[value], value.owner.opview
         layout = self.computations.layouts.of(value, split.slice)
         if source.type == value.type:
@@ -304,7 +304,7 @@ class _Unroller:
         return self.computations.launch("block", [source, self.numbers[k]], body, split, ip, layout, k)
 
     def reduce(self, reduction: dialect.ReduceOp, value: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
-        """What a reduction gives, made of the values of all microbatches."""
+        """Returns the result of a reduction of the values of all microbatches."""
         layout = self.computations.layouts.of(reduction.results[0], reduction.slice)
         ip = ir.InsertionPoint(reduction)
         if len(values) == 1:
@@ -329,7 +329,7 @@ class _Unroller:
         ip: ir.InsertionPoint,
         microbatch: int | None = None,
     ) -> ir.Value:
-        """What `like` gives if made of one value: this one, or a copy that lies where the result does."""
+        """Returns the result of `like` for one value: the value, or a copy placed as the result."""
         layout = self.computations.layouts.of(like.results[0], like.slice)
         if self.computations.layouts.of(value, like.slice) == layout and not _is_too_much(value, like):
             return value
@@ -339,7 +339,7 @@ class _Unroller:
 
 
 def _is_too_much(value: ir.Value, like: Boundary) -> bool:
-    """Whether `value` is on more slices than the result of `like`, and a reader of that would mind.
+    """Returns whether `value` is on more slices than the result of `like`, and a reader of that would mind.
 
     A transfer could take it from another slice, or move it to where it is, and a mirror have it twice on one.
     """

@@ -1,1 +1,1 @@
-"""Splits backwards into halves: gradients of inputs, and of weights. Imports `passes.schedule.policies`."""
+"""Halves of backwards: gradients of inputs, and of weights. Imports `passes.schedule.policies`."""

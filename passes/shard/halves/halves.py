@@ -42,17 +42,17 @@ _HEAVY = EXPENSIVE | {
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
-    """Code to cut.
+class HalvesRequest:
+    """Request to cut code in halves.
 
     Attributes:
       operations: the code, without its terminator.
-      urgent: values that the first half must make.
+      urgent: values that the first half must compute.
       late: values that nothing waits for.
       costs: of values from outside, the bytes that they take if only the second half needs them; those that
         live on in any case are left out.
       only_second: values from outside that the first half does not have.
-      ends_second: whether the second half must have the late values, wherever they are made.
+      ends_second: whether the second half must have the late values, wherever they are computed.
       has_effect: whether an operation does more than compute; such a one stays in the first half.
       repeats: whether cheap operations may be done in both halves, so that less is passed on.
     """
@@ -69,49 +69,49 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Halves:
-    """Code that was cut.
+    """Halves of code that was cut.
 
     Attributes:
       first: the operations of the first half, in order.
       second: those of the second half; some operations that compute nothing are in both.
-      made_second: the late values that the second half makes.
-      passed: what the first half makes and the second one reads.
+      late_in_second: the late values that the second half computes.
+      passed: the values that the first half computes and the second one reads.
     """
 
     first: Sequence[ir.OpView]
     second: Sequence[ir.OpView]
-    made_second: Collection[ir.Value]
+    late_in_second: Collection[ir.Value]
     passed: Sequence[ir.Value]
 
 
-def halve(question: Question) -> Halves:
+def halve(request: HalvesRequest) -> Halves:
     """Cuts code so that the fewest bytes live between its halves.
 
     These are the bytes passed on, and those of arguments that the second half alone keeps alive. Of equal
     cuts the one with the smallest first half is taken. Nothing is computed twice, but what computes nothing,
     such as a broadcast, may be done in both halves.
     """
-    return _Flow(question).halves()
+    return _Flow(request).halves()
 
 
 class _Flow:
-    """The flow network of a question.
+    """Flow network of a request.
 
     An operation has one node; one that may be in both halves has a second node, for the second half. A node
-    on the side of the sources is in the first half, or makes what is passed on.
+    on the side of the sources is in the first half, or computes a value that is passed on.
     """
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.maker = {r: n for n, op in enumerate(question.operations) for r in op.results}
-        self.reads = [captured(op) for op in question.operations]
-        effects = [question.has_effect(op) for op in question.operations]
+    def __init__(self, request: HalvesRequest) -> None:
+        self.request = request
+        self.maker = {r: n for n, op in enumerate(request.operations) for r in op.results}
+        self.reads = [captured(op) for op in request.operations]
+        effects = [request.has_effect(op) for op in request.operations]
         self.roots = [n for n, effect in enumerate(effects) if effect]
-        self.roots += [self.maker[v] for v in question.urgent if v in self.maker]
-        count = len(question.operations)
+        self.roots += [self.maker[v] for v in request.urgent if v in self.maker]
+        count = len(request.operations)
         again = [
             not effect and self.is_repeated(op)
-            for op, effect in zip(question.operations, effects, strict=True)
+            for op, effect in zip(request.operations, effects, strict=True)
         ]
         second = itertools.count(count)
         self.again = [next(second) if repeat else n for n, repeat in enumerate(again)]
@@ -119,28 +119,28 @@ class _Flow:
         self.size = count + sum(again)
 
     def is_repeated(self, op: ir.OpView) -> bool:
-        """Whether an operation may be done in both halves."""
+        """Returns whether an operation may be done in both halves."""
         name = op.operation.name
         if name in _LAYOUT:
             return True
         if name in _HEAVY or not name.startswith(("stablehlo.", "chlo.")):
             return False
         # Scalars, such as indices, cost less than handing them over.
-        return self.question.repeats or all(ir.RankedTensorType(r.type).rank == 0 for r in op.results)
+        return self.request.repeats or all(ir.RankedTensorType(r.type).rank == 0 for r in op.results)
 
     def halves(self) -> Halves:
         """Finds the cut and reads it off."""
-        operations, maker = self.question.operations, self.maker
+        operations, maker = self.request.operations, self.maker
         kept = set(self.solve())
         first = [op for n, op in enumerate(operations) if n in kept]
 
         def is_second(value: ir.Value) -> bool:
             return value in maker and self.again[maker[value]] not in kept
 
-        made_second = [v for v in self.question.late if is_second(v)]
+        late_in_second = [v for v in self.request.late if is_second(v)]
         second: set[int] = set()
-        pending = list(made_second)
-        read: set[ir.Value] = set() if not self.question.ends_second else set(self.question.late)
+        pending = list(late_in_second)
+        read: set[ir.Value] = set() if not self.request.ends_second else set(self.request.late)
         while pending:
             number = maker[pending.pop()]
             if number not in second:
@@ -150,19 +150,19 @@ class _Flow:
         passed = [
             r for n, op in enumerate(operations) if self.again[n] in kept for r in op.results if r in read
         ]
-        return Halves(first, [operations[n] for n in sorted(second)], set(made_second), passed)
+        return Halves(first, [operations[n] for n in sorted(second)], set(late_in_second), passed)
 
     def solve(self) -> list[int]:
-        """The nodes of the first half."""
-        question, maker = self.question, self.maker
-        only_second = set(question.only_second)
+        """Returns the nodes of the first half."""
+        request, maker = self.request, self.maker
+        only_second = set(request.only_second)
         arcs: list[tuple[int, int, int]] = []
         sources, sinks = list(self.roots), []
         must = self.slice()
         readers: dict[ir.Value, list[int]] = {}
-        for n, op in enumerate(question.operations):
+        for n, op in enumerate(request.operations):
             if self.again[n] != n:
-                # What the first half passes on it makes.
+                # The first half computes what it passes on.
                 arcs.append((self.again[n], n, INFINITE))
             if not only_second.isdisjoint(self.reads[n]) or (
                 n not in must and op.operation.name in _HEAVY and n not in sources
@@ -174,12 +174,12 @@ class _Flow:
                     arcs.append((n, maker[value], INFINITE))
                 readers.setdefault(value, []).append(self.again[n])
         size = self.size
-        if question.ends_second:
+        if request.ends_second:
             sinks.append(size)
-            for value in question.late:
+            for value in request.late:
                 readers.setdefault(value, []).append(size)
             size += 1
-        costs = {v: byte_size(v.type) if v in maker else question.costs.get(v, 0) for v in readers}
+        costs = {v: byte_size(v.type) if v in maker else request.costs.get(v, 0) for v in readers}
         scale = scale_of(costs.values())
         for value, nodes in readers.items():
             if not costs[value]:
@@ -194,7 +194,7 @@ class _Flow:
         return [n for n in source_side(size, arcs, sources, sinks) if n < self.size]
 
     def slice(self) -> set[int]:
-        """The operations that the first half needs in any case."""
+        """Returns the operations that the first half needs in any case."""
         found: set[int] = set()
         pending = list(self.roots)
         while pending:

@@ -1,9 +1,9 @@
-"""Does all turns of a loop at once, where no turn waits for another one.
+"""Batching of loops: all iterations at once, where none waits for another one.
 
-    for l: dw[l] = x[l] . dy[l]          ->    dw = x . dy, with the turns as a dimension of the batch
-    for l: sum = sum + x[l] . dy[l]      ->    sum = sum + x . dy, contracted over the turns too
+    for l: dw[l] = x[l] . dy[l]          ->    dw = x . dy, with the iterations as a batch dimension
+    for l: sum = sum + x[l] . dy[l]      ->    sum = sum + x . dy, contracted over the iterations too
 
-A product over all turns is larger than that of one, needs no slices to be cut and put in place, and no loop.
+A product over all iterations is larger than that of one, and needs neither slices nor a loop.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ _GET, _PUT = "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"
 
 
 @dataclasses.dataclass(frozen=True)
-class TurnsOfLoop:
-    """The body of a loop with a known number of turns.
+class LoopBody:
+    """Body of a loop with a known trip count.
 
     Attributes:
-      operations: what it does in each turn, in order.
-      count: the number of turns, at least 1.
-      counters: values that are a number in each turn, by the number of the turn, from 0.
-      constants: values that are the same in all turns.
-      stacked: values that are there for each turn.
-      sums: for each of its results the value that a turn begins with, and the one with which it ends.
+      operations: what it does in each iteration, in order.
+      count: the number of iterations, at least 1.
+      counters: values that are a number in each iteration, by the index of the iteration, from 0.
+      constants: values that are the same in all iterations.
+      stacked: values that have one value for each iteration.
+      sums: for each of its results the value at the start of an iteration, and the one at its end.
     """
 
     operations: Sequence[ir.OpView]
@@ -93,7 +93,7 @@ class TurnsOfLoop:
     sums: Sequence[tuple[ir.Value, ir.Value]]
 
     def place(self, index: ir.Value) -> Linear | None:
-        """Where in a stack of all turns each turn reads or writes; None for anything else."""
+        """Returns the place of each iteration in a stack of all of them; None for any other index."""
         found = linear(index)
         counter = None if found.variable is None else self.counters.get(found.variable)
         if counter is None:
@@ -102,21 +102,21 @@ class TurnsOfLoop:
         return found if found in (self.forwards, self.backwards) else None
 
     def is_index(self, op: ir.OpView) -> bool:
-        """Whether an operation works out an index from the number of the turn."""
+        """Returns whether an operation computes an index from the number of the iteration."""
         return len(op.results) == 1 and linear(op.results[0]).variable in self.counters
 
     @property
     def forwards(self) -> Linear:
-        """The first turn is at the first place."""
+        """Order of a stack with the first iteration at the first place."""
         return Linear(None, 1, 0)
 
     @property
     def backwards(self) -> Linear:
-        """The first turn is at the last place."""
+        """Order of a stack with the first iteration at the last place."""
         return Linear(None, -1, self.count - 1)
 
     def order(self) -> Linear:
-        """The most frequent positions of what turns read from stacks and write to them."""
+        """Returns the most frequent order of the stacks that iterations read and write."""
         size = {self.forwards: 0, self.backwards: 0}
         for op in self.operations:
             if op.operation.name in (_GET, _PUT):
@@ -127,18 +127,16 @@ class TurnsOfLoop:
         return max(size, key=lambda place: size[place])
 
 
-def can_be_batched(turns: TurnsOfLoop) -> bool:
-    """Whether all turns can be done at once, for no more memory than twice that of what they read."""
-    by_turn = _values_by_turn(turns)
-    if by_turn is None:
+def can_be_batched(body: LoopBody) -> bool:
+    """Returns whether all iterations fit in one, for no more memory than twice that of what they read."""
+    varying = _varying_values(body)
+    if varying is None:
         return False
-    read = sum(byte_size(v.type) for v in turns.stacked)
-    made = {r for op in turns.operations if op.operation.name in _ELEMENTWISE | {_DOT} for r in op.results}
-    operands = {
-        _behind_layout(v) for op in turns.operations if op.operation.name == _DOT for v in op.operands
-    }
-    read += sum(byte_size(op.results[0].type) for op in turns.operations if op.operation.name == _GET)
-    return sum(byte_size(v.type) for v in operands & made & by_turn) <= read
+    read = sum(byte_size(v.type) for v in body.stacked)
+    computed = {r for op in body.operations if op.operation.name in _ELEMENTWISE | {_DOT} for r in op.results}
+    operands = {_behind_layout(v) for op in body.operations if op.operation.name == _DOT for v in op.operands}
+    read += sum(byte_size(op.results[0].type) for op in body.operations if op.operation.name == _GET)
+    return sum(byte_size(v.type) for v in operands & computed & varying) <= read
 
 
 def _behind_layout(value: ir.Value) -> ir.Value:
@@ -147,102 +145,102 @@ def _behind_layout(value: ir.Value) -> ir.Value:
     return value
 
 
-def _values_by_turn(turns: TurnsOfLoop) -> set[ir.Value] | None:
-    """The values that differ from turn to turn and can have a dimension of turns; None when some cannot."""
-    by_turn = set(turns.stacked)
-    same = set(turns.constants)
-    ends = {after for _, after in turns.sums}
-    for op in turns.operations:
+def _varying_values(body: LoopBody) -> set[ir.Value] | None:
+    """Returns the values that differ by iteration and can have a dimension for it; None when some cannot."""
+    varying = set(body.stacked)
+    same = set(body.constants)
+    ends = {after for _, after in body.sums}
+    for op in body.operations:
         if not ends.isdisjoint(op.results):
             continue
         values = captured(op)
-        if any(v not in by_turn and v not in same for v in values):
-            if turns.is_index(op):
+        if any(v not in varying and v not in same for v in values):
+            if body.is_index(op):
                 continue
-            if not _is_read(op, turns, same):
+            if not _is_read(op, body, same):
                 return None
-            by_turn.update(op.results)
-        elif by_turn.isdisjoint(values):
+            varying.update(op.results)
+        elif varying.isdisjoint(values):
             same.update(op.results)
-        elif _has_batched_form(op, by_turn):
-            by_turn.update(op.results)
+        elif _has_batched_form(op, varying):
+            varying.update(op.results)
         else:
             return None
-    return by_turn if all(_is_sum(*each, turns, by_turn) for each in turns.sums) else None
+    return varying if all(_is_sum(*each, body, varying) for each in body.sums) else None
 
 
-def _is_read(op: ir.OpView, turns: TurnsOfLoop, same: set[ir.Value]) -> bool:
-    """Whether an operation reads what a turn has in a stack."""
+def _is_read(op: ir.OpView, body: LoopBody, same: set[ir.Value]) -> bool:
+    """Returns whether an operation reads the value of an iteration from a stack."""
     if op.operation.name != _GET or op.operands[0] not in same:
         return False
-    return _is_place(op.operands[0], op.results[0], list(op.operands)[1:], turns)
+    return _is_place(op.operands[0], op.results[0], list(op.operands)[1:], body)
 
 
-def _is_place(stack: ir.Value, part: ir.Value, starts: Sequence[ir.Value], turns: TurnsOfLoop) -> bool:
-    """Whether a part of an array is that of a turn, with one part for each turn."""
+def _is_place(stack: ir.Value, part: ir.Value, starts: Sequence[ir.Value], body: LoopBody) -> bool:
+    """Returns whether a slice of an array is that of an iteration, with one slice for each."""
     whole, shape = ir.RankedTensorType(stack.type).shape, ir.RankedTensorType(part.type).shape
-    if not shape or shape != [1, *whole[1:]] or whole[0] != turns.count or turns.place(starts[0]) is None:
+    if not shape or shape != [1, *whole[1:]] or whole[0] != body.count or body.place(starts[0]) is None:
         return False
     # What does not move may not start anywhere but at 0: it would be moved there.
     return all(linear(start).variable is None for start in starts[1:])
 
 
-def _has_batched_form(op: ir.OpView, by_turn: set[ir.Value]) -> bool:
+def _has_batched_form(op: ir.OpView, varying: set[ir.Value]) -> bool:
     name = op.operation.name
     if any(key.startswith("sdy.") for key in op.attributes):
         return False
     if name == _DOT:
-        return all(v in by_turn for v in op.operands)
+        return all(v in varying for v in op.operands)
     if name == _REDUCE:
         inits = list(op.operands)[len(op.results) :]
-        return not captured_by_regions(op) and by_turn.isdisjoint(inits)
+        return not captured_by_regions(op) and varying.isdisjoint(inits)
     if name == "stablehlo.select":
         ranks = {ir.RankedTensorType(v.type).rank for v in op.operands}
         return len(ranks) == 1
     return name in _ELEMENTWISE | _LAYOUT
 
 
-def _is_sum(before: ir.Value, after: ir.Value, turns: TurnsOfLoop, by_turn: set[ir.Value]) -> bool:
-    """Whether turns fill an array part by part, or add up what they have."""
+def _is_sum(before: ir.Value, after: ir.Value, body: LoopBody, varying: set[ir.Value]) -> bool:
+    """Returns whether iterations fill an array part by part, or add up what they have."""
     if isinstance(after, ir.BlockArgument) or len(list(before.uses)) != 1 or len(list(after.uses)) != 1:
         return False
     op = after.owner.opview
     if op.operation.name == _PUT:
         stack, part, *starts = op.operands
-        return stack == before and part in by_turn and _is_place(stack, part, starts, turns)
+        return stack == before and part in varying and _is_place(stack, part, starts, body)
     return op.operation.name == "stablehlo.add" and any(
-        mine == before and other in by_turn
+        mine == before and other in varying
         for mine, other in (tuple(op.operands), tuple(reversed(list(op.operands))))
     )
 
 
 class Batch:
-    """Writes all turns of a loop, at the insertion point.
+    """Writer of all iterations of a loop, at the insertion point.
 
     Args:
-      turns: the loop, whose turns can be batched.
-      order: the position in a stack of what belongs to a turn.
-      stacks: for each value of `turns.stacked` its stack.
-      constants: for each value of `turns.constants` what it is outside of the loop.
+      body: the loop, which can be batched.
+      order: the place of iterations in stacks.
+      stacks: for each value of `body.stacked` its stack.
+      constants: for each value of `body.constants` its value outside of the loop.
     """
 
     def __init__(
         self,
-        turns: TurnsOfLoop,
+        body: LoopBody,
         order: Linear,
         stacks: Sequence[ir.Value],
         constants: Mapping[ir.Value, ir.Value],
     ) -> None:
-        self.turns, self.order = turns, order
+        self.body, self.order = body, order
         self.same = dict(constants)
-        self.all = dict(zip(turns.stacked, stacks, strict=True))
-        """For each value that turns have the values of all turns."""
-        self.made = {r for op in turns.operations for r in op.results}
+        self.all = dict(zip(body.stacked, stacks, strict=True))
+        """For each value of an iteration those of all iterations."""
+        self.computed = {r for op in body.operations for r in op.results}
 
     def results(self, begins: Sequence[ir.Value]) -> list[ir.Value]:
-        """What the loop ends with, where it began with some values."""
+        """Returns the final values of a loop for its initial values."""
         needed: set[ir.Value] = set()
-        for before, after in self.turns.sums:
+        for before, after in self.body.sums:
             if after.owner.name == _PUT:
                 needed.add(after.owner.operands[1])
                 continue
@@ -250,12 +248,12 @@ class Batch:
             product = self.product_summed(part)
             needed.update([part] if product is None else product.operands)
         operations = []
-        for op in reversed(self.turns.operations):
+        for op in reversed(self.body.operations):
             if not needed.isdisjoint(op.results):
                 operations.append(op)
                 needed.update([op.operands[0]] if op.operation.name == _GET else captured(op))
         for op in reversed(operations):
-            if self.turns.is_index(op):
+            if self.body.is_index(op):
                 continue
             if all(v in self.same for v in captured(op)):
                 copy_into([op], self.same)
@@ -263,11 +261,11 @@ class Batch:
                 self.write(op)
         return [
             self.sum(before, after.owner.opview, begin)
-            for (before, after), begin in zip(self.turns.sums, begins, strict=True)
+            for (before, after), begin in zip(self.body.sums, begins, strict=True)
         ]
 
     def sum(self, before: ir.Value, op: ir.OpView, begin: ir.Value) -> ir.Value:
-        """What turns make of a value that they fill or add to."""
+        """Returns a value after all iterations have filled it or added to it."""
         with op.operation.location:
             if op.operation.name == _PUT:
                 filled = stablehlo.reshape(begin.type, self.of(op.operands[1]))
@@ -278,22 +276,22 @@ class Batch:
             return stablehlo.add(*pair)
 
     def placed(self, stack: ir.Value, index: ir.Value) -> ir.Value:
-        """A stack in the order of the turns as one in that of an index, or the other way round."""
-        if self.turns.place(index) == self.order:
+        """Converts a stack between the order of the iterations and that of an index."""
+        if self.body.place(index) == self.order:
             return stack
         return stablehlo.reverse(stack, ir.DenseI64ArrayAttr.get([0]))
 
     def product_summed(self, value: ir.Value) -> ir.OpView | None:
-        """The product that turns add up, perhaps transposed, if nothing else reads it."""
+        """Returns the product that iterations add up, perhaps transposed, if nothing else reads it."""
         while not isinstance(value, ir.BlockArgument) and len(list(value.uses)) == 1:
             op = value.owner.opview
             if op.operation.name != "stablehlo.transpose":
-                return op if op.operation.name == _DOT and value in self.made else None
+                return op if op.operation.name == _DOT and value in self.computed else None
             value = op.operands[0]
         return None
 
     def total(self, value: ir.Value) -> ir.Value:
-        """The sum of what all turns have; of a product, the product over them."""
+        """Returns the sum over all iterations; for products, one product contracted over them."""
         if self.product_summed(value) is not None:
             op = value.owner.opview
             if op.operation.name == _DOT:
@@ -314,21 +312,21 @@ class Batch:
         return reduced.results[0]
 
     def of(self, value: ir.Value) -> ir.Value:
-        """A value of all turns, with a dimension of turns in front."""
+        """Returns a value of all iterations, which are its first dimension."""
         return self.all[value] if value in self.all else self.spread(value)
 
     def spread(self, value: ir.Value) -> ir.Value:
-        """A value that is the same in all turns."""
+        """Repeats a value that is the same in all iterations."""
         rank = ir.RankedTensorType(value.type).rank
         dimensions = ir.DenseI64ArrayAttr.get(list(range(1, rank + 1)))
         return stablehlo.broadcast_in_dim(self.type(value), self.same[value], dimensions)
 
     def type(self, value: ir.Value) -> ir.Type:
         tensor = ir.RankedTensorType(value.type)
-        return ir.RankedTensorType.get([self.turns.count, *tensor.shape], tensor.element_type)
+        return ir.RankedTensorType.get([self.body.count, *tensor.shape], tensor.element_type)
 
     def write(self, op: ir.OpView) -> None:
-        """Writes an operation for all turns."""
+        """Writes an operation for all iterations."""
         name = op.operation.name
         with op.operation.location:
             if name == _GET:
@@ -341,7 +339,7 @@ class Batch:
         self.all.update(zip(op.results, results, strict=True))
 
     def copy(self, op: ir.OpView) -> list[ir.Value]:
-        """The same operation with one more dimension in front."""
+        """Returns the same operation with one more dimension in front."""
         attributes = {name: op.attributes[name] for name in op.attributes}
         inits = list(op.operands)[len(op.results) :] if op.operation.name == _REDUCE else []
         operands = [self.of(v) for v in list(op.operands)[: len(op.operands) - len(inits)]]
@@ -372,7 +370,7 @@ class Batch:
         return list(new.results)
 
     def product(self, op: ir.OpView, contracted: bool) -> ir.Value:
-        """A product of all turns: one for each of them, or one contracted over them."""
+        """Returns a product for each iteration, or one that is contracted over them."""
         numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
         batch = [] if contracted else [0]
         sum_over = [0] if contracted else []

@@ -1,4 +1,4 @@
-"""`pw-split-backward`: backward computations become two halves, one of which nothing waits for."""
+"""`pw-split-backward`: splits backward computations in two halves, so that nothing waits for the second."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pathways.passes.manager.base import Pass, main_function, option, remark
 from pathways.passes.schedule.policies.registry import PROGRAM
 from pathways.passes.schedule.policies.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.policies.schedule_file import loops_with_halves
-from pathways.passes.shard.halves.halves import Halves, Question, halve
+from pathways.passes.shard.halves.halves import Halves, HalvesRequest, halve
 from pathways.passes.shard.halves.split_loops import LoopSplitter
 
 _BARRIER = "stablehlo.optimization_barrier"
@@ -72,7 +72,7 @@ class SplitBackward(Pass):
     """
 
     name: ClassVar[str] = "pw-split-backward"
-    takes = (PLACED,)
+    input_forms = (PLACED,)
     policy: str = option("", "the policy of all loops, overriding that of each")
     file: str = option("", "the schedule file of all loops, in place of a policy")
     recompute: bool = option(False, "let W repeat cheap operations of I, so that less is passed on")
@@ -84,8 +84,10 @@ class SplitBackward(Pass):
         loops = {op.sym_name for op in wanted}
         if not loops:
             return
-        asked = not self.file and any(request.recompute for op in wanted if (request := self.request(op)))
-        splitter = _Splitter(module, self.recompute or asked)
+        by_request = not self.file and any(
+            request.recompute for op in wanted if (request := self.request(op))
+        )
+        splitter = _Splitter(module, self.recompute or by_request)
         waits = _Waits()
         # Readers first: what they wait for is known when their operands are met.
         for op in reversed(list(body_block(main).operations)):
@@ -108,7 +110,7 @@ class SplitBackward(Pass):
         erase_unused_functions(module)
 
     def is_wanted(self, op: ir.OpView, by_file: set[str]) -> bool:
-        """Whether the schedule of a loop has halves."""
+        """Returns whether the schedule of a loop has halves."""
         if not isinstance(op, LoopOp) or op.sequential:
             return False
         if self.file:
@@ -117,7 +119,7 @@ class SplitBackward(Pass):
         return request is not None and request.has_halves
 
     def request(self, loop: LoopOp) -> ScheduleRequest | None:
-        """What the loop asks for; None for what `pw-schedule` refuses."""
+        """Returns the schedule that a loop requests; None for what `pw-schedule` refuses."""
         try:
             return read_request(self.policy or loop.schedule or PROGRAM)
         except RequestError:
@@ -125,29 +127,29 @@ class SplitBackward(Pass):
 
 
 def _staged_loops(main: ir.OpView) -> dict[str, None]:
-    """The loops that have stages, which are those that a schedule file orders."""
+    """Returns the loops that have stages, which are those that a schedule file orders."""
     launches = (op for op in body_block(main).operations if isinstance(op, LaunchOp) and op.loop)
     return {op.loop: None for op in launches if any(map(_of_stage, op.origins))}
 
 
 def _of_stage(origin: Origin) -> bool:
-    """Whether a placed call is part of an action of a stage."""
+    """Returns whether a placed call is part of an action of a stage."""
     return origin.stage is not None and origin.kind != "recompute"
 
 
 def _is_backward(launch: LaunchOp) -> bool:
-    """Whether a launch is the whole backward of a stage."""
+    """Returns whether a launch is the whole backward of a stage."""
     return any(o.kind == "bwd" and o.stage is not None and o.part is None for o in launch.origins)
 
 
 def _is_weight(launch: LaunchOp) -> bool:
-    """Whether a launch is the half of the weights."""
+    """Returns whether a launch is the half of the weights."""
     return any(origin.part == "weight" for origin in launch.origins)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Waits:
-    """Who waits for values.
+    """Readers that wait for values.
 
     Attributes:
       urgent: values for which another slice, a forward or the half of an input waits.
@@ -158,7 +160,7 @@ class _Waits:
     late: dict[ir.Value, set[int | None]] = dataclasses.field(default_factory=dict)
 
     def wanted(self, launch: LaunchOp, stage: int | None) -> tuple[int, ...]:
-        """The results of a backward that others wait for, other stages on its slice included."""
+        """Returns the results of a backward that others wait for, other stages on its slice included."""
         return tuple(
             n
             for n, result in enumerate(launch.results)
@@ -217,7 +219,7 @@ class _Splitter:
         self.splits: dict[tuple[str, tuple[int, ...], tuple[int, ...]], _Halved | tuple[str, ...]] = {}
 
     def has_effect(self, op: ir.OpView) -> bool:
-        """Whether an operation does more than compute its results."""
+        """Returns whether an operation does more than compute its results."""
         return has_side_effect(op, self.symbols, self.effects)
 
     def split(self, launch: LaunchOp, wanted: tuple[int, ...]) -> list[LaunchOp]:
@@ -269,8 +271,8 @@ class _Splitter:
             callee=half.callee,
         )
         _name(second, "weight")
-        for made, results in ((first, split.input.results), (second, split.weight.results)):
-            for number, result in zip(results, made.results, strict=False):
+        for launched, results in ((first, split.input.results), (second, split.weight.results)):
+            for number, result in zip(results, launched.results, strict=False):
                 launch.results[number].replace_all_uses_with(result)
         launch.operation.erase()
         return [first, second]
@@ -290,9 +292,9 @@ class _Splitter:
             wanted = dict.fromkeys(terminator.operands[n] for n in urgent)
             late = [v for v in dict.fromkeys(terminator.operands) if v not in wanted]
             halves = halve(
-                Question(operations, list(wanted), late, kept, self.has_effect, repeats=self.repeats)
+                HalvesRequest(operations, list(wanted), late, kept, self.has_effect, repeats=self.repeats)
             )
-            if not halves.made_second:
+            if not halves.late_in_second:
                 return tuple(loops.whole)
             return self.emit(callee, scratch, halves, tuple(loops.whole))
         finally:
@@ -326,7 +328,7 @@ class _Splitter:
         returned = list(list(block.operations)[-1].operands)
         taken = [attrs.get(SHARDING) for attrs in argument_attrs(function)]
         given = [attrs.get(SHARDING) for attrs in result_attrs(function)]
-        of_second = [n for n, v in enumerate(returned) if v in halves.made_second]
+        of_second = [n for n, v in enumerate(returned) if v in halves.late_in_second]
         of_first = [n for n in range(len(returned)) if n not in of_second]
         values = [returned[n] for n in of_first]
         added = [v for v in halves.passed if v not in values]
@@ -367,14 +369,14 @@ class _Splitter:
 
 
 def _bytes_kept(value: ir.Value, loop: str | None) -> int:
-    """The bytes of a value that end with the microbatch; a block of the batch is cut from what lives on."""
+    """Returns the bytes of a value that end with the microbatch: none for a block of the batch."""
     if loop_of(value) != loop or isinstance(value.owner.opview, SplitOp):
         return 0
     return byte_size(value.type)
 
 
 def _is_repeated(launch: LaunchOp, function: ir.OpView) -> bool:
-    """Whether a backward repeats its forward, or reads what was repeated for it."""
+    """Returns whether a backward repeats its forward, or reads what was repeated for it."""
     makers = [v.owner.opview for v in launch.operands if not isinstance(v, ir.BlockArgument)]
     return any(op.operation.name == _BARRIER for op in nested_ops(function)) or any(
         isinstance(op, LaunchOp) and any(o.kind == "recompute" for o in op.origins) for op in makers

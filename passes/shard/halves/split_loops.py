@@ -1,10 +1,10 @@
-"""Cuts `stablehlo.while` loops in two: a loop for what others wait for, then one for the rest.
+"""Splitting of `stablehlo.while` loops in two: a loop for what others wait for, then one for the rest.
 
     for l: ct, dw[l] = backward(ct, x[l])    ->    for l: ct, kept[l] = input half(ct, x[l])
                                                    for l: dw[l] = weight half(kept[l], x[l])
 
-The first loop carries what its turns pass to each other and stacks what the second one reads; the second one
-carries nothing but the values that it fills or adds to. Where that can be, it is no loop: all turns are done
+The first loop carries what its iterations pass on and stacks what the second one reads; the second one
+carries nothing but the values that it fills or adds to. Where possible it is no loop: all iterations are done
 at once.
 """
 
@@ -17,9 +17,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, copy_into, zeros_of
-from pathways.passes.analysis.trip_count import Linear, Turns, turns_of
-from pathways.passes.shard.halves.halves import Question, halve
-from pathways.passes.shard.halves.loop_batching import Batch, TurnsOfLoop, can_be_batched
+from pathways.passes.analysis.trip_count import Linear, TripCount, trip_count_of
+from pathways.passes.shard.halves.halves import HalvesRequest, halve
+from pathways.passes.shard.halves.loop_batching import Batch, LoopBody, can_be_batched
 
 _WHILE = "stablehlo.while"
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
@@ -28,7 +28,7 @@ HasEffect = Callable[[ir.OpView], bool]
 
 
 def needed_values(operations: Sequence[ir.OpView], roots: Iterable[ir.Value]) -> set[ir.Value]:
-    """The values that some values of straight-line code are made of, themselves included.
+    """Returns the values that some values of straight-line code are made of, themselves included.
 
     Of a loop only what its values are made of counts.
     """
@@ -47,7 +47,7 @@ def needed_values(operations: Sequence[ir.OpView], roots: Iterable[ir.Value]) ->
 
 
 def _carried_for(loop: ir.OpView, wanted: Iterable[int]) -> set[int]:
-    """The positions of the carried values of a loop that some of its results are made of."""
+    """Returns the positions of the carried values of a loop that some of its results are made of."""
     cond, body = (region.blocks[0] for region in loop.regions)
     *operations, terminator = body.operations
     *tests, test = cond.operations
@@ -65,7 +65,7 @@ def _arguments_in(block: ir.Block, values: Collection[ir.Value]) -> set[int]:
 
 
 class LoopSplitter:
-    """Cuts the loops of straight-line code.
+    """Splitter of the loops of straight-line code.
 
     Args:
       has_effect: whether an operation does more than compute.
@@ -76,7 +76,7 @@ class LoopSplitter:
         self.has_effect = has_effect
         self.repeats = repeats
         self.whole: dict[str, None] = {}
-        """What stays in the first half as a whole although it makes more, in words."""
+        """Code that stays in the first half as a whole although it computes more, in words."""
 
     def split(self, block: ir.Block, urgent: Iterable[ir.Value], costs: Mapping[ir.Value, int]) -> None:
         """Cuts the loops of a block that make some of the values that others wait for, and more.
@@ -102,57 +102,57 @@ class LoopSplitter:
         body = loop.regions[1].blocks[0]
         returned = list(list(body.operations)[-1].operands)
         constant = {n for n, argument in enumerate(body.arguments) if returned[n] == argument}
-        turns = turns_of(loop)
-        counters = set() if turns is None else set(turns.counters)
+        trips = trip_count_of(loop)
+        counters = set() if trips is None else set(trips.counters)
         urgent = _carried_for(loop, wanted) - constant - counters
         late = [n for n in range(len(returned)) if n not in urgent | constant | counters]
         if not late or not any(any(True for _ in loop.results[n].uses) for n in late):
             return
-        turn = None if turns is None else _turn(turns)
-        if turns is None or turn is None:
+        iteration = None if trips is None else _index_position(trips)
+        if trips is None or iteration is None:
             self.whole["a loop with an unknown trip count"] = None
             return
-        per_turn = {
-            argument: -(-_cost(loop.operands[n], costs) // turns.count)
+        per_iteration = {
+            argument: -(-_cost(loop.operands[n], costs) // trips.count)
             if n in constant
             else byte_size(argument.type)
             for n, argument in enumerate(body.arguments)
             if n not in counters
         }
         first_returns = [returned[n] for n in sorted(urgent)]
-        self.split(body, first_returns, per_turn)
-        roles = _Roles(urgent, turns.counters, constant, late, turn, turns.count)
-        _Pair(self, loop, roles).build(per_turn)
+        self.split(body, first_returns, per_iteration)
+        roles = _Roles(urgent, trips.counters, constant, late, iteration, trips.count)
+        _Pair(self, loop, roles).build(per_iteration)
 
 
 def _cost(value: ir.Value, costs: Mapping[ir.Value, int]) -> int:
-    """The bytes of a value that only the second half would keep alive."""
+    """Returns the bytes of a value that only the second half would keep alive."""
     return costs.get(value, 0) if isinstance(value, ir.BlockArgument) else byte_size(value.type)
 
 
-def _turn(turns: Turns) -> int | None:
-    """The position of a value that is the number of the turn, from 0."""
-    return next((n for n, c in turns.counters.items() if (c.factor, c.offset) == (1, 0)), None)
+def _index_position(trips: TripCount) -> int | None:
+    """Returns the position of a value that is the number of the iteration, from 0."""
+    return next((n for n, c in trips.counters.items() if (c.factor, c.offset) == (1, 0)), None)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Roles:
-    """What the values are that a loop carries, by position.
+    """Roles of the values that a loop carries, by position.
 
     Attributes:
-      urgent: the first loop carries them from turn to turn.
-      counters: they count turns, and what they are in each.
-      constant: they stay what they are.
+      urgent: the first loop carries them from iteration to iteration.
+      counters: they count iterations, each by a linear function of the iteration.
+      constant: they stay the same.
       late: the second loop fills them, or adds to them.
-      turn: one of the counters, the number of the turn.
-      count: the number of turns.
+      iteration: one of the counters, the number of the iteration.
+      count: the number of iterations.
     """
 
     urgent: Collection[int]
     counters: Mapping[int, Linear]
     constant: Collection[int]
     late: Sequence[int]
-    turn: int
+    iteration: int
     count: int
 
 
@@ -165,17 +165,17 @@ class _Pair:
         *self.operations, terminator = self.body.operations
         self.returned = list(terminator.operands)
 
-    def build(self, per_turn: Mapping[ir.Value, int]) -> None:
+    def build(self, per_iteration: Mapping[ir.Value, int]) -> None:
         """Writes both in front of the old loop, and gives its readers their results."""
         arguments = list(self.body.arguments)
         late_returns = [self.returned[n] for n in (*sorted(self.roles.counters), *self.roles.late)]
         in_first = sorted({*self.roles.urgent, *self.roles.counters})
         halves = halve(
-            Question(
+            HalvesRequest(
                 self.operations,
                 [self.returned[n] for n in in_first],
                 late_returns,
-                per_turn,
+                per_iteration,
                 self.splitter.has_effect,
                 only_second=[arguments[n] for n in self.roles.late],
                 ends_second=True,
@@ -186,14 +186,14 @@ class _Pair:
         read.update(late_returns)
         carried = [arguments[n] for n in sorted(self.roles.urgent)]
         stacked = [*(v for v in carried if v in read), *halves.passed]
-        turns = self.second_turns(halves.second, stacked)
-        order = turns.order()
+        body = self.second_body(halves.second, stacked)
+        order = body.order()
         with self.loop.operation.location, ir.InsertionPoint(self.loop):
             stacks = [zeros_of(_stack_type(v, self.roles.count)) for v in stacked]
 
             def fill(mapping: dict[ir.Value, ir.Value], extra: list[ir.Value]) -> list[ir.Value]:
                 copy_into(halves.first, mapping)
-                place = _place(mapping[arguments[self.roles.turn]], order)
+                place = _place(mapping[arguments[self.roles.iteration]], order)
                 return [_put(mapping[v], s, place) for v, s in zip(stacked, extra, strict=True)]
 
             first = self.emit(in_first, halves.first, stacks, fill)
@@ -202,15 +202,15 @@ class _Pair:
             filled = first[len(in_first) :]
 
             def use(mapping: dict[ir.Value, ir.Value], extra: list[ir.Value]) -> list[ir.Value]:
-                place = _place(mapping[arguments[self.roles.turn]], order)
+                place = _place(mapping[arguments[self.roles.iteration]], order)
                 mapping.update((v, _get(s, place, v)) for v, s in zip(stacked, extra, strict=True))
                 copy_into(halves.second, mapping)
                 return extra
 
             own = [*sorted(self.roles.counters), *self.roles.late]
-            if can_be_batched(turns):
+            if can_be_batched(body):
                 outside = {arguments[n]: self.loop.operands[n] for n in self.roles.constant}
-                batch = Batch(turns, order, filled, outside)
+                batch = Batch(body, order, filled, outside)
                 own = list(self.roles.late)
                 second = batch.results([self.loop.operands[n] for n in own])
             else:
@@ -222,10 +222,10 @@ class _Pair:
             self.loop.results[n].replace_all_uses_with(self.loop.operands[n])
         self.loop.operation.erase()
 
-    def second_turns(self, operations: Sequence[ir.OpView], stacked: Sequence[ir.Value]) -> TurnsOfLoop:
-        """What the turns of the second loop do."""
+    def second_body(self, operations: Sequence[ir.OpView], stacked: Sequence[ir.Value]) -> LoopBody:
+        """Returns the body of the second loop."""
         arguments, roles = list(self.body.arguments), self.roles
-        return TurnsOfLoop(
+        return LoopBody(
             operations,
             roles.count,
             {arguments[n]: counter for n, counter in roles.counters.items()},
@@ -245,10 +245,10 @@ class _Pair:
 
         Args:
           carried: the positions of the values of the old loop that it carries on.
-          operations: what it does in each turn.
+          operations: its work in each iteration.
           extra: more values that it carries.
-          fill: writes a turn; takes what stands for the values of the old loop and the extra values, and
-            gives the extra values of the next turn.
+          fill: writes an iteration; from the values for those of the old loop and the extra values it
+            returns the extra values of the next iteration.
 
         Returns:
           Its results for the positions, then the extra values.
@@ -286,27 +286,31 @@ def _stack_type(value: ir.Value, count: int) -> ir.Type:
     return ir.RankedTensorType.get([count, *tensor.shape], tensor.element_type)
 
 
-def _place(turn: ir.Value, order: Linear) -> ir.Value:
-    """The position of a turn in a stack of some order."""
+def _place(iteration: ir.Value, order: Linear) -> ir.Value:
+    """Returns the place of an iteration in a stack of some order."""
     if order.factor > 0:
-        return turn
-    last = ir.DenseElementsAttr.get_splat(turn.type, ir.IntegerAttr.get(turn.type.element_type, order.offset))
-    return stablehlo.subtract(stablehlo.constant(last), turn)
+        return iteration
+    last = ir.DenseElementsAttr.get_splat(
+        iteration.type, ir.IntegerAttr.get(iteration.type.element_type, order.offset)
+    )
+    return stablehlo.subtract(stablehlo.constant(last), iteration)
 
 
-def _starts(turn: ir.Value, rank: int) -> list[ir.Value]:
-    zero = zeros_of(turn.type)
-    return [turn, *[zero] * rank]
+def _starts(iteration: ir.Value, rank: int) -> list[ir.Value]:
+    zero = zeros_of(iteration.type)
+    return [iteration, *[zero] * rank]
 
 
-def _put(value: ir.Value, stack: ir.Value, turn: ir.Value) -> ir.Value:
-    """The stack with a value in the place of a turn."""
+def _put(value: ir.Value, stack: ir.Value, iteration: ir.Value) -> ir.Value:
+    """Writes a value to the place of an iteration in a stack."""
     row = stablehlo.reshape(_stack_type(value, 1), value)
-    return stablehlo.dynamic_update_slice(stack, row, _starts(turn, ir.RankedTensorType(value.type).rank))
+    return stablehlo.dynamic_update_slice(
+        stack, row, _starts(iteration, ir.RankedTensorType(value.type).rank)
+    )
 
 
-def _get(stack: ir.Value, turn: ir.Value, like: ir.Value) -> ir.Value:
-    """The value of a turn."""
+def _get(stack: ir.Value, iteration: ir.Value, like: ir.Value) -> ir.Value:
+    """Reads the value of an iteration from a stack."""
     shape = ir.RankedTensorType(like.type).shape
-    row = stablehlo.dynamic_slice(stack, _starts(turn, len(shape)), [1, *shape])
+    row = stablehlo.dynamic_slice(stack, _starts(iteration, len(shape)), [1, *shape])
     return stablehlo.reshape(like.type, row)

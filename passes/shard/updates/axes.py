@@ -44,7 +44,7 @@ class Tie(NamedTuple):
 
 
 def ties_of(op: ir.OpView) -> Iterator[Tie]:
-    """The dimensions that go together; an operation that is not known has none."""
+    """Yields the dimensions that go together; an operation that is not known has none."""
     name = op.operation.name
     if name in ELEMENTWISE or name.startswith("chlo."):
         yield from _elementwise(op)
@@ -53,7 +53,7 @@ def ties_of(op: ir.OpView) -> Iterator[Tie]:
 
 
 def is_free(op: ir.OpView, dim: int) -> bool:
-    """Whether an operation can make a block of its result of what it reads as a whole."""
+    """Returns whether an operation can make a block of its result of what it reads as a whole."""
     match op.operation.name:
         case "stablehlo.constant":
             value = _elements(op)
@@ -68,7 +68,7 @@ def is_free(op: ir.OpView, dim: int) -> bool:
 
 
 def partial_dims(op: ir.OpView) -> frozenset[int]:
-    """The dimensions of its first operand that an operation may reduce block by block, then over blocks."""
+    """Returns the dimensions of the first operand that may be reduced block by block, then over blocks."""
     if op.operation.name != "stablehlo.reduce" or len(op.operands) != 2:
         return frozenset()
     body = list(op.regions[0].blocks[0].operations)
@@ -184,7 +184,7 @@ _RULES = {
 
 
 def _starts_neutral(op: ir.OpView, step: ir.OpView) -> bool:
-    """Whether a reduction begins with what changes nothing, or would change it no more a second time."""
+    """Returns whether a reduction begins with a value that changes nothing, also a second time."""
     name = step.operation.name
     if name in ("stablehlo.and", "stablehlo.or", "stablehlo.maximum", "stablehlo.minimum"):
         return True
@@ -200,6 +200,6 @@ def _starts_neutral(op: ir.OpView, step: ir.OpView) -> bool:
 
 
 def _elements(constant: ir.OpView) -> ir.DenseElementsAttr | None:
-    """The elements of a constant; None where the bindings cannot read them, such as complex ones."""
+    """Returns the elements of a constant; None where the bindings cannot read them, such as complex ones."""
     value = attribute_of(constant, "value")
     return value if isinstance(value, ir.DenseElementsAttr) else None

@@ -130,14 +130,14 @@ class SplitLaunch:
         return AllGatherOp.build([value], [self.type(whole)], dim=dim, slice=self.launch.op.slice).results[0]
 
     def dim(self, value: ir.Value) -> int | None:
-        """The dimension of which a replica has a block; None where it has all."""
+        """Returns the dimension of which a replica has a block; None where it has all."""
         return self.splitting.dim(self.launch.key(value))
 
     def is_argument(self, value: ir.Value) -> bool:
         return isinstance(value, ir.BlockArgument) and value.owner == self.launch.block
 
     def is_input(self, item: Item) -> bool:
-        """Whether an item comes from outside of the launch."""
+        """Returns whether an item comes from outside of the launch."""
         if item.value is None:
             return True
         return self.is_argument(item.value) and (
@@ -145,7 +145,7 @@ class SplitLaunch:
         )
 
     def is_partial(self, op: ir.OpView) -> bool:
-        """Whether an operation reduces blocks."""
+        """Returns whether an operation reduces blocks."""
         dims = partial_dims(op)
         return bool(dims) and self.dim(op.operands[0]) in dims
 
@@ -197,7 +197,7 @@ class SplitLaunch:
         return [Item(v, Extent.WHOLE) for v in captured(op)]
 
     def pieces(self) -> list[_Segment]:
-        """The computations, one after the other."""
+        """Returns the computations, one after the other."""
         order = _in_order(self.wanted, self.reads)
         self.needed = set(order)
         levels: dict[Item, int] = {}
@@ -235,14 +235,14 @@ class SplitLaunch:
         return [piece for piece in pieces if piece.outputs]
 
     def position(self, item: Item) -> tuple[int, int, int]:
-        """The position of an item: arguments first, the number of the replica last."""
+        """Returns the position of an item: arguments first, the number of the replica last."""
         if item.value is None:
             return len(self.positions), 0, 0
         argument = ir.BlockArgument(item.value).arg_number if self.is_argument(item.value) else 0
         return self.positions.get(item.value, -1), argument, item.extent
 
     def computation(self, piece: _Segment) -> str:
-        """The computation of a piece."""
+        """Returns the computation of a piece."""
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
             values = dict(zip(piece.inputs, arguments, strict=True))
@@ -292,7 +292,7 @@ class SplitLaunch:
                 values[Item(old, extent)] = new
 
     def is_branch(self, item: Item) -> bool:
-        """Whether an item is computed by one of several branches, of which a result is split."""
+        """Returns whether an item is computed by one of several branches, of which a result is split."""
         if item.value is None or self.is_argument(item.value):
             return False
         op = item.value.owner.opview
@@ -361,14 +361,14 @@ class SplitLaunch:
         return copy.results[ir.OpResult(item.value).result_number]
 
     def cut(self, item: Item, whole: ir.Value, number: ir.Value) -> ir.Value:
-        """The block of the replica of what it has as a whole."""
+        """Returns the block of the replica of what it has as a whole."""
         dim, shape = self.splitting.dims[self.launch.key(item.value)], self.type(item).shape
         starts = [_scalar(0)] * len(shape)
         starts[dim] = stablehlo.multiply(number, _scalar(shape[dim]))
         return stablehlo.dynamic_slice(whole, starts, list(shape))
 
     def type(self, item: Item) -> ir.RankedTensorType:
-        """The type of an item."""
+        """Returns the type of an item."""
         if item.value is None:
             return ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         tensor = ir.RankedTensorType(item.value.type)

@@ -65,7 +65,7 @@ class SplitUpdates(Pass):
     """
 
     name: ClassVar[str] = "pw-split-updates"
-    takes = (SHARDED,)
+    input_forms = (SHARDED,)
 
     def run(self, module: ir.Module) -> None:
         count = replica_count(module)
@@ -90,7 +90,7 @@ class SplitUpdates(Pass):
 def _launches(
     main: ir.OpView, symbols: dict[str, ir.OpView], computations: Computations
 ) -> dict[LaunchOp, OuterLaunch]:
-    """The launches outside of loops that may be done on blocks."""
+    """Returns the launches outside of loops that may be done on blocks."""
     effects: dict[str, bool] = {}
     flat: dict[str, ir.OpView] = {}
     launches: dict[LaunchOp, OuterLaunch] = {}
@@ -107,7 +107,7 @@ def _launches(
 
 
 def _flattened(name: str, symbols: dict[str, ir.OpView], computations: Computations) -> ir.OpView:
-    """A computation without calls."""
+    """Returns a computation without calls."""
     if not any(op.operation.name == "func.call" for op in nested_ops(symbols[name])):
         return symbols[name]
     function = computations.variant(name, f"{name}_flat")
@@ -175,7 +175,7 @@ class _UpdateSplitter:
         return self.splitting.dim(main_key(value))
 
     def block_type(self, value: ir.Value) -> ir.RankedTensorType:
-        """The type of a block of a value."""
+        """Returns the type of a block of a value."""
         whole = self.types.get(value, value.type)
         return self.splitting.block_type(whole, self.splitting.dims[main_key(value)])
 
@@ -215,7 +215,7 @@ class _UpdateSplitter:
                 op.operands[number] = self.operand(value, False)
 
     def operand(self, value: ir.Value, is_block: bool) -> ir.Value:
-        """A value as a whole, or a block of it, at the insertion point."""
+        """Returns a value as a whole, or a block of it, at the insertion point."""
         if is_block:
             return self.blocks[value]
         if value in self.blocks and value not in self.wholes:

@@ -64,7 +64,7 @@ class OuterLaunch:
     block: ir.Block
 
     def key(self, value: ir.Value) -> Occurrence:
-        """The key of a value inside; what a launch reads is a value of `@main`."""
+        """Returns the key of a value inside; what a launch reads is a value of `@main`."""
         if isinstance(value, ir.BlockArgument) and value.owner == self.block:
             return main_key(self.op.operands[value.arg_number])
         return Occurrence(self.number, value)
@@ -81,7 +81,7 @@ class OuterLaunch:
 
 
 def main_key(value: ir.Value) -> Occurrence:
-    """The key of a value of `@main`."""
+    """Returns the key of a value of `@main`."""
     return Occurrence(-1, value)
 
 
@@ -103,11 +103,11 @@ class Splitting:
     states: Mapping[ir.Value, int]
 
     def dim(self, key: Occurrence) -> int | None:
-        """The dimension of which a replica has a block; None where it has all."""
+        """Returns the dimension of which a replica has a block; None where it has all."""
         return self.dims[key] if key in self.made else None
 
     def block_type(self, whole: ir.Type, dim: int) -> ir.RankedTensorType:
-        """The type of a block of an array."""
+        """Returns the type of a block of an array."""
         tensor = ir.RankedTensorType(whole)
         return ir.RankedTensorType.get(block_shape(tensor.shape, dim, self.count), tensor.element_type)
 
@@ -258,7 +258,7 @@ class _Graph:
         return root
 
     def flow(self, values: Iterable[ir.Value]) -> set[Axis]:
-        """The axes that are cut where those of some values are."""
+        """Returns the axes that are cut where those of some values are."""
         targets: dict[Axis, list[Axis]] = defaultdict(list)
         for target, sources in self.sources.items():
             for source in sources:
@@ -308,7 +308,7 @@ def _dims(value: ir.Value) -> range:
 
 
 def _states(main: ir.OpView, graph: _Graph) -> dict[ir.Value, int]:
-    """The arguments that only updates read, and the numbers of the results that take their places.
+    """Returns the arguments that only updates read, and the numbers of the results that take their places.
 
     An argument belongs to the result of its type that is made of it by the fewest operations.
     """
@@ -402,7 +402,7 @@ class _Choice:
             )
 
     def named(self, arguments: Sequence[ir.Value]) -> str:
-        """The names of arguments, of many the first ones."""
+        """Returns the names of arguments, of many the first ones."""
         attrs = argument_attrs(self.main)
         infos = [attrs[argument.arg_number].get(ARGUMENT_INFO) for argument in arguments[:_NAMED]]
         names = [
@@ -442,7 +442,7 @@ class _Choice:
         return isinstance(key.value, ir.BlockArgument) and key.launch < 0
 
     def shown(self, key: Occurrence) -> str:
-        """A value for the user."""
+        """Returns a value for the user."""
         if self.is_argument(key):
             return self.named([key.value])
         owner = key.value.owner

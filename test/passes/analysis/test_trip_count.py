@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.analysis.trip_count import Linear, turns_of
+from pathways.passes.analysis.trip_count import Linear, trip_count_of
 
 COMPARE = {
     "LT": lambda a, b: a < b,
@@ -40,7 +40,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
 """
 
 MOST = 200
-"""More turns than any of these loops takes that has an end."""
+"""More iterations than any of these loops has."""
 
 
 def parsed(**words: object) -> tuple[ir.Module, ir.OpView]:
@@ -57,25 +57,25 @@ def parsed(**words: object) -> tuple[ir.Module, ir.OpView]:
     direction=st.sampled_from(sorted(COMPARE)),
     turned=st.booleans(),
 )
-def test_turns_of_counts_iterations(start, end, step, direction, turned):
+def test_trip_count_counts_iterations(start, end, step, direction, turned):
     module, loop = parsed(
         start=start, end=end, step=step, direction=direction, sides="%n, %i" if turned else "%i, %n"
     )
     value, count = start, 0
     while count <= MOST and COMPARE[direction](*((end, value) if turned else (value, end))):
         value, count = value + step, count + 1
-    turns = turns_of(loop)
+    trips = trip_count_of(loop)
     if count > MOST:
-        assert turns is None
+        assert trips is None
         return
-    assert turns is not None
-    assert turns.count == count
+    assert trips is not None
+    assert trips.count == count
     # What never changes is a counter too, with nothing added in each turn.
-    assert turns.counters == {0: Linear(None, step, start), 1: Linear(None, -2, 7), 2: Linear(None, 0, end)}
+    assert trips.counters == {0: Linear(None, step, start), 1: Linear(None, -2, 7), 2: Linear(None, 0, end)}
     assert module.operation.verify()
 
 
-def test_turns_of_refuses_a_counter_that_overflows():
-    """The turns of a loop that wraps round are not counted: it ends where nobody meant it to."""
+def test_trip_count_refuses_a_counter_that_overflows():
+    """Iterations of a loop whose counter wraps round are not counted: it ends where it was not meant to."""
     _, loop = parsed(start=2**31 - 10, end=2**31 - 1, step=8, direction="LT", sides="%i, %n")
-    assert turns_of(loop) is None
+    assert trip_count_of(loop) is None
