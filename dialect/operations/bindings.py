@@ -86,8 +86,8 @@ def _sdy_mpmd() -> Any:
             del sys.modules[name]
 
 
-def run_mlir_passes(pipeline: str, module: ir.Module, *, verify_each: bool = True) -> None:
-    """Runs passes of MLIR over a module, in one thread of the process at a time.
+def run_mlir_passes(pipeline: str, root: ir.Module | ir.OpView, *, verify_each: bool = True) -> None:
+    """Runs passes of MLIR over a module or a function, in one thread of the process at a time.
 
     A pass may hold a lock of the process while it emits a diagnostic: Shardy does, around warnings that it
     gives once. A handler in Python can lose the GIL there to a thread that waits for that lock and keeps the
@@ -95,14 +95,15 @@ def run_mlir_passes(pipeline: str, module: ir.Module, *, verify_each: bool = Tru
 
     Args:
       pipeline: the passes, as the textual form of MLIR's pass pipelines has them.
-      module: the module; it is changed.
-      verify_each: whether MLIR verifies the module after each pass.
+      root: the module or function; it is changed.
+      verify_each: whether MLIR verifies it after each pass.
 
     Raises:
       ValueError: `pipeline` is no such text.
       MLIRError: a pass failed.
     """
-    manager = PassManager.parse(f"builtin.module({pipeline})", module.context)
+    operation = root.operation
+    manager = PassManager.parse(f"{operation.name}({pipeline})", operation.context)
     manager.enable_verifier(verify_each)
     with _ONE_RUN:
-        manager.run(module.operation)
+        manager.run(operation)

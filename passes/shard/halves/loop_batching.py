@@ -9,62 +9,14 @@ A product over all iterations is larger than that of one, and needs neither slic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, copy_into, zeros_of
+from pathways.passes.analysis.sharding_rules import RULE, RuleReader
 from pathways.passes.analysis.trip_count import Linear, linear
-
-_ELEMENTWISE = frozenset(
-    {
-        "chlo.erf",
-        "chlo.erfc",
-        "chlo.square",
-        "stablehlo.abs",
-        "stablehlo.add",
-        "stablehlo.and",
-        "stablehlo.atan2",
-        "stablehlo.cbrt",
-        "stablehlo.ceil",
-        "stablehlo.compare",
-        "stablehlo.complex",
-        "stablehlo.convert",
-        "stablehlo.cosine",
-        "stablehlo.divide",
-        "stablehlo.exponential",
-        "stablehlo.exponential_minus_one",
-        "stablehlo.floor",
-        "stablehlo.imag",
-        "stablehlo.is_finite",
-        "stablehlo.log",
-        "stablehlo.log_plus_one",
-        "stablehlo.logistic",
-        "stablehlo.maximum",
-        "stablehlo.minimum",
-        "stablehlo.multiply",
-        "stablehlo.negate",
-        "stablehlo.not",
-        "stablehlo.optimization_barrier",
-        "stablehlo.or",
-        "stablehlo.power",
-        "stablehlo.real",
-        "stablehlo.remainder",
-        "stablehlo.round_nearest_afz",
-        "stablehlo.round_nearest_even",
-        "stablehlo.rsqrt",
-        "stablehlo.select",
-        "stablehlo.sign",
-        "stablehlo.sine",
-        "stablehlo.sqrt",
-        "stablehlo.subtract",
-        "stablehlo.tan",
-        "stablehlo.tanh",
-        "stablehlo.xor",
-    }
-)
-"""Operations on each element by itself, which are the same with one more dimension."""
 
 _LAYOUT = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.transpose"})
 
@@ -127,14 +79,16 @@ class LoopBody:
         return max(size, key=lambda place: size[place])
 
 
-def can_be_batched(body: LoopBody) -> bool:
+def can_be_batched(body: LoopBody, rules: RuleReader) -> bool:
     """Returns whether all iterations fit in one, for no more memory than twice that of what they read."""
-    varying = _varying_values(body)
+    elementwise = {r for op in body.operations if _is_elementwise(op, rules) for r in op.results}
+    varying = _varying_values(body, elementwise)
     if varying is None:
         return False
     read = sum(byte_size(v.type) for v in body.stacked)
-    computed = {r for op in body.operations if op.operation.name in _ELEMENTWISE | {_DOT} for r in op.results}
-    operands = {_behind_layout(v) for op in body.operations if op.operation.name == _DOT for v in op.operands}
+    products = [op for op in body.operations if op.operation.name == _DOT]
+    computed = elementwise.union(*(op.results for op in products))
+    operands = {_behind_layout(v) for op in products for v in op.operands}
     read += sum(byte_size(op.results[0].type) for op in body.operations if op.operation.name == _GET)
     return sum(byte_size(v.type) for v in operands & computed & varying) <= read
 
@@ -145,7 +99,7 @@ def _behind_layout(value: ir.Value) -> ir.Value:
     return value
 
 
-def _varying_values(body: LoopBody) -> set[ir.Value] | None:
+def _varying_values(body: LoopBody, elementwise: Collection[ir.Value]) -> set[ir.Value] | None:
     """Returns the values that differ by iteration and can have a dimension for it; None when some cannot."""
     varying = set(body.stacked)
     same = set(body.constants)
@@ -162,7 +116,7 @@ def _varying_values(body: LoopBody) -> set[ir.Value] | None:
             varying.update(op.results)
         elif varying.isdisjoint(values):
             same.update(op.results)
-        elif _has_batched_form(op, varying):
+        elif not _is_sharded(op) and (op.results[0] in elementwise or _has_batched_form(op, varying)):
             varying.update(op.results)
         else:
             return None
@@ -185,19 +139,35 @@ def _is_place(stack: ir.Value, part: ir.Value, starts: Sequence[ir.Value], body:
     return all(linear(start).variable is None for start in starts[1:])
 
 
+def _is_elementwise(op: ir.OpView, rules: RuleReader) -> bool:
+    """Returns whether an operation is elementwise, and the same with one more dimension."""
+    if op.operation.name == "stablehlo.optimization_barrier":
+        return True
+    rule = rules.of(op)
+    # A slice of all elements is elementwise, too, but its attributes are of each dimension.
+    return (
+        rule is not None
+        and rule.is_elementwise
+        and all(dims == rule.results[0] for dims in rule.operands)
+        and not op.operation.name.startswith("sdy.")
+        and not any(isinstance(op.attributes[name], ir.DenseI64ArrayAttr) for name in op.attributes)
+    )
+
+
+def _is_sharded(op: ir.OpView) -> bool:
+    """Returns whether the user says of an operation how it is sharded."""
+    return any(name.startswith("sdy.") and name != RULE for name in op.attributes)
+
+
 def _has_batched_form(op: ir.OpView, varying: set[ir.Value]) -> bool:
+    """Returns whether an operation that is not elementwise can have one more dimension in front."""
     name = op.operation.name
-    if any(key.startswith("sdy.") for key in op.attributes):
-        return False
     if name == _DOT:
         return all(v in varying for v in op.operands)
     if name == _REDUCE:
         inits = list(op.operands)[len(op.results) :]
         return not captured_by_regions(op) and varying.isdisjoint(inits)
-    if name == "stablehlo.select":
-        ranks = {ir.RankedTensorType(v.type).rank for v in op.operands}
-        return len(ranks) == 1
-    return name in _ELEMENTWISE | _LAYOUT
+    return name in _LAYOUT
 
 
 def _is_sum(before: ir.Value, after: ir.Value, body: LoopBody, varying: set[ir.Value]) -> bool:

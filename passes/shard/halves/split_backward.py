@@ -285,7 +285,7 @@ class _Splitter:
             self.flatten(scratch)
             block = body_block(scratch)
             returned = list(block.operations)[-1].operands
-            loops = LoopSplitter(self.has_effect, self.repeats)
+            loops = LoopSplitter(scratch, self.has_effect, self.repeats)
             kept = dict(zip(block.arguments, costs, strict=True))
             loops.split(block, [returned[n] for n in urgent], kept)
             *operations, terminator = block.operations

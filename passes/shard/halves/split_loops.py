@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, copy_into, zeros_of
+from pathways.passes.analysis.sharding_rules import RuleReader, attach_rules, drop_rules
 from pathways.passes.analysis.trip_count import Linear, TripCount, trip_count_of
 from pathways.passes.shard.halves.halves import HalvesRequest, halve
 from pathways.passes.shard.halves.loop_batching import Batch, LoopBody, can_be_batched
@@ -68,11 +69,13 @@ class LoopSplitter:
     """Splitter of the loops of straight-line code.
 
     Args:
+      function: the function that the code is in.
       has_effect: whether an operation does more than compute.
       repeats: whether cheap operations may be done in both halves.
     """
 
-    def __init__(self, has_effect: HasEffect, repeats: bool) -> None:
+    def __init__(self, function: ir.OpView, has_effect: HasEffect, repeats: bool) -> None:
+        self.function = function
         self.has_effect = has_effect
         self.repeats = repeats
         self.whole: dict[str, None] = {}
@@ -208,7 +211,10 @@ class _Pair:
                 return extra
 
             own = [*sorted(self.roles.counters), *self.roles.late]
-            if can_be_batched(body):
+            attach_rules([self.splitter.function])
+            is_batched = can_be_batched(body, RuleReader())
+            drop_rules(self.splitter.function)
+            if is_batched:
                 outside = {arguments[n]: self.loop.operands[n] for n in self.roles.constant}
                 batch = Batch(body, order, filled, outside)
                 own = list(self.roles.late)

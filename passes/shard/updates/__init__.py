@@ -1,1 +1,1 @@
-"""Splits updates of parameters over replicas, as in ZeRO-1. Imports `passes.analysis`."""
+"""Updates of parameters that are split over replicas, as in ZeRO-1. Imports `passes.analysis`."""

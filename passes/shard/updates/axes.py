@@ -1,37 +1,42 @@
-"""Which dimensions of what operations read and make go together, so that a block of one is made of blocks."""
+"""Axes: dimensions of operands and results that go together, so that blocks are computed from blocks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
 from pathways.dialect.operations.operation import attribute_of
+from pathways.passes.analysis.sharding_rules import RuleReader
 
-ELEMENTWISE = frozenset(
+_BARRIER = "stablehlo.optimization_barrier"
+
+_ON_BLOCKS = frozenset(
     f"stablehlo.{name}"
     for name in (
-        *("abs", "add", "and", "atan2", "bitcast_convert", "cbrt", "ceil", "clamp", "compare", "complex"),
-        *("convert", "cosine", "count_leading_zeros", "divide", "exponential", "exponential_minus_one"),
-        *("floor", "imag", "is_finite", "log", "log_plus_one", "logistic", "maximum", "minimum", "multiply"),
-        *("negate", "not", "optimization_barrier", "or", "popcnt", "power", "real", "reduce_precision"),
-        *("remainder", "round_nearest_afz", "round_nearest_even", "rsqrt", "select", "shift_left"),
-        *("shift_right_arithmetic", "shift_right_logical", "sign", "sine", "sqrt", "subtract", "tan", "tanh"),
-        "xor",
+        *(
+            "broadcast_in_dim",
+            "concatenate",
+            "dynamic_slice",
+            "reduce",
+            "reduce_window",
+            "reshape",
+            "reverse",
+        ),
+        *("slice", "transpose"),
     )
-) | {"sdy.sharding_constraint"}
-"""Operations of which an element of a result depends on those at its place, and on scalars."""
+)
+"""Operations that are not elementwise, and do the same on blocks of what their rule lets be cut."""
 
 _MONOIDS = frozenset(
     f"stablehlo.{name}" for name in ("add", "and", "maximum", "minimum", "multiply", "or", "xor")
 )
-"""What a reduction may do that is reduced again, block by block."""
+"""Operations of reductions that may be done block by block, and then over blocks."""
 
 
 BRANCHES = frozenset({"stablehlo.case", "stablehlo.if"})
-"""Operations that do what one of their regions does; each result is what that returns."""
+"""Operations that run one of their regions and return its results."""
 
 
 class Tie(NamedTuple):
@@ -43,17 +48,23 @@ class Tie(NamedTuple):
     result_dim: int
 
 
-def ties_of(op: ir.OpView) -> Iterator[Tie]:
+def ties_of(op: ir.OpView, rules: RuleReader) -> Iterator[Tie]:
     """Yields the dimensions that go together; an operation that is not known has none."""
-    name = op.operation.name
-    if name in ELEMENTWISE or name.startswith("chlo."):
-        yield from _elementwise(op)
-    elif name in _RULES:
-        yield from _RULES[name](op)
+    rule, name = rules.of(op), op.operation.name
+    if rule is None or not (name == _BARRIER or name in _ON_BLOCKS or rule.is_elementwise):
+        return
+    if len(op.results) != 1 and name != _BARRIER:
+        return
+    for result, targets in enumerate(rule.results):
+        places = {factor: dim for dim, factor in enumerate(targets) if factor is not None}
+        for operand, sources in enumerate(rule.operands):
+            for dim, factor in enumerate(sources):
+                if factor is not None and factor in places:
+                    yield Tie(operand, dim, result, places[factor])
 
 
 def is_free(op: ir.OpView, dim: int) -> bool:
-    """Returns whether an operation can make a block of its result of what it reads as a whole."""
+    """Returns whether an operation can compute a block of its result from whole operands."""
     match op.operation.name:
         case "stablehlo.constant":
             value = _elements(op)
@@ -62,7 +73,7 @@ def is_free(op: ir.OpView, dim: int) -> bool:
             return int(op.iota_dimension) != dim
         case "stablehlo.broadcast_in_dim":
             read = list(op.broadcast_dimensions)
-            # What one element of the operand fills.
+            # A dimension that one element of the operand fills.
             return dim not in read or _shape(op.operands[0])[read.index(dim)] == 1
     return False
 
@@ -95,92 +106,6 @@ def block_attributes(op: ir.OpView, dim: int, size: int) -> None:
 
 def _shape(value: ir.Value) -> Sequence[int]:
     return ir.RankedTensorType(value.type).shape
-
-
-def _elementwise(op: ir.OpView) -> Iterator[Tie]:
-    for result, made in enumerate(op.results):
-        for number, value in enumerate(op.operands):
-            # Each result of a barrier is its operand.
-            if len(op.results) > 1 and number != result:
-                continue
-            if list(_shape(value)) == list(_shape(made)):
-                yield from (Tie(number, dim, result, dim) for dim in range(len(_shape(value))))
-
-
-def _broadcast(op: ir.OpView) -> Iterator[Tie]:
-    sizes, made = _shape(op.operands[0]), _shape(op.results[0])
-    for dim, target in enumerate(op.broadcast_dimensions):
-        if sizes[dim] == made[target]:
-            yield Tie(0, dim, 0, target)
-
-
-def _reshape(op: ir.OpView) -> Iterator[Tie]:
-    """Dimensions that stay as they are: as many elements in front of them, and as many after."""
-    before, after = _shape(op.operands[0]), _shape(op.results[0])
-    places = {(math.prod(after[:n]), size): n for n, size in enumerate(after) if size > 1}
-    for dim, size in enumerate(before):
-        if size > 1 and (math.prod(before[:dim]), size) in places:
-            yield Tie(0, dim, 0, places[math.prod(before[:dim]), size])
-
-
-def _transpose(op: ir.OpView) -> Iterator[Tie]:
-    for target, dim in enumerate(op.permutation):
-        yield Tie(0, dim, 0, target)
-
-
-def _reduce(op: ir.OpView) -> Iterator[Tie]:
-    reduced = set(op.dimensions)
-    kept = [dim for dim in range(len(_shape(op.operands[0]))) if dim not in reduced]
-    for number in range(len(op.results)):
-        if len(op.results) == 1:
-            yield from (Tie(number, dim, number, target) for target, dim in enumerate(kept))
-
-
-def _same_size(op: ir.OpView) -> Iterator[Tie]:
-    """Of dimensions that are taken as a whole."""
-    before, after = _shape(op.operands[0]), _shape(op.results[0])
-    yield from (Tie(0, dim, 0, dim) for dim, size in enumerate(before) if size == after[dim])
-
-
-def _concatenate(op: ir.OpView) -> Iterator[Tie]:
-    for number, value in enumerate(op.operands):
-        yield from (Tie(number, dim, 0, dim) for dim in range(len(_shape(value))) if dim != int(op.dimension))
-
-
-def _reverse(op: ir.OpView) -> Iterator[Tie]:
-    turned = set(op.dimensions)
-    yield from (Tie(0, dim, 0, dim) for dim in range(len(_shape(op.operands[0]))) if dim not in turned)
-
-
-def _windows(op: ir.OpView) -> Iterator[Tie]:
-    """Of dimensions along which a window holds one element."""
-    ones = [list(op.window_dimensions)]
-    ones += [list(numbers) for numbers in (op.window_strides, op.base_dilations) if numbers is not None]
-    padded = _padded(op.padding) if op.padding is not None else set()
-    before, after = _shape(op.operands[0]), _shape(op.results[0])
-    if len(op.results) > 1:
-        return
-    for dim, size in enumerate(before):
-        if size == after[dim] and dim not in padded and all(numbers[dim] == 1 for numbers in ones):
-            yield Tie(0, dim, 0, dim)
-
-
-def _padded(padding: ir.Attribute) -> set[int]:
-    numbers = [int(n) for n in ir.DenseIntElementsAttr(padding)]
-    return {n // 2 for n, count in enumerate(numbers) if count}
-
-
-_RULES = {
-    "stablehlo.broadcast_in_dim": _broadcast,
-    "stablehlo.reshape": _reshape,
-    "stablehlo.transpose": _transpose,
-    "stablehlo.reduce": _reduce,
-    "stablehlo.slice": _same_size,
-    "stablehlo.dynamic_slice": _same_size,
-    "stablehlo.concatenate": _concatenate,
-    "stablehlo.reverse": _reverse,
-    "stablehlo.reduce_window": _windows,
-}
 
 
 def _starts_neutral(op: ir.OpView, step: ir.OpView) -> bool:

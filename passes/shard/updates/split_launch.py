@@ -22,31 +22,31 @@ from pathways.passes.shard.updates.axes import BRANCHES, Tie, block_attributes, 
 from pathways.passes.shard.updates.splitting import OuterLaunch, Splitting
 
 
-class Extent(enum.IntEnum):
-    """What a replica has of a value."""
+class Coverage(enum.IntEnum):
+    """Coverage of a value on a replica."""
 
     PARTIAL = 0
-    """What a reduction makes of its block."""
+    """Result of a reduction over the block of the replica."""
     STACK = 1
-    """What it makes of the blocks of all replicas, one after the other."""
+    """Results of a reduction over the blocks of all replicas, one after the other."""
     WHOLE = 2
     BLOCK = 3
 
 
 class Item(NamedTuple):
-    """A value inside of a computation, and how much of it; the number of the replica has no value there."""
+    """Value inside of a computation, with its coverage; the number of the replica has no value there."""
 
     value: ir.Value | None
-    extent: Extent
+    coverage: Coverage
 
 
-NUMBER = Item(None, Extent.WHOLE)
+NUMBER = Item(None, Coverage.WHOLE)
 """The number of the replica."""
 
 
 @dataclasses.dataclass
 class _Segment:
-    """A computation between exchanges: what it reads, computes in that order, and returns."""
+    """Computation between exchanges: the items that it reads, computes in order, and returns."""
 
     inputs: list[Item] = dataclasses.field(default_factory=list)
     body: list[Item] = dataclasses.field(default_factory=list)
@@ -54,20 +54,20 @@ class _Segment:
 
 
 class _Branches(NamedTuple):
-    """What branches read from outside, and of each of them what it computes and returns."""
+    """Items that branches read from outside, and for each branch those that it computes and returns."""
 
     reads: list[Item]
     bodies: list[tuple[list[Item], list[Item]]]
 
 
 class SplitLaunch:
-    """How a launch is done on blocks.
+    """Launch that is done on blocks.
 
     Args:
       launch: the launch.
-      splitting: what is split.
-      layouts: how values lie.
-      computations: makes computations; equal launches share them.
+      splitting: the values that are split.
+      layouts: the shardings of values.
+      computations: those of the module; equal launches share them.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class SplitLaunch:
         self.arguments = [attrs.get(SHARDING) for attrs in argument_attrs(callee)]
         results = [attrs.get(SHARDING) for attrs in result_attrs(callee)]
         self.results = dict(zip(launch.returned, results, strict=True))
-        self.wanted = [Item(value, self.extent(value)) for value in launch.returned]
+        self.wanted = [Item(value, self.coverage(value)) for value in launch.returned]
 
     def build(self, operand: Callable[[ir.Value | None, bool], ir.Value]) -> list[ir.Value]:
-        """Makes the launches at the insertion point.
+        """Builds the launches at the insertion point.
 
         Args:
-          operand: gives an operand of the launch as a whole or, if true, as a block; without one the number
+          operand: returns an operand of the launch as a whole or, if true, as a block; for None the number
             of the replica.
 
         Returns:
-          What stands for each result of the launch, blocks of those that are split.
+          The value for each result of the launch, blocks of those that are split.
         """
         values: dict[Item, ir.Value] = {}
         pieces = self.pieces()
@@ -102,35 +102,35 @@ class SplitLaunch:
             for item in piece.inputs:
                 if item not in values:
                     outer = None if item.value is None else self.launch.key(item.value).value
-                    values[item] = operand(outer, item.extent == Extent.BLOCK)
+                    values[item] = operand(outer, item.coverage == Coverage.BLOCK)
             name = self.computation(piece)
-            made = LaunchOp.build(
+            launch = LaunchOp.build(
                 [values[item] for item in piece.inputs],
                 self.layouts.symbols[name].type.results,
                 callee=name,
                 slice=self.launch.op.slice,
                 origins=self.launch.op.origins if n == len(pieces) - 1 else (),
             )
-            values |= dict(zip(piece.outputs, made.results, strict=True))
+            values |= dict(zip(piece.outputs, launch.results, strict=True))
             for item in piece.outputs:
                 exchanged = self.exchanged(item)
                 if exchanged is not None:
                     values[exchanged] = self.gather(item, values[item])
         return [
-            operand(self.launch.key(item.value).value, item.extent == Extent.BLOCK)
+            operand(self.launch.key(item.value).value, item.coverage == Coverage.BLOCK)
             if self.is_argument(item.value)
             else values[item]
             for item in self.wanted
         ]
 
     def gather(self, item: Item, value: ir.Value) -> ir.Value:
-        """Exchanges what replicas have."""
-        whole = Item(item.value, Extent.STACK if item.extent == Extent.PARTIAL else Extent.WHOLE)
-        dim = 0 if item.extent == Extent.PARTIAL else self.splitting.dims[self.launch.key(item.value)]
+        """Exchanges the values of replicas."""
+        whole = Item(item.value, Coverage.STACK if item.coverage == Coverage.PARTIAL else Coverage.WHOLE)
+        dim = 0 if item.coverage == Coverage.PARTIAL else self.splitting.dims[self.launch.key(item.value)]
         return AllGatherOp.build([value], [self.type(whole)], dim=dim, slice=self.launch.op.slice).results[0]
 
     def dim(self, value: ir.Value) -> int | None:
-        """Returns the dimension of which a replica has a block; None where it has all."""
+        """Returns the dimension that is in blocks; None for a value that each replica has as a whole."""
         return self.splitting.dim(self.launch.key(value))
 
     def is_argument(self, value: ir.Value) -> bool:
@@ -141,7 +141,7 @@ class SplitLaunch:
         if item.value is None:
             return True
         return self.is_argument(item.value) and (
-            item.extent == Extent.WHOLE or self.dim(item.value) is not None
+            item.coverage == Coverage.WHOLE or self.dim(item.value) is not None
         )
 
     def is_partial(self, op: ir.OpView) -> bool:
@@ -150,28 +150,32 @@ class SplitLaunch:
         return bool(dims) and self.dim(op.operands[0]) in dims
 
     def source(self, item: Item) -> Item | None:
-        """What is exchanged to get an item; None for what is computed."""
-        if item.extent == Extent.STACK:
-            return Item(item.value, Extent.PARTIAL)
-        if item.value is None or item.extent != Extent.WHOLE or self.is_argument(item.value):
+        """Returns the item that is exchanged for another; None for one that is computed."""
+        if item.coverage == Coverage.STACK:
+            return Item(item.value, Coverage.PARTIAL)
+        if item.value is None or item.coverage != Coverage.WHOLE or self.is_argument(item.value):
             return None
-        return None if self.dim(item.value) is None else Item(item.value, Extent.BLOCK)
+        return None if self.dim(item.value) is None else Item(item.value, Coverage.BLOCK)
 
     def exchanged(self, item: Item) -> Item | None:
-        """What becomes of an item by an exchange that the launch needs."""
-        whole = Item(item.value, Extent.STACK if item.extent == Extent.PARTIAL else Extent.WHOLE)
+        """Returns the item that an exchange makes of one, if the launch needs it."""
+        whole = Item(item.value, Coverage.STACK if item.coverage == Coverage.PARTIAL else Coverage.WHOLE)
         return whole if whole in self.needed and self.source(whole) == item else None
 
     def ties(self, value: ir.Value) -> dict[int, Tie] | None:
-        """By operand how the block of a result is made of blocks; None where it is cut of the whole."""
+        """Returns by operand how blocks give the block of a result; None where it is cut from the whole."""
         dim = self.splitting.dims[self.launch.key(value)]
         op, number = value.owner.opview, ir.OpResult(value).result_number
-        ties = {tie.operand: tie for tie in ties_of(op) if (tie.result, tie.result_dim) == (number, dim)}
+        ties = {
+            tie.operand: tie
+            for tie in ties_of(op, self.launch.rules)
+            if (tie.result, tie.result_dim) == (number, dim)
+        }
         return ties if ties or is_free(op, dim) else None
 
     def reads(self, item: Item) -> list[Item]:
-        """What an item is computed of."""
-        value, extent = item
+        """Returns the items from which an item is computed."""
+        value, coverage = item
         if self.is_input(item):
             return []
         source = self.source(item)
@@ -179,22 +183,24 @@ class SplitLaunch:
             return [source]
         assert value is not None
         if self.is_argument(value):
-            return [Item(value, Extent.WHOLE), NUMBER]
+            return [Item(value, Coverage.WHOLE), NUMBER]
         op = value.owner.opview
         if _is_barrier(op):
-            return [Item(op.operands[ir.OpResult(value).result_number], extent)]
+            return [Item(op.operands[ir.OpResult(value).result_number], coverage)]
         if self.is_branch(item):
             return self.branches(op).reads
-        if extent == Extent.PARTIAL:
-            return [Item(op.operands[0], Extent.BLOCK), Item(op.operands[1], Extent.WHOLE)]
-        if extent == Extent.BLOCK:
+        if coverage == Coverage.PARTIAL:
+            return [Item(op.operands[0], Coverage.BLOCK), Item(op.operands[1], Coverage.WHOLE)]
+        if coverage == Coverage.BLOCK:
             ties = self.ties(value)
             if ties is None:
-                return [Item(value, Extent.WHOLE), NUMBER]
-            return [Item(v, Extent.BLOCK if n in ties else Extent.WHOLE) for n, v in enumerate(op.operands)]
+                return [Item(value, Coverage.WHOLE), NUMBER]
+            return [
+                Item(v, Coverage.BLOCK if n in ties else Coverage.WHOLE) for n, v in enumerate(op.operands)
+            ]
         if self.is_partial(op):
-            return [Item(value, Extent.STACK), Item(op.operands[1], Extent.WHOLE)]
-        return [Item(v, Extent.WHOLE) for v in captured(op)]
+            return [Item(value, Coverage.STACK), Item(op.operands[1], Coverage.WHOLE)]
+        return [Item(v, Coverage.WHOLE) for v in captured(op)]
 
     def pieces(self) -> list[_Segment]:
         """Returns the computations, one after the other."""
@@ -219,10 +225,10 @@ class SplitLaunch:
 
             piece.outputs += [item for item in targets if levels[item] == n and self.source(item) is None]
             for item in _in_order(piece.outputs, reads_here):
-                made = computed.get(item, n)
-                if made < n and not constant[item]:
-                    if item not in pieces[made].outputs:
-                        pieces[made].outputs.append(item)
+                level = computed.get(item, n)
+                if level < n and not constant[item]:
+                    if item not in pieces[level].outputs:
+                        pieces[level].outputs.append(item)
                     piece.inputs.append(item)
                 elif self.is_input(item) or self.source(item) is not None:
                     piece.inputs.append(item)
@@ -239,7 +245,7 @@ class SplitLaunch:
         if item.value is None:
             return len(self.positions), 0, 0
         argument = ir.BlockArgument(item.value).arg_number if self.is_argument(item.value) else 0
-        return self.positions.get(item.value, -1), argument, item.extent
+        return self.positions.get(item.value, -1), argument, item.coverage
 
     def computation(self, piece: _Segment) -> str:
         """Returns the computation of a piece."""
@@ -265,50 +271,52 @@ class SplitLaunch:
 
     def compute(self, item: Item, values: dict[Item, ir.Value]) -> None:
         """Computes an item at the insertion point."""
-        value, extent = item
+        value, coverage = item
         assert value is not None
         reads = [values[read] for read in self.reads(item)]
         if not self.is_argument(value) and _is_barrier(value.owner.opview):
             values[item] = reads[0]
         elif self.is_branch(item):
             self.compute_branches(value.owner.opview, values)
-        elif extent == Extent.BLOCK and (self.is_argument(value) or self.ties(value) is None):
+        elif coverage == Coverage.BLOCK and (self.is_argument(value) or self.ties(value) is None):
             values[item] = self.cut(item, *reads)
-        elif extent == Extent.BLOCK:
+        elif coverage == Coverage.BLOCK:
             values[item] = self.compute_block(item, reads)
-        elif extent == Extent.PARTIAL or self.is_partial(value.owner.opview):
+        elif coverage == Coverage.PARTIAL or self.is_partial(value.owner.opview):
             copy = value.owner.clone(ir.InsertionPoint.current).opview
             for number, read in enumerate(reads):
                 copy.operands[number] = read
-            if extent == Extent.WHOLE:
+            if coverage == Coverage.WHOLE:
                 copy.attributes["dimensions"] = ir.DenseI64ArrayAttr.get([0])
-            made = copy.results[0]
-            values[item] = stablehlo.reshape(self.type(item), made) if extent == Extent.PARTIAL else made
+            copied = copy.results[0]
+            values[item] = (
+                stablehlo.reshape(self.type(item), copied) if coverage == Coverage.PARTIAL else copied
+            )
         else:
             op = value.owner.opview
             copy = op.operation.clone(ir.InsertionPoint.current).opview
             replace_operands(copy, dict(zip(captured(op), reads, strict=True)))
             for old, new in zip(op.results, copy.results, strict=True):
-                values[Item(old, extent)] = new
+                values[Item(old, coverage)] = new
 
     def is_branch(self, item: Item) -> bool:
-        """Returns whether an item is computed by one of several branches, of which a result is split."""
+        """Returns whether an item is computed by branches that have a split result."""
         if item.value is None or self.is_argument(item.value):
             return False
         op = item.value.owner.opview
-        if op.operation.name not in BRANCHES or self.extent(item.value) != item.extent:
+        if op.operation.name not in BRANCHES or self.coverage(item.value) != item.coverage:
             return False
         return any(self.dim(result) is not None for result in op.results)
 
-    def extent(self, value: ir.Value) -> Extent:
-        """What a replica makes of a value."""
-        return Extent.WHOLE if self.dim(value) is None else Extent.BLOCK
+    def coverage(self, value: ir.Value) -> Coverage:
+        """Returns the coverage of a value on each replica."""
+        return Coverage.WHOLE if self.dim(value) is None else Coverage.BLOCK
 
     def branches(self, op: ir.OpView) -> _Branches:
-        """What the branches of an operation compute."""
+        """Returns what the branches of an operation read and compute."""
         if op not in self._branches:
             inside = {value for inner in nested_ops(op) for value in inner.results}
-            bodies, outside = [], [Item(value, Extent.WHOLE) for value in op.operands]
+            bodies, outside = [], [Item(value, Coverage.WHOLE) for value in op.operands]
 
             def reads_inside(item: Item) -> list[Item]:
                 return self.reads(item) if item.value in inside else []
@@ -316,7 +324,7 @@ class SplitLaunch:
             for region in op.regions:
                 *_, terminator = region.blocks[0].operations
                 pairs = zip(terminator.operands, op.results, strict=True)
-                returned = [Item(value, self.extent(result)) for value, result in pairs]
+                returned = [Item(value, self.coverage(result)) for value, result in pairs]
                 order = _in_order(returned, reads_inside)
                 outside += [item for item in order if item.value not in inside]
                 bodies.append(([item for item in order if item.value in inside], returned))
@@ -326,26 +334,26 @@ class SplitLaunch:
     def compute_branches(self, op: ir.OpView, values: dict[Item, ir.Value]) -> None:
         """Computes all results of an operation with branches."""
         branches = self.branches(op)
-        items = [Item(result, self.extent(result)) for result in op.results]
-        made = ir.Operation.create(
+        items = [Item(result, self.coverage(result)) for result in op.results]
+        branch = ir.Operation.create(
             op.operation.name,
             results=[self.type(item) for item in items],
-            operands=[values[Item(value, Extent.WHOLE)] for value in op.operands],
+            operands=[values[Item(value, Coverage.WHOLE)] for value in op.operands],
             attributes={name: op.attributes[name] for name in op.attributes},
             regions=len(op.regions),
             loc=op.operation.location,
         )
-        for region, (body, returned) in zip(made.regions, branches.bodies, strict=True):
+        for region, (body, returned) in zip(branch.regions, branches.bodies, strict=True):
             here = dict(values)
             with op.operation.location, ir.InsertionPoint(region.blocks.append()):
                 for item in body:
                     if item not in here:
                         self.compute(item, here)
                 ir.Operation.create("stablehlo.return", operands=[here[item] for item in returned])
-        values |= dict(zip(items, made.results, strict=True))
+        values |= dict(zip(items, branch.results, strict=True))
 
     def compute_block(self, item: Item, reads: list[ir.Value]) -> ir.Value:
-        """Computes a block of what is made of blocks."""
+        """Computes a block from blocks."""
         assert item.value is not None
         copy = item.value.owner.clone(ir.InsertionPoint.current).opview
         for number, read in enumerate(reads):
@@ -361,7 +369,7 @@ class SplitLaunch:
         return copy.results[ir.OpResult(item.value).result_number]
 
     def cut(self, item: Item, whole: ir.Value, number: ir.Value) -> ir.Value:
-        """Returns the block of the replica of what it has as a whole."""
+        """Cuts the block of the replica from a value that it has as a whole."""
         dim, shape = self.splitting.dims[self.launch.key(item.value)], self.type(item).shape
         starts = [_scalar(0)] * len(shape)
         starts[dim] = stablehlo.multiply(number, _scalar(shape[dim]))
@@ -372,21 +380,21 @@ class SplitLaunch:
         if item.value is None:
             return ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         tensor = ir.RankedTensorType(item.value.type)
-        match item.extent:
-            case Extent.WHOLE:
+        match item.coverage:
+            case Coverage.WHOLE:
                 return tensor
-            case Extent.BLOCK:
+            case Coverage.BLOCK:
                 dim = self.splitting.dims[self.launch.key(item.value)]
                 return self.splitting.block_type(tensor, dim)
-        rows = 1 if item.extent == Extent.PARTIAL else self.splitting.count
+        rows = 1 if item.coverage == Coverage.PARTIAL else self.splitting.count
         return ir.RankedTensorType.get([rows, *tensor.shape], tensor.element_type)
 
     def layout(self, item: Item) -> ir.Attribute | None:
-        """How an item lies over the slice."""
+        """Returns the sharding of an item over the slice."""
         if self.home.mesh.size == 1:
             return None
-        value, extent = item
-        if value is None or extent in (Extent.PARTIAL, Extent.STACK):
+        value, coverage = item
+        if value is None or coverage in (Coverage.PARTIAL, Coverage.STACK):
             return make_sharding(self.home.symbol, replicated(self.type(item).rank))
         if self.is_argument(value):
             return self.arguments[value.arg_number]
@@ -400,7 +408,7 @@ def _is_barrier(op: ir.OpView) -> bool:
 
 
 def _in_order(items: Iterable[Item], reads: Callable[[Item], list[Item]]) -> list[Item]:
-    """Items and what they are computed of, each after what it reads."""
+    """Returns items and those that they are computed from, each after those that it reads."""
     order: dict[Item, None] = {}
     waiting = [(item, False) for item in reversed(list(items))]
     while waiting:

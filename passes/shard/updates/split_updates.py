@@ -1,4 +1,4 @@
-"""`pw-split-updates`: each replica updates a part of the parameters, and keeps that part of their state."""
+"""`pw-split-updates`: each replica updates a block of the parameters, and keeps that block of their state."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call, set_signature
 from pathways.passes.analysis.operations import has_side_effect
 from pathways.passes.analysis.replicas import ReplicaNumbers, replica_count
+from pathways.passes.analysis.sharding_rules import RuleReader, attach_rules, drop_rules
 from pathways.passes.manager.base import Pass, main_function, remark
 from pathways.passes.shard.updates.split_launch import SplitLaunch
 from pathways.passes.shard.updates.splitting import OuterLaunch, Splitting, decide, main_key
@@ -85,6 +86,7 @@ class SplitUpdates(Pass):
             with main.operation.location:
                 _UpdateSplitter(main, launches, splitting, layouts, computations).run()
         erase_unused_functions(module)
+        drop_rules(module)
 
 
 def _launches(
@@ -93,6 +95,7 @@ def _launches(
     """Returns the launches outside of loops that may be done on blocks."""
     effects: dict[str, bool] = {}
     flat: dict[str, ir.OpView] = {}
+    rules = RuleReader()
     launches: dict[LaunchOp, OuterLaunch] = {}
     for op in body_block(main).operations:
         if not isinstance(op, LaunchOp) or op.loop is not None:
@@ -102,7 +105,8 @@ def _launches(
         if op.callee not in flat:
             flat[op.callee] = _flattened(op.callee, symbols, computations)
             _unshare_constants(body_block(flat[op.callee]))
-        launches[op] = OuterLaunch(len(launches), op, body_block(flat[op.callee]))
+            attach_rules([flat[op.callee]])
+        launches[op] = OuterLaunch(len(launches), op, body_block(flat[op.callee]), rules)
     return launches
 
 
@@ -123,14 +127,14 @@ def _unshare_constants(block: ir.Block) -> None:
     Updates that share one would have to be split alike.
     """
     of_scalars: set[ir.Value] = set()
-    made: list[ir.OpView] = []
+    shared: list[ir.OpView] = []
     for op in block.operations:
         if only_computes(type(op)) and all(v in of_scalars or _is_scalar(v) for v in op.operands):
             of_scalars.update(op.results)
             if len(op.results) == 1 and not _is_scalar(op.results[0]):
-                made.append(op)
-    # Last first: a copy is one more reader of what it is made of.
-    for op in reversed(made):
+                shared.append(op)
+    # Last first: a copy is one more reader of its operands.
+    for op in reversed(shared):
         for use in list(op.results[0].uses)[1:]:
             copy = op.operation.clone(ir.InsertionPoint(op))
             use.owner.operation.operands[use.operand_number] = copy.results[0]
@@ -157,7 +161,7 @@ class _UpdateSplitter:
         self.blocks: dict[ir.Value, ir.Value] = {}
         """The block of each value that is split."""
         self.wholes: dict[ir.Value, ir.Value] = {}
-        """What was put together of blocks, or made as a whole anew."""
+        """Values that were put together from blocks, or computed as a whole again."""
         self.numbers = ReplicaNumbers(main)
 
     def run(self) -> None:
@@ -180,7 +184,7 @@ class _UpdateSplitter:
         return self.splitting.block_type(whole, self.splitting.dims[main_key(value)])
 
     def replace(self, op: ir.OpView) -> bool:
-        """Makes what stands for an operation of which a result is split; says whether it did."""
+        """Replaces an operation that has a split result; returns whether it did."""
         with op.operation.location, ir.InsertionPoint(op):
             if op in self.launches and any(self.dim(v) is not None for v in [*op.operands, *op.results]):
                 self.replace_launch(op)
@@ -199,7 +203,7 @@ class _UpdateSplitter:
         return True
 
     def replace_launch(self, op: LaunchOp) -> None:
-        """Makes the launches that stand for one."""
+        """Replaces a launch by those on blocks."""
         split = SplitLaunch(self.launches[op], self.splitting, self.layouts, self.computations)
 
         def operand(value: ir.Value | None, is_block: bool) -> ir.Value:
@@ -209,7 +213,7 @@ class _UpdateSplitter:
             (self.wholes if self.dim(old) is None else self.blocks)[old] = new
 
     def read_wholes(self, op: ir.OpView | ir.Operation) -> None:
-        """Lets an operation read what there is now of values as a whole."""
+        """Lets an operation read values that were put together."""
         for number, value in enumerate(op.operands):
             if value in self.blocks or value in self.wholes:
                 op.operands[number] = self.operand(value, False)

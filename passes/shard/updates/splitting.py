@@ -1,4 +1,4 @@
-"""Which values outside of loops replicas need only a block of, and of which dimension."""
+"""Splitting: values outside of loops that replicas need only as blocks, with their dimensions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from pathways.dialect.attributes.shardings import decided_inside
 from pathways.dialect.relations.layouts import Layouts
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import captured_by_regions
+from pathways.passes.analysis.sharding_rules import RuleReader
 from pathways.passes.manager.base import fail_each, remark
 from pathways.passes.shard.updates.axes import BRANCHES, partial_dims, ties_of
 
 _NAMED = 4
-"""How many arguments a message names."""
+"""Number of arguments that a message names."""
 
 
-class Occurrence(NamedTuple):
-    """A value of `@main`, or one inside of the computation of a launch.
+class ValueKey(NamedTuple):
+    """Key of a value of `@main`, or of one inside of the computation of a launch.
 
     Attributes:
       launch: the number of the launch; -1 for a value of `@main`.
@@ -45,7 +46,7 @@ class Occurrence(NamedTuple):
     value: ir.Value
 
 
-type Axis = tuple[Occurrence, int]
+type Axis = tuple[ValueKey, int]
 """A dimension of a value."""
 
 
@@ -54,57 +55,58 @@ class OuterLaunch:
     """A launch outside of loops, and its computation.
 
     Attributes:
-      number: what keys know it by.
+      number: its number in keys.
       op: the launch.
       block: the computation, with calls inlined.
+      rules: the reader of the sharding rules of its operations.
     """
 
     number: int
     op: LaunchOp
     block: ir.Block
+    rules: RuleReader
 
-    def key(self, value: ir.Value) -> Occurrence:
+    def key(self, value: ir.Value) -> ValueKey:
         """Returns the key of a value inside; what a launch reads is a value of `@main`."""
         if isinstance(value, ir.BlockArgument) and value.owner == self.block:
             return main_key(self.op.operands[value.arg_number])
-        return Occurrence(self.number, value)
+        return ValueKey(self.number, value)
 
     @property
     def operations(self) -> list[ir.OpView]:
-        """What it computes, without the return."""
+        """Operations of the computation, without the return."""
         return list(self.block.operations)[:-1]
 
     @property
     def returned(self) -> list[ir.Value]:
-        """What it returns, inside."""
+        """Values of the computation that it returns."""
         return list(self.block.operations[len(self.block.operations) - 1].operands)
 
 
-def main_key(value: ir.Value) -> Occurrence:
+def main_key(value: ir.Value) -> ValueKey:
     """Returns the key of a value of `@main`."""
-    return Occurrence(-1, value)
+    return ValueKey(-1, value)
 
 
 @dataclasses.dataclass(frozen=True)
 class Splitting:
-    """What is split.
+    """Values that are split over replicas.
 
     Attributes:
       count: the number of replicas.
-      dims: of values that could be split, the dimension along which.
-      made: those of which replicas make, or get, no more than a block.
-      states: the arguments of which each replica has a block, and the numbers of the results that take their
-        places.
+      dims: for values that could be split, the dimension.
+      split: those that replicas compute, or get, as blocks only.
+      states: the arguments that replicas hold as blocks, with the numbers of the results that replace them.
     """
 
     count: int
-    dims: Mapping[Occurrence, int]
-    made: Collection[Occurrence]
+    dims: Mapping[ValueKey, int]
+    split: Collection[ValueKey]
     states: Mapping[ir.Value, int]
 
-    def dim(self, key: Occurrence) -> int | None:
-        """Returns the dimension of which a replica has a block; None where it has all."""
-        return self.dims[key] if key in self.made else None
+    def dim(self, key: ValueKey) -> int | None:
+        """Returns the dimension that is in blocks; None for a value that each replica has as a whole."""
+        return self.dims[key] if key in self.split else None
 
     def block_type(self, whole: ir.Type, dim: int) -> ir.RankedTensorType:
         """Returns the type of a block of an array."""
@@ -118,12 +120,12 @@ def decide(
     """Decides what replicas split; None for nothing.
 
     An argument that only updates read, and whose place a result takes, is split along a dimension that goes
-    together with one of a sum over replicas. So is all that is made of blocks.
+    together with one of a sum over replicas. So is all that is computed from blocks.
 
     Args:
       main: the program, of one replica.
-      launches: what may be rewritten of it.
-      layouts: how its values lie.
+      launches: the launches that may be rewritten.
+      layouts: the shardings of its values.
       count: the number of replicas.
 
     Raises:
@@ -137,8 +139,8 @@ def decide(
     choice.report()
     split = {argument: n for argument, n in states.items() if main_key(argument) in choice.dims}
     while split:
-        made = graph.flow([*graph.sums, *split])
-        cut = {key for key, dim in choice.dims.items() if (key, dim) in made}
+        reached = graph.flow([*graph.sums, *split])
+        cut = {key for key, dim in choice.dims.items() if (key, dim) in reached}
         last = {argument: n for argument, n in split.items() if main_key(graph.returned[n]) in cut}
         if len(last) == len(split):
             return Splitting(count, choice.dims, cut, split)
@@ -147,15 +149,15 @@ def decide(
 
 
 class _Graph:
-    """Dimensions that go together, and what reads what.
+    """Graph of dimensions that go together, and of readers.
 
     Attributes:
-      sums: what replicas sum.
-      blocked: for each axis what reads it and needs all of it.
-      read_whole: what an operation needs all of, with what it makes of it.
-      read_elsewhere: the values of `@main` that something else than a launch or a transfer reads.
+      sums: the sums over replicas.
+      blocked: for each axis the operations that need all of it.
+      read_whole: values that an operation needs all of, each with the results of the operation.
+      read_elsewhere: the values of `@main` with readers other than launches and transfers.
       classes: the axes that go together, by one of them.
-      summed: those that stand for axes of sums.
+      summed: those that represent axes of sums.
     """
 
     def __init__(self, main: ir.OpView, launches: Mapping[LaunchOp, OuterLaunch], layouts: Layouts) -> None:
@@ -165,10 +167,10 @@ class _Graph:
         self.slices = [launch.op.slice for launch in launches.values()]
         self.sums: list[ir.Value] = []
         self.blocked: dict[Axis, list[ir.OpView]] = defaultdict(list)
-        self.read_whole: list[tuple[Occurrence, list[Occurrence]]] = []
+        self.read_whole: list[tuple[ValueKey, list[ValueKey]]] = []
         self.read_elsewhere: set[ir.Value] = set()
         self.sources: dict[Axis, list[Axis]] = defaultdict(list)
-        self.readers: dict[Occurrence, list[tuple[Occurrence, int]]] = defaultdict(list)
+        self.readers: dict[ValueKey, list[tuple[ValueKey, int]]] = defaultdict(list)
         self.parents: dict[Axis, Axis] = {}
         *operations, terminator = body_block(main).operations
         self.returned = list(terminator.operands)
@@ -211,7 +213,7 @@ class _Graph:
                         self.pass_on(launch.key(inner), launch.key(result))
                 continue
             tied = set()
-            for tie in ties_of(op):
+            for tie in ties_of(op, launch.rules):
                 tied.add((tie.operand, tie.dim))
                 source, target = op.operands[tie.operand], op.results[tie.result]
                 self.join((launch.key(source), tie.dim), (launch.key(target), tie.result_dim))
@@ -225,19 +227,21 @@ class _Graph:
                         self.read_whole.append((key, [launch.key(result) for result in op.results]))
 
     def keep_whole_in_front(self) -> None:
-        """Notes that microbatches read what an operation in front of them needs all of, such as a slice."""
-        sources: dict[Occurrence, list[Occurrence]] = defaultdict(list)
-        targets: dict[Occurrence, list[Occurrence]] = defaultdict(list)
+        """Notes values in front of microbatches that an operation needs all of, such as a slice."""
+        sources: dict[ValueKey, list[ValueKey]] = defaultdict(list)
+        targets: dict[ValueKey, list[ValueKey]] = defaultdict(list)
         for key, readers in self.readers.items():
             for other, _ in readers:
                 sources[other].append(key)
                 targets[key].append(other)
         after = _reached(targets, map(main_key, self.sums))
         front = _reached(sources, map(main_key, self.read_elsewhere))
-        whole = [key for key, made in self.read_whole if key not in after and not front.isdisjoint(made)]
+        whole = [
+            key for key, results in self.read_whole if key not in after and not front.isdisjoint(results)
+        ]
         self.read_elsewhere |= {key.value for key in _reached(sources, whole) if key.launch < 0}
 
-    def pass_on(self, source: Occurrence, target: Occurrence) -> None:
+    def pass_on(self, source: ValueKey, target: ValueKey) -> None:
         """Notes that a value is another."""
         self.readers[source].append((target, 0))
         for dim in _dims(source.value):
@@ -249,7 +253,7 @@ class _Graph:
         self.parents[self.find(source)] = self.find(target)
 
     def find(self, axis: Axis) -> Axis:
-        """What stands for all axes that go together with one."""
+        """Returns the axis that represents all those that go together with one."""
         root = axis
         while (parent := self.parents.setdefault(root, root)) != root:
             root = parent
@@ -265,8 +269,8 @@ class _Graph:
                 targets[source].append(target)
         return _reached(targets, ((main_key(value), dim) for value in values for dim in _dims(value)))
 
-    def distances(self, argument: ir.Value) -> dict[Occurrence, int]:
-        """How many operations it takes from an argument to each value that is made of it."""
+    def distances(self, argument: ir.Value) -> dict[ValueKey, int]:
+        """Counts the operations from an argument to each value that is computed from it."""
         distances = {main_key(argument): 0}
         pending = deque(distances)
         while pending:
@@ -279,7 +283,7 @@ class _Graph:
         return distances
 
     def parts(self, axis: Axis) -> int:
-        """Into how many parts a dimension is cut over the devices of the slice."""
+        """Counts the blocks of a dimension over the devices of the slice."""
         (launch, value), dim = axis
         places = (slices_of(value, self.arguments) or ()) if launch < 0 else (self.slices[launch],)
         most = 1
@@ -292,7 +296,7 @@ class _Graph:
 
 
 def _reached[T](edges: Mapping[T, Iterable[T]], starts: Iterable[T]) -> set[T]:
-    """What edges lead to, the starts included."""
+    """Returns the nodes that edges lead to, the starts included."""
     reached: set[T] = set()
     pending = list(starts)
     while pending:
@@ -310,7 +314,7 @@ def _dims(value: ir.Value) -> range:
 def _states(main: ir.OpView, graph: _Graph) -> dict[ir.Value, int]:
     """Returns the arguments that only updates read, and the numbers of the results that take their places.
 
-    An argument belongs to the result of its type that is made of it by the fewest operations.
+    An argument belongs to the result of its type that the fewest operations compute from it.
     """
     results = [
         None if KEYS in attrs else (value.type, read_slices(attrs[SLICE]))
@@ -344,12 +348,12 @@ class _Choice:
         self.graph = graph
         self.states = states
         self.count = count
-        self.dims: dict[Occurrence, int] = {}
+        self.dims: dict[ValueKey, int] = {}
         self.left: dict[str, list[ir.Value]] = defaultdict(list)
-        """What stays whole, by the reason."""
+        """Arguments that stay whole, by the reason."""
         self.refused: dict[tuple[str, str], tuple[ir.OpView, list[ir.Value]]] = {}
-        """What cannot be split, by the name and the place of the operation that needs all of it."""
-        self.made = graph.flow([*graph.sums, *states])
+        """Arguments that cannot be split, by the name and place of the operation that needs all of them."""
+        self.in_flow = graph.flow([*graph.sums, *states])
         kept = set(states.values())
         gathered = {value for n, value in enumerate(graph.returned) if n not in kept} | graph.read_elsewhere
         self.gathered = {main_key(value) for value in gathered}
@@ -384,7 +388,7 @@ class _Choice:
         self.dims |= dict(graph.classes[graph.find((key, best))])
 
     def report(self) -> None:
-        """Says what stays whole, and refuses what cannot be split; of arguments for one reason all at once.
+        """Remarks on what stays whole, and refuses what cannot be split, arguments of one reason together.
 
         Raises:
           PassFailure: an operation needs all of what is to be split.
@@ -413,7 +417,7 @@ class _Choice:
         return f"argument{'s' if len(arguments) > 1 else ''} {', '.join(names)}{more}"
 
     def why_not(self, axis: Axis) -> str | None:
-        """What is against cutting all that goes together with a dimension; None for nothing."""
+        """Explains why all that goes together with a dimension cannot be cut; None where it can."""
         members = self.graph.classes[self.graph.find(axis)]
         for key, dim in members:
             size = ir.RankedTensorType(key.value.type).shape[dim]
@@ -423,7 +427,7 @@ class _Choice:
                 return (
                     f"dimension {axis[1]} of size {size} is not divisible by {self.count} replicas{devices}"
                 )
-        dims: dict[Occurrence, int] = {}
+        dims: dict[ValueKey, int] = {}
         against = [
             (key, sorted({dim, other}))
             for key, dim in members
@@ -438,22 +442,22 @@ class _Choice:
             "and only one of them can be split"
         )
 
-    def is_argument(self, key: Occurrence) -> bool:
+    def is_argument(self, key: ValueKey) -> bool:
         return isinstance(key.value, ir.BlockArgument) and key.launch < 0
 
-    def shown(self, key: Occurrence) -> str:
-        """Returns a value for the user."""
+    def shown(self, key: ValueKey) -> str:
+        """Describes a value for the user."""
         if self.is_argument(key):
             return self.named([key.value])
         owner = key.value.owner
-        made = "a value" if isinstance(owner, ir.Block) else f"a result of '{owner.operation.name}'"
-        return f"{made} of type {key.value.type}"
+        kind = "a value" if isinstance(owner, ir.Block) else f"a result of '{owner.operation.name}'"
+        return f"{kind} of type {key.value.type}"
 
     def whole_readers(self, axis: Axis) -> list[ir.OpView]:
-        """What needs all of what goes together with a dimension, and is not made whole anyway."""
+        """Returns operations that need all along a dimension of what is not whole anyway."""
         return [
             op
             for other in self.graph.classes[self.graph.find(axis)]
-            if other in self.made and other[0] not in self.gathered
+            if other in self.in_flow and other[0] not in self.gathered
             for op in self.graph.blocked.get(other, ())
         ]

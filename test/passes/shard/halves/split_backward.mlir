@@ -112,7 +112,8 @@ module @sums attributes {pw.form = "placed"} {
 // -----
 
 // The backward of a scan over three layers becomes two: the first one carries the gradient of x and stacks what
-// the second one needs, whose turns do not wait for each other: it is one product with the layers as a batch.
+// the second one needs, whose iterations do not wait for each other: it is one product with the layers as a batch.
+// Elementwise operations, as Shardy's rules know them, get the layers as one more dimension.
 
 !x = tensor<8x4xf32>
 !b = tensor<2x4xf32>
@@ -148,6 +149,7 @@ module @scan attributes {pw.form = "placed"} {
   // CHECK-LABEL: func.func private @b_weight(%arg0: tensor<3x2x4xf32>, %arg1: tensor<3x2x4xf32>)
   // CHECK-NOT: stablehlo.while
   // CHECK: stablehlo.dot_general {{.*}}batching_dims = [0] x [0], contracting_dims = [1] x [1]
+  // CHECK-NEXT: stablehlo.reduce_precision {{.*}} : tensor<3x4x4xf32>
   // CHECK-NOT: stablehlo.dot_general
   func.func private @b(%w: !w, %h: !h, %d: !b) -> (!w, !b) {
     %c0 = stablehlo.constant dense<0> : tensor<i32>
@@ -166,7 +168,8 @@ module @scan attributes {pw.form = "placed"} {
       %3 = stablehlo.reshape %2 : (tensor<1x2x4xf32>) -> !b
       %4 = func.call @times(%ct, %3) : (!b, !b) -> !b
       %5 = stablehlo.dot_general %3, %4, contracting_dims = [0] x [0] : (!b, !b) -> tensor<4x4xf32>
-      %6 = stablehlo.reshape %5 : (tensor<4x4xf32>) -> tensor<1x4x4xf32>
+      %rounded = stablehlo.reduce_precision %5, format = e8m10 : tensor<4x4xf32>
+      %6 = stablehlo.reshape %rounded : (tensor<4x4xf32>) -> tensor<1x4x4xf32>
       %7 = stablehlo.dynamic_update_slice %dws, %6, %i, %z, %z : (!w, tensor<1x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> !w
       %8 = stablehlo.dot_general %4, %1, contracting_dims = [1] x [1] : (!b, tensor<4x4xf32>) -> !b
       %9 = stablehlo.add %i, %c1 : tensor<i32>
@@ -182,8 +185,8 @@ module @scan attributes {pw.form = "placed"} {
 
 // -----
 
-// Turns from the last layer to the first: the first loop stacks in the order of the layers, so that nothing has to be
-// turned round. What turns add up becomes one product that is contracted over the layers too.
+// Iterations from the last layer to the first: the first loop stacks in the order of the layers, so that nothing has to be
+// turned round. What iterations add up becomes one product that is contracted over the layers too.
 
 !x = tensor<8x4xf32>
 !b = tensor<2x4xf32>
@@ -260,7 +263,7 @@ module @backwards attributes {pw.form = "placed"} {
 
 // -----
 
-// A loop that ends when its values say so: how many turns it takes, and so how much it would have to stack, is
+// A loop that ends when its values say so: how many iterations it takes, and so how much it would have to stack, is
 // not known. It stays in the half that others wait for, and a remark says so.
 
 !x = tensor<8x4xf32>
