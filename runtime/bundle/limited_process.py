@@ -1,7 +1,4 @@
-"""Processes for untrusted input: limits of their memory and lifetime, requests over their streams.
-
-A request or a reply is bytes, after their length.
-"""
+"""Limits of a process for untrusted input: its memory and its lifetime; see `resources.child_process`."""
 
 from __future__ import annotations
 
@@ -11,13 +8,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import IO
+from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
-
-HEADER_BYTES = 8
-"""Bytes of the length of a request or reply."""
 
 
 @contextlib.contextmanager
@@ -49,34 +42,3 @@ def exit_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # The parent exited before the call above, which then never takes effect.
         os._exit(1)
-
-
-def write_piece(stream: IO[bytes], piece: bytes) -> None:
-    """Writes bytes after their length."""
-    stream.write(len(piece).to_bytes(HEADER_BYTES))
-    stream.write(piece)
-    stream.flush()
-
-
-def read_piece(stream: IO[bytes]) -> bytes | None:
-    """Returns the next bytes that `write_piece` has written; None at the end of the stream."""
-    header = stream.read(HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
-        return None
-    piece = stream.read(size := int.from_bytes(header))
-    return piece if len(piece) == size else None
-
-
-def serve_requests(handle: Callable[[bytes], bytes], memory: int) -> None:
-    """Replies to each request on standard input until its end.
-
-    Args:
-      handle: returns the reply to a request.
-      memory: the maximum of bytes of address space.
-    """
-    # Replies have a descriptor of their own: what MLIR or Python print to standard output would corrupt them.
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    with limit_memory(memory):
-        while (request := read_piece(sys.stdin.buffer)) is not None:
-            write_piece(replies, handle(request))

@@ -5,19 +5,19 @@ The code goes to the store of compiled code, from which the requesting process t
 
 from __future__ import annotations
 
-import functools
+import json
 import os
 import resource
-import sys
 from collections.abc import Sequence
 
 import jax
 
-from pathways.runtime.bundle.examine import allowance, examine_apart, examine_within_limits, run_checks
-from pathways.runtime.bundle.file import Bundle
+from pathways.runtime.bundle.examine import allowance, examine_within_limits
+from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.limited_process import limit_memory
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.plan.plan import Launch, Plan
+from pathways.runtime.resources.child_process import LimitedProcess, NoReplyError, serve_requests
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import CompileError, Request, load_all
 
@@ -38,13 +38,17 @@ def rehearse_apart(bundle: Bundle, devices: int) -> None:
     Raises:
       BundleError: a check failed, or the process crashed or exceeded the time limit.
     """
-    examine_apart(
-        bundle,
-        "pathways.runtime.xla.rehearse",
-        str(devices),
-        doing="compiling its program",
-        seconds=_TIMEOUT_FACTOR * allowance(bundle)[0],
-    )
+    request = json.dumps([bundle.path, devices]).encode()
+    try:
+        with LimitedProcess("pathways.runtime.xla.rehearse") as process:
+            verdict = json.loads(process.ask(request, _TIMEOUT_FACTOR * allowance(bundle)[0]))
+    except NoReplyError as error:
+        raise BundleError(f"{bundle.path}: MLIR or XLA {error} while compiling its program") from None
+    if "error" in verdict:
+        raise BundleError(verdict["error"])
+    # The process read the path itself: its verdict holds only for the same bytes.
+    if verdict["digest"] != bundle.digest:
+        raise BundleError(f"{bundle.path}: the file was changed while it was read")
 
 
 def rehearse(bundle: Bundle, devices: int) -> None:
@@ -89,5 +93,16 @@ def _requests(plan: Plan, devices: Sequence[jax.Device]) -> list[Request]:
     return [request for (_, count), request in distinct.items() if count <= len(devices)]
 
 
+def _verdict(request: bytes) -> bytes:
+    path, devices = json.loads(request)
+    try:
+        bundle = read(path)
+        rehearse(bundle, devices)
+        verdict = {"digest": bundle.digest}
+    except BundleError as error:
+        verdict = {"error": str(error)}
+    return json.dumps(verdict).encode()
+
+
 if __name__ == "__main__":
-    sys.exit(run_checks(functools.partial(rehearse, devices=int(sys.argv[3]))))
+    serve_requests(_verdict)

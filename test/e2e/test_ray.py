@@ -73,7 +73,7 @@ for signals in (signal.SIGKILL, signal.SIGSTOP):
         while True:
             program(W, X).block_until_ready()
     assert_close(program(W, X), expected, 1e-5)
-assert sum(command.strip().endswith("runtime.hosts.worker.process") for command in commands()) == 3
+assert sum("runtime.hosts.worker.process" in command for command in commands()) == 3
 
 # Ray has places for three hosts: an island gets all that it needs, or none.
 from pathways.runtime.hosts.launch import ray_launcher

@@ -39,8 +39,8 @@ from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, Ping, P
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.serving import ReleaseArrays
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
-from pathways.runtime.hosts.splitting import splitter
 from pathways.runtime.local.devices import process_cluster
+from pathways.runtime.resources import child_process
 from pathways.runtime.resources.status import ClientStatus
 
 RAW_CLIENT = Path(__file__).parents[1] / "support" / "raw_client.py"
@@ -392,7 +392,7 @@ def test_service_reports_an_unexpected_error_of_a_program(
     bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
     bob = service.attach("bob")
     with monkeypatch.context() as patch:
-        patch.setattr(splitter.subprocess, "Popen", fail)
+        patch.setattr(child_process.subprocess, "Popen", fail)
         service.service._questions._splitter.close()
         with refused(HostError, "program 'lambda'", "no more processes"):
             bob.load(bound, lambda **_: None)

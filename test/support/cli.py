@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ import jax
 import preloaded
 import pytest
 
-from pathways.runtime.bundle import examine
 from pathways.runtime.local.devices import process_cluster
-from pathways.runtime.resources import virtual
+from pathways.runtime.resources import child_process, virtual
+from pathways.runtime.xla import rehearse
 
-_CHECK = "import os, runpy, sys; sys.argv[1] = str(os.getppid()); runpy.run_module({!r}, run_name='__main__')"
+_CHECK = (
+    "import os, runpy, sys; sys.argv[1] = str(os.getppid()); "
+    f"runpy.run_module({rehearse.__name__!r}, run_name='__main__')"
+)
 
 
 def run_tool(
@@ -102,27 +106,22 @@ def closed_pipe() -> int:
 
 @pytest.fixture
 def warm_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bundles are examined and rehearsed in processes that are forked, and not new."""
+    """Bundles are rehearsed in processes that are forked, and not new."""
 
-    def run(command: Sequence[str], **options: Any) -> Any:
-        assert command[1:3] == ["-P", "-m"]
-        module, _, *rest = command[3:]
-        program = _CHECK.format(module)
-        done = preloaded.run("-P", "-c", program, "", *rest, timeout=options["timeout"])
-        return subprocess.CompletedProcess(
-            command, done.returncode, done.stdout.encode(), done.stderr.encode()
-        )
+    def popen(command: Sequence[str], **options: Any) -> Any:
+        if command[1:4] != ["-P", "-m", rehearse.__name__]:
+            return preloaded.popen(command, **options)
+        read, write = os.pipe()
+        with Path(os.devnull).open("wb") as none:
+            process: Any = preloaded.PreloadedProcess(
+                ["-P", "-c", _CHECK, ""], stdin=options["stdin"], stdout=none.fileno(), stderr=write
+            )
+        os.close(write)
+        process.stdin, process.stdout, process.stderr = None, None, os.fdopen(read, "rb")
+        return process
 
-    monkeypatch.setattr(examine, "subprocess", _Subprocess(run))
-
-
-class _Subprocess:
-    """The module `subprocess` as `examine` uses it."""
-
-    DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
-
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    ours = types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})
+    monkeypatch.setattr(child_process, "subprocess", ours)
 
 
 @contextlib.contextmanager

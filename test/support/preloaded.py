@@ -179,13 +179,16 @@ def popen(command: Sequence[str], **options: Any) -> Any:
     """`subprocess.Popen` for workers: a process made here, where that is the same."""
     from pathways.runtime.hosts.launch.commands import worker_command
 
-    is_worker = list(command) == worker_command(sys.executable) and options["preexec_fn"] is None
+    # Not a spare: those are to be new. Nor is this process the parent of those made here.
+    is_worker = (
+        list(command[:-1]) == worker_command(sys.executable) and options["stdout"] == subprocess.DEVNULL
+    )
     if not is_worker or not fits(options["env"]):
         return subprocess.Popen(command, **options)
     (read, stdin), (stderr, write) = os.pipe(), os.pipe()
     with _nothing() as none:
         process: Any = PreloadedProcess(
-            command[1:], stdin=read, stdout=none.fileno(), stderr=write, env=options["env"]
+            command[1:-1], stdin=read, stdout=none.fileno(), stderr=write, env=options["env"]
         )
     os.close(read)
     os.close(write)
@@ -195,11 +198,11 @@ def popen(command: Sequence[str], **options: Any) -> Any:
 
 def start_workers() -> None:
     """Has the workers that this process starts on this machine be processes made here."""
-    from pathways.runtime.hosts.launch import children
+    from pathways.runtime.resources import child_process
 
     # Processes of pytest-xdist inherit it, and with it the parent.
     _join_run()
-    children.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})  # type: ignore[assignment]
+    child_process.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})  # type: ignore[assignment]
 
 
 def _nothing() -> IO[bytes]:

@@ -1,14 +1,12 @@
 """The process that parses and verifies for `pw-lsp`: what MLIR does to it is a diagnostic in the editor.
 
-Reads texts from standard input and writes diagnostics to standard output, as JSON; see
-`runtime.bundle.limited_process`.
+Requests are texts, replies diagnostics as JSON; see `runtime.resources.child_process`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +16,7 @@ from pathways.dialect import argument_slices, form_of, make_context, slices_of
 from pathways.dialect.operations.operation import PwOp
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
-from pathways.runtime.bundle.limited_process import exit_with_parent, serve_requests
+from pathways.runtime.resources.child_process import serve_requests
 from pathways.tools.common.source import Source
 from pathways.tools.common.supervisor import memory_limit
 
@@ -32,8 +30,7 @@ _TRAILING_LOCATION = re.compile(
 
 
 def main() -> None:
-    """Answers until standard input ends, or the parent does."""
-    exit_with_parent(int(sys.argv[1]))
+    """Replies to the server."""
     serve_requests(lambda text: json.dumps(analyse(text)).encode(), memory_limit())
 
 

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import ctypes
-import functools
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import IO, Self
 
 import msgspec
 
 from pathways.runtime.control.records.errors import HostStartError
-from pathways.runtime.hosts.launch.commands import StartCommand, spare_command, worker_command
+from pathways.runtime.hosts.launch.commands import StartCommand, worker_command
 from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.launch.endings import end_all
-from pathways.runtime.hosts.launch.launching import LINES
 from pathways.runtime.hosts.protocol.joining import WorkerConfig
-from pathways.runtime.resources.threads import start_thread
-
-_PR_SET_PDEATHSIG = 1
+from pathways.runtime.resources.child_process import ChildProcess
 
 _END_SECONDS = 2.0
 """How long a worker may take to end that was killed."""
@@ -36,13 +29,14 @@ def worker_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PW_TRACE"}
 
 
-class Child:
+class Child(ChildProcess):
     """A worker that is a child of this process; what it writes to standard error is passed on.
+
+    On this machine it is killed when this process exits.
 
     Args:
       config: what it has to know; None for a spare worker, which gets it later, by `configure`.
       start: the command that gets it to run on its machine; None for this machine.
-      dies_with_parent: whether it is killed when the thread that started it ends.
 
     Attributes:
       output: of a spare worker its standard output: a line when it is ready, and its end when it has its
@@ -52,54 +46,32 @@ class Child:
       HostStartError: there is no such command.
     """
 
-    def __init__(
-        self,
-        config: WorkerConfig | None,
-        start: StartCommand | None = None,
-        *,
-        dies_with_parent: bool = False,
-    ) -> None:
+    def __init__(self, config: WorkerConfig | None, start: StartCommand | None = None) -> None:
         self._prefix = ""
-        if config is None:
-            command = spare_command(sys.executable)
-        elif start is None:
-            command = worker_command(sys.executable)
+        if config is None or start is None:
+            command = [*worker_command(sys.executable), str(os.getpid())]
         else:
             assert config.machine is not None
             command, self._prefix = start.of(config.machine), f"{config.machine}: "
-        # A worker waits for SIGTERM, and begins with that; until then it is not to end of it. A command is.
-        # Ctrl-C, too, may come to a spare while it imports.
-        block = {signal.SIGTERM, signal.SIGINT} if start is None else ()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, block)
         try:
-            self._process = subprocess.Popen(
+            super().__init__(
                 command,
+                on_line=self._pass_on,
+                # A worker waits for SIGTERM, and begins with that; until then it is not to end of it, nor of
+                # Ctrl-C, which is for the controller. A command is.
+                blocked={signal.SIGTERM, signal.SIGINT} if start is None else (),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if config is None else subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
                 env=worker_environment(),
-                preexec_fn=_die_with_parent if dies_with_parent else None,
-                # Ctrl-C is for the controller. A worker knows that; other commands would end.
+                # Other commands would end of Ctrl-C.
                 start_new_session=start is not None,
             )
         except OSError as error:
             what = "a spare worker" if config is None else str(config)
             raise HostStartError(f"{what} did not start: cannot run {command[0]!r}: {error}") from None
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.pid = self._process.pid
         self.output = self._process.stdout
-        self._lines: collections.deque[str] = collections.deque(maxlen=LINES)
-        assert self._process.stderr is not None
         if config is not None:
             self.configure(config)
-        read = functools.partial(self._read, self._process.stderr)
-        self._reader = start_thread(read, "standard error")
-
-    @classmethod
-    def spare(cls) -> Self:
-        """Starts a spare worker."""
-        return cls(None)
 
     def configure(self, config: WorkerConfig) -> None:
         """Sends the worker what it has to know: not on the command line, which everyone may read."""
@@ -111,34 +83,18 @@ class Child:
 
     def ending(self, seconds: float) -> str | None:
         """See `WorkerProcess.ending`."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        code = self.exit_code(seconds)
+        if code is None:
             return None
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
-    def kill(self) -> None:
-        """See `WorkerProcess.kill`."""
-        self._process.kill()
-
-    def last_lines(self) -> Sequence[str]:
-        """See `WorkerProcess.last_lines`."""
-        if self._process.poll() is not None:
-            # What it wrote last may not have been read yet.
-            self._reader.join(timeout=1)
-        return tuple(self._lines)
-
-    def _read(self, pipe: IO[bytes]) -> None:
-        with pipe:
-            for line in pipe:
-                text = line.decode(errors="replace")
-                self._lines.append(text.rstrip("\n"))
-                # Its reader may be gone.
-                with contextlib.suppress(OSError, ValueError):
-                    sys.stderr.write(self._prefix + text)
+    def _pass_on(self, line: str) -> None:
+        # Its reader may be gone.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(self._prefix + line)
 
 
 class Spawner:
@@ -176,7 +132,3 @@ class Spawner:
 
     def close(self) -> None:
         """There is nothing to give back."""
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

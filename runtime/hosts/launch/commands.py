@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import sys
 
@@ -66,10 +65,8 @@ class StartCommand:
 
 
 def worker_command(python: str) -> list[str]:
-    """The command that runs a worker; what it has to know comes on its standard input."""
+    """The command that runs a worker; what it has to know comes on its standard input.
+
+    With the id of its parent as an argument it is killed when that exits.
+    """
     return [python, "-P", "-m", "pathways.runtime.hosts.worker.process"]
-
-
-def spare_command(python: str) -> list[str]:
-    """Returns the command that runs a spare worker of this process."""
-    return [*worker_command(python), str(os.getpid())]

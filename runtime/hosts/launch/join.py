@@ -121,7 +121,7 @@ class Joined:
         # The next worker here is to take the place of this one.
         self._host = config.host
         try:
-            self._child = child = Child(config, dies_with_parent=True)
+            self._child = child = Child(config)
         except HostStartError as error:
             connection.send(WorkerStarted(None, str(error)))
             return

@@ -8,9 +8,6 @@ from typing import Protocol
 
 from pathways.runtime.hosts.protocol.joining import WorkerConfig
 
-LINES = 20
-"""How many of the last lines that a worker has written are kept."""
-
 
 class WorkerProcess(Protocol):
     """The process of a worker, wherever it runs. Nothing here takes longer than some seconds.
@@ -28,7 +25,7 @@ class WorkerProcess(Protocol):
         """Ends it at once, also when it is stopped."""
 
     def last_lines(self) -> Sequence[str]:
-        """What it wrote to standard error last, at most `LINES` lines."""
+        """What it wrote to standard error last, at most `child_process.LINES` lines."""
 
 
 class Launcher(Protocol):

@@ -41,7 +41,7 @@ class HostActor:
 
     def start(self, config: str) -> int:
         """Starts it; returns its process. It ends with the actor."""
-        self._child = Child(WorkerConfig.from_json(config), dies_with_parent=True)
+        self._child = Child(WorkerConfig.from_json(config))
         return self._child.pid
 
     def ending(self, seconds: float) -> tuple[str, tuple[str, ...]] | None:

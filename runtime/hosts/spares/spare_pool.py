@@ -76,15 +76,12 @@ class Surroundings:
 class SparePool:
     """Keeps spare workers, and starts others in the place of those that are used or have exited.
 
-    All of them start from one thread, which lives as long as the pool: Linux kills them when that thread
-    ends, and so however this process ends. That holds for workers that were spares, too; these end before.
-
     Args:
       count: how many there shall be; with 0 the pool does nothing.
       start: starts a spare; for tests.
     """
 
-    def __init__(self, count: int, start: Callable[[], Child] = Child.spare) -> None:
+    def __init__(self, count: int, start: Callable[[], Child] = lambda: Child(None)) -> None:
         self._start = start
         self._core = SpareCore(count)
         # Held while a spare starts, so that each that the core knows has its process.

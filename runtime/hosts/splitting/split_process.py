@@ -1,7 +1,7 @@
 """The process that proves and cuts the programs of clients for a service, which parses none of them.
 
-Requests come on standard input, answers leave on standard output. A program that makes it crash, or takes it
-too long, is an error to its client alone: the service starts another one.
+A program that makes it crash, or takes it too long, is an error to its client alone: the service starts
+another one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathways.dialect.errors import PathwaysError
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
-from pathways.runtime.bundle.limited_process import serve_requests
 from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
 from pathways.runtime.hosts.splitting.splitting import split
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.stored import Stored
+from pathways.runtime.resources.child_process import serve_requests
 
 MOST_BYTES = 8 << 30
 """The memory that it may use, in bytes of address space."""

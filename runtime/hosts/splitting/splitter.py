@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Protocol
@@ -13,15 +11,14 @@ from typing import Protocol
 import msgspec
 
 from pathways.dialect.errors import PathwaysError
-from pathways.runtime.bundle.limited_process import exit_status, read_piece, write_piece
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
-from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.resources.child_process import LimitedProcess, NoReplyError
 
 SPLIT_SECONDS = 300.0
 """How long a program may take."""
 
-_COMMAND = (sys.executable, "-m", "pathways.runtime.hosts.splitting.split_process")
+_MODULE = "pathways.runtime.hosts.splitting.split_process"
 
 
 class RefusedProgramError(PathwaysError, ValueError):
@@ -50,7 +47,7 @@ class ProgramSplitter:
         self._changed = threading.Condition()
         # Whose turn it is, and whose is next: each of them once, however many programs it has.
         self._line: collections.deque[Owner] = collections.deque()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = LimitedProcess(_MODULE)
 
     def split(self, owner: Owner, program: BoundProgram, ahead: int | str, *, together: bool) -> SplitProgram:
         """Proves and cuts a program, see `splitting.split`.
@@ -59,38 +56,20 @@ class ProgramSplitter:
           RefusedProgramError: it does not prove, or cannot be cut, or the process has ended over it; or its
             owner has left.
         """
+        request = msgspec.msgpack.encode(SplitRequest(program, ahead, together))
         with self._turn_of(owner):
             with self._changed:
                 # `forget` comes before, or finds the process.
                 if owner.is_gone.is_set():
                     raise RefusedProgramError(f"program '{program.name}': its client has left")
-                process = self._running()
-            is_done = threading.Event()
-
-            def end_late() -> None:
-                if not is_done.wait(SPLIT_SECONDS):
-                    process.kill()
-
-            start_thread(end_late, "split")
-            answer = None
+                self._process.start()
             try:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                with contextlib.suppress(OSError, ValueError):
-                    write_piece(process.stdin, msgspec.msgpack.encode(SplitRequest(program, ahead, together)))
-                    if (piece := read_piece(process.stdout)) is not None:
-                        answer = msgspec.msgpack.decode(piece, type=SplitAnswer)
-            finally:
-                is_done.set()
-                if answer is None:
-                    with self._changed:
-                        self._end(process)
-        if answer is None:
-            raise RefusedProgramError(
-                f"program '{program.name}': the process that proves it ended "
-                f"({exit_status(process.returncode)}), out of memory or "
-                f"after {SPLIT_SECONDS:.0f} seconds"
-            )
+                reply = self._process.ask(request, SPLIT_SECONDS)
+            except NoReplyError as error:
+                raise RefusedProgramError(
+                    f"program '{program.name}': MLIR {error} while proving it"
+                ) from None
+        answer = msgspec.msgpack.decode(reply, type=SplitAnswer)
         if answer.parts is None:
             raise RefusedProgramError(answer.error or f"program '{program.name}' cannot be cut")
         return answer.parts
@@ -98,15 +77,12 @@ class ProgramSplitter:
     def forget(self, owner: Owner) -> None:
         """An owner has left: nothing of it is worked on any more."""
         with self._changed:
-            if self._process is not None and self._line and self._line[0] is owner:
+            if self._line and self._line[0] is owner:
                 self._process.kill()
-                self._process.wait()
 
     def close(self) -> None:
         """Ends the process; all owners have left."""
-        with self._changed:
-            if self._process is not None:
-                self._end(self._process)
+        self._process.close()
 
     @contextlib.contextmanager
     def _turn_of(self, owner: Owner) -> Iterator[None]:
@@ -120,17 +96,3 @@ class ProgramSplitter:
             with self._changed:
                 self._line.popleft()
                 self._changed.notify_all()
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-        self._process = None
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        return self._process

@@ -529,22 +529,21 @@ def _described(error: Exception) -> str:
 def main() -> int:
     """Runs a worker; what it has to know comes as a line of JSON on standard input.
 
-    A spare worker, which has the process of the controller as its argument, may wait for that line.
+    A worker on the machine of its parent has the id of that as its argument. To a spare worker the line comes
+    when it is used.
     """
     # Ctrl-C is for the controller, whose end is that of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    is_spare = len(sys.argv) > 1
-    if is_spare:
-        # Its standard input may stay open, in processes that were forked from the controller.
+    if len(sys.argv) > 1:
+        # Its standard input may stay open, in processes that were forked from its parent.
         exit_with_parent(int(sys.argv[1]))
-        print("ready", flush=True)
-    line = sys.stdin.readline()
-    if not line and is_spare:
+    print("ready", flush=True)
+    if not (line := sys.stdin.readline()):
         return 0
-    if is_spare:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)
-        os.close(nothing)
+    # Nobody reads what functions of users print.
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
     config = WorkerConfig.from_json(line)
     start_thread(_end_with_input, "standard input")
     jax.config.update("jax_platforms", config.platform)

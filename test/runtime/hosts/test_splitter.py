@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ PROCESS = """
 import time
 from pathlib import Path
 import msgspec
-from pathways.runtime.bundle.limited_process import serve_requests
+from pathways.runtime.resources.child_process import serve_requests
 from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
 
 def answer(request):
@@ -29,7 +28,7 @@ def answer(request):
         time.sleep(0.005)
     return msgspec.msgpack.encode(SplitAnswer(None, f"{name} was seen"))
 
-serve_requests(answer, 1 << 40)
+serve_requests(answer)
 """
 
 
@@ -61,7 +60,9 @@ class Splitter:
 
 @pytest.fixture
 def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Splitter]:
-    monkeypatch.setattr(splitter, "_COMMAND", (sys.executable, "-c", PROCESS))
+    (tmp_path / "says_what_it_sees.py").write_text(PROCESS)
+    monkeypatch.setattr(splitter, "_MODULE", "says_what_it_sees")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     cut = Splitter(tmp_path)
     yield cut
