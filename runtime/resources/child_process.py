@@ -169,8 +169,8 @@ class LimitedProcess:
             assert self._running is not None
             child, connection = self._running
             try:
-                _send(connection, request, deadline)
-                return _receive(connection, deadline)
+                send_piece(connection, request, deadline)
+                return receive_piece(connection, deadline)
             except TimeoutError:
                 reason = f"did not return within {seconds:g} s"
             except OSError:
@@ -215,7 +215,7 @@ def serve_requests(handle: Callable[[bytes], bytes], memory: int = resource.RLIM
     exit_with_parent(int(sys.argv[1]))
     with socket.socket(fileno=0) as connection, limit_memory(memory), contextlib.suppress(ConnectionError):
         while True:
-            _send(connection, handle(_receive(connection)))
+            send_piece(connection, handle(receive_piece(connection)))
 
 
 def _exit(child: ChildProcess) -> str:
@@ -227,20 +227,25 @@ def _exit(child: ChildProcess) -> str:
     return f"{'crashed' if code < 0 else 'exited'} ({exit_status(code)}{last and ': '}{last.strip()[:300]})"
 
 
-def _send(connection: socket.socket, piece: bytes, deadline: float | None = None) -> None:
+def send_piece(connection: socket.socket, piece: bytes, deadline: float | None = None) -> None:
+    """Sends bytes after their length.
+
+    Args:
+      connection: the connection.
+      piece: the bytes.
+      deadline: the time, as of `time.monotonic`, until which all has to be sent; None for any.
+
+    Raises:
+      OSError: it is not sent in time (TimeoutError), or nobody receives it.
+    """
     _set_deadline(connection, deadline)
     connection.sendall(len(piece).to_bytes(_HEADER_BYTES))
     _set_deadline(connection, deadline)
     connection.sendall(piece)
 
 
-def _receive(connection: socket.socket, deadline: float | None = None) -> bytes:
-    """Returns the next bytes that `_send` has sent.
-
-    Raises:
-      ConnectionError: the other process has closed the connection.
-      TimeoutError: the deadline is over.
-    """
+def receive_piece(connection: socket.socket, deadline: float | None = None) -> bytes:
+    """Returns the next bytes that `send_piece` has sent; see there."""
     return bytes(_read(connection, int.from_bytes(_read(connection, _HEADER_BYTES, deadline)), deadline))
 
 

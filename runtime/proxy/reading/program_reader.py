@@ -13,16 +13,14 @@ from collections.abc import Callable
 
 from pathways.runtime.bundle.file import is_artifact
 from pathways.runtime.proxy.reading.read_process import (
-    ANSWER,
     ARTIFACT,
     IFRT,
     MODULE,
-    REQUEST,
     allowed_seconds,
     allowed_wall_seconds,
-    receive,
 )
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
+from pathways.runtime.resources.child_process import receive_piece, send_piece
 
 _COMMAND = (sys.executable, "-P", "-m", "pathways.runtime.proxy.reading.read_process")
 
@@ -102,23 +100,22 @@ class ProgramReader:
         """
         seconds = allowed_seconds(len(program))
         began = time.monotonic()
-        connection.settimeout(allowed_wall_seconds(len(program)) + _GRACE_S)
+        deadline = began + allowed_wall_seconds(len(program)) + _GRACE_S
         try:
-            connection.sendall(REQUEST.pack(kind, len(program)))
-            connection.sendall(program)
-            is_valid, size = ANSWER.unpack(receive(connection, ANSWER.size))
-            answer = receive(connection, size)
+            send_piece(connection, kind + program, deadline)
+            answer = receive_piece(connection, deadline)
         except OSError:
             connection.close()
             if time.monotonic() - began < seconds:
                 return None
             raise _unreadable(f"it takes longer than {seconds:.0f} seconds") from None
+        is_valid = answer[:1] == b"\1"
         with self._lock:
             if is_valid and not self._is_closed and len(self._idle) < _MAX_IDLE:
                 self._idle.append(connection)
             else:
                 connection.close()
-        return is_valid, answer
+        return is_valid, answer[1:]
 
     def _start(self) -> socket.socket:
         """Returns a connection to a new process."""

@@ -16,7 +16,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import warnings
 
@@ -27,18 +26,10 @@ from pathways.dialect.operations.bindings import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.syntax.stablehlo import parse_module
 from pathways.runtime.bundle.limited_process import exit_with_parent, limit_memory
+from pathways.runtime.resources.child_process import receive_piece, send_piece
 
 MODULE, ARTIFACT, IFRT = b"m", b"a", b"i"
 """What a program is: StableHLO as text or bytecode, a portable artifact of it, or IFRT IR."""
-
-REQUEST = struct.Struct(">cQ")
-"""Begins a request: what the program is, and its size. The program follows."""
-
-ANSWER = struct.Struct(">?Q")
-"""Begins an answer: whether the program is valid, and a size. Its bytecode follows, or what is wrong with it.
-
-A process that has read an invalid program ends: its memory may be corrupt.
-"""
 
 
 def allowed_seconds(size: int) -> float:
@@ -124,32 +115,19 @@ def answer_to(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[bool
         return False, str(error).encode(errors="replace")
 
 
-def receive(connection: socket.socket, size: int) -> bytes:
-    """Returns so many bytes of a stream.
-
-    Raises:
-      OSError: it ends before.
-    """
-    received = bytearray(size)
-    view = memoryview(received)
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            raise ConnectionResetError
-        view = view[count:]
-    return bytes(received)
-
-
 def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:
-    """Reads programs until one is invalid.
+    """Reads programs until one is invalid: then the memory of this process may be corrupt.
+
+    A request is a kind and a program. A reply is a byte, 1 for a valid program, and the program as bytecode,
+    or what is wrong with it.
 
     Raises:
       OSError: the server needs the process no more.
     """
     is_valid = True
     while is_valid:
-        kind, size = REQUEST.unpack(receive(connection, REQUEST.size))
-        data = receive(connection, size)
+        request = receive_piece(connection)
+        kind, data, size = request[:1], request[1:], len(request) - 1
         # Their signals end the process.
         signal.setitimer(signal.ITIMER_PROF, allowed_seconds(size))
         signal.setitimer(signal.ITIMER_REAL, allowed_wall_seconds(size))
@@ -157,8 +135,7 @@ def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:
             is_valid, answer = answer_to(kind, data, contexts)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        connection.sendall(ANSWER.pack(is_valid, len(answer)))
-        connection.sendall(answer)
+        send_piece(connection, bytes([is_valid]) + answer)
         contexts.count(size)
 
 

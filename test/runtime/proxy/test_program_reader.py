@@ -154,7 +154,7 @@ def test_the_process_ends_with_the_server() -> None:
     with connection:
         with of_reader:
             socket.send_fds(server, [b"."], [of_reader.fileno()])
-        connection.sendall(read_process.REQUEST.pack(MODULE, 1 << 20))
+        connection.sendall((1 << 20).to_bytes(8) + MODULE)
         server.close()
         assert process.wait(30) == 0
         # Even one that is reading, and that has not taken all that was sent.
