@@ -24,12 +24,12 @@ from pathways.runtime.bundle.limited_process import exit_status, exit_with_paren
 from pathways.runtime.resources.threads import start_thread
 
 LINES = 20
-"""How many of the last lines that a process has written to standard error are kept."""
+"""Number of lines kept of those that a process has written to standard error last."""
 
 _HEADER_BYTES = 8
 _PIECE_BYTES = 1 << 20
 _EXIT_SECONDS = 2.0
-"""How long a process may take to exit that was killed, or has closed its connection."""
+"""Time for the exit of a process that was killed, or has closed its connection."""
 
 
 class ChildProcess:
@@ -73,7 +73,7 @@ class ChildProcess:
                 started.set()
             self._keep(process, on_line)
 
-        self._keeper = start_thread(run, "child process")
+        self._thread = start_thread(run, "child process")
         started.wait()
         if isinstance(outcome[0], OSError):
             raise outcome[0]
@@ -95,7 +95,7 @@ class ChildProcess:
         """Returns what it wrote to standard error last."""
         if self._process.poll() is not None:
             # What it wrote last may not have been read yet.
-            self._keeper.join(timeout=1)
+            self._thread.join(timeout=1)
         return tuple(self._lines)
 
     def _keep(self, process: subprocess.Popen[bytes], on_line: Callable[[str], object]) -> None:
@@ -123,9 +123,9 @@ class LimitedProcess:
     """
 
     def __init__(self, module: str) -> None:
-        # -P: what lies in the working directory must not be imported.
+        # -P: no module in the working directory may be imported.
         self._command = [sys.executable, "-P", "-m", module, str(os.getpid())]
-        self._asking = threading.Lock()
+        self._calling = threading.Lock()
         self._starting = threading.Lock()
         self._running: tuple[ChildProcess, socket.socket] | None = None
 
@@ -140,7 +140,7 @@ class LimitedProcess:
         with self._starting:
             if self._running is not None and self._running[0].exit_code(0) is None:
                 return
-        self._forget()
+        self._discard()
         with self._starting:
             ours, theirs = socket.socketpair()
             with theirs:
@@ -156,14 +156,14 @@ class LimitedProcess:
                     raise
             self._running = child, ours
 
-    def ask(self, request: bytes, seconds: float) -> bytes:
+    def call(self, request: bytes, seconds: float) -> bytes:
         """Returns the reply to a request.
 
         Raises:
           NoReplyError: the process exited, also before, or took longer than so many seconds.
         """
         deadline = time.monotonic() + seconds
-        with self._asking:
+        with self._calling:
             if self._running is None:
                 self.start()
             assert self._running is not None
@@ -177,9 +177,9 @@ class LimitedProcess:
                 reason = _exit(child)
             except BaseException:
                 # Ctrl-C, or no memory for the reply, which would come before the next one.
-                self._forget()
+                self._discard()
                 raise
-            self._forget()
+            self._discard()
             raise NoReplyError(reason)
 
     def kill(self) -> None:
@@ -191,10 +191,10 @@ class LimitedProcess:
     def close(self) -> None:
         """Kills the process, and frees what it took here."""
         self.kill()
-        with self._asking:
-            self._forget()
+        with self._calling:
+            self._discard()
 
-    def _forget(self) -> None:
+    def _discard(self) -> None:
         with self._starting:
             running, self._running = self._running, None
         if running is None:

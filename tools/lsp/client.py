@@ -26,7 +26,7 @@ class Analyst:
         """What `worker.analyse` says of a text; one diagnostic where it ends the process."""
         try:
             request = text.encode(errors="replace")
-            return json.loads(await asyncio.to_thread(self._process.ask, request, self._timeout))
+            return json.loads(await asyncio.to_thread(self._process.call, request, self._timeout))
         except NoReplyError as error:
             return _failure(f"MLIR {error} while reading this")
         except asyncio.CancelledError:

@@ -30,24 +30,24 @@ PAUSES = (1.0, 5.0, 20.0, 60.0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartBegan:
-    """Workers of an island are about to start."""
+    """Event: workers of an island are about to start."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartEnded:
-    """They are ready, or did not start."""
+    """Event: workers of an island are ready, or did not start."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpareReady:
-    """A spare has imported JAX."""
+    """Event: a spare has imported JAX."""
 
     number: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpareFailed:
-    """A spare does not run: it has exited, or did not start; `why` is a sentence that says how."""
+    """Event: a spare has exited, or did not start; `why` is a sentence that says how."""
 
     number: int
     why: str
@@ -55,7 +55,7 @@ class SpareFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpareUnfit:
-    """A spare that was taken differs from a new worker in what `why` says, and is not used."""
+    """Event: a spare was taken but is not used; `why` says how it differs from a new worker."""
 
     number: int
     why: str
@@ -63,12 +63,12 @@ class SpareUnfit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time went by; the only event of which spares start."""
+    """Event: time went by. Spares start at this event only."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PoolClosed:
-    """No spare is needed any more."""
+    """Event: no spare is needed any more."""
 
 
 SpareEvent = StartBegan | StartEnded | SpareReady | SpareFailed | SpareUnfit | TimePassed | PoolClosed
@@ -76,21 +76,21 @@ SpareEvent = StartBegan | StartEnded | SpareReady | SpareFailed | SpareUnfit | T
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartSpare:
-    """Starts a spare."""
+    """Effect: start a spare."""
 
     number: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KillSpare:
-    """Kills a spare."""
+    """Effect: kill a spare."""
 
     number: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogSpares:
-    """Logs a line; `level` is one of `logging`."""
+    """Effect: log a line; `level` is one of `logging`."""
 
     level: int
     text: str
@@ -124,7 +124,7 @@ class SpareCore:
 
     @property
     def ready(self) -> int:
-        """How many spares are ready."""
+        """Number of spares that are ready."""
         return len(self._ready)
 
     def take(self) -> int | None:

@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.children import Child, worker_environment
@@ -37,14 +37,14 @@ from pathways.runtime.resources.threads import start_thread
 _TICK_SECONDS = 0.25
 _CLOSE_SECONDS = 10.0
 _EXIT_SECONDS = 2.0
-"""How long a process may take to exit that was killed, or whose output has ended."""
+"""Time for the exit of a process that was killed, or whose output has ended."""
 
 log = logging.getLogger("pathways")
 
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What a process inherits from its parent, and a worker must not have otherwise."""
+    """Surroundings that a process inherits from its parent: those of a spare must be a new worker's."""
 
     python: str
     folder: str | None
@@ -56,7 +56,7 @@ class Surroundings:
         folder = None
         # Someone may have removed it.
         with contextlib.suppress(FileNotFoundError):
-            folder = os.getcwd()  # noqa: PTH109 - a path is not compared as quickly
+            folder = str(Path.cwd())
         return cls(sys.executable, folder, worker_environment())
 
     def difference(self, now: Surroundings) -> str | None:
@@ -74,7 +74,7 @@ class Surroundings:
 
 
 class SparePool:
-    """Keeps spare workers, and starts others in the place of those that are used or have exited.
+    """Pool of spare workers, which starts others in the place of those that are used or have exited.
 
     Args:
       count: how many there shall be; with 0 the pool does nothing.
@@ -100,11 +100,11 @@ class SparePool:
     @contextlib.contextmanager
     def no_refill(self) -> Iterator[None]:
         """Starts no spares while the context is entered, in which workers of an island start."""
-        self._tell(StartBegan())
+        self._notify(StartBegan())
         try:
             yield
         finally:
-            self._tell(StartEnded())
+            self._notify(StartEnded())
 
     def take(self, config: WorkerConfig) -> Child | None:
         """Makes a spare the worker of a configuration; returns None if no spare can be it."""
@@ -115,7 +115,7 @@ class SparePool:
                 how = child.ending(0)
                 why = before.difference(now) if how is None else f"it has exited ({how})"
                 if why is not None:
-                    self._tell(SpareUnfit(number, why))
+                    self._notify(SpareUnfit(number, why))
                     continue
                 del self._children[number]
                 child.configure(config)
@@ -125,11 +125,11 @@ class SparePool:
 
     def close(self) -> None:
         """Kills all spares; the workers that were spares before have ended."""
-        self._tell(PoolClosed())
+        self._notify(PoolClosed())
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
-    def _tell(self, event: SpareEvent) -> None:
+    def _notify(self, event: SpareEvent) -> None:
         with self._changed:
             self._is_closed |= isinstance(event, PoolClosed)
             self._effects += self._core.handle(event, time.monotonic())
@@ -141,15 +141,15 @@ class SparePool:
             with self._changed:
                 if not self._effects:
                     self._changed.wait(_TICK_SECONDS)
-                self._tell(TimePassed())
+                self._notify(TimePassed())
                 effects, self._effects = self._effects, []
                 is_closed = self._is_closed
                 for effect in effects:
                     if isinstance(effect, StartSpare):
                         self._start_one(effect.number)
-                killed = [
-                    self._children.pop(each.number)[0] for each in effects if isinstance(each, KillSpare)
-                ]
+                numbers = [effect.number for effect in effects if isinstance(effect, KillSpare)]
+                # One may have exited meanwhile.
+                killed = [self._children.pop(number)[0] for number in numbers if number in self._children]
             end_all(killed, _EXIT_SECONDS)
             for effect in effects:
                 if isinstance(effect, LogSpares):
@@ -161,7 +161,7 @@ class SparePool:
         try:
             child = self._start()
         except HostStartError as error:
-            self._tell(SpareFailed(number, str(error)))
+            self._notify(SpareFailed(number, str(error)))
             return
         self._children[number] = child, before
         start_thread(functools.partial(self._watch, number, child), "spare")
@@ -171,11 +171,11 @@ class SparePool:
         assert child.output is not None
         with child.output as output:
             if output.readline():
-                self._tell(SpareReady(number))
+                self._notify(SpareReady(number))
             output.read()
         with self._changed:
             if number not in self._children:
                 return
             del self._children[number]
             how = child.ending(_EXIT_SECONDS) or "it closed its output"
-            self._tell(SpareFailed(number, f"a spare worker exited ({how})"))
+            self._notify(SpareFailed(number, f"a spare worker exited ({how})"))

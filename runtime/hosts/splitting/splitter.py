@@ -64,7 +64,7 @@ class ProgramSplitter:
                     raise RefusedProgramError(f"program '{program.name}': its client has left")
                 self._process.start()
             try:
-                reply = self._process.ask(request, SPLIT_SECONDS)
+                reply = self._process.call(request, SPLIT_SECONDS)
             except NoReplyError as error:
                 raise RefusedProgramError(
                     f"program '{program.name}': MLIR {error} while proving it"

@@ -150,6 +150,19 @@ def test_spare_pool_replaces_one_that_exits(make, caplog):
     wait_until(lambda: "a spare worker exited (killed by signal 9); another one starts" in caplog.text)
 
 
+def test_spare_pool_passes_over_one_that_has_just_exited(make, caplog):
+    """Before its pipe says so, or in the same moment."""
+    one = make(1)
+    one.get_ready(1)
+    child = one.children[0]
+    child._how = "killed by signal 9"
+    child._ended.set()
+    assert one.pool.take(CONFIG) is None
+    child._write.close()
+    wait_until(lambda: "not used: it has exited (killed by signal 9); a new worker" in caplog.text)
+    wait_until(lambda: len(one.children) == 2)
+
+
 def test_spare_pool_says_why_there_are_none(make, caplog):
     caplog.set_level(logging.ERROR, "pathways")
     one = make(1)

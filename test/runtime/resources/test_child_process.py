@@ -64,11 +64,11 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Limited
 
 def test_limited_process_replies(process):
     large = bytes(1 << 22)
-    assert process.ask(b"", 30) == b""
-    assert process.ask(large, 30) == large
+    assert process.call(b"", 30) == b""
+    assert process.call(large, 30) == large
     # What it prints is no reply, and does not keep it waiting for a reader.
-    assert process.ask(b"say", 30) == b"say"
-    assert process.ask(b"pid", 30) == process.ask(b"pid", 30)
+    assert process.call(b"say", 30) == b"say"
+    assert process.call(b"pid", 30) == process.call(b"pid", 30)
 
 
 @pytest.mark.parametrize(
@@ -86,27 +86,27 @@ def test_limited_process_says_how_it_ended(process, request_, seconds, how):
     """And another one replies to the next request."""
     process.start()
     with pytest.raises(NoReplyError) as error:
-        process.ask(request_, seconds)
+        process.call(request_, seconds)
     assert str(error.value) == how
-    assert process.ask(b"next", 30) == b"next"
+    assert process.call(b"next", 30) == b"next"
 
 
 def test_limited_process_is_killed_by_another_thread(process):
-    pid = int(process.ask(b"pid", 30))
+    pid = int(process.call(b"pid", 30))
     threading.Timer(0.2, process.kill).start()
     with pytest.raises(NoReplyError, match=r"^crashed \(SIGKILL\)$"):
-        process.ask(b"wait", 30)
+        process.call(b"wait", 30)
     process.start()
-    assert int(process.ask(b"pid", 30)) != pid
+    assert int(process.call(b"pid", 30)) != pid
 
 
 def test_limited_process_starts_again_where_it_was_killed(process):
-    pid = int(process.ask(b"pid", 30))
+    pid = int(process.call(b"pid", 30))
     os.kill(pid, signal.SIGKILL)
     while Path(f"/proc/{pid}").exists():
         time.sleep(0.01)
     process.start()
-    assert int(process.ask(b"pid", 30)) != pid
+    assert int(process.call(b"pid", 30)) != pid
 
 
 PARENT = """
@@ -116,12 +116,12 @@ from pathways.runtime.resources.child_process import LimitedProcess
 
 process = LimitedProcess("process_of_test")
 # Not of the thread that asks first, which ends.
-first = threading.Thread(target=lambda: print(process.ask(b"pid", 30).decode(), flush=True))
+first = threading.Thread(target=lambda: print(process.call(b"pid", 30).decode(), flush=True))
 first.start()
 first.join()
-process.ask(b"next", 30)
+process.call(b"next", 30)
 print("replied", flush=True)
-process.ask(b"wait", 60)
+process.call(b"wait", 60)
 """
 
 
