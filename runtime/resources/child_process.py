@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Self
+from typing import Any
 
 from pathways.runtime.bundle.limited_process import exit_status, exit_with_parent, limit_memory
 from pathways.runtime.resources.threads import start_thread
@@ -28,7 +28,8 @@ LINES = 20
 
 _HEADER_BYTES = 8
 _PIECE_BYTES = 1 << 20
-_EXIT_SECONDS = 2.0
+_MAX_LINE_BYTES = 1 << 16
+_EXIT_SECONDS = 10.0
 """Time for the exit of a process that was killed, or has closed its connection."""
 
 
@@ -74,7 +75,15 @@ class ChildProcess:
             self._keep(process, on_line)
 
         self._thread = start_thread(run, "child process")
-        started.wait()
+        try:
+            started.wait()
+        except BaseException:
+            # Ctrl-C: no one would have the process.
+            started.wait()
+            for process in outcome:
+                if isinstance(process, subprocess.Popen):
+                    process.kill()
+            raise
         if isinstance(outcome[0], OSError):
             raise outcome[0]
         self._process = outcome[0]
@@ -101,7 +110,8 @@ class ChildProcess:
     def _keep(self, process: subprocess.Popen[bytes], on_line: Callable[[str], object]) -> None:
         assert process.stderr is not None
         with process.stderr as pipe:
-            for raw in pipe:
+            # A line may be of any length.
+            while raw := pipe.readline(_MAX_LINE_BYTES):
                 line = raw.decode(errors="replace")
                 self._lines.append(line.rstrip("\n"))
                 on_line(line)
@@ -128,12 +138,6 @@ class LimitedProcess:
         self._calling = threading.Lock()
         self._starting = threading.Lock()
         self._running: tuple[ChildProcess, socket.socket] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self) -> None:
         """Starts the process, unless it runs."""
@@ -228,15 +232,10 @@ def _exit(child: ChildProcess) -> str:
 
 
 def send_piece(connection: socket.socket, piece: bytes, deadline: float | None = None) -> None:
-    """Sends bytes after their length.
-
-    Args:
-      connection: the connection.
-      piece: the bytes.
-      deadline: the time, as of `time.monotonic`, until which all has to be sent; None for any.
+    """Sends bytes after their length, until a time of `time.monotonic`.
 
     Raises:
-      OSError: it is not sent in time (TimeoutError), or nobody receives it.
+      OSError: the time is over (TimeoutError), or the connection is closed.
     """
     _set_deadline(connection, deadline)
     connection.sendall(len(piece).to_bytes(_HEADER_BYTES))

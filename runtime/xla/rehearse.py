@@ -5,6 +5,7 @@ The code goes to the store of compiled code, from which the requesting process t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -40,7 +41,7 @@ def rehearse_apart(bundle: Bundle, devices: int) -> None:
     """
     request = json.dumps([bundle.path, devices]).encode()
     try:
-        with LimitedProcess("pathways.runtime.xla.rehearse") as process:
+        with contextlib.closing(LimitedProcess("pathways.runtime.xla.rehearse")) as process:
             verdict = json.loads(process.call(request, _TIMEOUT_FACTOR * allowance(bundle)[0]))
     except NoReplyError as error:
         raise BundleError(f"{bundle.path}: MLIR or XLA {error} while compiling its program") from None

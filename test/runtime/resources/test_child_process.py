@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,7 +59,7 @@ serve_requests(reply, 1 << 32)
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LimitedProcess]:
     (tmp_path / "process_of_test.py").write_text(REPLIES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with LimitedProcess("process_of_test") as process:
+    with contextlib.closing(LimitedProcess("process_of_test")) as process:
         yield process
 
 
