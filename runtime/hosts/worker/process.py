@@ -23,16 +23,20 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pathways.runtime.bundle.limited_process import exit_with_parent
+
 if __name__ == "__main__":
     # The libraries that follow make threads, of which none may get it: `SigtermHandler` waits for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # To import them takes seconds. Its standard input may stay open, in processes forked from its parent.
+    if len(sys.argv) > 1:
+        exit_with_parent(int(sys.argv[1]))
 
 import jax
 import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.runtime.bundle.limited_process import exit_with_parent
 from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import SESSION_BITS
@@ -534,9 +538,6 @@ def main() -> int:
     """
     # Ctrl-C is for the controller, whose end is that of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if len(sys.argv) > 1:
-        # Its standard input may stay open, in processes that were forked from its parent.
-        exit_with_parent(int(sys.argv[1]))
     print("ready", flush=True)
     if not (line := sys.stdin.readline()):
         return 0

@@ -190,7 +190,7 @@ def play_many(count: int) -> None:
 
 
 def test_spare_core_random_histories():
-    play_many(300)
+    play_many(150)
 
 
 def starts_beside_islands(patch: pytest.MonkeyPatch) -> None:
