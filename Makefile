@@ -117,6 +117,7 @@ stress: venv ## threads, killed and stopped hosts for half an hour; random histo
 	@$(BIN)/python bench/soak.py --seconds 1200
 	@$(BIN)/python test/runtime/control/histories.py --count 10000
 	@$(BIN)/python test/runtime/control/sharing.py --count 10000
+	@$(BIN)/python test/runtime/resilience/resilience_histories.py --count 10000
 	@PW_TEST_EXAMPLES_FACTOR=20 $(BIN)/pytest --timeout=3600 $(ALL_AT_ONCE) test/dialect test/passes test/runtime
 
 proxy-versions: venv ## small programs in clients of older releases of JAX on a server of pw-proxy

@@ -46,6 +46,7 @@ ROOMS = (
     "runtime.control.records",
     "runtime.control.sharing",
     "runtime.control",
+    "runtime.resilience",
     "runtime.simulate",
     "runtime.xla",
     "runtime.local",

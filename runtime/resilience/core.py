@@ -1,0 +1,599 @@
+"""Core of training that goes on by itself: when state is copied, and what is restored after a loss.
+
+Steps run (`StepsRunning`) until an island of theirs is lost. Then the core waits for it
+(`WaitingForIslands`), unless the others may go on without, has the last committed version restored
+(`RestoringState`), and steps run again from there. Where replicas are to change and nothing is lost, because
+an island leaves or is back, steps are held at a boundary until the version of that boundary is committed
+(`StepsHeld`), so that none is run twice; the first version is committed in the same way before the first
+step. `RunAbandoned` and `RunOver` are final.
+
+All state is here and in `VersionTable`. `handle` takes what was seen and the time, and returns what is to be
+done, in this order; nothing here waits, sends or reads a clock. Events that come too late, such as the
+completion of a copy that was dropped, change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+from pathways.runtime.control.effects import Log
+from pathways.runtime.resilience.effects import (
+    AbandonRun,
+    CommitVersion,
+    HoldSteps,
+    KeepVersions,
+    MakeCopies,
+    PrepareReplicas,
+    ReleaseIsland,
+    ResilienceEffect,
+    RestoreState,
+    ResumeSteps,
+    SaveToDisk,
+    TakeSnapshot,
+)
+from pathways.runtime.resilience.events import (
+    BoundaryReached,
+    CopyCompleted,
+    CopyFailed,
+    DiskSaveCompleted,
+    DiskSaveFailed,
+    HostRestored,
+    IslandAbandoned,
+    MemoryLost,
+    MetricsRead,
+    ReplicasPrepared,
+    ResilienceEvent,
+    RestoreFailed,
+    RunEnded,
+    SnapshotStarted,
+    TimePassed,
+    WorkersLeaving,
+    WorkersLost,
+    WorkersReturned,
+)
+from pathways.runtime.resilience.phases import (
+    Phase,
+    RestoringState,
+    RunAbandoned,
+    RunOver,
+    StepsHeld,
+    StepsRunning,
+    WaitingForIslands,
+)
+from pathways.runtime.resilience.placement import place_buddy_copies, place_own_copies, plan_loads
+from pathways.runtime.resilience.records import (
+    BlockCopy,
+    BlockLoad,
+    RecoveryPolicy,
+    ReplicaTopology,
+    StoredVersion,
+    VersionKey,
+)
+from pathways.runtime.resilience.versions import StateVersion, VersionTable
+
+RETRY_SECONDS = 1.0
+"""Seconds from a copy, or a restore of whole copies, that failed to the next try."""
+
+_MAX_NAMED = 4
+"""How many blocks a message names."""
+
+
+class ResilienceCore:
+    """Decides when state is copied, and what is restored after a loss.
+
+    Args:
+      topology: hosts and replicas.
+      policy: when state is copied, and what may go on without which islands.
+      stored: the versions that an earlier controller has left in the memory of hosts.
+      disk_step: the step of the version on disk; None where there is none.
+
+    Attributes:
+      phase: the current phase.
+      attempt: how often steps were resumed; events of earlier attempts change nothing.
+      replicas: the replicas that run.
+      table: the versions in the memory of hosts.
+      present: the islands that have workers.
+      losses: how many losses were survived.
+    """
+
+    def __init__(
+        self,
+        topology: ReplicaTopology,
+        policy: RecoveryPolicy,
+        stored: Mapping[VersionKey, StoredVersion] | None = None,
+        disk_step: int | None = None,
+    ) -> None:
+        self.phase: Phase = WaitingForIslands(0.0)
+        self.attempt = 0
+        self.replicas = tuple(range(len(topology.replicas)))
+        self.table = VersionTable()
+        self.present = frozenset(place.island for place in topology.hosts.values())
+        self.losses = 0
+        self._topology = topology
+        self._policy = policy
+        self._disk_step = disk_step
+        self._absent_since: dict[int, float] = {}
+        self._dead: set[int] = set()
+        self._leaving: set[int] = set()
+        self._prepared: tuple[int, ...] | None = None
+        self._metrics_read = 0
+        self._issued = 0
+        self._last_step = 0
+        self._last_time = 0.0
+        self._commits_since_save = 0
+        self._was_protected = False
+        self._copy_again_at = math.inf
+        for key, found in (stored or {}).items():
+            if found.is_committed:
+                version = StateVersion(key, found.blocks, found.replicas)
+                version.copies = dict(found.blocks)
+                version.is_committed = True
+                # The memory of hosts does not say what was on which device.
+                version.holdings = topology.holdings(found.replicas)
+                version.blocks = frozenset().union(*version.holdings.values())
+                self.table.versions[key] = version
+                self.attempt = max(self.attempt, key.attempt)
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The hosts that have workers."""
+        return self._topology.hosts_of(self.present)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether steps run, and the loss of any one island with its memory leaves the last version whole."""
+        version = self.table.committed
+        return (
+            isinstance(self.phase, StepsRunning)
+            and version is not None
+            and version.is_doubled(self.hosts, self._topology.hosts)
+        )
+
+    def start(self, now: float) -> list[ResilienceEffect]:
+        """Begins: goes on from the later of memory and disk, or with the state that the caller has."""
+        self._last_time = now
+        effects: list[ResilienceEffect] = [self._kept()]
+        if self.table.committed is None and self._disk_step is None:
+            return [*effects, HoldSteps(), *self._hold_first()]
+        # What happened before was no loss of this run.
+        return [*effects, HoldSteps(), *self._go_on(now)]
+
+    def handle(self, event: ResilienceEvent, now: float) -> list[ResilienceEffect]:
+        """Takes note of what was seen, and returns what is to be done, in this order."""
+        if isinstance(self.phase, RunAbandoned | RunOver):
+            return []
+        return [*self._handle(event, now), *self._report_protection()]
+
+    def _report_protection(self) -> list[ResilienceEffect]:
+        if not isinstance(self.phase, StepsRunning) or self._was_protected == self.is_protected:
+            return []
+        self._was_protected = self.is_protected
+        if self._was_protected:
+            return [Log(logging.INFO, "the state has copies on two islands")]
+        return [Log(logging.WARNING, "the state is not protected until it has copies on two islands again")]
+
+    def _handle(self, event: ResilienceEvent, now: float) -> list[ResilienceEffect]:
+        match event:
+            case BoundaryReached():
+                return self._reach_boundary(event, now)
+            case SnapshotStarted():
+                return self._start_copies(event)
+            case CopyCompleted(number):
+                version = self.table.of_copy(number)
+                if version is None:
+                    return []
+                version.complete(number)
+                return self._go_on(now) if isinstance(self.phase, WaitingForIslands) else self._commit(now)
+            case CopyFailed():
+                return self._fail_copy(event, now)
+            case MetricsRead(count):
+                self._metrics_read = max(self._metrics_read, count)
+                return self._commit(now)
+            case WorkersLost():
+                return self._lose_workers(event, now)
+            case MemoryLost(host):
+                return self._lose_memory((host,), now)
+            case WorkersReturned(island):
+                return self._return(island, now)
+            case WorkersLeaving(island):
+                if island in self.present & self._topology.islands(self.replicas):
+                    self._leaving.add(island)
+                return []
+            case IslandAbandoned(island):
+                self._dead.add(island)
+                return self._remove(island, now)
+            case HostRestored():
+                return self._finish_restore(event, now)
+            case RestoreFailed():
+                return self._fail_restore(event, now)
+            case DiskSaveCompleted(key):
+                self._disk_step = max(self._disk_step or 0, key.step)
+                return self._end_save(key)
+            case DiskSaveFailed(key, why):
+                text = f"{key} was not saved to disk: {why}; a later version will be"
+                return [Log(logging.WARNING, text), *self._end_save(key)]
+            case ReplicasPrepared(replicas):
+                self._prepared = replicas
+                return []
+            case TimePassed():
+                if isinstance(self.phase, WaitingForIslands):
+                    return self._go_on(now)
+                return self._protect() if now >= self._copy_again_at else []
+            case RunEnded(keeps):
+                self.phase = RunOver()
+                last = self.table.committed
+                self.table.drop_pending()
+                self.table.drop_after(last.key if keeps and last is not None else None)
+                return [self._kept()]
+
+    # Versions.
+
+    def _reach_boundary(self, boundary: BoundaryReached, now: float) -> list[ResilienceEffect]:
+        if boundary.attempt != self.attempt or not isinstance(self.phase, StepsRunning):
+            return []
+        self._issued = boundary.step
+        key = VersionKey(boundary.step, self.attempt)
+        if self._leaving:
+            if key in self.table.versions:
+                return self._hold(key, now)
+            # It cannot wait for another version, nor for the disk.
+            self.table.drop_pending()
+            self.table.saving = None
+            self.table.drop_old()
+            return [self._kept(), *self._hold(key, now)]
+        # After a copy that failed, the next one may, too.
+        if self._grows() and self.table.has_room() and self._copy_again_at == math.inf:
+            return self._hold(key, now)
+        if not self._is_due(key, now):
+            return []
+        self._last_step, self._last_time = boundary.step, now
+        return [TakeSnapshot(key)]
+
+    def _hold(self, key: VersionKey, now: float) -> list[ResilienceEffect]:
+        """Holds the steps until a version is committed, after which replicas change."""
+        self.phase = StepsHeld(key, is_first=False)
+        version = self.table.versions.get(key)
+        if version is not None:
+            effects = self._end_hold(now) if version.is_committed else []
+            return [HoldSteps(), *effects]
+        self._last_step, self._last_time = key.step, now
+        return [HoldSteps(), TakeSnapshot(key)]
+
+    def _hold_first(self) -> list[ResilienceEffect]:
+        """Has the state copied that the run begins with."""
+        self.attempt += 1
+        key = VersionKey(0, self.attempt)
+        self.phase = StepsHeld(key, is_first=True)
+        return [TakeSnapshot(key)]
+
+    def _is_due(self, key: VersionKey, now: float) -> bool:
+        if not self.table.has_room() or key in self.table.versions:
+            return False
+        committed, step = self.table.committed, key.step
+        # Where the last version is lost in part, nothing but the next one helps.
+        if committed is None or committed.missing_at(self.hosts):
+            return True
+        if step == self._last_step:
+            return False
+        if self._policy.every_steps is not None:
+            return step - self._last_step >= self._policy.every_steps
+        return now - self._last_time >= (self._policy.every_seconds or 0.0)
+
+    def _start_copies(self, started: SnapshotStarted) -> list[ResilienceEffect]:
+        if started.key.attempt != self.attempt or self.table.pending is not None:
+            return []
+        version = StateVersion(started.key, started.holdings, self.replicas)
+        self.table.versions[started.key] = version
+        own = place_own_copies(started.holdings, self._topology.hosts)
+        copies = self.table.new_copies({(host, host): blocks for host, blocks in own.items()})
+        version.pending = {copy.number: copy for copy in copies}
+        return [MakeCopies(started.key, (*copies, *self._add_buddies(version)))]
+
+    def _add_buddies(self, version: StateVersion) -> tuple[BlockCopy, ...]:
+        """Returns the copies that a version lacks, which are pending from now on."""
+        hosts = self.hosts
+        transfers = place_buddy_copies(version.planned_at(hosts), hosts, self._topology.hosts)
+        copies = self.table.new_copies(transfers)
+        version.pending.update((copy.number, copy) for copy in copies)
+        return copies
+
+    def _protect(self) -> list[ResilienceEffect]:
+        """Has copies made again that were lost, of all versions."""
+        self._copy_again_at = math.inf
+        effects: list[ResilienceEffect] = []
+        for version in self.table.versions.values():
+            if copies := self._add_buddies(version):
+                effects.append(MakeCopies(version.key, copies))
+        return effects
+
+    def _commit(self, now: float) -> list[ResilienceEffect]:
+        """Commits the version that is not, if it is complete, and nothing before it has to be run again."""
+        version = self.table.pending
+        if version is None or version.pending or self._metrics_read < version.key.step:
+            return []
+        version.is_committed = True
+        effects: list[ResilienceEffect] = [CommitVersion(version.key, self.hosts)]
+        if self.table.drop_old():
+            effects.append(self._kept())
+        self._commits_since_save += 1
+        effects += self._save(version)
+        if isinstance(self.phase, StepsHeld) and self.phase.key == version.key:
+            effects += self._end_hold(now)
+        return effects
+
+    def _end_hold(self, now: float) -> list[ResilienceEffect]:
+        assert isinstance(self.phase, StepsHeld)
+        key = self.phase.key
+        if self.phase.is_first:
+            self.phase = StepsRunning()
+            return [ResumeSteps(self.attempt, key.step, self.replicas)]
+        effects: list[ResilienceEffect] = []
+        for island in sorted(self._leaving):
+            self.present -= {island}
+            self._absent_since[island] = now
+            effects.append(ReleaseIsland(island))
+        self._leaving.clear()
+        if self._topology.islands(self.replicas) <= self.present and not self._grows():
+            # What was to join is lost again.
+            self.phase = StepsRunning()
+            return [*effects, ResumeSteps(self.attempt, key.step, self.replicas)]
+        return [*effects, *self._go_on(now)]
+
+    def _fail_copy(self, failed: CopyFailed, now: float) -> list[ResilienceEffect]:
+        version = self.table.of_copy(failed.number)
+        if version is None:
+            return []
+        is_orphan = failed.number in version.orphans
+        copy = version.end_copy(failed.number)
+        if is_orphan:
+            return self._go_on(now) if isinstance(self.phase, WaitingForIslands) else self._protect()
+        text = f"host {copy.source} cannot copy {version.key} to host {copy.target}: {failed.why}"
+        self._copy_again_at = now + RETRY_SECONDS
+        if version.is_committed:
+            return [Log(logging.WARNING, text)]
+        self.table.drop_pending()
+        effects: list[ResilienceEffect] = [self._kept()]
+        if isinstance(self.phase, StepsHeld):
+            if self.phase.is_first:
+                return [*effects, *self._abandon(f"the state cannot be protected: {text}")]
+            step = self.phase.key.step
+            self.phase = StepsRunning()
+            effects.append(ResumeSteps(self.attempt, step, self.replicas))
+        return [Log(logging.WARNING, f"{text}; it is tried again at a later step"), *effects]
+
+    def _save(self, version: StateVersion) -> list[ResilienceEffect]:
+        every = self._policy.disk_every
+        if every is None or self.table.saving is not None or self._commits_since_save < every:
+            return []
+        if version.key.step == self._disk_step:
+            return []
+        self._commits_since_save = 0
+        self.table.saving = version.key
+        return [SaveToDisk(version.key)]
+
+    def _end_save(self, key: VersionKey) -> list[ResilienceEffect]:
+        if self.table.saving == key:
+            self.table.saving = None
+        return [self._kept()] if self.table.drop_old() else []
+
+    def _kept(self) -> KeepVersions:
+        return KeepVersions(self.hosts, tuple(sorted(self.table.versions)))
+
+    # Losses.
+
+    def _lose_workers(self, lost: WorkersLost, now: float) -> list[ResilienceEffect]:
+        self.losses += lost.island in self.present
+        effects = self._remove(lost.island, now)
+        return [Log(logging.WARNING, f"island{lost.island} is lost: {lost.why}"), *effects]
+
+    def _remove(self, island: int, now: float) -> list[ResilienceEffect]:
+        """Notes that an island has no workers; begins a recovery where steps need them."""
+        if island not in self.present:
+            return self._go_on(now) if isinstance(self.phase, WaitingForIslands) else []
+        self.present -= {island}
+        self._leaving.discard(island)
+        self._absent_since[island] = now
+        hosts = self._topology.hosts_of(frozenset((island,)))
+        for version in self.table.versions.values():
+            version.cancel_copies(hosts)
+        if isinstance(self.phase, WaitingForIslands):
+            return self._go_on(now)
+        used = self._topology.islands(self.replicas)
+        if isinstance(self.phase, RestoringState):
+            restore = self.phase.restore
+            used = self._topology.islands(restore.replicas)
+            used |= {self._topology.hosts[load.source].island for load in restore.loads}
+        if island not in used:
+            # What it was to keep for others, another one keeps.
+            return [*self._protect(), *self._commit(now)]
+        return [HoldSteps(), *self._recover(now)]
+
+    def _lose_memory(self, hosts: Sequence[int], now: float) -> list[ResilienceEffect]:
+        effects: list[ResilienceEffect] = []
+        pending = self.table.pending
+        if pending is not None and pending.involves(hosts):
+            # Its state is given to the next step already, and cannot be copied again.
+            self.table.drop_pending()
+            effects.append(self._kept())
+        for version in self.table.versions.values():
+            version.lose_copies(hosts)
+            version.cancel_copies(hosts)
+        match self.phase:
+            case RestoringState(restore) if any(load.source in hosts for load in restore.loads):
+                return self._recover(now)
+            case WaitingForIslands():
+                return self._go_on(now)
+            case StepsHeld(key, is_first) if key not in self.table.versions:
+                if is_first:
+                    return [*effects, *self._hold_first()]
+                self.phase = StepsRunning()
+                return [*effects, ResumeSteps(self.attempt, key.step, self.replicas)]
+            case _:
+                return [*effects, *self._protect(), *self._commit(now)]
+
+    def _return(self, island: int, now: float) -> list[ResilienceEffect]:
+        self.present |= {island}
+        self._absent_since.pop(island, None)
+        self._dead.discard(island)
+        effects: list[ResilienceEffect] = [self._kept()]
+        if isinstance(self.phase, WaitingForIslands):
+            return [*effects, *self._go_on(now)]
+        larger = self._choose(now)
+        if larger is not None and len(larger) > len(self.replicas):
+            effects.append(PrepareReplicas(larger))
+        return [*effects, *self._protect()]
+
+    def _recover(self, now: float, retry_at: float = 0.0) -> list[ResilienceEffect]:
+        """Drops what is not committed, and goes on from what is."""
+        self.table.drop_pending()
+        self.phase = WaitingForIslands(retry_at)
+        return self._go_on(now)
+
+    def _go_on(self, now: float) -> list[ResilienceEffect]:
+        """Has a version restored, or waits for islands, or gives up."""
+        if isinstance(self.phase, WaitingForIslands) and now < self.phase.retry_at:
+            return []
+        retry_at = self.phase.retry_at if isinstance(self.phase, WaitingForIslands) else 0.0
+        self.phase = WaitingForIslands(retry_at)
+        version = self._newest_whole(self._hosts_that_return())
+        if version is None and any(v.orphans for v in self.table.versions.values()):
+            # One that was being made may be the last copy: its host says so, or is lost.
+            return []
+        if version is None and self._disk_step is None:
+            return self._abandon(self._nowhere())
+        replicas = self._choose(now)
+        if replicas is None:
+            if self._is_hopeless():
+                dead = ", ".join(f"island{island}" for island in sorted(self._dead))
+                return self._abandon(f"{dead} will not return, and no smaller number of replicas is allowed")
+            return []
+        if self._disk_step is not None and (version is None or version.key.step < self._disk_step):
+            return self._restore(None, self._disk_step, replicas)
+        assert version is not None
+        if version.missing_at(self.hosts):
+            # Hosts that have it will return.
+            return []
+        return self._restore(version, version.key.step, replicas)
+
+    def _restore(
+        self, version: StateVersion | None, step: int, replicas: tuple[int, ...]
+    ) -> list[ResilienceEffect]:
+        self.attempt += 1
+        again = max(0, self._issued - step)
+        self.table.drop_pending()
+        self.table.drop_after(None if version is None else version.key)
+        self.table.drop_old()
+        # Nothing before it is run again, by whichever controller it was run.
+        self._metrics_read = max(self._metrics_read, step)
+        loads: tuple[BlockLoad, ...] = ()
+        if version is not None:
+            same = version.replicas == replicas
+            needs = version.holdings if same else self._topology.holdings(replicas)
+            planned = plan_loads(needs, version.copies_at(self.hosts), self._topology.hosts)
+            assert planned is not None, "a version that is whole has all blocks"
+            loads = tuple(BlockLoad(host, source, blocks) for (source, host), blocks in planned.items())
+        hosts = self._topology.hosts_of(self._topology.islands(replicas))
+        key = None if version is None else version.key
+        restore = RestoreState(self.attempt, step, key, replicas, hosts, loads)
+        self.phase = RestoringState(restore, frozenset(hosts))
+        where = "disk" if version is None else "memory"
+        text = f"going on from version {step} in {where}, {again} steps are run again"
+        return [Log(logging.INFO, text), self._kept(), restore]
+
+    def _finish_restore(self, restored: HostRestored, now: float) -> list[ResilienceEffect]:
+        phase = self.phase
+        if not isinstance(phase, RestoringState) or restored.attempt != self.attempt:
+            return []
+        pending = phase.pending - {restored.host}
+        if pending:
+            self.phase = RestoringState(phase.restore, pending)
+            return []
+        restore = phase.restore
+        self.phase = StepsRunning()
+        self.replicas = restore.replicas
+        self._issued = self._last_step = restore.step
+        self._last_time = now
+        self._prepared = None
+        effects: list[ResilienceEffect] = [ResumeSteps(self.attempt, restore.step, self.replicas)]
+        larger = self._choose(now)
+        if larger is not None and len(larger) > len(self.replicas):
+            effects.append(PrepareReplicas(larger))
+        return [*effects, *self._protect()]
+
+    def _fail_restore(self, failed: RestoreFailed, now: float) -> list[ResilienceEffect]:
+        phase = self.phase
+        if not isinstance(phase, RestoringState) or failed.attempt != self.attempt:
+            return []
+        step = phase.restore.step
+        if failed.source is None:
+            return self._abandon(f"host {failed.host} cannot restore step {step} from disk: {failed.why}")
+        text = f"host {failed.host} cannot restore version {step} of host {failed.source}: {failed.why}"
+        if failed.is_corrupt:
+            assert phase.restore.key is not None
+            self.table.versions[phase.restore.key].lose_copies((failed.source,))
+        retry_at = 0.0 if failed.is_corrupt else now + RETRY_SECONDS
+        return [Log(logging.WARNING, text), *self._recover(now, retry_at)]
+
+    def _choose(self, now: float) -> tuple[int, ...] | None:
+        """Returns the replicas that may run now; None while islands are waited for."""
+        islands = self._topology.replicas
+        able = [number for number, own in enumerate(islands) if own <= self.present]
+        if len(able) == len(islands):
+            return tuple(able)
+        missing = frozenset().union(*islands) - self.present
+        if not all(self._is_overdue(island, now) for island in missing):
+            return None
+        count = max((count for count in self._policy.counts if count <= len(able)), default=None)
+        return None if count is None else tuple(able[:count])
+
+    def _is_overdue(self, island: int, now: float) -> bool:
+        return island in self._dead or now - self._absent_since[island] >= self._policy.patience
+
+    def _is_hopeless(self) -> bool:
+        able = [own for own in self._topology.replicas if not own & self._dead]
+        return len(able) < self._policy.counts[0]
+
+    def _grows(self) -> bool:
+        """Returns whether more replicas than run may run now, and their step is loaded."""
+        prepared = self._prepared
+        return (
+            prepared is not None
+            and len(prepared) > len(self.replicas)
+            and self._topology.islands(prepared) <= self.present
+        )
+
+    def _hosts_that_return(self) -> tuple[int, ...]:
+        """Returns the hosts that have workers, or will have."""
+        return self._topology.hosts_of(
+            frozenset(place.island for place in self._topology.hosts.values()) - self._dead
+        )
+
+    def _newest_whole(self, hosts: Sequence[int]) -> StateVersion | None:
+        whole = [
+            version
+            for version in self.table.versions.values()
+            if version.is_committed and not version.missing_at(hosts)
+        ]
+        return max(whole, key=lambda version: version.key, default=None)
+
+    def _abandon(self, why: str) -> list[ResilienceEffect]:
+        self.phase = RunAbandoned(why)
+        return [AbandonRun(why)]
+
+    def _nowhere(self) -> str:
+        """Returns the error of a state of which something is left nowhere."""
+        version = self.table.committed
+        if version is None:
+            return (
+                "the state was lost before its first copies were complete; run again, or pass disk= to go on "
+                "from a folder"
+            )
+        missing = sorted(version.missing_at(self._hosts_that_return()))
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+        named = ", ".join(missing[:_MAX_NAMED])
+        return (
+            f"of {version.key}, no host has {named}{more} any more; pass disk= to go on from a folder when "
+            "so many islands are lost at once"
+        )

@@ -1,0 +1,171 @@
+"""Events of the core of resilience: what its shell has seen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pathways.runtime.resilience.records import Holdings, VersionKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoundaryReached:
+    """All steps before this one were issued, and the state is not given to the next one yet.
+
+    Attributes:
+      attempt: the attempt of `ResumeSteps`.
+      step: how many steps were issued.
+    """
+
+    attempt: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotStarted:
+    """The state of `TakeSnapshot` is at hand; `holdings` says which host has what of it."""
+
+    key: VersionKey
+    holdings: Holdings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopyCompleted:
+    """A copy of `MakeCopies` is complete, and stays when the workers of its host are lost.
+
+    Each copy that is not dropped is answered, unless the workers of its target are lost.
+    """
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopyFailed:
+    """A copy of `MakeCopies` cannot be made."""
+
+    number: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetricsRead:
+    """The metrics of the first `count` steps were read, and need never be computed again."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkersLost:
+    """The workers of an island are lost with the arrays of their devices; the memory of its hosts stays."""
+
+    island: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryLost:
+    """The copies in the memory of a host are lost."""
+
+    host: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkersReturned:
+    """An island has new workers, which have no arrays."""
+
+    island: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkersLeaving:
+    """The workers of an island were asked to end, and finish what they have."""
+
+    island: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IslandAbandoned:
+    """An island will have no workers again."""
+
+    island: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostRestored:
+    """A host has all that it was to restore."""
+
+    attempt: int
+    host: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """A host cannot restore what it was to.
+
+    Attributes:
+      attempt: the attempt of `RestoreState`.
+      host: the host.
+      source: the host whose copy it was; None for a version on disk.
+      why: what is wrong.
+      is_corrupt: whether the copy cannot be read by any host.
+    """
+
+    attempt: int
+    host: int
+    source: int | None
+    why: str
+    is_corrupt: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DiskSaveCompleted:
+    """A version is on disk."""
+
+    key: VersionKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DiskSaveFailed:
+    """A version could not be saved to disk."""
+
+    key: VersionKey
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplicasPrepared:
+    """The step for these replicas is loaded."""
+
+    replicas: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing else happened; sent a few times a second."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunEnded:
+    """No more steps follow; `keeps` says whether the last version is to stay in memory."""
+
+    keeps: bool
+
+
+ResilienceEvent = (
+    BoundaryReached
+    | SnapshotStarted
+    | CopyCompleted
+    | CopyFailed
+    | MetricsRead
+    | WorkersLost
+    | MemoryLost
+    | WorkersReturned
+    | WorkersLeaving
+    | IslandAbandoned
+    | HostRestored
+    | RestoreFailed
+    | DiskSaveCompleted
+    | DiskSaveFailed
+    | ReplicasPrepared
+    | TimePassed
+    | RunEnded
+)

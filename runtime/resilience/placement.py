@@ -1,0 +1,107 @@
+"""Places of copies: on which hosts a version is kept, and from which hosts it is read."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Mapping
+
+from pathways.runtime.resilience.records import Blocks, Holdings, HostPlace
+
+Transfer = tuple[int, int]
+"""A source and a target host."""
+
+
+def place_own_copies(holdings: Holdings, hosts: Mapping[int, HostPlace]) -> dict[int, Blocks]:
+    """Returns the blocks that each host copies to its own memory: one host of each island that has a block.
+
+    Hosts of one island are lost together, so a second copy on them protects nothing.
+    """
+    own: dict[int, Blocks] = {}
+    of_island: dict[int, set[str]] = collections.defaultdict(set)
+    for host, blocks in sorted(holdings.items()):
+        new = blocks - of_island[hosts[host].island]
+        of_island[hosts[host].island] |= new
+        if new:
+            own[host] = new
+    return own
+
+
+def place_buddy_copies(
+    copies: Holdings, present: Collection[int], hosts: Mapping[int, HostPlace]
+) -> dict[Transfer, Blocks]:
+    """Returns the copies that have to be added so that no block is on one island alone.
+
+    Args:
+      copies: the blocks that each present host has in its memory, or is about to have.
+      present: the hosts that have workers.
+      hosts: where hosts are.
+
+    Returns:
+      The blocks of each transfer. Nothing of a block that no present host has, or for which there is no
+      second island.
+    """
+    owners: dict[str, list[int]] = collections.defaultdict(list)
+    for host in sorted(set(copies) & set(present)):
+        for block in copies[host]:
+            owners[block].append(host)
+    added: dict[Transfer, set[str]] = collections.defaultdict(set)
+    for block, holders in sorted(owners.items()):
+        if len({hosts[host].island for host in holders}) > 1:
+            continue
+        source = holders[0]
+        target = _buddy(source, present, hosts)
+        if target is not None:
+            added[source, target].add(block)
+    return {transfer: frozenset(blocks) for transfer, blocks in sorted(added.items())}
+
+
+def _buddy(host: int, present: Collection[int], hosts: Mapping[int, HostPlace]) -> int | None:
+    """Returns the host that keeps copies for another one: the same place in the next island.
+
+    An island on other machines is preferred. The next one in a ring, so that each has as much to keep.
+    """
+    own = hosts[host]
+    islands: dict[int, list[int]] = collections.defaultdict(list)
+    for other in sorted(present):
+        if hosts[other].island != own.island:
+            islands[hosts[other].island].append(other)
+    if not islands:
+        return None
+    count = max(place.island for place in hosts.values()) + 1
+
+    def rank(island: int) -> tuple[bool, int]:
+        return any(hosts[other].machine == own.machine for other in islands[island]), (
+            island - own.island
+        ) % count
+
+    others = islands[min(islands, key=rank)]
+    mates = sorted(other for other, place in hosts.items() if place.island == own.island)
+    return others[mates.index(host) % len(others)]
+
+
+def plan_loads(
+    needs: Holdings, copies: Holdings, hosts: Mapping[int, HostPlace]
+) -> dict[Transfer, Blocks] | None:
+    """Returns the blocks that hosts read, by source and target host; None if a block is on no host.
+
+    Own memory comes first, then that of the own island.
+
+    Args:
+      needs: the blocks that each host is to have.
+      copies: the blocks in the memory of each host that has workers.
+      hosts: where hosts are.
+    """
+    loads: dict[Transfer, set[str]] = collections.defaultdict(set)
+    owners: dict[str, list[int]] = collections.defaultdict(list)
+    for host, blocks in sorted(copies.items()):
+        for block in blocks:
+            owners[block].append(host)
+    for host, blocks in sorted(needs.items()):
+        for block in sorted(blocks):
+            sources = owners.get(block)
+            if not sources:
+                return None
+            near = (source for source in sources if hosts[source].island == hosts[host].island)
+            source = host if host in sources else next(near, sources[0])
+            loads[source, host].add(block)
+    return {transfer: frozenset(blocks) for transfer, blocks in sorted(loads.items())}

@@ -1,0 +1,514 @@
+"""Random histories of training that goes on by itself, with planted faults, and what the core decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from simulated_resilience import problem
+
+from examples import examples
+from pathways.runtime.resilience import core as cores
+from pathways.runtime.resilience.core import ResilienceCore
+from pathways.runtime.resilience.effects import (
+    AbandonRun,
+    CommitVersion,
+    HoldSteps,
+    KeepVersions,
+    MakeCopies,
+    PrepareReplicas,
+    ReleaseIsland,
+    ResilienceEffect,
+    RestoreState,
+    ResumeSteps,
+    SaveToDisk,
+    TakeSnapshot,
+)
+from pathways.runtime.resilience.events import (
+    BoundaryReached,
+    CopyCompleted,
+    CopyFailed,
+    DiskSaveCompleted,
+    HostRestored,
+    IslandAbandoned,
+    MemoryLost,
+    MetricsRead,
+    ReplicasPrepared,
+    ResilienceEvent,
+    RestoreFailed,
+    SnapshotStarted,
+    TimePassed,
+    WorkersLeaving,
+    WorkersLost,
+    WorkersReturned,
+)
+from pathways.runtime.resilience.records import (
+    BlockLoad,
+    HostPlace,
+    RecoveryPolicy,
+    ReplicaTopology,
+    StoredVersion,
+    VersionKey,
+)
+from pathways.runtime.resilience.versions import StateVersion, VersionTable
+
+SEEDS = examples(300)
+FOUND = 500
+"""Within so many seeds each planted fault is found."""
+
+
+@pytest.mark.quick
+def test_resilience_keeps_its_rules_in_random_histories():
+    """To see one: `python test/runtime/resilience/resilience_histories.py --first SEED --count 1 -v`."""
+    assert [wrong for seed in range(SEEDS) if (wrong := problem(seed))] == []
+
+
+# Planted faults.
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def buddies_are_of_the_same_island(patch: pytest.MonkeyPatch) -> None:
+    def mate(host: int, present: Any, hosts: Any) -> int | None:
+        return next((h for h in present if h != host and hosts[h].island == hosts[host].island), None)
+
+    patch.setattr("pathways.runtime.resilience.placement._buddy", mate)
+
+
+def there_are_no_buddies(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cores, "place_buddy_copies", lambda copies, present, hosts: {})
+
+
+def each_mate_keeps_a_copy(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cores, "place_own_copies", lambda holdings, hosts: dict(holdings))
+
+
+def versions_commit_without_their_copies(patch: pytest.MonkeyPatch) -> None:
+    commit = ResilienceCore._commit
+
+    def early(self: ResilienceCore, now: float) -> list[ResilienceEffect]:
+        version = self.table.pending
+        if version is not None and len(version.pending) == 1:
+            version.pending = {}
+        return commit(self, now)
+
+    patch.setattr(ResilienceCore, "_commit", early)
+
+
+def versions_commit_before_metrics_are_read(patch: pytest.MonkeyPatch) -> None:
+    commit = ResilienceCore._commit
+
+    def early(self: ResilienceCore, now: float) -> list[ResilienceEffect]:
+        self._metrics_read += 1
+        return commit(self, now)
+
+    patch.setattr(ResilienceCore, "_commit", early)
+
+
+def versions_of_lost_attempts_commit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(VersionTable, "drop_pending", lambda self: False)
+
+
+def the_old_version_goes_when_the_new_one_begins(patch: pytest.MonkeyPatch) -> None:
+    start = ResilienceCore._start_copies
+
+    def early(self: ResilienceCore, started: SnapshotStarted) -> list[ResilienceEffect]:
+        if (committed := self.table.committed) is not None:
+            del self.table.versions[committed.key]
+        return [self._kept(), *start(self, started)]
+
+    patch.setattr(ResilienceCore, "_start_copies", early)
+
+
+def any_number_of_versions_is_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(VersionTable, "drop_old", lambda self: False)
+    patch.setattr(VersionTable, "has_room", lambda self: self.pending is None)
+
+
+def uncommitted_versions_are_restored(patch: pytest.MonkeyPatch) -> None:
+    def any_whole(self: ResilienceCore, hosts: Any) -> StateVersion | None:
+        whole = [version for version in self.table.versions.values() if not version.missing_at(hosts)]
+        return max(whole, key=lambda version: version.key, default=None)
+
+    patch.setattr(ResilienceCore, "_newest_whole", any_whole)
+    patch.setattr(VersionTable, "drop_pending", lambda self: False)
+
+
+def lost_memory_is_not_noted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateVersion, "lose_copies", lambda self, hosts: None)
+
+
+def copies_of_lost_hosts_are_waited_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateVersion, "cancel_copies", lambda self, hosts: None)
+
+
+def copies_are_not_made_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ResilienceCore, "_protect", lambda self: [])
+
+
+def hosts_without_workers_protect(patch: pytest.MonkeyPatch) -> None:
+    def lie(self: ResilienceCore) -> bool:
+        version, places = self.table.committed, self._topology.hosts
+        return version is not None and version.is_doubled([*places], places)
+
+    patch.setattr(ResilienceCore, "is_protected", property(lie))
+
+
+def the_disk_is_preferred(patch: pytest.MonkeyPatch) -> None:
+    newest = ResilienceCore._newest_whole
+
+    def none(self: ResilienceCore, hosts: Any) -> StateVersion | None:
+        return newest(self, hosts) if self._disk_step is None else None
+
+    patch.setattr(ResilienceCore, "_newest_whole", none)
+
+
+def memory_of_islands_that_return_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ResilienceCore, "_hosts_that_return", lambda self: self.hosts)
+
+
+def the_first_host_that_has_restored_is_enough(patch: pytest.MonkeyPatch) -> None:
+    finish = ResilienceCore._finish_restore
+
+    def one(self: ResilienceCore, restored: HostRestored, now: float) -> list[ResilienceEffect]:
+        if isinstance(self.phase, cores.RestoringState):
+            self.phase = dataclasses.replace(self.phase, pending=frozenset((restored.host,)))
+        return finish(self, restored, now)
+
+    patch.setattr(ResilienceCore, "_finish_restore", one)
+
+
+def answers_of_earlier_attempts_count(patch: pytest.MonkeyPatch) -> None:
+    finish = ResilienceCore._finish_restore
+
+    def late(self: ResilienceCore, restored: HostRestored, now: float) -> list[ResilienceEffect]:
+        return finish(self, dataclasses.replace(restored, attempt=self.attempt), now)
+
+    patch.setattr(ResilienceCore, "_finish_restore", late)
+
+
+def corrupt_copies_are_read_again(patch: pytest.MonkeyPatch) -> None:
+    fail = ResilienceCore._fail_restore
+
+    def again(self: ResilienceCore, failed: RestoreFailed, now: float) -> list[ResilienceEffect]:
+        return fail(self, dataclasses.replace(failed, is_corrupt=False), now)
+
+    patch.setattr(ResilienceCore, "_fail_restore", again)
+
+
+def nobody_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ResilienceCore, "_is_overdue", lambda self, island, now: True)
+
+
+def islands_are_waited_for_longer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ResilienceCore, "_is_overdue", lambda self, island, now: False)
+
+
+def any_number_of_replicas_runs(patch: pytest.MonkeyPatch) -> None:
+    init = ResilienceCore.__init__
+
+    def free(self: ResilienceCore, topology: ReplicaTopology, policy: RecoveryPolicy, *rest: Any) -> None:
+        counts = tuple(range(1, len(topology.replicas) + 1))
+        init(self, topology, dataclasses.replace(policy, counts=counts), *rest)
+
+    patch.setattr(ResilienceCore, "__init__", free)
+
+
+def fewer_replicas_run_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ResilienceCore, "_grows", lambda self: False)
+
+
+def leaving_islands_take_an_earlier_version_along(patch: pytest.MonkeyPatch) -> None:
+    hold = ResilienceCore._hold
+
+    def early(self: ResilienceCore, key: VersionKey, now: float) -> list[ResilienceEffect]:
+        last = self.table.committed
+        return hold(self, key if last is None else last.key, now)
+
+    patch.setattr(ResilienceCore, "_hold", early)
+
+
+def hosts_that_return_keep_what_was_dropped(patch: pytest.MonkeyPatch) -> None:
+    kept = ResilienceCore._kept
+    patch.setattr(ResilienceCore, "_kept", lambda self: KeepVersions(self.hosts[:1], kept(self).keys))
+
+
+PLANTS: list[Plant] = [
+    buddies_are_of_the_same_island,
+    there_are_no_buddies,
+    each_mate_keeps_a_copy,
+    versions_commit_without_their_copies,
+    versions_commit_before_metrics_are_read,
+    versions_of_lost_attempts_commit,
+    the_old_version_goes_when_the_new_one_begins,
+    any_number_of_versions_is_kept,
+    uncommitted_versions_are_restored,
+    lost_memory_is_not_noted,
+    copies_of_lost_hosts_are_waited_for,
+    copies_are_not_made_again,
+    hosts_without_workers_protect,
+    the_disk_is_preferred,
+    memory_of_islands_that_return_is_given_up,
+    the_first_host_that_has_restored_is_enough,
+    answers_of_earlier_attempts_count,
+    corrupt_copies_are_read_again,
+    nobody_is_waited_for,
+    islands_are_waited_for_longer,
+    any_number_of_replicas_runs,
+    fewer_replicas_run_for_ever,
+    leaving_islands_take_an_earlier_version_along,
+    hosts_that_return_keep_what_was_dropped,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_resilience_histories_find_planted_faults(plant: Plant, monkeypatch: pytest.MonkeyPatch):
+    plant(monkeypatch)
+    assert any(problem(seed) for seed in range(FOUND))
+
+
+# Decisions.
+
+
+class Shell:
+    """Drives a core whose copies and restores are complete at once, unless `is_slow`.
+
+    Args:
+      core: the core.
+      holdings: the blocks that each host has on its devices.
+    """
+
+    def __init__(self, core: ResilienceCore, is_slow: bool = False) -> None:
+        self.core = core
+        self.is_slow = is_slow
+        self.now = 0.0
+        self.effects: list[ResilienceEffect] = []
+        self.take(core.start(0.0))
+
+    def take(self, effects: list[ResilienceEffect]) -> None:
+        for effect in effects:
+            self.effects.append(effect)
+            match effect:
+                case TakeSnapshot(key):
+                    self.tell(SnapshotStarted(key, self.core._topology.holdings(self.core.replicas)))
+                case MakeCopies(_, copies) if not self.is_slow:
+                    for copy in copies:
+                        self.tell(CopyCompleted(copy.number))
+                case RestoreState() if not self.is_slow:
+                    for host in effect.hosts:
+                        self.tell(HostRestored(effect.attempt, host))
+
+    def tell(self, event: ResilienceEvent) -> None:
+        self.take(self.core.handle(event, self.now))
+
+    def run_to(self, step: int) -> None:
+        """Issues steps, whose metrics are read at once."""
+        first = self.core._issued
+        for number in range(first, step):
+            self.tell(BoundaryReached(self.core.attempt, number + 1))
+            self.tell(MetricsRead(number + 1))
+
+    def of(self, kind: type[ResilienceEffect]) -> list[Any]:
+        """Returns the effects of a kind since the last call, and forgets all effects."""
+        found = [effect for effect in self.effects if isinstance(effect, kind)]
+        self.effects = []
+        return found
+
+
+def stages(islands: int, size: int = 1) -> ReplicaTopology:
+    """Islands that each have a stage of a program, one block on each host."""
+    hosts = {host: HostPlace(host // size, f"machine{host // size}") for host in range(islands * size)}
+    blocks = {host: frozenset((f"block {host}",)) for host in hosts}
+    return ReplicaTopology(hosts, (frozenset(range(islands)),), lambda replicas: blocks)
+
+
+def replicas(count: int) -> ReplicaTopology:
+    """Replicas of one island each, with the same state."""
+    hosts = {host: HostPlace(host, f"machine{host}") for host in range(count)}
+    return ReplicaTopology(
+        hosts,
+        tuple(frozenset((island,)) for island in range(count)),
+        lambda chosen: dict.fromkeys(chosen, frozenset(("weights",))),
+    )
+
+
+def places(effects: list[MakeCopies]) -> list[tuple[int, int]]:
+    return [(copy.source, copy.target) for effect in effects for copy in effect.copies]
+
+
+def test_resilience_copies_the_first_state_before_the_first_step():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(10)), is_slow=True)
+    assert isinstance(shell.effects[1], HoldSteps)
+    (copies,) = shell.of(MakeCopies)
+    assert places([copies]) == [(0, 0), (1, 1), (0, 1), (1, 0)]
+    for copy in copies.copies:
+        assert not shell.of(ResumeSteps)
+        shell.tell(CopyCompleted(copy.number))
+    assert shell.of(ResumeSteps) == [ResumeSteps(1, 0, (0,))]
+    assert shell.core.is_protected
+
+
+def test_resilience_streams_nothing_that_another_replica_has():
+    shell = Shell(ResilienceCore(replicas(3), RecoveryPolicy(10, counts=(3,))))
+    assert places(shell.of(MakeCopies)) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_resilience_prefers_buddies_on_other_machines():
+    hosts = {0: HostPlace(0, "a"), 1: HostPlace(1, "a"), 2: HostPlace(2, "b")}
+    blocks = {0: frozenset(("weights",))}
+    topology = ReplicaTopology(hosts, (frozenset((0,)),), lambda replicas: blocks)
+    shell = Shell(ResilienceCore(topology, RecoveryPolicy(10)))
+    assert places(shell.of(MakeCopies)) == [(0, 0), (0, 2)]
+
+
+def test_resilience_without_a_second_island_is_not_protected():
+    shell = Shell(ResilienceCore(stages(1), RecoveryPolicy(10, disk_every=1)))
+    assert places(shell.of(MakeCopies)) == [(0, 0)]
+    assert not shell.core.is_protected
+
+
+def test_resilience_commits_when_metrics_were_read():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(2)))
+    shell.of(CommitVersion)
+    for step in (1, 2, 3):
+        shell.tell(BoundaryReached(1, step))
+    shell.tell(MetricsRead(1))
+    assert shell.of(CommitVersion) == []
+    shell.tell(MetricsRead(2))
+    key = VersionKey(2, 1)
+    assert shell.effects == [CommitVersion(key, (0, 1)), KeepVersions((0, 1), (key,))]
+
+
+def test_resilience_restores_from_own_memory_and_from_the_buddy():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
+    shell.run_to(7)
+    shell.of(RestoreState)
+    shell.tell(WorkersLost(1, "killed"))
+    assert shell.of(RestoreState) == []
+    shell.tell(MemoryLost(1))
+    shell.tell(WorkersReturned(1))
+    (restore,) = (effect for effect in shell.effects if isinstance(effect, RestoreState))
+    own, other = frozenset(("block 0",)), frozenset(("block 1",))
+    assert (restore.step, restore.loads) == (5, (BlockLoad(0, 0, own), BlockLoad(1, 0, other)))
+    # Both copies are made again at once.
+    assert places(shell.of(MakeCopies)) == [(0, 1)]
+    assert shell.core.is_protected
+
+
+def test_resilience_reads_another_copy_where_one_is_corrupt():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)), is_slow=True)
+    for copy in shell.of(MakeCopies)[0].copies:
+        shell.tell(CopyCompleted(copy.number))
+    shell.tell(WorkersLost(0, "killed"))
+    shell.tell(WorkersReturned(0))
+    (restore,) = shell.of(RestoreState)
+    shell.tell(RestoreFailed(restore.attempt, 0, 0, "wrong checksum", is_corrupt=True))
+    (again,) = shell.of(RestoreState)
+    assert {load.source for load in again.loads} == {1}
+    assert again.attempt == restore.attempt + 1
+
+
+def test_resilience_names_what_is_left_nowhere():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
+    for island in (0, 1):
+        shell.tell(WorkersLost(island, "killed"))
+        shell.tell(MemoryLost(island))
+    (abandon,) = shell.of(AbandonRun)
+    assert abandon.why == (
+        "of version 0, no host has block 0, block 1 any more; pass disk= to go on from a folder when so many "
+        "islands are lost at once"
+    )
+
+
+def test_resilience_goes_on_from_disk_when_memory_is_lost():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5, disk_every=1)))
+    shell.run_to(6)
+    key = VersionKey(5, 1)
+    assert shell.of(SaveToDisk) == [SaveToDisk(VersionKey(0, 1))]
+    shell.tell(DiskSaveCompleted(VersionKey(0, 1)))
+    shell.run_to(11)
+    shell.tell(DiskSaveCompleted(key))
+    for island in (0, 1):
+        shell.tell(WorkersLost(island, "killed"))
+        shell.tell(MemoryLost(island))
+    for island in (0, 1):
+        shell.tell(WorkersReturned(island))
+    assert [(restore.step, restore.key) for restore in shell.of(RestoreState)] == [(5, None)]
+
+
+def test_resilience_holds_steps_for_an_island_that_leaves_and_runs_none_again():
+    shell = Shell(ResilienceCore(replicas(2), RecoveryPolicy(100, counts=(1, 2))))
+    shell.run_to(7)
+    shell.tell(WorkersLeaving(1))
+    shell.of(HoldSteps)
+    shell.tell(BoundaryReached(1, 8))
+    assert isinstance(shell.effects[1], HoldSteps)
+    shell.tell(MetricsRead(8))
+    assert ReleaseIsland(1) in shell.effects
+    assert [(r.step, r.replicas) for r in shell.of(RestoreState)] == [(8, (0,))]
+
+
+def test_resilience_runs_fewer_replicas_and_all_again():
+    shell = Shell(ResilienceCore(replicas(4), RecoveryPolicy(10, counts=(2, 4), patience=5.0)))
+    shell.run_to(4)
+    shell.now = 1.0
+    shell.tell(WorkersLost(2, "killed"))
+    shell.now = 5.9
+    shell.tell(TimePassed())
+    assert shell.of(RestoreState) == []
+    shell.now = 6.0
+    shell.tell(TimePassed())
+    # Three would not divide the microbatches.
+    assert [restore.replicas for restore in shell.of(RestoreState)] == [(0, 1)]
+    shell.run_to(9)
+    shell.tell(WorkersReturned(2))
+    assert shell.of(PrepareReplicas) == [PrepareReplicas((0, 1, 2, 3))]
+    shell.tell(ReplicasPrepared((0, 1, 2, 3)))
+    shell.run_to(10)
+    assert [(r.step, r.replicas) for r in shell.of(RestoreState)] == [(10, (0, 1, 2, 3))]
+
+
+def test_resilience_gives_up_when_too_few_islands_will_return():
+    shell = Shell(ResilienceCore(replicas(4), RecoveryPolicy(10, counts=(3, 4))))
+    for island in (0, 1):
+        shell.tell(IslandAbandoned(island))
+    assert [abandon.why for abandon in shell.of(AbandonRun)] == [
+        "island0, island1 will not return, and no smaller number of replicas is allowed"
+    ]
+
+
+def test_resilience_goes_on_from_what_an_earlier_controller_left():
+    def found(*hosts: int, is_committed: bool = True) -> StoredVersion:
+        everything = frozenset(("block 0", "block 1"))
+        return StoredVersion(dict.fromkeys(hosts, everything), is_committed, (0,))
+
+    stored = {VersionKey(20, 3): found(0), VersionKey(30, 3): found(0, 1, is_committed=False)}
+    core = ResilienceCore(stages(2), RecoveryPolicy(10, disk_every=1), stored, disk_step=10)
+    shell = Shell(core)
+    assert [(r.step, r.key, r.attempt) for r in shell.of(RestoreState)] == [(20, VersionKey(20, 3), 4)]
+
+
+def test_resilience_takes_versions_by_time():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(None, 10.0)))
+    shell.run_to(5)
+    shell.of(TakeSnapshot)
+    shell.now = 10.0
+    shell.run_to(6)
+    assert [snapshot.key.step for snapshot in shell.of(TakeSnapshot)] == [6]
+
+
+def test_resilience_tries_a_copy_again_that_failed():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(10)), is_slow=True)
+    for copy in shell.of(MakeCopies)[0].copies:
+        shell.tell(CopyCompleted(copy.number))
+    shell.tell(MemoryLost(1))
+    (again,) = shell.of(MakeCopies)
+    shell.tell(CopyFailed(again.copies[0].number, "the link is cut"))
+    shell.now = 0.5
+    shell.tell(TimePassed())
+    assert shell.of(MakeCopies) == []
+    shell.now = 1.0
+    shell.tell(TimePassed())
+    assert places(shell.of(MakeCopies)) == [(0, 1)]
