@@ -69,6 +69,7 @@ ROOMS = (
     "compiler.backends",
     "compiler",
     "compiler.data",
+    "compiler.resilience",
     "compiler.auto",
     "compiler.mpmd",
     "tools.common",

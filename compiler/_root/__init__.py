@@ -9,6 +9,7 @@ from_mpmd                 runs a program of Shardy's MPMD compiler
 load                      runs a program that was saved: `program.lower(*args).save(path)`
 on_hosts                  calls functions in the processes of hosts, beside the arrays there
 prefetch                  puts batches where a program reads them, while the step before runs
+resilient                 runs training steps, and goes on by itself when islands are lost
 checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
 connect, cluster          the devices of this process, or of hosts, until `disconnect`; `release` gives those
                           of a slice back
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from pathways.compiler.lower.phases import ProgramError
     from pathways.compiler.mpmd.from_mpmd import from_mpmd
     from pathways.compiler.program import Program
+    from pathways.compiler.resilience.resilient import resilient
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.dialect.errors import PathwaysError
     from pathways.runtime.bundle.manifest import BundleError
@@ -117,6 +119,7 @@ __all__ = [
     "prefetch",
     "program",
     "release",
+    "resilient",
     "status",
     "trace",
 ]
@@ -163,6 +166,7 @@ _MODULES = {
     "prefetch": "compiler.data.prefetch",
     "program": "compiler.api",
     "release": "runtime.local.devices",
+    "resilient": "compiler.resilience.resilient",
     "status": "runtime.hosts.client.cluster_status",
     "trace": "runtime.local.recording",
 }

@@ -83,23 +83,30 @@ class ProgramExecutable(abc.ABC):
             return False
         return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
 
+    def arguments(self) -> dict[str, tuple[range, Any]]:
+        """Returns the numbers of the leaves and the structure of each argument with leaves, by its name."""
+        found: dict[str, tuple[range, Any]] = {}
+        first = 0
+        for tree in (part for group in self.tree.children() for part in group.children()):
+            numbers = range(first, first + tree.num_leaves)
+            first = numbers.stop
+            if numbers:
+                inside = name_of(self._signature.keys[numbers.start][2:])
+                found[self.paths[numbers.start].removesuffix(inside)] = numbers, tree
+        return found
+
     def argument(self, name: str) -> tuple[range, Any]:
         """The numbers of the leaves of an argument, and its structure.
 
         Raises:
           ValueError: there is no such argument, or it has no leaves.
         """
-        names, first = [], 0
-        for tree in (part for group in self.tree.children() for part in group.children()):
-            numbers = range(first, first + tree.num_leaves)
-            first = numbers.stop
-            if not numbers:
-                continue
-            inside = name_of(self._signature.keys[numbers.start][2:])
-            names.append(self.paths[numbers.start].removesuffix(inside))
-            if names[-1] == name:
-                return numbers, tree
-        raise ValueError(f"program '{self.name}' has no argument {name!r}, only {', '.join(names) or 'none'}")
+        found = self.arguments()
+        if name not in found:
+            raise ValueError(
+                f"program '{self.name}' has no argument {name!r}, only {', '.join(found) or 'none'}"
+            )
+        return found[name]
 
     def takes(self, numbers: Sequence[int], leaves: Sequence[Any]) -> bool:
         """Whether some arguments, by their numbers, have the types that were compiled for."""

@@ -125,6 +125,8 @@ class ResilienceCore:
         self._commits_since_save = 0
         self._was_protected = False
         self._copy_again_at = math.inf
+        # The losses of which the next recovery is.
+        self._causes: list[str] = []
         for key, found in (stored or {}).items():
             if found.is_committed:
                 version = StateVersion(key, found.blocks, found.replicas)
@@ -179,7 +181,7 @@ class ResilienceCore:
             case BoundaryReached():
                 return self._reach_boundary(event, now)
             case SnapshotStarted():
-                return self._start_copies(event)
+                return self._start_copies(event, now)
             case CopyCompleted(number):
                 version = self.table.of_copy(number)
                 if version is None:
@@ -281,7 +283,7 @@ class ResilienceCore:
             return step - self._last_step >= self._policy.every_steps
         return now - self._last_time >= (self._policy.every_seconds or 0.0)
 
-    def _start_copies(self, started: SnapshotStarted) -> list[ResilienceEffect]:
+    def _start_copies(self, started: SnapshotStarted, now: float) -> list[ResilienceEffect]:
         if started.key.attempt != self.attempt or self.table.pending is not None:
             return []
         version = StateVersion(started.key, started.holdings, self.replicas)
@@ -289,6 +291,9 @@ class ResilienceCore:
         own = place_own_copies(started.holdings, self._topology.hosts)
         copies = self.table.new_copies({(host, host): blocks for host, blocks in own.items()})
         version.pending = {copy.number: copy for copy in copies}
+        if not copies:
+            # All of the state is where the shell is.
+            return self._commit(now)
         return [MakeCopies(started.key, (*copies, *self._add_buddies(version)))]
 
     def _add_buddies(self, version: StateVersion) -> tuple[BlockCopy, ...]:
@@ -385,8 +390,13 @@ class ResilienceCore:
 
     def _lose_workers(self, lost: WorkersLost, now: float) -> list[ResilienceEffect]:
         self.losses += lost.island in self.present
+        self._causes.append(f"island{lost.island} is lost ({lost.why})")
         effects = self._remove(lost.island, now)
-        return [Log(logging.WARNING, f"island{lost.island} is lost: {lost.why}"), *effects]
+        if any(isinstance(effect, RestoreState) for effect in effects):
+            return effects
+        if isinstance(self.phase, WaitingForIslands):
+            return [Log(logging.WARNING, f"{self._causes[-1]}; steps wait"), *effects]
+        return [Log(logging.WARNING, self._causes.pop()), *effects]
 
     def _remove(self, island: int, now: float) -> list[ResilienceEffect]:
         """Notes that an island has no workers; begins a recovery where steps need them."""
@@ -499,8 +509,11 @@ class ResilienceCore:
         restore = RestoreState(self.attempt, step, key, replicas, hosts, loads)
         self.phase = RestoringState(restore, frozenset(hosts))
         where = "disk" if version is None else "memory"
-        text = f"going on from version {step} in {where}, {again} steps are run again"
-        return [Log(logging.INFO, text), self._kept(), restore]
+        count = "a step is" if again == 1 else f"{again} steps are"
+        causes = "".join(f"{cause}; " for cause in self._causes)
+        self._causes.clear()
+        text = f"{causes}going on from version {step} in {where}, {count} run again"
+        return [Log(logging.WARNING if causes else logging.INFO, text), self._kept(), restore]
 
     def _finish_restore(self, restored: HostRestored, now: float) -> list[ResilienceEffect]:
         phase = self.phase

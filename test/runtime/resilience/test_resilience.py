@@ -114,10 +114,10 @@ def versions_of_lost_attempts_commit(patch: pytest.MonkeyPatch) -> None:
 def the_old_version_goes_when_the_new_one_begins(patch: pytest.MonkeyPatch) -> None:
     start = ResilienceCore._start_copies
 
-    def early(self: ResilienceCore, started: SnapshotStarted) -> list[ResilienceEffect]:
+    def early(self: ResilienceCore, started: SnapshotStarted, now: float) -> list[ResilienceEffect]:
         if (committed := self.table.committed) is not None:
             del self.table.versions[committed.key]
-        return [self._kept(), *start(self, started)]
+        return [self._kept(), *start(self, started, now)]
 
     patch.setattr(ResilienceCore, "_start_copies", early)
 

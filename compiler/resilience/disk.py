@@ -1,0 +1,91 @@
+"""Versions of the state on disk, saved through `pw.checkpoint` in the background."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import jax
+
+from pathways.compiler.data import checkpoint
+from pathways.compiler.resilience.source import SourcePosition
+from pathways.runtime.resilience.events import DiskSaveCompleted, DiskSaveFailed, ResilienceEvent
+from pathways.runtime.resilience.records import VersionKey
+from pathways.runtime.resources.threads import RunningThread, start_thread
+
+KEPT_VERSIONS = 2
+"""How many versions stay on disk: the last one, and the one before while the last one is written."""
+
+
+class DiskVersions:
+    """Versions in a folder of checkpoints.
+
+    Args:
+      folder: the folder, which has the checkpoints of this run alone.
+      like: the state that the run begins with: versions are restored like it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], like: Any) -> None:
+        self.folder = os.fspath(folder)
+        self._like = jax.tree.map(_type_of, like)
+        self._x64 = jax.config.jax_enable_x64
+        self._lock = threading.Lock()
+        self._events: list[ResilienceEvent] = []
+        self._thread: RunningThread | None = None
+
+    def latest(self) -> int | None:
+        """Returns the step of the last version; None where there is none."""
+        return checkpoint.latest(self.folder)
+
+    def begin(self, key: VersionKey, state: Any, position: Any) -> None:
+        """Begins to save a version; `poll` returns what became of it."""
+
+        def work() -> None:
+            event: ResilienceEvent = DiskSaveCompleted(key)
+            try:
+                # Settings of JAX belong to threads.
+                with jax.enable_x64(self._x64):
+                    self.save(key.step, state, position)
+            except Exception as error:
+                event = DiskSaveFailed(key, f"{type(error).__name__}: {error}")
+            with self._lock:
+                self._events.append(event)
+
+        self._thread = start_thread(work, "disk version")
+
+    def save(self, step: int, state: Any, position: Any) -> None:
+        """Saves a version, and waits until it is written.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        checkpoint.save(self.folder, state, step, data=SourcePosition(position), keep=KEPT_VERSIONS).wait()
+
+    def restore(self, step: int) -> tuple[Any, Any]:
+        """Reads a version; returns the state, and the position of the source.
+
+        Raises:
+          Exception: it cannot be read, or is that of another state.
+        """
+        self.wait()
+        data = SourcePosition(None)
+        return checkpoint.restore(self.folder, self._like, step=step, data=data), data.position
+
+    def poll(self) -> list[ResilienceEvent]:
+        """Returns the events since the last call."""
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def wait(self) -> None:
+        """Waits for a save that is in progress."""
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _type_of(leaf: Any) -> Any:
+    """Returns what says how a leaf is restored, without its data."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)

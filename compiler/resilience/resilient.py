@@ -1,0 +1,476 @@
+"""Training that goes on by itself when islands of devices are lost."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from pathways.compiler.data.prefetch import Prefetched
+from pathways.compiler.program import Program
+from pathways.compiler.resilience.disk import DiskVersions
+from pathways.compiler.resilience.local_store import LocalSnapshotStore
+from pathways.compiler.resilience.settings import (
+    check_minimum,
+    checked_count,
+    checked_feeds,
+    checked_interval,
+)
+from pathways.compiler.resilience.source import RewindableSource
+from pathways.compiler.resilience.store import SnapshotStore
+from pathways.compiler.stages import Bound
+from pathways.runtime.control.effects import Log
+from pathways.runtime.control.records.errors import lost
+from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.resilience.core import ResilienceCore
+from pathways.runtime.resilience.effects import (
+    AbandonRun,
+    CommitVersion,
+    HoldSteps,
+    KeepVersions,
+    MakeCopies,
+    ResilienceEffect,
+    RestoreState,
+    ResumeSteps,
+    SaveToDisk,
+    TakeSnapshot,
+)
+from pathways.runtime.resilience.events import (
+    BoundaryReached,
+    HostRestored,
+    MetricsRead,
+    ResilienceEvent,
+    RestoreFailed,
+    RunEnded,
+    SnapshotStarted,
+    TimePassed,
+)
+from pathways.runtime.resilience.records import RecoveryPolicy
+from pathways.runtime.xla.tracebacks import boundary
+
+STEPS_AHEAD = 2
+"""How many steps are issued after one whose metrics are read."""
+
+_TICK_SECONDS = 0.2
+
+TrainStep = Callable[[Any, Any], tuple[Any, Any]]
+
+log = logging.getLogger("pathways")
+
+
+@dataclasses.dataclass(frozen=True)
+class _IssuedStep:
+    """A step whose metrics were not read yet."""
+
+    number: int
+    metrics: Any
+
+
+class ResilientRun:
+    """A run of training; made by `resilient`, and used as a context manager.
+
+    Attributes:
+      step: how many steps were issued.
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStep,
+        state: Any,
+        source: RewindableSource,
+        store: SnapshotStore,
+        policy: RecoveryPolicy,
+        disk: DiskVersions | None,
+    ) -> None:
+        self.step = 0
+        self._train_step = train_step
+        self._state = state
+        self._source = source
+        self._store = store
+        self._policy = policy
+        self._disk = disk
+        self._core: ResilienceCore | None = None
+        self._is_open = False
+        self._is_held = True
+        # The positions of the source before steps, of those that may be run again.
+        self._positions: dict[int, Any] = {}
+        self._in_flight: collections.deque[_IssuedStep] = collections.deque()
+        # How many steps had their metrics given to the body of the loop.
+        self._given = 0
+        self._has_ended = False
+        self._abandoned: str | None = None
+        self._last_tick = 0.0
+
+    # What users call.
+
+    @boundary
+    def __enter__(self) -> ResilientRun:
+        """Begins: goes on from the version on disk, where there is one.
+
+        Raises:
+          TypeError: the source cannot be rewound.
+          HostError: the state cannot be protected.
+        """
+        if self._core is not None:
+            raise RuntimeError("pw.resilient: a run begins once; call pw.resilient again")
+        self._positions[0] = self._source.open()
+        disk_step = None
+        if self._disk is not None:
+            self._source.check_saved(self._positions[0])
+            disk_step = self._disk.latest()
+        self._core = ResilienceCore(self._store.topology, self._policy, disk_step=disk_step)
+        self._is_open = True
+        try:
+            self._apply(self._core.start(time.monotonic()))
+            self._settle()
+        except BaseException:
+            self._close(keeps=True)
+            raise
+        self._given = self.step
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self._save_last()
+            finally:
+                self._close(keeps=False)
+            return
+        with contextlib.suppress(Exception):
+            error.add_note(self._save_committed())
+        self._close(keeps=True)
+
+    def steps(self, count: int) -> Iterator[tuple[int, Any]]:
+        """Runs steps until `count` are done in all, and yields the number and the metrics of each.
+
+        Each number is given once, in order, whatever is lost. Steps are issued ahead of the body of the
+        loop. It ends early when the source does.
+
+        Args:
+          count: how many steps there are in all, those before a version on disk included.
+
+        Raises:
+          HostLostError: a part of the state is left nowhere; says which.
+          Exception: what `train_step` or the source raised.
+        """
+        checked_count("steps", count, least=0)
+        self._core_of_open_run()
+        while self._given < count:
+            self._drain()
+            self._tick()
+            if self._may_issue(count):
+                self._issue()
+            elif self._in_flight:
+                if (given := self._read()) is not None:
+                    yield given
+            elif self._has_ended and not self._is_held:
+                return
+            else:
+                self._store.wait(_TICK_SECONDS)
+
+    @property
+    def state(self) -> Any:
+        """The state after all steps that were issued, `run.step`: after the loop that is the last one."""
+        if self._is_open:
+            self._drain()
+            self._settle()
+        return self._state
+
+    @property
+    def protected(self) -> bool:
+        """Whether the loss of any one island, with its memory, leaves the last version whole."""
+        return self._core is not None and self._is_open and self._core.is_protected
+
+    @boundary
+    def lose(self, island: str, *, memory: bool = False) -> None:
+        """Loses an island on purpose, for tests of one's own loop; may be called by any thread.
+
+        Args:
+          island: its name, such as "island1".
+          memory: whether the copies in its memory are lost, too, as when its machine is.
+
+        Raises:
+          ValueError: there is no such island.
+        """
+        self._core_of_open_run()
+        islands = {f"island{place.island}": place.island for place in self._store.topology.hosts.values()}
+        if island not in islands:
+            raise ValueError(f"pw.resilient: there is no island {island!r}, only {', '.join(islands)}")
+        arrays = jax.tree.leaves((self._state, [step.metrics for step in [*self._in_flight]]))
+        self._store.lose(islands[island], memory=memory, arrays=arrays)
+
+    # Steps.
+
+    def _may_issue(self, count: int) -> bool:
+        return (
+            not self._is_held
+            and not self._has_ended
+            and self.step < count
+            and len(self._in_flight) <= STEPS_AHEAD
+        )
+
+    def _issue(self) -> None:
+        """Issues a step. One that fails because an island is lost is issued again later."""
+        core = self._core_of_open_run()
+        try:
+            batch, position = self._source.next()
+        except StopIteration:
+            self._has_ended = True
+            return
+        try:
+            result = self._train_step(self._state, batch)
+        except Exception:
+            if self._drain():
+                return
+            raise
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(
+                "pw.resilient: train_step must return a pair of the new state and metrics, got "
+                f"{type(result).__name__}"
+            )
+        self._state, metrics = result
+        self._in_flight.append(_IssuedStep(self.step, metrics))
+        self.step += 1
+        self._positions[self.step] = position
+        self._handle(BoundaryReached(core.attempt, self.step))
+
+    def _read(self) -> tuple[int, Any] | None:
+        """Reads the metrics of the first step in flight; None where they were given, or are lost."""
+        first = self._in_flight[0]
+        try:
+            metrics = self._store.read(first.metrics)
+        except Exception:
+            if self._drain():
+                return None
+            raise
+        self._in_flight.popleft()
+        is_new = first.number == self._given
+        self._given = max(self._given, first.number + 1)
+        self._handle(MetricsRead(first.number + 1))
+        return (first.number, metrics) if is_new else None
+
+    # What the core decides.
+
+    def _core_of_open_run(self) -> ResilienceCore:
+        if self._core is None or not self._is_open:
+            raise RuntimeError("pw.resilient: use it as `with pw.resilient(...) as run:`, and inside of that")
+        return self._core
+
+    def _drain(self) -> bool:
+        """Handles all events; returns whether steps in flight were lost.
+
+        Raises:
+          HostLostError: the run cannot go on.
+        """
+        core = self._core_of_open_run()
+        before = core.attempt, core.losses
+        while events := [*(self._disk.poll() if self._disk is not None else ()), *self._store.poll()]:
+            for event in events:
+                self._handle(event)
+        return (core.attempt, core.losses) != before
+
+    def _settle(self) -> None:
+        """Waits until steps may be issued."""
+        self._drain()
+        while self._is_held:
+            self._store.wait(_TICK_SECONDS)
+            self._tick()
+            self._drain()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._last_tick >= _TICK_SECONDS:
+            self._last_tick = now
+            self._handle(TimePassed())
+
+    def _handle(self, event: ResilienceEvent) -> None:
+        self._apply(self._core_of_open_run().handle(event, time.monotonic()))
+
+    def _apply(self, effects: list[ResilienceEffect]) -> None:
+        for effect in effects:
+            self._apply_one(effect)
+
+    def _apply_one(self, effect: ResilienceEffect) -> None:
+        match effect:
+            case Log(level, text):
+                log.log(level, "pw.resilient: %s", text)
+            case TakeSnapshot(key):
+                self._handle(SnapshotStarted(key, self._store.take(key, self._state)))
+            case MakeCopies(key, copies):
+                self._store.make_copies(key, copies)
+            case CommitVersion(key):
+                self._store.commit(key)
+            case KeepVersions(hosts, keys):
+                self._store.keep(hosts, keys)
+                oldest = min((key.step for key in keys), default=0)
+                self._positions = {n: own for n, own in self._positions.items() if n >= oldest}
+            case HoldSteps():
+                self._is_held = True
+            case RestoreState():
+                self._restore(effect)
+            case ResumeSteps():
+                self._is_held = False
+            case SaveToDisk(key):
+                assert self._disk is not None
+                self._disk.begin(key, self._store.version(key), self._positions[key.step])
+            case AbandonRun(why):
+                self._abandoned = why
+                raise lost(f"pw.resilient: {why}").error()
+            case _:
+                raise AssertionError(f"unexpected {effect}")
+
+    def _restore(self, restore: RestoreState) -> None:
+        self._is_held = True
+        self._in_flight.clear()
+        self._state = None
+        if restore.key is not None:
+            self._state = self._store.restore(restore)
+        else:
+            self._restore_from_disk(restore)
+        self.step = restore.step
+        self._has_ended = False
+        self._source.open(self._positions[restore.step])
+
+    def _restore_from_disk(self, restore: RestoreState) -> None:
+        assert self._disk is not None
+        try:
+            self._state, position = self._disk.restore(restore.step)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self._handle(RestoreFailed(restore.attempt, restore.hosts[0], None, why))
+            return
+        self._positions[restore.step] = position
+        for host in restore.hosts:
+            self._handle(HostRestored(restore.attempt, host))
+
+    # The end.
+
+    def _save_last(self) -> None:
+        """Saves the last state to disk, so that the same call has nothing left to do."""
+        if self._disk is None or self._core is None or self._abandoned is not None:
+            return
+        self._drain()
+        self._settle()
+        self._disk.wait()
+        if self.step > (self._disk.latest() or 0):
+            self._disk.save(self.step, self._state, self._positions[self.step])
+
+    def _save_committed(self) -> str:
+        """Saves the last committed version to disk; returns what to tell the user."""
+        if self._disk is None:
+            return f"pw.resilient: stopped after step {self._given}; without disk= nothing of the run is kept"
+        self._disk.wait()
+        committed = None if self._core is None else self._core.table.committed
+        latest = self._disk.latest()
+        if committed is not None and committed.key.step > (latest or 0):
+            step = committed.key.step
+            self._disk.save(step, self._store.version(committed.key), self._positions[step])
+            latest = step
+        if latest is None:
+            return f"pw.resilient: stopped after step {self._given}, before a version was saved"
+        return (
+            f"pw.resilient: stopped after step {self._given}; version {latest} is in {self._disk.folder}: "
+            "the same call goes on from it"
+        )
+
+    def _close(self, *, keeps: bool) -> None:
+        self._source.close()
+        if self._core is not None and self._abandoned is None:
+            self._apply(self._core.handle(RunEnded(keeps), time.monotonic()))
+        self._is_open = False
+        self._in_flight.clear()
+        self._store.close()
+
+
+@boundary
+def resilient(
+    train_step: Bound | Program[..., Any] | TrainStep,
+    state: Any,
+    source: Any,
+    *,
+    feeds: tuple[Bound | Program[..., Any], str] | None = None,
+    every: int | str = 10,
+    disk: str | os.PathLike[str] | None = None,
+    disk_every: int = 10,
+    minimum: int | None = None,
+    patience: float = 0.0,
+    rows: int | None = None,
+    shards: int | None = None,
+) -> ResilientRun:
+    """Runs training steps, and goes on by itself when islands are lost.
+
+    Copies of the state are kept in memory, each on two islands, and the source is rewound with the state, so
+    that losses, metrics and the state are those of a run in which nothing was lost, bit for bit.
+
+    Args:
+      train_step: a function from a state and a batch to a new state and metrics: a program, or what calls
+        several. It may be called again for a step, so it changes nothing else. What it reads besides its
+        arguments must not change.
+      state: the state that the run begins with, a tree of arrays; `train_step` may donate it.
+      source: what `pw.prefetch` accepts, and can be rewound: iterables whose iterators have `get_state` and
+        `set_state`, as those of Grain; sequences; or `pw.on_hosts(...)`.
+      feeds: the program that reads the batches, and the name of its argument. Left out when `train_step` is
+        a program: its second argument.
+      every: the steps from one version of the state to the next, or a time such as "10s".
+      disk: a folder for this run alone, in which versions are saved as checkpoints. A run that begins with
+        such a folder goes on from the last version in it.
+      disk_every: how many versions are made for each that is saved to disk.
+      minimum: the smallest number of replicas that may go on while islands are lost.
+      patience: the seconds that a lost island may take to return before others go on without it.
+      rows: of a source on hosts, see `pw.prefetch`.
+      shards: of a source on hosts, see `pw.prefetch`.
+
+    Returns:
+      The run, a context manager: `run.steps(count)` runs the steps, `run.state` is the state,
+      `run.protected` says whether any one island may be lost, and `run.lose("island1")` loses one.
+
+    Raises:
+      TypeError: `feeds` is missing or no program, or an argument has a wrong type.
+      ValueError: a number out of range, a `minimum` that no number of replicas meets, or a `step` without
+        such an argument.
+      RuntimeError: the cluster has hosts.
+
+    Example:
+      ```python
+      with pw.resilient(step, state, batches, every=10, disk="run1") as run:
+          for n, metrics in run.steps(1000):
+              print(n, metrics["loss"])
+      state = run.state
+      ```
+    """
+    program, argument = checked_feeds(train_step, feeds)
+    interval = checked_interval(every)
+    checked_count("disk_every", disk_every)
+    if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
+        raise ValueError(f"pw.resilient: patience={patience!r}: expected a number of seconds")
+    if isinstance(source, Prefetched):
+        raise TypeError("pw.resilient: source is read ahead already; pass what was given to pw.prefetch")
+    if minimum is not None:
+        check_minimum(minimum, program)
+    if not jax.tree.leaves(state):
+        raise ValueError("pw.resilient: the state has no leaves")
+    if controller() is not None:
+        raise RuntimeError(
+            "pw.resilient: snapshots over hosts are not supported yet; it runs on the devices of this "
+            "process, as of pw.connect(cpu_devices=..., islands=...)"
+        )
+    # In this process islands return at once, so all replicas run.
+    policy = RecoveryPolicy(
+        interval.steps,
+        interval.seconds,
+        patience=float(patience),
+        disk_every=None if disk is None else disk_every,
+    )
+    batches = RewindableSource(source, program, argument, rows=rows, shards=shards)
+    disk_versions = None if disk is None else DiskVersions(disk, state)
+    return ResilientRun(train_step, state, batches, LocalSnapshotStore(), policy, disk_versions)

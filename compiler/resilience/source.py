@@ -1,0 +1,165 @@
+"""Sources of batches that are rewound to a step."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pathways.compiler.data.on_hosts import FunctionOnHosts
+from pathways.compiler.data.prefetch import Prefetched, prefetch
+from pathways.compiler.program import Program
+from pathways.compiler.stages import Bound
+
+
+class SourcePosition:
+    """A position, as `pw.checkpoint` saves and restores it.
+
+    Attributes:
+      position: the position.
+    """
+
+    def __init__(self, position: Any) -> None:
+        self.position = position
+
+    def get_state(self) -> Any:
+        """Returns the position."""
+        return self.position
+
+    def set_state(self, position: Any) -> None:
+        """Sets the position."""
+        self.position = position
+
+
+class RewindableSource:
+    """Batches that are read ahead, from any position.
+
+    Args:
+      source: the source; see `pw.resilient`.
+      step: the program that reads the batches.
+      argument: the name of its argument that they are.
+      rows: see `pw.prefetch`.
+      shards: see `pw.prefetch`.
+      depth: see `pw.prefetch`.
+
+    Raises:
+      TypeError: its position cannot be saved.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        step: Bound | Program[..., Any],
+        argument: str,
+        *,
+        rows: int | None = None,
+        shards: int | None = None,
+        depth: int = 2,
+    ) -> None:
+        self._source = source
+        self._step = step
+        self._argument = argument
+        self._options: dict[str, Any] = {"rows": rows, "shards": shards, "depth": depth}
+        self._iterator: Any = None
+        self._reading: Prefetched[Any] | None = None
+        # Held while a batch is read: an iterator is not moved in the middle of one.
+        self._lock = threading.Lock()
+
+    def open(self, position: Any = None) -> Any:
+        """Begins at a position, by default where the source is; returns that."""
+        self.close()
+        source = self._source if isinstance(self._source, FunctionOnHosts) else self._make_iterator()
+        if position is not None:
+            with self._lock:
+                source.set_state(copy.deepcopy(position))
+        reads = source if isinstance(source, FunctionOnHosts) else _LockedIterator(source, self._lock)
+        self._reading = prefetch(reads, self._step, self._argument, **self._options)
+        try:
+            return self._reading.get_state()
+        except TypeError as error:
+            self.close()
+            raise TypeError(f"pw.resilient: the source cannot be rewound: {error}") from None
+
+    def _make_iterator(self) -> Any:
+        """Returns an iterator at the beginning, or the source itself where it is one."""
+        if isinstance(self._source, Sequence):
+            return _SequenceIterator(self._source)
+        with self._lock:
+            iterator = iter(self._source)
+        missing = [name for name in ("get_state", "set_state") if not hasattr(iterator, name)]
+        if missing:
+            raise TypeError(
+                f"pw.resilient: the source cannot be rewound: {type(iterator).__name__} has no "
+                f"{' and no '.join(f'{name}()' for name in missing)}, which iterators of Grain have; or give "
+                "a sequence of batches, which is read by number, or pw.on_hosts(...)"
+            )
+        return iterator
+
+    def check_saved(self, position: Any) -> None:
+        """Checks that a position can be written to disk.
+
+        Raises:
+          TypeError: it is no JSON.
+        """
+        try:
+            if not isinstance(position, bytes):
+                json.dumps(position)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"pw.resilient: the position of the source cannot be saved to disk: {error}; get_state() has "
+                "to return bytes, or what JSON can write"
+            ) from None
+
+    def next(self) -> tuple[Any, Any]:
+        """Returns the next batch, and the position after it.
+
+        Raises:
+          StopIteration: the source has ended.
+          Exception: what the source raised.
+        """
+        assert self._reading is not None
+        batch = next(self._reading)
+        return batch, self._reading.get_state()
+
+    def close(self) -> None:
+        """Stops reading ahead."""
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+
+class _LockedIterator(Iterator[Any]):
+    """An iterator that is read by one thread, and moved by another one when nothing is read."""
+
+    def __init__(self, iterator: Any, lock: threading.Lock) -> None:
+        self._iterator = iterator
+        self._lock = lock
+
+    def __next__(self) -> Any:
+        with self._lock:
+            return next(self._iterator)
+
+    def get_state(self) -> Any:
+        return self._iterator.get_state()
+
+
+class _SequenceIterator(Iterator[Any]):
+    """The items of a sequence from a number on, which is the position."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+        self._number = 0
+
+    def __next__(self) -> Any:
+        if self._number >= len(self._items):
+            raise StopIteration
+        self._number += 1
+        return self._items[self._number - 1]
+
+    def get_state(self) -> int:
+        return self._number
+
+    def set_state(self, number: int) -> None:
+        self._number = number

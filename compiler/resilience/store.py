@@ -1,0 +1,81 @@
+"""Interface of what keeps versions of the state of training, and restores them."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+from pathways.runtime.resilience.effects import RestoreState
+from pathways.runtime.resilience.events import ResilienceEvent
+from pathways.runtime.resilience.records import BlockCopy, Holdings, ReplicaTopology, VersionKey
+
+
+class SnapshotStore(abc.ABC):
+    """Versions of the state in the memory of hosts.
+
+    Methods that begin something return at once; `poll` returns what became of it, and what was lost.
+
+    Attributes:
+      topology: the hosts, and the replicas that run on them.
+    """
+
+    topology: ReplicaTopology
+
+    @abc.abstractmethod
+    def take(self, key: VersionKey, state: Any) -> Holdings:
+        """Begins a version of a state that the next step may donate; returns which host has what of it."""
+
+    @abc.abstractmethod
+    def make_copies(self, key: VersionKey, copies: Sequence[BlockCopy]) -> None:
+        """Begins copies; see `MakeCopies`."""
+
+    @abc.abstractmethod
+    def commit(self, key: VersionKey) -> None:
+        """Records that a version is committed."""
+
+    @abc.abstractmethod
+    def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
+        """Frees all other versions on these hosts."""
+
+    @abc.abstractmethod
+    def restore(self, restore: RestoreState) -> Any:
+        """Begins to restore a version from memory; returns the state, which need not be ready."""
+
+    @abc.abstractmethod
+    def read(self, tree: Any) -> Any:
+        """Waits for arrays, and returns a tree with arrays of NumPy in their place.
+
+        Raises:
+          Exception: one is an error, or lost.
+        """
+
+    @abc.abstractmethod
+    def version(self, key: VersionKey) -> Any:
+        """Returns the state of a version as `pw.checkpoint.save` accepts it.
+
+        Raises:
+          KeyError: some of it is in no memory any more.
+        """
+
+    @abc.abstractmethod
+    def lose(self, island: int, *, memory: bool, arrays: Sequence[Any]) -> None:
+        """Loses an island on purpose, for tests; may be called by any thread.
+
+        Args:
+          island: its number.
+          memory: whether the copies in its memory are lost, too.
+          arrays: the arrays that are in use, of which those on the island are lost.
+        """
+
+    @abc.abstractmethod
+    def poll(self) -> list[ResilienceEvent]:
+        """Returns the events since the last call."""
+
+    @abc.abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Waits for an event, or until some seconds have passed."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Frees everything that is not to stay."""
