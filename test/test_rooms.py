@@ -48,6 +48,7 @@ ROOMS = (
     "runtime.control",
     "runtime.resilience",
     "runtime.simulate",
+    "runtime.snapshots",
     "runtime.xla",
     "runtime.local",
     "runtime.proxy.wire",

@@ -1,0 +1,338 @@
+"""Versions of the state in the memory of a host: a folder of files in tmpfs.
+
+A file is complete when it has its name: it is written under another one, and renamed. A version is committed
+when its folder has a file that says so. What is under other names was left by a process that ended, and is
+removed by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from pathways.runtime.resilience.records import VersionKey
+from pathways.runtime.snapshots.block_file import file_bytes, read_blocks, write_blocks
+from pathways.runtime.snapshots.block_record import StateBlock
+from pathways.runtime.snapshots.private_folder import (
+    SnapshotError,
+    files_below,
+    is_link,
+    names_in,
+    open_private_folder,
+    remove_files,
+)
+from pathways.runtime.timelines.tables import size
+
+LOCK = "lock"
+"""Name of the file in the folder of a host that its process has locked."""
+
+_COMMITTED = "committed"
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+_BLOCKS = re.compile(r"from(\d+)\.blocks")
+_WRITTEN = ".tmp"
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def default_snapshot_folder() -> Path:
+    """Returns the folder of snapshots of the user of this process."""
+    return Path(f"/dev/shm/pathways-{os.geteuid()}")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredCopies:
+    """Copies of a version that a host has.
+
+    Attributes:
+      sources: the hosts whose blocks they are.
+      is_committed: whether the version is recorded as committed.
+    """
+
+    sources: frozenset[int]
+    is_committed: bool
+
+
+class HostSnapshots:
+    """Versions in the memory of a host; one process at a time has them.
+
+    Args:
+      folder: the folder of all snapshots of the user (`HostOptions.snapshot_folder`).
+      cluster: the name of the cluster, which tells it from others of the user.
+      host: the number of the host.
+
+    Raises:
+      SnapshotError: the folder is a link, or others may enter it; or another process has it.
+      ValueError: the name of the cluster is no name of a folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], cluster: str, host: int) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", cluster):
+            raise ValueError(f"cluster {cluster!r}: expected letters, digits, '_', '.' and '-'")
+        self.path = Path(folder) / cluster / f"host{host}"
+        self._host = host
+        self._guard = threading.Lock()
+        with contextlib.ExitStack() as opened:
+            upper = open_private_folder(Path(folder))
+            opened.callback(os.close, upper)
+            middle = open_private_folder(Path(cluster), upper)
+            opened.callback(os.close, middle)
+            self._folder, self._lock = _open_locked(Path(self.path.name), middle, self.path)
+        self._remove_unfinished()
+
+    def __enter__(self) -> HostSnapshots:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets another process have the versions, which stay."""
+        with self._guard:
+            if self._folder >= 0:
+                os.close(self._lock)
+                os.close(self._folder)
+                self._folder = self._lock = -1
+
+    def check_space(self, needed: int) -> None:
+        """Checks that versions fit that are to be written.
+
+        Args:
+          needed: the bytes that they take, those included that are there already.
+
+        Raises:
+          SnapshotError: they do not; says how many bytes are free.
+        """
+        with self._guard:
+            free = self._free_bytes() + self._used_bytes()
+        if needed > free:
+            raise SnapshotError(
+                f"snapshots need {size(needed)}, {size(free)} free on host{self._host} in {self.path}; give "
+                "the machine or container more shared memory, or set HostOptions(snapshot_folder=)"
+            )
+
+    def write(self, key: VersionKey, source: int, blocks: Sequence[StateBlock]) -> None:
+        """Writes the blocks of a host, all or nothing.
+
+        Args:
+          key: the version.
+          source: the host whose blocks they are.
+          blocks: the blocks.
+
+        Raises:
+          SnapshotError: there is no space.
+          TypeError: a block has elements without a fixed size.
+        """
+        self._write_file(key, source, file_bytes(blocks), lambda file: write_blocks(file, blocks))
+
+    def receive(self, key: VersionKey, source: int, count: int, chunks: Iterator[bytes | memoryview]) -> None:
+        """Writes a file that another host has, all or nothing.
+
+        Args:
+          key: the version.
+          source: the host whose blocks they are.
+          count: the size of the file.
+          chunks: its content, in pieces.
+
+        Raises:
+          SnapshotError: there is no space; or it is not complete, or not as it was written.
+        """
+
+        def write(file: int) -> None:
+            for chunk in chunks:
+                left = memoryview(chunk)
+                while left:
+                    left = left[os.write(file, left) :]
+            if _position(file) != count:
+                raise SnapshotError(
+                    f"{self._named(key, source)}: {_position(file)} of {count} bytes were received"
+                )
+            read_blocks(file, self._named(key, source))
+
+        self._write_file(key, source, count, write)
+
+    def open_copy(self, key: VersionKey, source: int) -> int:
+        """Returns a file descriptor of the blocks of a host, to be sent to another one and closed.
+
+        Raises:
+          SnapshotError: there is no such copy.
+        """
+        with self._open_version(key, source) as version:
+            return self._open_file(version, key, source)
+
+    def read(
+        self, key: VersionKey, source: int, names: Collection[str] | None = None
+    ) -> dict[str, StateBlock]:
+        """Returns blocks of a host by their names; their data is not copied, and must not be changed.
+
+        Args:
+          key: the version.
+          source: the host whose blocks they are.
+          names: the blocks that are wanted; all by default.
+
+        Raises:
+          SnapshotError: there is no such copy, or it is corrupt.
+        """
+        file = self.open_copy(key, source)
+        try:
+            return read_blocks(file, self._named(key, source), names)
+        finally:
+            os.close(file)
+
+    def versions(self) -> dict[VersionKey, StoredCopies]:
+        """Returns all versions of which there are complete copies."""
+        found: dict[VersionKey, StoredCopies] = {}
+        for name, key in self._version_folders():
+            with contextlib.suppress(FileNotFoundError):
+                folder = open_private_folder(Path(name), self._folder, create=False)
+                files = names_in(folder)
+                os.close(folder)
+                sources = frozenset(int(m[1]) for file in files if (m := _BLOCKS.fullmatch(file)))
+                if sources:
+                    found[key] = StoredCopies(sources, _COMMITTED in files)
+        return found
+
+    def commit(self, key: VersionKey) -> None:
+        """Records that a version is committed.
+
+        Raises:
+          SnapshotError: there is no such version.
+        """
+        with self._open_version(key, None) as version, contextlib.suppress(FileExistsError):
+            os.close(os.open(_COMMITTED, _CREATE, 0o600, dir_fd=version))
+
+    def keep(self, keys: Collection[VersionKey]) -> None:
+        """Removes all other versions. Blocks of them that were read stay as long as they are used."""
+        with self._guard:
+            for name, key in self._version_folders():
+                if key not in keys:
+                    remove_files(self._folder, name)
+
+    # Files.
+
+    def _write_file(self, key: VersionKey, source: int, count: int, write: Callable[[int], None]) -> None:
+        with self._guard:
+            version = open_private_folder(Path(_name(key)), self._folder)
+        name = f"from{source}.blocks"
+        # Another thread may write the same one.
+        written = f"{name}.{threading.get_ident()}{_WRITTEN}"
+        try:
+            file = os.open(written, _CREATE, 0o600, dir_fd=version)
+            try:
+                # Fails before anything is copied, and no other file takes the space meanwhile.
+                os.posix_fallocate(file, 0, max(count, 1))
+                write(file)
+                os.ftruncate(file, _position(file))
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise SnapshotError(
+                    f"{self._named(key, source)} needs {size(count)}, {size(self._free_bytes())} free on "
+                    f"host{self._host} in {self.path}"
+                ) from None
+            finally:
+                os.close(file)
+            os.rename(written, name, src_dir_fd=version, dst_dir_fd=version)
+        except FileNotFoundError:
+            raise SnapshotError(f"{self._named(key, source)} was dropped while it was written") from None
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(written, dir_fd=version)
+            os.close(version)
+
+    @contextlib.contextmanager
+    def _open_version(self, key: VersionKey, source: int | None) -> Iterator[int]:
+        try:
+            version = open_private_folder(Path(_name(key)), self._folder, create=False)
+        except FileNotFoundError:
+            raise SnapshotError(f"{self._named(key, source)} does not exist") from None
+        try:
+            yield version
+        finally:
+            os.close(version)
+
+    def _open_file(self, version: int, key: VersionKey, source: int) -> int:
+        name = f"from{source}.blocks"
+        try:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=version)
+        except FileNotFoundError:
+            raise SnapshotError(f"{self._named(key, source)} does not exist") from None
+        except OSError as error:
+            what = "is a link" if is_link(name, version) else f"cannot be read: {error.strerror}"
+            raise SnapshotError(f"{self._named(key, source)} {what}") from None
+        if os.fstat(file).st_uid != os.geteuid():
+            os.close(file)
+            raise SnapshotError(f"{self._named(key, source)} belongs to another user")
+        return file
+
+    def _named(self, key: VersionKey, source: int | None) -> str:
+        of_host = "" if source is None else f" of host{source}"
+        return f"snapshot {_name(key)}{of_host} in {self.path}"
+
+    def _version_folders(self) -> list[tuple[str, VersionKey]]:
+        names = ((name, _VERSION.fullmatch(name)) for name in names_in(self._folder))
+        return sorted((name, VersionKey(int(m[1]), int(m[2]))) for name, m in names if m is not None)
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a process has not completed that had this folder."""
+        for name, _ in self._version_folders():
+            version = open_private_folder(Path(name), self._folder, create=False)
+            try:
+                files = names_in(version)
+                for file in files:
+                    if file.endswith(_WRITTEN):
+                        os.unlink(file, dir_fd=version)
+                is_empty = not any(_BLOCKS.fullmatch(file) for file in files)
+            finally:
+                os.close(version)
+            if is_empty:
+                remove_files(self._folder, name)
+
+    def _free_bytes(self) -> int:
+        found = os.fstatvfs(self._folder)
+        return found.f_bavail * found.f_frsize
+
+    def _used_bytes(self) -> int:
+        return sum(status.st_size for status in files_below(self._folder))
+
+
+def _open_locked(name: Path, within: int, path: Path) -> tuple[int, int]:
+    """Opens the folder of a host, and locks it; returns both file descriptors.
+
+    Raises:
+      SnapshotError: another process has it.
+    """
+    while True:
+        folder = open_private_folder(name, within)
+        lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who removes a leftover has locked it, too, and may just have removed this one.
+            if os.stat(name, dir_fd=within).st_ino == os.fstat(folder).st_ino:
+                return folder, lock
+        except BlockingIOError:
+            os.close(folder)
+            os.close(lock)
+            raise SnapshotError(
+                f"snapshot folder {path} is in use by another process; two clusters need two names"
+            ) from None
+        except FileNotFoundError:
+            pass
+        os.close(folder)
+        os.close(lock)
+
+
+def _position(file: int) -> int:
+    return os.lseek(file, 0, os.SEEK_CUR)
+
+
+def _name(key: VersionKey) -> str:
+    return f"{key.step}.{key.attempt}"

@@ -1,0 +1,101 @@
+"""Snapshots that dead processes have left, which take memory until they are removed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pathways.runtime.snapshots.host_snapshots import LOCK
+from pathways.runtime.snapshots.private_folder import (
+    files_below,
+    names_in,
+    open_private_folder,
+    remove_files,
+)
+
+_HOST = re.compile(r"host\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotLeftover:
+    """Snapshots of a host whose process is dead.
+
+    Attributes:
+      cluster: the name of its cluster.
+      host: the name of its folder.
+      count: how many bytes they take.
+      seconds: the time since they were changed.
+    """
+
+    cluster: str
+    host: str
+    count: int
+    seconds: float
+
+
+def find_leftovers(folder: str | os.PathLike[str]) -> list[SnapshotLeftover]:
+    """Returns the snapshots in a folder that no process has. A controller may still go on from them.
+
+    Raises:
+      SnapshotError: the folder is a link, or others may enter it.
+    """
+    found = []
+    for cluster, host, lock, opened in _unused(Path(folder)):
+        files = files_below(opened)
+        os.close(lock)
+        newest = max((status.st_mtime for status in files), default=0.0)
+        count = sum(status.st_size for status in files)
+        found.append(SnapshotLeftover(cluster, host, count, max(0.0, time.time() - newest)))
+    return sorted(found, key=lambda leftover: (leftover.cluster, leftover.host))
+
+
+def remove_leftovers(folder: str | os.PathLike[str], seconds: float) -> list[SnapshotLeftover]:
+    """Removes snapshots that no process has and that were not changed for some time; returns them.
+
+    A process that begins to use one at the same time keeps it, or finds it empty.
+
+    Args:
+      folder: the folder of all snapshots of the user.
+      seconds: the time.
+    """
+    old = {(one.cluster, one.host): one for one in find_leftovers(folder) if one.seconds >= seconds}
+    removed = []
+    for cluster, host, lock, opened in _unused(Path(folder)):
+        # Locked from here on.
+        if (leftover := old.get((cluster, host))) is not None:
+            above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=opened)
+            for name in names_in(opened):
+                if name != LOCK:
+                    remove_files(opened, name)
+            remove_files(above, host)
+            os.close(above)
+            removed.append(leftover)
+        os.close(lock)
+    return removed
+
+
+def _unused(folder: Path) -> Iterator[tuple[str, str, int, int]]:
+    """Yields the cluster, the name, the lock and the folder of each host that no process has."""
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+        upper = open_private_folder(folder, create=False)
+        opened.callback(os.close, upper)
+        for cluster in sorted(names_in(upper)):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as inner:
+                middle = open_private_folder(Path(cluster), upper, create=False)
+                inner.callback(os.close, middle)
+                for host in filter(_HOST.fullmatch, sorted(names_in(middle))):
+                    below = open_private_folder(Path(host), middle, create=False)
+                    inner.callback(os.close, below)
+                    lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        os.close(lock)
+                        continue
+                    yield cluster, host, lock, below
