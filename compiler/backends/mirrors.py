@@ -16,7 +16,8 @@ class Mirrors:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: while it is held, the garbage collector may free an array, and have its copies removed.
+        self._lock = threading.RLock()
         self._copies: dict[int, tuple[weakref.ref[Any], tuple[Any, ...]]] = {}
 
     def add(self, array: Any, copies: Sequence[Any]) -> None:
