@@ -29,7 +29,7 @@ from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.stages import Bound
 from pathways.runtime.control.effects import Log
 from pathways.runtime.control.records.errors import lost
-from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.resilience.core import ResilienceCore
 from pathways.runtime.resilience.effects import (
     AbandonRun,
