@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import collections
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import host_functions
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import optax
+import preloaded
 import pytest
 from check import assert_equal
 from models import layer, squared_error
@@ -424,6 +430,97 @@ def test_resilient_rewinds_sources_with_positions(make: Callable[[], Any]) -> No
             if n in (1, 6):
                 run.lose("island0", memory=True)
     assert_equal((metrics, run.state), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("numbered", {"rows": 4}), ("shard_of", {"shards": 2})], ids=["rows", "shards"]
+)
+def test_resilient_rewinds_sources_on_hosts(name: str, options: dict[str, int]) -> None:
+    devices = pw.make_virtual_device_set()
+    layers = [
+        pw.jit(lambda w, x: jnp.sin(w * x), devices=devices.add_slice((1,), ("x",), island=f"island{n}"))
+        for n in range(2)
+    ]
+
+    @pw.program(donate_argnums=0)
+    def train_step(state: Any, batch: Any) -> Any:
+        h = layers[1](state[1], layers[0](state[0], batch["x"]))
+        value = h.mean() + batch["y"][0].sum() + batch["y"][1]["z"].sum()
+        return [w + 0.1 * value for w in state], value
+
+    rows = {"x": np.zeros((4, 4), np.float32), "y": (np.zeros(4, np.int32), {"z": np.zeros(4, np.int32)})}
+    state = [np.float32(0.5), np.float32(2.0)]
+    step = train_step.lower(state, rows).compile()
+    source = pw.on_hosts(getattr(host_functions, name))
+    with pw.prefetch(source, step, "batch", count=9, **options) as batches:
+        expected = undisturbed(step, state, list(batches))
+    with pw.resilient(step, state, source, every=2, **options) as run:
+        metrics = []
+        for n, value in run.steps(9):
+            metrics.append(value)
+            if n in (1, 6):
+                run.lose("island0", memory=True)
+    assert_equal((metrics, run.state), expected)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+import pathways as pw
+from models import layer, squared_error
+import jax
+
+pw.connect(cpu_devices=4, islands=2)
+devices = pw.make_virtual_device_set()
+layers = [pw.jit(layer, devices=devices.add_slice((1,), ("x",), island=f"island{n}")) for n in range(2)]
+loss = squared_error(layers)
+
+@pw.program(donate_argnums=0)
+def train_step(state, batch):
+    value, grads = jax.value_and_grad(loss)(state, batch)
+    return [w - 0.1 * g for w, g in zip(state, grads)], value
+
+rng = np.random.default_rng(0)
+source = [tuple(rng.normal(size=(2, 8, 8)).astype(np.float32)) for _ in range(60)]
+state = [rng.normal(size=(8, 8)).astype(np.float32) / 3 for _ in range(2)]
+disk = None if sys.argv[1] == "none" else sys.argv[1]
+with pw.resilient(train_step, state, source, every=3, disk=disk, disk_every=1) as run:
+    print("from", run.step, flush=True)
+    for n, value in run.steps(60):
+        print(n, value.tobytes().hex(), flush=True)
+print("state", b"".join(np.asarray(w).tobytes() for w in run.state).hex(), flush=True)
+"""
+
+
+@pytest.mark.process
+def test_resilient_training_goes_on_after_kills_of_the_process(tmp_path: Path) -> None:
+    """Each run is killed at some step; the last one ends with the bits of a run that nobody kills."""
+    orbax()
+    program = tmp_path / "train.py"
+    program.write_text(KILLED)
+    environment = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parent)}
+    calm = preloaded.run(program, "none", env=environment)
+    assert calm.returncode == 0, calm.stderr
+    expected = calm.stdout.splitlines()[1:]
+    begun = []
+    for steps in (8, 20, None):
+        command = [sys.executable, str(program), str(tmp_path / "run")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+        assert process.stdout is not None
+        first = int(process.stdout.readline().split()[1])
+        begun.append(first)
+        lines = [process.stdout.readline().rstrip() for _ in range(steps or 60 - first)]
+        assert lines == expected[first : first + len(lines)]
+        if steps is not None:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            continue
+        assert process.stdout.readline().rstrip() == expected[-1]
+        assert process.wait() == 0
+        process.stdout.close()
+    assert begun[0] == 0
+    assert begun[1] <= begun[2] < 60
 
 
 # Errors.
