@@ -23,7 +23,7 @@ from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.verification.forms import PARTS
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.local.load import Executable
-from pathways.runtime.local.memory import MemoryAnalysis, analyze_parts
+from pathways.runtime.local.memory import MemoryAnalysis, analyze_sub_programs
 from pathways.runtime.plan.plan import ArrayType
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls, calls_of
 from pathways.runtime.xla.compile_cache import Request
@@ -182,7 +182,7 @@ class ChunkedExecutable(ProgramExecutable):
         """The memory that one call takes on each slice: that of the part that takes most, with what waits."""
         plans = {call.sub_program: part.plan for part, call in self._calls}
         analyses = {call.sub_program: part.memory_analysis() for part, call in self._calls}
-        return analyze_parts(self._part_calls, plans, analyses)
+        return analyze_sub_programs(self._part_calls, plans, analyses)
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch of a chunk on a slice, on all its devices."""

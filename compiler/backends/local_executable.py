@@ -23,9 +23,8 @@ from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.notices import warn
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.devices import process_cluster
-from pathways.runtime.local.facts import device_text, flops_of, stats_of
-from pathways.runtime.local.load import Executable
-from pathways.runtime.local.memory import MemoryAnalysis, analyze
+from pathways.runtime.local.load import Executable, device_text
+from pathways.runtime.local.memory import MemoryAnalysis, analyze, stats_of
 from pathways.runtime.plan.plan import Plan, Transfer
 from pathways.runtime.xla import pjrt
 
@@ -162,7 +161,7 @@ class LocalExecutable(ProgramExecutable):
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch on a slice, on all its devices."""
-        return flops_of(self.loaded.executables[computation, slice])
+        return pjrt.flops_of(self.loaded.executables[computation, slice])
 
     def device_text(self) -> str:
         """XLA's optimized module of each computation on each slice."""

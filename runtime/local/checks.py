@@ -1,4 +1,4 @@
-"""Checks of what would otherwise go wrong in silence, or far from its cause."""
+"""Checks of errors that would otherwise pass silently, or appear far from their cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from pathways.runtime.xla.compile_cache import CompileError
 
 
 def check_alive(program: str, name: str, array: jax.Array) -> None:
-    """Raises a RuntimeError that names an argument of a program if it was deleted."""
+    """Checks that an argument of a program was not deleted.
+
+    Raises:
+      RuntimeError: it was.
+    """
     if array.is_deleted():
         raise RuntimeError(
             f"program '{program}': argument {name} has been deleted, with type {array.aval.str_short()}; it "
@@ -22,10 +26,10 @@ def check_alive(program: str, name: str, array: jax.Array) -> None:
 
 
 def check_shards(plan: Plan, launch: Launch) -> None:
-    """Checks that what each device does with its shards was made for such shards.
+    """Checks that a local computation was compiled for the shards that it gets.
 
     Raises:
-      ValueError: it was not; the plan is wrong.
+      ValueError: it was not, so that the plan is wrong.
     """
     computation = plan.computations[launch.computation]
     for slots, types in ((launch.operands, computation.operands), (launch.results, computation.results)):
@@ -33,7 +37,7 @@ def check_shards(plan: Plan, launch: Launch) -> None:
         if shards != types:
             raise ValueError(
                 f"program {plan.name}: computation {launch.computation} on slice {launch.slice} is "
-                f"for shards {_names(types)}, but there are {_names(shards)}"
+                f"for shards {_names(types)}, but gets {_names(shards)}"
             )
 
 
@@ -43,10 +47,10 @@ def check_shardings(
     shardings: Mapping[Slot, NamedSharding],
     executable: pjrt.LoadedExecutable,
 ) -> None:
-    """Checks that XLA laid out a computation as the plan says; it takes any arrays in silence.
+    """Checks that XLA chose the shardings of the plan. An executable does not check its operands itself.
 
     Raises:
-      CompileError: it did not; names the operand or result.
+      CompileError: it chose others; the message names the operand or result.
     """
     for which, slots in (("operand", launch.operands), ("result", launch.results)):
         planned = [shardings[slot] for slot in slots]
@@ -56,18 +60,18 @@ def check_shardings(
             number, chosen = misplaced
             spec, mesh = planned[number].spec, planned[number].mesh
             raise CompileError(
-                f"computation {launch.computation} on slice {launch.slice}: {which} #{number} lies as "
+                f"computation {launch.computation} on slice {launch.slice}: {which} #{number} has sharding "
                 f"{spec} on {dict(mesh.shape)}, but XLA chose {chosen}"
             )
 
 
-def check_whole(plan: Plan, transfer: Transfer, shardings: Mapping[Slot, NamedSharding]) -> None:
-    """Checks that a copy shard by shard, in the order of the meshes, gives each device what it needs.
+def check_direct(plan: Plan, transfer: Transfer, shardings: Mapping[Slot, NamedSharding]) -> None:
+    """Checks that a copy shard by shard, in the order of the meshes, sends each device the shard it needs.
 
-    JAX does not check it, and whoever reads such an array as a whole does not see it either.
+    JAX does not check that, and a user who reads the array would get wrong values.
 
     Raises:
-      ValueError: it does not; the plan is wrong.
+      ValueError: it does not, so that the plan is wrong.
     """
     operand, result = transfer.operands[0], transfer.results[0]
     source, target = shardings[operand], shardings[result]
@@ -79,11 +83,11 @@ def check_whole(plan: Plan, transfer: Transfer, shardings: Mapping[Slot, NamedSh
         )
 
 
-def check_pieces(plan: Plan, transfer: Transfer) -> None:
-    """Checks that all pieces of a transfer have one type on both sides.
+def check_routed(plan: Plan, transfer: Transfer) -> None:
+    """Checks that all shards of a transfer have the same type on both slices.
 
     Raises:
-      ValueError: they have not; the plan is wrong.
+      ValueError: they do not, so that the plan is wrong.
     """
     types = {plan.shard_type(slot) for slot in (*transfer.operands, *transfer.results)}
     if len(types) != 1:
@@ -98,14 +102,14 @@ def _names(types: Sequence[ArrayType]) -> str:
 
 
 def _same_shards(source: NamedSharding, target: NamedSharding, shape: tuple[int, ...]) -> bool:
-    """Returns whether a copy from device to device, in mesh order, gives each the shard it needs."""
+    """Returns whether the devices of two meshes, in order, hold the same shards."""
     if source.num_devices != target.num_devices:
         return False
     if source.is_fully_replicated and target.is_fully_replicated:
         return True
     held, needed = (
         [
-            [part.indices(size)[:2] for part, size in zip(indices[device], shape, strict=True)]
+            [range_.indices(size)[:2] for range_, size in zip(indices[device], shape, strict=True)]
             for indices in (sharding.devices_indices_map(shape),)
             for device in sharding.mesh.devices.flat
         ]

@@ -1,7 +1,7 @@
-"""Turns the steps of a plan into one straight-line Python function.
+"""Generator of one straight-line Python function for the steps of a plan.
 
-Everything that a step needs was decided before: the function only launches, copies and forgets. Its
-locals are registers: a slot takes the lowest one that is free, which keeps them few and the bytecode short.
+Everything that a step needs is decided before: the function only launches, copies and deletes. Its locals are
+registers: a slot gets the lowest free one, which keeps their number small and the bytecode short.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slo
 Arrays = list[Any]
 
 SOURCE_NAME = "<pathways program "
-"""With what the names of generated functions begin in tracebacks."""
+"""Prefix of the file names of generated functions in tracebacks."""
 
-_NOTES = 256
-"""How many notes are passed on at once: it wakes threads, which hold up the one that issues steps."""
+_NOTES_PER_FLUSH = 256
+"""Number of notes that are flushed at once. A flush wakes threads, which delay the one that issues steps."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kernel:
-    """One launch as the generated function makes it.
+    """Functions of one launch that the generated function calls.
 
     Attributes:
       execute: runs the computation on a list of arrays.
-      handlers: one for each result, wraps its buffers; None where `execute` returns the results.
-      keep_token: takes the token of an execution with side effects; None for a computation without any.
+      handlers: for each result, the function that wraps its buffers; None if `execute` returns the results.
+      keep_token: registers the token of an execution with side effects; None for a computation without any.
     """
 
     execute: Callable[..., Any]
@@ -43,15 +43,15 @@ class Kernel:
 
 
 class StepTarget(Protocol):
-    """What the generated function is bound to. Equal requests should return identical objects.
+    """Devices that the generated function is bound to. Equal requests should return identical objects.
 
     Attributes:
       constants: the arrays in slots that the caller does not pass.
-      order: a context manager that is held while the steps are issued; None for none.
-      span: makes the context in which a step with that name is issued, where steps have one.
-      is_profiled: whether steps have one now, asked once in each call; None for never.
-      explain: is called with what is done in which line, an exception that stopped the function, and the
-        arrays it was called with; may raise a better one.
+      order: a context manager that is entered while the steps are issued; None for none.
+      span: returns the context in which a step with that name is issued, while a profile is recorded.
+      is_profiled: returns whether a profile is recorded, called once in each call; None for never.
+      explain: called with the lines of the function, an exception that stopped it, and the arrays that it was
+        called with; may raise a better one.
     """
 
     constants: Mapping[Slot, Any]
@@ -62,41 +62,40 @@ class StepTarget(Protocol):
 
     @property
     def copy_arrays(self) -> Callable[..., Any]:
-        """Copies a list of arrays to devices, as `pjrt.copy_arrays`."""
+        """Function that copies a list of arrays to devices, as `pjrt.copy_arrays`."""
 
     def kernel(self, launch: Launch) -> Kernel:
-        """How to make this launch."""
+        """Returns the kernel of a launch."""
 
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
-        """Returns the arguments of `copy_arrays` for all these transfers at once, without the arrays."""
+        """Returns the arguments of `copy_arrays`, after the arrays, for all these transfers at once."""
 
     def routed(self, transfer: Transfer) -> Callable[[Arrays], Arrays] | None:
-        """How to make a transfer of pieces; None for one that `copy_arrays` makes."""
+        """Returns a function for a transfer of single shards; None for one that `copy_arrays` can do."""
 
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
-        """What remains to be done to a result of the program; None for nothing."""
+        """Returns the function that finishes a result of the program; None if it needs none."""
 
 
 class HostTarget(StepTarget, Protocol):
-    """What the generated function of a plan of one host is bound to."""
+    """Devices that the generated function of a host program is bound to."""
 
     def send(self, send: Send) -> Callable[[Arrays], None]:
-        """How to give arrays to another host; takes one for each operand, and returns at once."""
+        """Returns a function that offers arrays, one for each operand, to another host. It does not wait."""
 
     def receive(self, receive: Receive) -> Callable[[], Arrays]:
-        """How to ask another host for arrays; returns one for each result at once, which may be pending."""
+        """Returns a function that requests arrays from another host; they may be pending when it returns."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of the function.
+    """Line of the generated function.
 
     Attributes:
-      label: what it does.
+      label: a description of the line.
       reads: the slots that it reads.
-      places: the names of the variables that these are in.
-      step: the launch, the send, the receive, or the first of the transfers; None for what comes after all
-        steps.
+      places: the names of the variables of these slots.
+      step: the launch, the send, the receive, or the first of the transfers; None for lines after all steps.
     """
 
     label: str
@@ -106,62 +105,65 @@ class Line:
 
 
 class CallObserver(Protocol):
-    """What one call of a function that reports its steps reports to.
+    """Observer of one call of a function that reports its steps.
 
     Attributes:
-      first_launch_id: the `launch_id` of a launch is this and the number of its step.
+      first_launch_id: the number to add to the number of a step for the `launch_id` of its launch.
     """
 
     first_launch_id: int
 
     def note(self, report: tuple[int, int, tuple[Any, ...]]) -> None:
-        """Takes the number of a step, when it was dispatched, and tokens or arrays to wait for."""
+        """Records the number of a step, the time of its dispatch, and tokens or arrays to wait for."""
 
-    def hand_over(self) -> None:
-        """Comes after some of the notes, and after the last."""
+    def flush(self) -> None:
+        """Processes the notes so far; called from time to time, and after the last note."""
 
 
 class StepObserver(Protocol):
-    """What a function that reports its steps reports to."""
+    """Observer of a function that reports its steps."""
 
     def begin(self) -> CallObserver:
-        """Begins the record of a call."""
+        """Returns the observer of a new call."""
 
     def now(self) -> int:
         """Returns the time of a clock."""
 
-    def lasting(self, slot: Slot) -> bool:
-        """Returns whether an array can be waited for at any time: no later step donates it."""
+    def is_awaitable(self, slot: Slot) -> bool:
+        """Returns whether an array can be waited for at any time, since no later step donates it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Generated:
-    """The function, its text, and what is done in its lines, by their numbers."""
+class GeneratedFunction:
+    """Generated function, with its source and its lines by number."""
 
     run: Callable[[Arrays], Arrays]
     source: str
     lines: Mapping[int, Line]
 
 
-def generate(plan: Plan, target: StepTarget | HostTarget, observer: StepObserver | None = None) -> Generated:
+def generate(
+    plan: Plan, target: StepTarget | HostTarget, observer: StepObserver | None = None
+) -> GeneratedFunction:
     """Generates `run(arrays) -> results`.
+
+    The function accepts one array for each slot of each argument that the caller passes, and returns a list
+    of one array for each slot of each result, both in the order of the plan.
 
     Args:
       plan: the plan.
-      target: what the function is bound to.
-      observer: what each step is reported to, within its span; None for a function that reports nothing.
-
-    The function takes one array for each slot of each argument that the caller passes, and returns a list
-    with one for each slot of each result, both in plan order.
+      target: the devices that the function is bound to.
+      observer: the observer of each step, called within its span; None for a function that reports nothing.
     """
     if observer is not None:
-        return _generate(_Reporter(plan, target, observer))
-    with_spans = functools.cache(lambda: _generate(_Spanner(plan, target)).run)
+        return _generate(_ReportWriter(plan, target, observer))
+    # Generated at the first profile: most processes never record one.
+    with_spans = functools.cache(lambda: _generate(_SpanWriter(plan, target)).run)
     return _generate(_Writer(plan, target), lambda arrays: with_spans()(arrays))
 
 
-def _generate(writer: _Writer, profiled: Callable[[Arrays], Arrays] | None = None) -> Generated:
-    """Generates the function of a writer; `profiled` runs instead of it where steps are to have spans."""
+def _generate(writer: _Writer, profiled: Callable[[Arrays], Arrays] | None = None) -> GeneratedFunction:
+    """Generates the function of a writer; while a profile is recorded, it calls `profiled` instead."""
     plan, target = writer.plan, writer.target
     order, explain = target.order, target.explain
     copy = writer.value("copy", target.copy_arrays)
@@ -201,9 +203,9 @@ def _generate(writer: _Writer, profiled: Callable[[Arrays], Arrays] | None = Non
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
-    """Launches, sends, receives alone; transfers that follow each other together, with their releases.
+    """Groups steps: a launch, send or receive alone, consecutive transfers together with their releases.
 
-    A transfer of what another one brought starts a new group: one call makes all transfers of a group.
+    A transfer of the result of another one starts a new group, since one call does all transfers of a group.
     """
     groups: list[list[Step]] = []
     arrived: set[Slot] = set()
@@ -220,7 +222,7 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 class _Writer:
-    """The text of the function, the values that it names, and where each slot is."""
+    """Writer of the source: its lines, the global values that they name, and the register of each slot."""
 
     def __init__(self, plan: Plan, target: StepTarget | HostTarget) -> None:
         self.plan = plan
@@ -259,7 +261,7 @@ class _Writer:
         self.lines.append(f"{'    ' * self.indent}{text}  # {label}")
         self.steps[len(self.lines)] = Line(label, tuple(reads), tuple(places), step)
 
-    def take(self, slot: Slot) -> str:
+    def allocate(self, slot: Slot) -> str:
         number = heapq.heappop(self.free) if self.free else next(self.registers)
         self.places[slot] = f"v{number}"
         return f"v{number}"
@@ -268,16 +270,16 @@ class _Writer:
         return f"[{', '.join(self.places[slot] for slot in slots)}]"
 
     def write(self, slots: Sequence[Slot]) -> str:
-        return "".join(f"{self.take(slot)}, " for slot in slots) + "= "
+        return "".join(f"{self.allocate(slot)}, " for slot in slots) + "= "
 
     def begin(self) -> None:
-        """Writes what comes before all steps."""
+        """Writes the lines before all steps."""
 
     def end(self) -> None:
-        """Writes what comes after all steps."""
+        """Writes the lines after all steps."""
 
     def fail(self) -> None:
-        """Writes what comes first after a step that failed."""
+        """Writes the first lines of the handler of an error."""
 
     def arguments(self) -> None:
         passed = [
@@ -297,10 +299,10 @@ class _Writer:
         identity = self.identity(launch)
         issued = f"{execute}({operands}{identity})"
         self.before(_span_name(launch))
-        if self.wants_token(kernel):
+        if self.needs_token(kernel):
             text = f"issued = {execute}({operands}, True{identity})"
             self.step(text, launch.label, launch.operands, places, launch)
-            self.take_token(launch, kernel)
+            self.token(launch, kernel)
             issued = "issued"
         if kernel.handlers is not None and launch.results:
             issued = f"{issued}.consume_with_handlers({self.value('results', kernel.handlers)})"
@@ -309,23 +311,23 @@ class _Writer:
         self.step(issued, launch.label, launch.operands, places, launch)
         self.after([launch] if kernel.handlers is None else [])
 
-    def wants_token(self, kernel: Kernel) -> bool:
-        """Returns whether a launch has to tell when it is done."""
+    def needs_token(self, kernel: Kernel) -> bool:
+        """Returns whether a launch must return a token, which is ready when the execution is complete."""
         return kernel.keep_token is not None
 
-    def take_token(self, launch: Launch, kernel: Kernel) -> None:
-        """Writes what becomes of the token of a launch."""
+    def token(self, launch: Launch, kernel: Kernel) -> None:
+        """Writes the lines that use the token of a launch."""
         self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label, ())
 
     def identity(self, launch: Launch) -> str:
-        """What tells `execute` which launch this is, as the last of its arguments."""
+        """Returns the text of the last argument of `execute`, the id of the launch, with a comma first."""
         return ""
 
     def before(self, name: str) -> None:
-        """Writes what comes before a launch, or before transfers, with that name."""
+        """Writes the lines before a launch, or before transfers, with that name."""
 
     def after(self, steps: Sequence[Launch | Transfer | Send | Receive]) -> None:
-        """Writes what comes after a launch or transfers, of which these have no token."""
+        """Writes the lines after a launch or transfers; `steps` are those without a token."""
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
         if not transfers:
@@ -364,7 +366,7 @@ class _Writer:
 
     @property
     def host(self) -> HostTarget:
-        """The target of a plan that has sends and receives."""
+        """The target, of a plan that has sends and receives."""
         return cast(HostTarget, self.target)
 
     def release(self, release: Release) -> None:
@@ -386,8 +388,8 @@ class _Writer:
                 slots.append(slot)
         self.step(f"return [{', '.join(values)}]", "results", slots)
 
-    def compile(self) -> Generated:
-        """Compiles the text; tracebacks show its lines as long as the function lives."""
+    def compile(self) -> GeneratedFunction:
+        """Compiles the source; tracebacks show its lines as long as the function lives."""
         filename = f"{SOURCE_NAME}{self.plan.name} {next(_numbers)}>"
         source = "\n".join(self.lines) + "\n"
         namespace = dict(self.values)
@@ -395,11 +397,11 @@ class _Writer:
         run = namespace.pop("run")
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         weakref.finalize(run, functools.partial(linecache.cache.pop, filename, None)).atexit = False
-        return Generated(run, source, self.steps)
+        return GeneratedFunction(run, source, self.steps)
 
 
-class _Spanner(_Writer):
-    """The text of a function that issues each step in a context with its name."""
+class _SpanWriter(_Writer):
+    """Writer of a function that issues each step in a context with its name."""
 
     def __init__(self, plan: Plan, target: StepTarget | HostTarget) -> None:
         super().__init__(plan, target)
@@ -413,15 +415,15 @@ class _Spanner(_Writer):
         self.indent -= 1
 
 
-class _Reporter(_Spanner):
-    """The text of a function that also reports its steps."""
+class _ReportWriter(_SpanWriter):
+    """Writer of a function that also reports its steps."""
 
     def __init__(self, plan: Plan, target: StepTarget | HostTarget, observer: StepObserver) -> None:
         super().__init__(plan, target)
         self.observer = observer
-        # By identity: launches without results may be equal.
+        # By id: launches without results may be equal.
         self.numbers = {id(step): n for n, step in enumerate(plan.steps)}
-        self.noted = 0
+        self.notes = 0
 
     def begin(self) -> None:
         self.line(self.indent, f"record = {self.value('begin', self.observer.begin)}()")
@@ -429,10 +431,10 @@ class _Reporter(_Spanner):
         self.line(self.indent, "first = record.first_launch_id")
 
     def end(self) -> None:
-        self.line(self.indent, "record.hand_over()")
+        self.line(self.indent, "record.flush()")
 
     def fail(self) -> None:
-        # A traceback keeps the variables of the function, and a record that is kept counts as under way.
+        # A traceback keeps the variables of the function alive, and a live record counts as a pending call.
         self.line(2, "record = note = None")
 
     def identity(self, launch: Launch) -> str:
@@ -442,11 +444,11 @@ class _Reporter(_Spanner):
         self.line(self.indent, f"at = {self.value('now', self.observer.now)}()")
         super().before(name)
 
-    def wants_token(self, kernel: Kernel) -> bool:
-        # Where `execute` returns the results there is none.
+    def needs_token(self, kernel: Kernel) -> bool:
+        # An `execute` that returns the results has no token.
         return kernel.handlers is not None
 
-    def take_token(self, launch: Launch, kernel: Kernel) -> None:
+    def token(self, launch: Launch, kernel: Kernel) -> None:
         self.step("token = issued.consume_token()", launch.label, ())
         if kernel.keep_token is not None:
             self.step(f"{self.value('keep', kernel.keep_token)}(token)", launch.label, ())
@@ -455,13 +457,13 @@ class _Reporter(_Spanner):
     def after(self, steps: Sequence[Launch | Transfer | Send | Receive]) -> None:
         super().after(steps)
         for step in steps:
-            lasting = [slot for slot in step.results if self.observer.lasting(slot)]
-            self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
+            awaitable = [slot for slot in step.results if self.observer.is_awaitable(slot)]
+            self.report(step, "".join(f"{self.places[slot]}, " for slot in awaitable))
 
-    def report(self, step: Launch | Transfer | Send | Receive, waited_for: str) -> None:
-        self.line(self.indent, f"note(({self.numbers[id(step)]}, at, ({waited_for})))")
-        self.noted += 1
-        if self.noted % _NOTES == 0:
+    def report(self, step: Launch | Transfer | Send | Receive, awaited: str) -> None:
+        self.line(self.indent, f"note(({self.numbers[id(step)]}, at, ({awaited})))")
+        self.notes += 1
+        if self.notes % _NOTES_PER_FLUSH == 0:
             self.end()
 
 
@@ -469,10 +471,10 @@ _numbers = itertools.count()
 
 
 def _span_name(launch: Launch) -> str:
-    """Returns the slice of a launch, its short name where it has one, and its computation: `s0 F3 front`."""
+    """Returns the slice of a launch, its short name if it has one, and its computation: `s0 F3 front`."""
     name = launch_name(launch.origins, launch.microbatch, launch.label)
-    parts = [launch.label] if name == launch.label else [name, launch.computation]
-    return " ".join([launch.slice, *parts])
+    words = [launch.label] if name == launch.label else [name, launch.computation]
+    return " ".join([launch.slice, *words])
 
 
 def _label(transfers: Sequence[Transfer | Send | Receive]) -> str:

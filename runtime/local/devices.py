@@ -1,6 +1,6 @@
-"""The devices of this process: JAX's own, as a cluster, and as the meshes of the slices that have them.
+"""Devices of this process: JAX's own, as a cluster, and as the meshes of slices that are bound to them.
 
-The default cluster is this process: its JAX devices in one island, or in several equal ones.
+The default cluster has the JAX devices of this process in one island, or in islands of equal size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
 
 _handles: dict[tuple[str, int], jax.Device] = {}
-"""JAX's object for each device that was discovered, by platform and id."""
+"""JAX's object for each discovered device, by platform and id."""
 
 
 @boundary
@@ -34,7 +34,7 @@ def connect(
     platform: str | None = None,
     device_memory: int | None = None,
 ) -> Cluster:
-    """Chooses the devices of this process that programs use, and returns them.
+    """Connects to devices of this process, and returns their cluster.
 
     See `runtime.hosts.client.connect.connect`, which has all of these settings and also those of hosts.
     """
@@ -45,30 +45,30 @@ def connect(
 def cluster() -> Cluster:
     """Returns the current cluster.
 
-    The first call makes one of the devices that JAX sees, PW_CPU_DEVICES (a number of CPU devices) and
-    PW_ISLANDS (a number of islands), unless `connect` was called before.
+    Unless `connect` was called before, the first call discovers the devices of JAX: PW_CPU_DEVICES is the
+    number of CPU devices to create, PW_ISLANDS the number of islands.
     """
     return process_cluster.cluster()
 
 
 def bind(slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
-    """`ResourceManager.bind` on the current cluster."""
+    """Binds slices to devices of the current cluster; see `ResourceManager.bind`."""
     return process_cluster.bind(slices, program)
 
 
 def binding_of(devices: Sequence[jax.Device], slice: SliceSpec) -> Binding:
-    """Returns a slice on exactly these devices, in the order of its mesh, whatever other slices have them."""
+    """Returns the binding of a slice to exactly these devices, even if other slices are bound to them."""
     described = [_device(device, position, "island0", None) for position, device in enumerate(devices)]
     return Binding(tuple(described), slice.shape, slice.axis_names, slice.name)
 
 
 def devices_of_cluster() -> tuple[jax.Device, ...]:
-    """JAX's objects for all devices of the current cluster, which is of this process."""
+    """Returns JAX's objects for all devices of the current cluster, which must be of this process."""
     return tuple(_handles[device.platform, device.id] for device in cluster().devices)
 
 
 def slice_statuses() -> tuple[SliceStatus, ...]:
-    """Where all slices are that have devices."""
+    """Returns the status of each slice that has devices."""
     return tuple(
         SliceStatus(slice.name, binding.island, binding.positions, binding.program)
         for slice, binding in process_cluster.manager().holders().items()
@@ -76,10 +76,10 @@ def slice_statuses() -> tuple[SliceStatus, ...]:
 
 
 def release(slice: VirtualSlice) -> None:
-    """Gives the devices of a slice back; programs that were loaded on them keep running there.
+    """Releases the devices of a slice; programs that are loaded there keep running.
 
     Args:
-      slice: the slice; nothing happens when it has no devices.
+      slice: the slice; one without devices is left as it is.
     """
     process_cluster.release(slice)
 
@@ -106,14 +106,14 @@ def discover(
 
 
 def devices_of(binding: Binding) -> tuple[jax.Device, ...]:
-    """JAX's objects for the devices of a slice, in the order of its mesh."""
+    """Returns JAX's objects for the devices of a slice, in the order of its mesh."""
     return tuple(_handles[device.platform, device.id] for device in binding.devices)
 
 
 def live_arrays(platform: str | None = None) -> list[jax.Array]:
-    """Returns the arrays of this process on devices of a platform, or on all; it may be unavailable.
+    """Returns the live arrays of this process on devices of a platform, or of all platforms.
 
-    `jax.live_arrays` has those of one platform, by default that of accelerators.
+    `jax.live_arrays` returns those of a single platform, and fails if JAX has no devices of it.
     """
     return [
         array
@@ -124,7 +124,7 @@ def live_arrays(platform: str | None = None) -> list[jax.Array]:
 
 
 def is_here(device: jax.Device) -> bool:
-    """Returns whether a device is one of this process, and not of another one of its island."""
+    """Returns whether a device belongs to this process, not to another process of its island."""
     return device.process_index == jax.process_index()
 
 
@@ -140,7 +140,7 @@ def _discovery(
     platform: str | None = None,
     device_memory: int | None = None,
 ) -> Discover:
-    """`discover` with checked arguments."""
+    """Checks the settings; returns `discover` with them."""
     if cpu_devices is not None and cpu_devices < 1:
         raise ValueError(f"cpu_devices={cpu_devices}: expected at least 1")
     if not isinstance(device_memory, int | float | None):
@@ -168,7 +168,7 @@ def _environment(variable: str) -> int | None:
 
 
 def _device(handle: jax.Device, position: int, island: str, stated_memory: int | None) -> Device:
-    """Describes a device of JAX's, and remembers it."""
+    """Describes a device of JAX, and registers it in `_handles`."""
     platform = pjrt.platform_of(handle)
     _handles[platform, handle.id] = handle
     memory = _memory_limit(handle) if stated_memory is None else stated_memory
@@ -176,16 +176,16 @@ def _device(handle: jax.Device, position: int, island: str, stated_memory: int |
 
 
 def _memory_limit(handle: jax.Device) -> int | None:
-    """Bytes of memory that programs may use on a device; None where JAX does not say."""
-    # Of the devices of other processes it knows nothing.
+    """Returns the bytes of memory that programs may use on a device; None if JAX does not report them."""
+    # JAX has no statistics of devices of other processes.
     if handle.process_index != jax.process_index():
         return None
     return (handle.memory_stats() or {}).get("bytes_limit")
 
 
 def _cpu_devices(count: int) -> list[jax.Device]:
-    """Returns the first CPU devices, making as many when JAX has not started yet."""
-    # JAX refuses this setting once it has started; then the devices that it made must do.
+    """Returns the first CPU devices; creates as many if JAX has not started yet."""
+    # JAX rejects this setting once it has started. Then its devices must be enough.
     try:
         if jax.config.jax_num_cpu_devices < count:
             jax.config.update("jax_num_cpu_devices", count)
@@ -204,17 +204,17 @@ def _cpu_devices(count: int) -> list[jax.Device]:
 
 
 def _jax_devices(platform: str | None) -> list[jax.Device]:
-    """`jax.devices`, with an error that says which setting asks for devices that are not there."""
+    """Returns `jax.devices`, with an error that names the setting of a missing platform."""
     try:
         return jax.devices(platform)
-    # Where JAX knows a platform, but has no plugin for it, an assertion of its own fails.
+    # For a platform that JAX knows, but has no plugin for, an assertion in JAX fails.
     except (RuntimeError, AssertionError) as error:
         chosen = jax.config.jax_platforms
         setting = f"JAX_PLATFORMS={chosen}: " if chosen else ""
-        which = "no devices" if platform is None else f"no {platform} devices"
+        missing = "no devices" if platform is None else f"no {platform} devices"
         line = str(error).partition("\n")[0]
-        raise ResourceError(f"{setting}JAX has {which} here{line and f' ({line})'}") from None
+        raise ResourceError(f"{setting}JAX has {missing} here{line and f' ({line})'}") from None
 
 
 process_cluster = ProcessCluster(_discover_from_environment)
-"""The one that all programs of this process share."""
+"""The cluster that all programs of this process share."""

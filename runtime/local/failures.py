@@ -1,4 +1,4 @@
-"""What stopped a program while its steps were issued: which step, what was wrong, and what was alive."""
+"""Explanations of errors while steps are issued: the step, the cause, and the arrays that were live."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathways.runtime.plan.plan import Launch, Plan, Receive, Send, Slot, Transf
 from pathways.runtime.timelines.tables import size
 from pathways.runtime.xla import nans
 
-# What XLA and JAX say of a deleted array, each in its own way.
+# Texts in the errors of XLA and of JAX about a deleted array.
 _DELETED = ("INVALID_ARGUMENT", "has been deleted")
 
-_LISTED = 5
-"""How many of the arrays that are alive are named."""
+_MAX_LISTED = 5
+"""Number of live arrays that a message lists."""
 
 
 def explain(
@@ -29,38 +29,38 @@ def explain(
     error: Exception,
     arrays: Sequence[jax.Array],
 ) -> None:
-    """Adds to an error which step of the program failed, or raises one that says more.
+    """Adds the failed step of the program to an error, or raises an error that is more specific.
 
     Args:
       plan: the program.
       arguments: the slot and the name of each array that it was called with.
       devices: the devices of each slice.
-      lines: what the generated function does in its lines.
-      error: what stopped it.
-      arrays: what it was called with.
+      lines: the lines of the generated function.
+      error: the error.
+      arrays: the arrays that it was called with.
     """
     trace = error.__traceback__
     line = lines.get(trace.tb_lineno) if trace else None
     if line is None or trace is None:
         return
     if any(text in str(error) for text in _DELETED):
-        # Only what the step reads: steps before it may have used up other arguments, which were donated.
+        # Other arguments may be deleted correctly: an earlier step has consumed them.
         for (slot, name), array in zip(arguments, arrays, strict=True):
             if slot in line.reads:
                 check_alive(plan.name, name, array)
     if isinstance(error, FloatingPointError) and isinstance(line.step, Launch):
         operands = [_value(trace.tb_frame, place) for place in line.places]
-        found = nans.find(plan.computations[line.step.computation], devices[line.step.slice], operands)
-        raise FloatingPointError(f"program '{plan.name}', {_described(line)}: {found or error}") from None
-    error.add_note(f"in program {plan.name}, {_described(line)}")
+        cause = nans.find(plan.computations[line.step.computation], devices[line.step.slice], operands)
+        raise FloatingPointError(f"program '{plan.name}', {_describe(line)}: {cause or error}") from None
+    error.add_note(f"in program {plan.name}, {_describe(line)}")
     if "RESOURCE_EXHAUSTED" in str(error) and line.step is not None:
         slice = _slice_of(line.step)
         names = {id(array): name for (_, name), array in zip(arguments, arrays, strict=True)}
-        error.add_note("\n".join(_alive(trace.tb_frame, slice, set(devices[slice]), names)))
+        error.add_note("\n".join(_live_arrays(trace.tb_frame, slice, set(devices[slice]), names)))
 
 
 def _slice_of(step: Launch | Transfer | Send | Receive) -> str:
-    """Where a step takes memory."""
+    """Returns the slice on which a step allocates memory."""
     match step:
         case Launch():
             return step.slice
@@ -70,7 +70,7 @@ def _slice_of(step: Launch | Transfer | Send | Receive) -> str:
             return step.dst
 
 
-def _described(line: Line) -> str:
+def _describe(line: Line) -> str:
     match line.step:
         case Launch(slice=slice, microbatch=None):
             return f"step {line.label} on slice {slice}"
@@ -85,26 +85,26 @@ def _value(frame: types.FrameType, place: str) -> jax.Array:
     return frame.f_locals[place] if place in frame.f_locals else frame.f_globals[place]
 
 
-def _alive(
+def _live_arrays(
     frame: types.FrameType, slice: str, devices: set[jax.Device], names: Mapping[int, str]
 ) -> Iterator[str]:
-    """Yields the largest arrays that the call holds on a slice, and the size of all others there."""
+    """Yields lines about memory of a slice: the largest arrays of the call, and the bytes of all others."""
     held: dict[int, tuple[int, str]] = {}
     for value in frame.f_locals.values():
         for array in value if isinstance(value, list) else [value]:
-            if isinstance(array, jax.Array) and (taken := _bytes_on(array, devices)):
+            if isinstance(array, jax.Array) and (nbytes := _bytes_on(array, devices)):
                 name = names.get(id(array), "an intermediate value")
-                held[id(array)] = taken, f"{name} of type {array.aval.str_short(short_dtypes=True)}"
-    ours = sum(taken for taken, _ in held.values())
+                held[id(array)] = nbytes, f"{name} of type {array.aval.str_short(short_dtypes=True)}"
+    ours = sum(nbytes for nbytes, _ in held.values())
     others = sum(_bytes_on(array, devices) for array in live_arrays() if id(array) not in held)
     yield (
-        f"on slice {slice} were alive: {size(ours)} of this call, and {size(others)} of other arrays, among "
-        "them those that the caller keeps"
+        f"live on slice {slice}: {size(ours)} of this call, and {size(others)} of other arrays, including "
+        "those that the caller keeps"
     )
     ranked = sorted(held.values(), reverse=True)
-    yield from (f"  {size(taken)}: {text}" for taken, text in ranked[:_LISTED])
-    if len(ranked) > _LISTED:
-        yield f"  and {len(ranked) - _LISTED} smaller ones"
+    yield from (f"  {size(nbytes)}: {text}" for nbytes, text in ranked[:_MAX_LISTED])
+    if len(ranked) > _MAX_LISTED:
+        yield f"  and {len(ranked) - _MAX_LISTED} smaller ones"
 
 
 def _bytes_on(array: jax.Array, devices: set[jax.Device]) -> int:

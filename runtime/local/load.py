@@ -1,4 +1,4 @@
-"""Binds a plan to devices: compiles it, places its constants, and makes the function that runs it."""
+"""Loading of plans on devices: compiles the computations, places constants, generates the function."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 from jax.sharding import NamedSharding
 
-from pathways.runtime.local import codegen, facts, memory, recording, stalls
-from pathways.runtime.local.devices import devices_of, is_here, live_arrays, mesh_of
+from pathways.runtime.local import codegen, memory, recording, stalls
+from pathways.runtime.local.devices import (
+    cluster,
+    devices_of,
+    devices_of_cluster,
+    is_here,
+    live_arrays,
+    mesh_of,
+)
 from pathways.runtime.local.local_target import LocalTarget
 from pathways.runtime.local.recorder import ProgramTrace, Recorder
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
 from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result
 from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.status import HostStatus
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Loaded, Request, load_all
 from pathways.runtime.xla.compile_threads import Progress
@@ -27,15 +35,15 @@ from pathways.runtime.xla.compile_threads import Progress
 
 @functools.cache
 def _finish_before_exit() -> None:
-    """Lets the process end only when its work is done.
+    """Has the process wait for its pending work before it exits.
 
-    XLA:CPU runs computations and copies in threads of its own, and a process that tears down its
-    devices under them ends with a segmentation fault.
+    XLA:CPU runs computations and copies in its own threads, and a process that destroys its devices while
+    they run crashes with a segmentation fault.
     """
 
     def wait() -> None:
         for array in live_arrays("cpu"):
-            # Whatever is wrong with an array was for its reader to find out.
+            # An error of an array is for its reader, and there is none any more.
             with contextlib.suppress(Exception):
                 array.block_until_ready()
 
@@ -44,7 +52,7 @@ def _finish_before_exit() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Port:
-    """Where one array enters or leaves a loaded program.
+    """Input or output of a loaded program: an array on one slice.
 
     Attributes:
       number: the number of the argument or result in the plan.
@@ -61,22 +69,22 @@ class Port:
 
 @dataclasses.dataclass(eq=False)
 class Executable:
-    """A program that is loaded on its devices.
+    """Program that is loaded on its devices.
 
     Attributes:
       plan: the plan that it runs.
-      inputs: what `run` takes, in order: every slot of every argument that the caller passes.
-      outputs: what `run` returns, in order: every slot of every result.
-      run: `run(arrays) -> arrays`. It returns before the work is done and does not check its arguments:
-        an array of another shape, dtype or device than its port says gives wrong values or an error from
-        XLA. An error in a computation surfaces on the arrays that depend on it, or here when XLA runs the
-        computation at once. Another function while a trace is recorded.
-      source: the text of `run`, as it is without a trace.
-      profiled: whether XLA says in profiles when each launch ran; XLA:CPU does.
-      executables: the executable of each computation on each slice, by their names; that of the first
-        device where each device has its own.
-      requests: what was loaded for them, in their order.
-      loaded: what came of each request.
+      inputs: the arguments of `run`, in order: every slot of every argument that the caller passes.
+      outputs: the results of `run`, in order: every slot of every result.
+      run: `run(arrays) -> arrays`. It returns while the work is pending, and does not check its arguments: an
+        array of another shape, dtype or device than that of its port gives wrong values or an error of XLA.
+        An error in a computation surfaces on the arrays that depend on it, or here if XLA runs the
+        computation at once. While a trace is recorded, this is another function.
+      source: the source of `run` without a trace.
+      profiled: whether profiles of XLA have the times of launches; those of XLA:CPU do.
+      executables: the executable of each computation on each slice, by their names; of a local computation,
+        the executable of the first device.
+      requests: the load requests, in order.
+      loaded: the result of each request.
     """
 
     plan: Plan
@@ -89,7 +97,7 @@ class Executable:
     requests: Sequence[Request] = dataclasses.field(repr=False)
     loaded: Sequence[Loaded] = dataclasses.field(repr=False)
     _target: LocalTarget = dataclasses.field(repr=False)
-    # How many of each slice are those of this process.
+    # The number of devices of this process in each slice.
     _devices: Mapping[str, int] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +106,7 @@ class Executable:
         recording.register(self)
 
     def observe(self, recorder: Recorder | None) -> None:
-        """Reports every call from now on, or none any more."""
+        """Reports all calls to a recorder from now on; stops reporting for None."""
         if recorder is None:
             self.run = self._untraced
         else:
@@ -112,6 +120,36 @@ _loaded: weakref.WeakSet[Executable] = weakref.WeakSet()
 def loaded_programs() -> list[Executable]:
     """Returns all programs that are loaded in this process."""
     return list(_loaded)
+
+
+def host_status(pid: int) -> HostStatus:
+    """Returns the status of this process. Its arrays are all live arrays of JAX on devices of the cluster."""
+    current = cluster()
+    devices = set(devices_of_cluster())
+    arrays = [
+        array
+        for array in live_arrays(current.platform)
+        if not array.is_deleted() and not devices.isdisjoint(array.sharding.device_set)
+    ]
+    return HostStatus(
+        0,
+        " ".join(island.name for island in current.islands),
+        pid,
+        current.platform,
+        len(current.devices),
+        len(arrays),
+        sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards),
+        tuple(sorted(executable.plan.name for executable in loaded_programs())),
+    )
+
+
+def device_text(executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]) -> str:
+    """Returns XLA's optimized module of each computation on each slice."""
+    return "\n".join(
+        f"// computation {computation} on slice {slice}\n\n{module.to_string().strip()}\n"
+        for (computation, slice), executable in executables.items()
+        for module in executable.hlo_modules()
+    )
 
 
 def load(
@@ -130,31 +168,31 @@ def load(
     Args:
       plan: the plan.
       bindings: the devices of each of its slices, by name.
-      result_avals: the avals of the program's results, where they say more than the plan does: weak types,
-        typed PRNG keys. By default those of the plan.
+      result_avals: the avals of the program's results, which may have weak types and the dtypes of typed PRNG
+        keys, unlike the types of the plan. By default those of the plan.
       callbacks: the Python callbacks of JAX's lowering of the program, for computations that call them.
-      argument_names: what the caller calls its arguments, for messages. By default their numbers.
-      code: serialised executables that were made for such devices, by the names of computation and slice;
-        what has none is compiled.
-      progress: is called as computations get ready. By default a line on standard error says so when it
-        takes longer than a second.
-      make_target: makes what the steps are bound to, of the arguments of a `LocalTarget`.
+      argument_names: the names of the arguments, for messages. By default their numbers.
+      code: serialised executables for such devices, by the names of computation and slice; computations
+        without one are compiled.
+      progress: called whenever computations become ready. By default a line on standard error shows them if
+        it takes longer than a second.
+      make_target: returns the target of the steps, for the arguments of a `LocalTarget`.
 
     Raises:
-      CompileError: XLA refused a computation, or laid out its operands or results differently.
-      ResourceError: the devices have less memory than the program takes; see `memory.check_fits`.
-      ValueError: a transfer brings a device what it does not need; the plan is wrong.
+      CompileError: XLA rejected a computation, or chose another sharding of its operands or results.
+      ResourceError: the devices have less memory than the program uses; see `memory.check_fits`.
+      ValueError: a transfer sends a device a shard that it does not need, so that the plan is wrong.
     """
     _finish_before_exit()
-    stalls.watch.start()
-    # Also before XLA gets to work, which may take minutes.
+    stalls.monitor.start()
+    # Checked before XLA compiles, too, which may take minutes.
     memory.check_fits(plan, bindings, None)
     requests = _requests(plan, bindings, callbacks, code or {})
     loaded = load_all(list(itertools.chain(*requests.values())), progress, plan.name)
     remaining = iter([computation.executable for computation in loaded])
-    executables = {pair: tuple(itertools.islice(remaining, len(asked))) for pair, asked in requests.items()}
+    executables = {pair: tuple(itertools.islice(remaining, len(group))) for pair, group in requests.items()}
     first = {pair: on_devices[0] for pair, on_devices in executables.items()}
-    memory.check_fits(plan, bindings, facts.stats_of(first))
+    memory.check_fits(plan, bindings, memory.stats_of(first))
     meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
     if result_avals is None:
         result_avals = [aval_of(result.type) for result in plan.results]
@@ -171,7 +209,7 @@ def load(
         generated.source,
         all(pjrt.platform_of(device) == "cpu" for mesh in meshes.values() for device in mesh.devices.flat),
         first,
-        # Without the code, which may be large.
+        # The code may be large, and is loaded now.
         [dataclasses.replace(request, code=None) for request in itertools.chain(*requests.values())],
         loaded,
         target,
@@ -185,7 +223,7 @@ def _requests(
     callbacks: Sequence[object],
     code: Mapping[tuple[str, str], bytes | memoryview],
 ) -> dict[tuple[str, str], list[Request]]:
-    """For each computation on each slice one request, or one for each device where it is local."""
+    """Returns the request of each computation on each slice; of a local one, a request for each device."""
     requests = {}
     for pair in dict.fromkeys((s.computation, s.slice) for s in plan.steps if isinstance(s, Launch)):
         computation, slice = plan.computations[pair[0]], pair[1]

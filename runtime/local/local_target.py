@@ -1,4 +1,4 @@
-"""What the launches, transfers and results of a plan are bound to on the devices of its slices."""
+"""Binding of the launches, transfers and results of a plan to the devices of its slices."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from jax.profiler import TraceAnnotation
 from jax.sharding import Mesh
 
 from pathways.runtime.local import failures
-from pathways.runtime.local.checks import check_pieces, check_shardings, check_shards, check_whole
+from pathways.runtime.local.checks import check_direct, check_routed, check_shardings, check_shards
 from pathways.runtime.local.codegen import Arrays, Kernel, StepTarget
 from pathways.runtime.local.devices import is_here
-from pathways.runtime.local.slots import SlotArrays, aval_of, aval_of_part
+from pathways.runtime.local.slots import SlotArrays, aval_of, aval_of_block
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.launch_order import LAUNCH_ORDER
 
 DeviceExecutables = Mapping[tuple[str, str], Sequence[pjrt.LoadedExecutable]]
-"""The executable of each computation on each slice, by their names; one for each device where it is local."""
+"""The executables of each computation on each slice, by their names: one, or one for each device if local."""
 
 
 class LocalTarget(StepTarget):
-    """A `codegen.StepTarget` of devices of this process.
+    """Target of generated functions on devices of this process.
 
     Args:
       plan: the plan.
       meshes: the devices of its slices, by name.
-      executables: its computations, loaded on them.
-      slots: what its slots hold there.
-      result_avals: the avals that its results get.
-      argument_names: what the caller calls its arguments, for messages.
+      executables: its computations, loaded on these devices.
+      slots: the contents of its slots.
+      result_avals: the avals of its results.
+      argument_names: the names of its arguments, for messages.
     """
 
     span = TraceAnnotation
@@ -60,10 +60,10 @@ class LocalTarget(StepTarget):
         devices = {name: tuple(mesh.devices.flat) for name, mesh in meshes.items()}
         self.explain = functools.partial(failures.explain, plan, slot_names, devices)
         self._plan = plan
-        # Those of this process; an array may lie on others of its island, too.
+        # The devices of this process; an array may also have shards on other processes of its island.
         self._devices = {name: tuple(filter(is_here, mesh.devices.flat)) for name, mesh in meshes.items()}
         self._executables = executables
-        # Bound once: each access makes another method object, and the generated function names each object.
+        # Bound once: each access of a method creates an object, and a generated function has a name for each.
         self._execute = {pair: on_devices[0].execute_sharded for pair, on_devices in executables.items()}
         self._slots = slots
         self._result_avals = result_avals
@@ -72,11 +72,11 @@ class LocalTarget(StepTarget):
         self._routed: dict[tuple[object, ...], Callable[[Arrays], Arrays]] = {}
 
     def kernel(self, launch: Launch) -> Kernel:
-        """How to make a launch.
+        """Returns the kernel of a launch.
 
         Raises:
-          CompileError: XLA laid out an operand or a result otherwise than the plan says.
-          ValueError: the computation is for other shards; the plan is wrong.
+          CompileError: an operand or a result has another sharding in the executable than in the plan.
+          ValueError: the computation is for other shards, so that the plan is wrong.
         """
         avals = tuple(self._slots.avals[slot] for slot in launch.results)
         shardings = tuple(self._slots.shardings[slot] for slot in (*launch.operands, *launch.results))
@@ -88,13 +88,13 @@ class LocalTarget(StepTarget):
         return self._kernels[key]
 
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
-        """Returns the arguments of `pjrt.copy_arrays` for all these transfers at once, without arrays.
+        """Returns the arguments of `pjrt.copy_arrays`, after the arrays, for all these transfers at once.
 
         Raises:
-          ValueError: one of them brings a device what it does not need; the plan is wrong.
+          ValueError: one of them sends a device a shard that it does not need, so that the plan is wrong.
         """
         for transfer in transfers:
-            check_whole(self._plan, transfer, self._slots.shardings)
+            check_direct(self._plan, transfer, self._slots.shardings)
         shardings = tuple(self._slots.shardings[transfer.results[0]] for transfer in transfers)
         if shardings not in self._copies:
             devices = [pjrt.device_list(list(sharding.mesh.devices.flat)) for sharding in shardings]
@@ -102,17 +102,17 @@ class LocalTarget(StepTarget):
         return self._copies[shardings]
 
     def routed(self, transfer: Transfer) -> Callable[[Arrays], Arrays] | None:
-        """How to make a transfer of pieces; None for one that `pjrt.copy_arrays` makes.
+        """Returns a function for a transfer of single shards; None for one that `pjrt.copy_arrays` can do.
 
         Raises:
-          ValueError: the pieces have not one type; the plan is wrong.
+          ValueError: the shards have different types, so that the plan is wrong.
         """
         if transfer.routes is None:
             if self._is_here(transfer.results[0]):
                 return None
-            check_whole(self._plan, transfer, self._slots.shardings)
+            check_direct(self._plan, transfer, self._slots.shardings)
             return self._shard_by_shard(transfer.operands, transfer.results, transfer.dst)
-        check_pieces(self._plan, transfer)
+        check_routed(self._plan, transfer)
         avals = tuple(self._slots.avals[slot] for slot in transfer.results)
         in_shards = self._are_in_shards((*transfer.operands, *transfer.results))
         key = (self._slots.shardings[transfer.results[0]], avals, transfer.routes, in_shards)
@@ -126,10 +126,13 @@ class LocalTarget(StepTarget):
         return self._routed[key]
 
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
-        """What remains to be done to a result of the program on a slice; None for nothing."""
+        """Returns the function that finishes a result of the program on a slice; None if it needs none.
+
+        It copies an array that the caller must not donate, and sets the aval of the result.
+        """
         slot = self._plan.results[result].slots[slice]
         sharding = self._slots.shardings[slot]
-        aval = aval_of_part(self._plan.results[result], self._result_avals[result])
+        aval = aval_of_block(self._plan.results[result], self._result_avals[result])
         rewrap = None if aval == self._slots.avals[slot] else pjrt.rewrap(aval, sharding)
         if self._plan.own_slots.get(slot) == result:
             return rewrap
@@ -146,13 +149,16 @@ class LocalTarget(StepTarget):
         return copy
 
     def _is_here(self, slot: Slot) -> bool:
-        """Returns whether all devices of what is in a slot are of this process."""
+        """Returns whether all devices of the array in a slot belong to this process."""
         return bool(self._slots.shardings[slot].is_fully_addressable)
 
     def _shard_by_shard(
         self, operands: Sequence[Slot], results: Sequence[Slot], slice: str
     ) -> Callable[[Arrays], Arrays]:
-        """Copies the shards of this process: a copy of a whole array reaches for devices of others."""
+        """Returns a function that copies the shards of this process alone.
+
+        A copy of the whole array would access devices of other processes.
+        """
         devices = self._devices[slice]
         routes = [tuple((n, k) for k in range(len(devices))) for n in range(len(operands))]
         return pjrt.route(routes, devices, self._readers(operands), self._makers(results))
@@ -178,7 +184,7 @@ class LocalTarget(StepTarget):
         return Kernel(execute, handlers, pjrt.token_keeper(devices) if computation.effects else None)
 
     def _on_each_device(self, launch: Launch) -> Kernel:
-        """Returns an execution for each device of the slice, with its shards."""
+        """Returns a kernel that executes on each device of the slice by itself, with its shards."""
         check_shards(self._plan, launch)
         execute = pjrt.on_each_device(
             self._executables[launch.computation, launch.slice],
@@ -193,11 +199,11 @@ class LocalTarget(StepTarget):
         return tuple(slot in self._slots.in_shards for slot in slots)
 
     def _readers(self, slots: Sequence[Slot]) -> list[pjrt.ShardReader]:
-        return [_as_it_is if slot in self._slots.in_shards else pjrt.take_apart for slot in slots]
+        return [_unchanged if slot in self._slots.in_shards else pjrt.take_apart for slot in slots]
 
     def _makers(self, slots: Sequence[Slot]) -> list[pjrt.ShardMaker]:
         return [
-            _as_it_is
+            _unchanged
             if slot in self._slots.in_shards
             else pjrt.put_together(self._slots.avals[slot], self._slots.shardings[slot])
             for slot in slots
@@ -205,7 +211,7 @@ class LocalTarget(StepTarget):
 
 
 def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
-    """Returns the arrays in slots of constants, on their slices."""
+    """Copies constants to their slices; returns the arrays by slot."""
     names = {
         slot: argument.constant
         for argument in plan.arguments
@@ -213,7 +219,7 @@ def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
         for slot in argument.slots.values()
     }
     placed = {}
-    # Without x64 JAX would narrow a constant of 64 bits, and the module was made for its real dtype.
+    # Without x64, JAX would narrow a constant of 64 bits, but the module was compiled for its own dtype.
     with jax.enable_x64(True):
         for slot, name in names.items():
             value = plan.constants[name]
@@ -222,10 +228,10 @@ def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
             if sharding.is_fully_addressable:
                 placed[slot] = pjrt.device_put(array, sharding)
             else:
-                # Hosts would ask each other whether all of them have the same.
+                # `device_put` would have the hosts compare their values first.
                 placed[slot] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
     return placed
 
 
-def _as_it_is(shards: Any) -> Any:
+def _unchanged(shards: Any) -> Any:
     return shards

@@ -1,4 +1,4 @@
-"""How much memory a program takes on the devices of its slices, and whether they have as much."""
+"""Memory of programs: their use of the devices of their slices, and the check that it fits."""
 
 from __future__ import annotations
 
@@ -13,28 +13,34 @@ from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.timelines.tables import html_table, size, table
+from pathways.runtime.xla import pjrt
 
 Stats = Mapping[tuple[str, str], Any]
-"""What XLA says of each computation on each slice, by their names; see `facts.stats_of`."""
+"""XLA's analysis of each computation on each slice, by their names; see `stats_of`."""
+
+
+def stats_of(executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]) -> dict[tuple[str, str], Any]:
+    """Returns XLA's analysis of the memory of each computation on each slice, as far as it has one."""
+    stats = {pair: pjrt.memory_stats(executable) for pair, executable in executables.items()}
+    return {pair: analysis for pair, analysis in stats.items() if analysis is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class SliceMemory:
-    """The memory that one call of a program takes on a slice, in bytes over all its devices together.
+    """Memory that one call of a program uses on a slice, in bytes over all its devices together.
 
-    Every device of a slice has an equal part of it. The names are those of
-    `jax.stages.Compiled.memory_analysis()`.
+    The devices of a slice use equal amounts. The names are those of `jax.stages.Compiled.memory_analysis()`.
 
     Attributes:
       devices: the number of devices.
       argument_size_in_bytes: the arguments that are read there, and the arrays that the program closes over.
       output_size_in_bytes: the results.
-      alias_size_in_bytes: the arguments that are donated: their buffers are reused for what has the same type
-        and sharding, or freed.
-      temp_size_in_bytes: the temporaries of the launch that has the most of them, by XLA's own analysis. They
+      alias_size_in_bytes: the donated arguments: their buffers are reused for values of the same type and
+        sharding, or freed.
+      temp_size_in_bytes: the temporaries of the launch with the largest ones, by XLA's own analysis. They
         live as long as their launch.
-      generated_code_size_in_bytes: the code of the computations; not part of the peak.
-      peak_memory_in_bytes: the most that is alive at once, when the steps of the plan run in its order:
+      generated_code_size_in_bytes: the code of the computations; not included in the peak.
+      peak_memory_in_bytes: the maximum that is live at any time, if the steps run in the order of the plan:
         arguments, intermediates, results, and the temporaries of the running launch.
     """
 
@@ -48,13 +54,13 @@ class SliceMemory:
 
 
 class MemoryAnalysis(dict[str, SliceMemory]):
-    """The memory of each slice of a program, by the name of the slice; `str` makes a table of it."""
+    """Memory of each slice of a program, by the name of the slice; `str` formats it as a table."""
 
     def __str__(self) -> str:
         return table(self._rows())
 
     def _repr_html_(self) -> str:
-        """Returns the table, in a notebook."""
+        """Returns the table, for a notebook."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -87,12 +93,11 @@ class MemoryAnalysis(dict[str, SliceMemory]):
 
 
 def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
-    """Returns the memory that one call of a program takes.
+    """Returns the memory that one call of a program uses.
 
     Args:
       plan: the program.
-      stats: what `stats_of` says of its computations. Of those that are missing, temporaries and code count
-        as nothing.
+      stats: the result of `stats_of` for its computations. Temporaries and code of others count as zero.
     """
     names = list(plan.slices)
     peaks = dict(zip(names, _peaks(plan, stats, [[name] for name in names]), strict=True))
@@ -115,18 +120,18 @@ def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
     return analysis
 
 
-def analyze_parts(
+def analyze_sub_programs(
     calls: SubProgramCalls, plans: Mapping[str, Plan], analyses: Mapping[str, MemoryAnalysis]
 ) -> MemoryAnalysis:
-    """Returns the memory that one call of a program in parts takes.
+    """Returns the memory that one call of a program of several sub-programs uses.
 
-    While a part runs, what other parts read lies on the slices besides: arguments that the caller keeps, what
-    is still to be read, and the arrays that parts close over.
+    While a sub-program runs, values of others are live, too: arguments that the caller keeps, results that
+    later calls read, and the arrays that other sub-programs close over.
 
     Args:
-      calls: what runs the parts.
-      plans: the plan of each part.
-      analyses: the memory that one call of each part takes.
+      calls: the calls of the sub-programs.
+      plans: the plan of each sub-program.
+      analyses: the memory that one call of each sub-program uses.
     """
     sizes: dict[int, dict[str, int]] = {}
     constants: dict[str, dict[str, int]] = {}
@@ -140,35 +145,35 @@ def analyze_parts(
             _bytes_by_slice(plan, a) for a in plan.arguments if a.constant is not None
         )
     arguments = range(len(calls.arguments))
-    made = {n: k for k, call in enumerate(calls.calls) for n in call.results}
+    producers = {n: k for k, call in enumerate(calls.calls) for n in call.results}
     last = {n: k for k, call in enumerate(calls.calls) for n in call.operands}
-    # The caller keeps the others.
+    # Arguments that are not donated are live until the end.
     last |= dict.fromkeys(set(arguments) - calls.donated, len(calls.calls))
 
-    def beside(k: int, call: SubProgramCall) -> Mapping[str, int]:
-        """What lies on the slices besides what a part takes and makes."""
+    def other_bytes(k: int, call: SubProgramCall) -> Mapping[str, int]:
+        """Returns the live bytes on each slice that are not of the call itself."""
         waiting = [
             size
             for n, size in sizes.items()
-            if n not in call.operands and made.get(n, -1) < k < last.get(n, -1)
+            if n not in call.operands and producers.get(n, -1) < k < last.get(n, -1)
         ]
-        return _sum([*waiting, *(of_part for part, of_part in constants.items() if part != call.sub_program)])
+        return _sum([*waiting, *(of for name, of in constants.items() if name != call.sub_program)])
 
-    others = [beside(k, call) for k, call in enumerate(calls.calls)]
+    others = [other_bytes(k, call) for k, call in enumerate(calls.calls)]
     analysis = MemoryAnalysis()
     for name, of_last in analyses[calls.calls[-1].sub_program].items():
-        of_parts = [analyses[call.sub_program][name] for call in calls.calls]
+        of_calls = [analyses[call.sub_program][name] for call in calls.calls]
         analysis[name] = SliceMemory(
             of_last.devices,
             sum(sizes.get(n, {}).get(name, 0) for n in arguments)
             + sum(c.get(name, 0) for c in constants.values()),
             of_last.output_size_in_bytes,
             sum(sizes.get(n, {}).get(name, 0) for n in calls.donated),
-            max(part.temp_size_in_bytes for part in of_parts),
-            sum(part.generated_code_size_in_bytes for part in of_parts),
+            max(memory.temp_size_in_bytes for memory in of_calls),
+            sum(memory.generated_code_size_in_bytes for memory in of_calls),
             max(
-                part.peak_memory_in_bytes + more.get(name, 0)
-                for part, more in zip(of_parts, others, strict=True)
+                memory.peak_memory_in_bytes + more.get(name, 0)
+                for memory, more in zip(of_calls, others, strict=True)
             ),
         )
     return analysis
@@ -188,18 +193,19 @@ def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None) -> None:
-    """Checks that the devices of a program have the memory that one call of it takes.
+    """Checks that the devices of a program have the memory that one call of it uses.
 
-    What else lies on the devices is not known here and does not count. Nothing is checked on devices that do
-    not say how much memory they have.
+    Other arrays on the devices are unknown here, and do not count. Devices that do not report their memory
+    are not checked.
 
     Args:
       plan: the program.
       bindings: the devices of its slices.
-      stats: of its computations; None before they are compiled, when temporaries do not count yet.
+      stats: XLA's analysis of its computations; None before they are compiled, when temporaries do not count
+        yet.
 
     Raises:
-      ResourceError: they have less; names the slice, and lists the memory of all slices.
+      ResourceError: they have less; the message names the slice, and lists the memory of all slices.
     """
     if all(binding.device_memory is None for binding in bindings.values()):
         return
@@ -207,22 +213,22 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None)
     for group, need in zip(groups, _peaks(plan, stats or {}, groups), strict=True):
         limits = [m for name in group if (m := bindings[name].device_memory) is not None]
         if limits and need > min(limits):
-            who = f"slice {group[0]} needs"
+            subject = f"slice {group[0]} needs"
             if len(group) > 1:
-                who = f"slices {', '.join(group)}, which share devices, need"
+                subject = f"slices {', '.join(group)}, which share devices, need"
             without = ", without the temporaries of its computations" if stats is None else ""
             raise ResourceError(
-                f"program {plan.name}: {who} {_exactly(need)} on each device{without}; a device has "
-                f"{_exactly(min(limits))}\n{analyze(plan, stats or {})}"
+                f"program {plan.name}: {subject} {_exact_size(need)} on each device{without}; a device has "
+                f"{_exact_size(min(limits))}\n{analyze(plan, stats or {})}"
             )
 
 
-def _exactly(count: int) -> str:
+def _exact_size(count: int) -> str:
     return f"{size(count)} ({count:,} bytes)"
 
 
 def _sharing(bindings: Mapping[str, Binding]) -> list[list[str]]:
-    """Returns the slices that are on one device together, for each device; each such group once."""
+    """Returns the groups of slices that share a device, each group once."""
     on_device: dict[int, list[str]] = {}
     for name, binding in bindings.items():
         for position in binding.positions:
@@ -231,7 +237,7 @@ def _sharing(bindings: Mapping[str, Binding]) -> list[list[str]]:
 
 
 def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Sequence[str]]) -> list[int]:
-    """Returns the most bytes alive at once on one device, for each group of slices that share it.
+    """Returns the maximum of live bytes on a device, for each group of slices that share it.
 
     Args:
       plan: the program.

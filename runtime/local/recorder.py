@@ -1,13 +1,13 @@
-"""Records what programs do, step by step, without waiting for it.
+"""Recorder of the steps of programs, which does not delay them.
 
-While a trace is recorded, programs run by other generated functions, which note when each launch and transfer
-was dispatched and pass what can be waited for (the token of an execution, an array that arrives) to threads,
-one for each slice and link, which note when it was done. A program that is not traced runs by the function
-that it has always had.
+While a trace is recorded, other generated functions run the programs. They note the time at which each launch
+and transfer was dispatched, and pass its token or array to threads, one for each slice and link, which wait
+for it and note the time at which it was ready. A program that is not traced runs its usual function.
 
-When launches ran is read from a profile that this process takes of XLA. Threads that wait are woken too late
-to tell, and of a launch that no profile has, its times are estimated from what they saw. A transferred array
-that its reader donates cannot be waited for. Its transfer counts as done when its source was ready.
+The times of launches are read from a profile of XLA that this process records: waiting threads wake up too
+late for exact times. A launch that is not in a profile gets an estimate from the times of the threads. A
+transferred array that its reader donates cannot be waited for; its transfer counts as complete when its
+source was ready.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from pathways.runtime.local.call_trace import RecordedCall, Seen
+from pathways.runtime.local.call_trace import ObservedTimes, RecordedCall
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
 from pathways.runtime.resources.threads import RunningThread, start_thread
 from pathways.runtime.xla.profile import Profile, TimeSpan
 
-_PAUSE = 1.0
-"""Seconds from one time that finished steps are written to the next: writing holds up the other threads."""
-_LONGEST = 30.0
-"""Seconds after which a piece of a profile, some MB a second, ends at the cost of the calls under way."""
+_WRITE_INTERVAL_S = 1.0
+"""Seconds between writes of finished calls. A write delays the other threads."""
+_MAX_PIECE_S = 30.0
+"""Maximal length of a piece of a profile, which has some MB a second. A piece that must end during a call
+loses the times of that call."""
 _LAUNCH_IDS = range(2**30, 2**31)
-"""XLA counts other launches itself: from 0, or from a hash of what is launched."""
+"""Range that XLA does not use for other launches, which it counts from 0 or from a hash of the module."""
 
 _Place = tuple[str, ...]
-"""A slice, or the two slices of a link: what one thread watches."""
+"""A slice, or the two slices of a link: each place has a thread that waits for its steps."""
 
 
-class Sink(Protocol):
-    """Where what was recorded goes; `str` of it says where."""
+class TraceSink(Protocol):
+    """Destination of recorded calls; `str` names it."""
 
     def begin(self) -> Any:
-        """What names a call that begins now; asked in the thread that makes the call."""
+        """Returns the name of a call that starts now; called in the thread of the call."""
 
-    def take(self, calls: Iterable[RecordedCall]) -> None:
-        """Takes calls that are done."""
+    def write(self, calls: Iterable[RecordedCall]) -> None:
+        """Writes finished calls."""
 
     def close(self) -> None:
-        """Comes after the last call."""
+        """Closes the destination, after the last call."""
 
 
 _Note = tuple[int, int, tuple[Any, ...]]
-"""The number of a step, when it was dispatched, and what can be waited for."""
+"""The number of a step, the time at which it was dispatched, and the tokens or arrays to wait for."""
 
 
-class _CallTrace:
-    """One call of a program.
+class _CallRecord:
+    """Record of one call of a program.
 
     Attributes:
-      name: what the sink calls it.
-      first_launch_id: the `launch_id` of a launch is this and the number of its step.
-      profile: the piece of a profile in which it began; None while none is taken.
-      seen: what was seen of each step, by its number.
+      name: the name that the sink has given it.
+      first_launch_id: the number to add to the number of a step for the `launch_id` of its launch.
+      profile: the piece of a profile in which the call started; None if none was recorded.
+      observed: the observed times of each step, by its number.
     """
 
     def __init__(
@@ -77,40 +78,41 @@ class _CallTrace:
         self.name = name
         self.first_launch_id = first_launch_id
         self.profile = profile
-        self.seen: dict[int, Seen] = {}
+        self.observed: dict[int, ObservedTimes] = {}
         self._notes: list[_Note] = []
         self.note = self._notes.append
 
-    def hand_over(self) -> None:
-        """Gives what was noted to the threads that wait for it."""
+    def flush(self) -> None:
+        """Passes the notes so far to the threads that wait for the steps."""
         by_place: dict[_Place, list[_Note]] = {}
         for note in self._notes:
             by_place.setdefault(self.program.places[note[0]], []).append(note)
         self._notes.clear()
         for place, notes in by_place.items():
-            self.recorder.watcher(place).put((self, notes))
+            self.recorder.queue_of(place).put((self, notes))
 
-    def recorded(self, executions: Mapping[int, list[TimeSpan]]) -> RecordedCall:
-        """What was recorded of it, when it is done."""
+    def to_recorded_call(self, executions: Mapping[int, list[TimeSpan]]) -> RecordedCall:
+        """Returns the record of a finished call, with the times of its launches in a profile."""
         plan = self.program.plan
-        ran = {}
+        executed = {}
         for n, step in enumerate(plan.steps):
             on_devices = executions.get(self.first_launch_id + n, ())
-            # From when all devices are at it: a device is at one launch at a time, so these do not overlap.
+            # From the last start on any device: a device runs one launch at a time, so that these spans of
+            # the launches of a slice never overlap.
             if isinstance(step, Launch) and len(on_devices) == self.program.devices[step.slice]:
-                begun, ended = zip(*on_devices, strict=True)
-                ran[n] = max(begun), max(ended)
-        return RecordedCall(self.name, plan, self.seen, ran)
+                starts, ends = zip(*on_devices, strict=True)
+                executed[n] = max(starts), max(ends)
+        return RecordedCall(self.name, plan, self.observed, executed)
 
 
 class ProgramTrace:
-    """What the traced function of one program reports to; see `codegen.generate`.
+    """Observer of the traced function of one program; see `codegen.generate`.
 
     Args:
-      recorder: what writes it down.
+      recorder: the recorder of its calls.
       plan: the plan of the program.
-      profiled: whether a profile says when its launches ran.
-      devices: how many devices of each slice are those of this process.
+      profiled: whether profiles have the times of its launches.
+      devices: the number of devices of this process in each slice.
     """
 
     now = staticmethod(time.monotonic_ns)
@@ -129,142 +131,145 @@ class ProgramTrace:
         )
         self._recorder = recorder
 
-    def begin(self) -> _CallTrace:
-        """Begins the record of a call."""
+    def begin(self) -> _CallRecord:
+        """Returns the record of a new call."""
         return self._recorder.begin(self)
 
-    def lasting(self, slot: Slot) -> bool:
-        """Returns whether an array can be waited for at any time: no later step donates it."""
+    def is_awaitable(self, slot: Slot) -> bool:
+        """Returns whether an array can be waited for at any time, since no later step donates it."""
         return slot not in self._donated
 
 
 class Recorder:
-    """Records the calls of programs until it is closed.
+    """Recorder of the calls of programs, until it is closed.
 
-    About once a second calls that begin are held up, for as long as calls that are under way take but for
-    no more than another second, and the profile is read up to there. What runs while a profile is read
-    would be missing in it.
+    About once a second, new calls are delayed until the pending calls are complete, or for at most a second,
+    and the profile is read. Executions while a profile is read would be missing in it.
 
     Args:
-      sink: takes them when they are done.
+      sink: the destination of finished calls.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: TraceSink) -> None:
         self.sink = sink
         self._lock = threading.Lock()
         self._waits: list[Callable[[], None]] = []
         self._next_launch_id = _LAUNCH_IDS.start
-        # Held while a call begins, and while all have to wait.
+        # Held while a call starts, and while a profile is read, so that no call starts then.
         self._gate = threading.Lock()
         self._profile: Profile | None = None
-        # A call that fails is forgotten by all others.
-        self._under_way: weakref.WeakSet[_CallTrace] = weakref.WeakSet()
-        self._watchers: dict[_Place, tuple[queue.SimpleQueue[Any], RunningThread]] = {}
-        self._finished: queue.SimpleQueue[_CallTrace] = queue.SimpleQueue()
+        # Weak, so that a call that failed, which nothing else refers to, is not pending forever.
+        self._pending: weakref.WeakSet[_CallRecord] = weakref.WeakSet()
+        self._waiting_threads: dict[_Place, tuple[queue.SimpleQueue[Any], RunningThread]] = {}
+        self._finished: queue.SimpleQueue[_CallRecord] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._writer = start_thread(self._write, "trace")
+        self._writer = start_thread(self._write_calls, "trace")
 
-    def begin(self, program: ProgramTrace) -> _CallTrace:
-        """Begins the record of a call."""
+    def begin(self, program: ProgramTrace) -> _CallRecord:
+        """Returns the record of a new call."""
         with self._gate:
             if self._profile is None and program.profiled and not self._closing.is_set():
                 self._profile = Profile.start()
             if self._next_launch_id + len(program.plan.steps) > _LAUNCH_IDS.stop:
                 self._next_launch_id = _LAUNCH_IDS.start
-            call = _CallTrace(program, self, self.sink.begin(), self._next_launch_id, self._profile)
+            call = _CallRecord(program, self, self.sink.begin(), self._next_launch_id, self._profile)
             self._next_launch_id += len(program.plan.steps)
-            self._under_way.add(call)
+            self._pending.add(call)
         return call
 
-    def watcher(self, place: _Place) -> queue.SimpleQueue[Any]:
-        """Takes what happens at one place, in order, with the call that it belongs to."""
+    def queue_of(self, place: _Place) -> queue.SimpleQueue[Any]:
+        """Returns the queue of the thread of a place, which gets pairs of a call and notes of its steps."""
         with self._lock:
-            if place not in self._watchers:
+            if place not in self._waiting_threads:
                 notes: queue.SimpleQueue[Any] = queue.SimpleQueue()
-                watch = functools.partial(self._watch, notes)
-                self._watchers[place] = notes, start_thread(watch, f"trace {' -> '.join(place)}")
-            return self._watchers[place][0]
+                work = functools.partial(self._wait_for_steps, notes)
+                self._waiting_threads[place] = notes, start_thread(work, f"trace {' -> '.join(place)}")
+            return self._waiting_threads[place][0]
 
     def wait_for(self, wait: Callable[[], None]) -> None:
-        """Has `close` wait for others who give calls to the sink."""
+        """Has `close` call a function first, which waits for other writers of the sink."""
         self._waits.append(wait)
 
     def close(self) -> None:
-        """Waits until everything dispatched is done and written. A call that failed is left out."""
+        """Waits until all dispatched calls are complete and written. A call that failed is left out."""
         for wait in self._waits:
             wait()
-        # A call in another thread may still come to a place that is new.
-        while self._watchers:
+        # Popped one by one: a call in another thread may still add a place.
+        while self._waiting_threads:
             with self._lock:
-                _, (notes, thread) = self._watchers.popitem()
+                _, (notes, thread) = self._waiting_threads.popitem()
             notes.put(None)
             thread.join()
         self._closing.set()
         self._writer.join()
         self.sink.close()
 
-    def _watch(self, handed_over: queue.SimpleQueue[Any]) -> None:
+    def _wait_for_steps(self, incoming: queue.SimpleQueue[Any]) -> None:
         before = 0
-        while (handed := handed_over.get()) is not None:
-            call, notes = handed
-            # Nothing is kept alive once it was waited for.
-            del handed
-            for step, dispatched, waited_for in _consume(notes):
-                for one in waited_for:
-                    # What goes wrong is for the reader of the results to find out.
+        while (item := incoming.get()) is not None:
+            call, notes = item
+            # All references are dropped at once, so that this thread keeps no array alive.
+            del item
+            for step, dispatched, awaited in _drain(notes):
+                for value in awaited:
+                    # An error is for the reader of the results.
                     with contextlib.suppress(Exception):
-                        _wait(one)
-                done = time.monotonic_ns() if waited_for else None
-                self._note(call, step, Seen(dispatched, done, before))
+                        _wait(value)
+                done = time.monotonic_ns() if awaited else None
+                self._add_step(call, step, ObservedTimes(dispatched, done, before))
                 before = done or before
-                del waited_for
+                del awaited
             del call, notes
 
-    def _note(self, call: _CallTrace, step: int, seen: Seen) -> None:
+    def _add_step(self, call: _CallRecord, step: int, observed: ObservedTimes) -> None:
         with self._lock:
-            call.seen[step] = seen
-            complete = len(call.seen) == len(call.program.places)
+            call.observed[step] = observed
+            complete = len(call.observed) == len(call.program.places)
         if complete:
             self._finished.put(call)
-            self._under_way.discard(call)
+            self._pending.discard(call)
 
-    def _write(self) -> None:
-        read = time.monotonic()
-        while not self._closing.wait(_PAUSE):
+    def _write_calls(self) -> None:
+        last_read = time.monotonic()
+        while not self._closing.wait(_WRITE_INTERVAL_S):
             with self._gate:
-                late = time.monotonic() - read > _LONGEST
-                if self._profile is not None and not self._calls_end() and not late:
+                is_late = time.monotonic() - last_read > _MAX_PIECE_S
+                if self._profile is not None and not self._wait_for_calls() and not is_late:
                     continue
                 calls = self._read()
-            self.sink.take(calls)
-            read = time.monotonic()
+            self.sink.write(calls)
+            last_read = time.monotonic()
         with self._gate:
             calls = self._read()
-        self.sink.take(calls)
+        self.sink.write(calls)
 
-    def _calls_end(self) -> bool:
-        """Waits until no call is under way, but not for long: one may wait for another that is held up."""
-        end = time.monotonic() + _PAUSE
-        while self._under_way and time.monotonic() < end:
+    def _wait_for_calls(self) -> bool:
+        """Waits until no call is pending; returns whether that is so.
+
+        The wait is limited: a pending call may wait for another one, which the gate delays.
+        """
+        deadline = time.monotonic() + _WRITE_INTERVAL_S
+        while self._pending and time.monotonic() < deadline:
             time.sleep(1e-3)
-        return not self._under_way
+        return not self._pending
 
     def _read(self) -> Iterator[RecordedCall]:
-        """Ends the piece of the profile; gives all calls that are done."""
+        """Stops the piece of the profile; returns all finished calls."""
         profile, self._profile = self._profile, None
         executions = {} if profile is None else profile.stop()
         calls = [self._finished.get_nowait() for _ in range(self._finished.qsize())]
-        # One that was under way when its piece ended is not in it as a whole.
-        return (call.recorded(executions if call.profile is profile else {}) for call in calls)
+        # The piece is incomplete for a call that was pending when it ended, whose `profile` is another one.
+        return (call.to_recorded_call(executions if call.profile is profile else {}) for call in calls)
 
 
-def _wait(what: Any) -> None:
-    """Waits for a token, an array, or its shards."""
-    for one in what if isinstance(what, list | tuple) else (what,):
-        one.block_until_ready()
+def _wait(value: Any) -> None:
+    """Waits for a token, an array, or a list of shards."""
+    for each in value if isinstance(value, list | tuple) else (value,):
+        each.block_until_ready()
 
 
-def _consume(notes: list[_Note]) -> Iterator[_Note]:
+def _drain(notes: list[_Note]) -> Iterator[_Note]:
+    """Yields notes in order, and removes each from the list first, which would keep its arrays alive."""
     notes.reverse()
     while notes:
         yield notes.pop()

@@ -1,4 +1,4 @@
-"""Which trace is being recorded, by whom, and into which file: `pw.trace` and PW_TRACE."""
+"""Recording of traces to files: `pw.trace` and PW_TRACE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pathways.passes.analysis.measured.trace_file import TraceFile
 from pathways.runtime.local.call_trace import RecordedCall, timeline_of_call
-from pathways.runtime.local.recorder import Recorder, Sink
+from pathways.runtime.local.recorder import Recorder, TraceSink
 
 _NANOSECOND = 1e-9
 
@@ -25,17 +25,17 @@ _NANOSECOND = 1e-9
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Records every call of a program while the context is entered.
 
-    The file is for Perfetto (ui.perfetto.dev) and for `pw-viz`, and grows with each step. Leaving the context
-    waits until all steps are done. With PW_TRACE=<path> in the environment all of a process is recorded. Of
-    programs on hosts, the controller writes what all hosts did, on one clock; a host that is lost meanwhile
-    is missing from then on, and a warning names it.
+    The file is for Perfetto (ui.perfetto.dev) and for `pw-viz`, and grows with each step. The exit of the
+    context waits for all steps. With PW_TRACE=<path> in the environment, the whole process is recorded. For
+    programs on hosts, the controller writes the steps of all hosts, on one clock; a host that is lost
+    meanwhile is missing from then on, and a warning names it.
 
     Args:
       path: the file to write; an existing one is replaced.
 
     Raises:
-      OSError: when the file cannot be written.
-      RuntimeError: when another trace is being recorded.
+      OSError: the file cannot be written.
+      RuntimeError: another trace is being recorded.
 
     Example:
       ```python
@@ -49,19 +49,19 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        end(recorder)
+        stop(recorder)
         recorder.close()
 
 
 class Traceable(Protocol):
-    """What takes part in traces: a loaded program, or the workers of a cluster."""
+    """Source of traces: a loaded program, or the workers of a cluster."""
 
     def observe(self, recorder: Recorder | None) -> None:
-        """Reports every call from now on, or none any more."""
+        """Reports all calls to a recorder from now on; stops reporting for None."""
 
 
 class FileSink:
-    """Writes the calls of a trace to a file; any thread may.
+    """Sink that writes the calls of a trace to a file; any thread may use it.
 
     Args:
       path: the file; an existing one is replaced.
@@ -70,7 +70,7 @@ class FileSink:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = TraceFile(path)
-        self._began = time.monotonic_ns()
+        self._start = time.monotonic_ns()
         self._calls = itertools.count()
         self._writing = threading.Lock()
 
@@ -78,20 +78,20 @@ class FileSink:
         return str(self._path)
 
     def begin(self) -> int:
-        """How many calls were begun before."""
+        """Returns the number of calls that started before."""
         return next(self._calls)
 
-    def take(self, calls: Iterable[RecordedCall]) -> None:
-        """Writes calls that are done."""
+    def write(self, calls: Iterable[RecordedCall]) -> None:
+        """Writes finished calls."""
         for call in calls:
             origin, timeline = timeline_of_call(
-                call.plan, call.seen, call.ran, f"measured, step {call.name}", call.hosts
+                call.plan, call.observed, call.executed, f"measured, step {call.name}", call.hosts
             )
             with self._writing:
-                self._file.append(timeline, (origin - self._began) * _NANOSECOND)
+                self._file.append(timeline, (origin - self._start) * _NANOSECOND)
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         with self._writing:
             self._file.close()
 
@@ -101,24 +101,24 @@ _traceable: weakref.WeakSet[Any] = weakref.WeakSet()
 _current: Recorder | None = None
 
 
-def register(one: Traceable) -> None:
-    """Lets a program that was loaded, or the workers of a cluster, take part in traces, from now on.
+def register(source: Traceable) -> None:
+    """Includes a loaded program, or the workers of a cluster, in traces from now on.
 
     Raises:
       OSError: PW_TRACE names no file that can be written.
     """
     _start_from_environment()
     with _state:
-        _traceable.add(one)
+        _traceable.add(source)
         if _current is not None:
-            one.observe(_current)
+            source.observe(_current)
 
 
-def start(make_sink: Callable[[], Sink]) -> Recorder:
+def start(make_sink: Callable[[], TraceSink]) -> Recorder:
     """Records every call from now on.
 
     Args:
-      make_sink: opens what takes the calls.
+      make_sink: opens the sink of the calls.
 
     Raises:
       RuntimeError: another trace is being recorded.
@@ -128,20 +128,20 @@ def start(make_sink: Callable[[], Sink]) -> Recorder:
         if _current is not None:
             raise RuntimeError(f"a trace is being recorded to {_current.sink} already")
         _current = Recorder(make_sink())
-        for one in list(_traceable):
-            one.observe(_current)
+        for source in list(_traceable):
+            source.observe(_current)
         return _current
 
 
-def end(recorder: Recorder) -> None:
-    """Records no call that begins from now on; those before are waited for by `recorder.close()`."""
+def stop(recorder: Recorder) -> None:
+    """Stops recording: calls that start later are not recorded. `recorder.close()` waits for earlier ones."""
     global _current
     with _state:
         if _current is not recorder:
             return
         _current = None
-        for one in list(_traceable):
-            one.observe(None)
+        for source in list(_traceable):
+            source.observe(None)
 
 
 @functools.cache
@@ -155,7 +155,7 @@ def _start_from_environment() -> None:
         raise OSError(error.errno, f"PW_TRACE names no file to write: {error.strerror}", path) from None
 
     def finish() -> None:
-        end(recorder)
+        stop(recorder)
         recorder.close()
 
     atexit.register(finish)

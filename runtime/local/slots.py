@@ -1,4 +1,4 @@
-"""What the slots of a plan hold on devices: arrays of some aval and sharding, or shards."""
+"""Contents of the slots of a plan on devices: arrays of an aval and a sharding, or lists of shards."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathways.runtime.xla import pjrt
 
 @dataclasses.dataclass(frozen=True)
 class SlotArrays:
-    """What the slots of a plan hold.
+    """Contents of the slots of a plan.
 
     Attributes:
-      shardings: the sharding of each slot; one object for equal ones, which makes comparing arrays cheap.
+      shardings: the sharding of each slot; equal shardings are one object, so that comparisons are cheap.
       avals: the aval of the array in each slot.
-      in_shards: the slots that hold shards instead of an array.
+      in_shards: the slots that hold a list of shards instead of an array.
     """
 
     shardings: Mapping[Slot, NamedSharding]
@@ -28,7 +28,7 @@ class SlotArrays:
 
 
 def slot_arrays(plan: Plan, meshes: Mapping[str, Mesh], result_avals: Sequence[pjrt.Aval]) -> SlotArrays:
-    """What the slots of a plan hold.
+    """Returns the contents of the slots of a plan.
 
     Args:
       plan: the plan.
@@ -39,12 +39,12 @@ def slot_arrays(plan: Plan, meshes: Mapping[str, Mesh], result_avals: Sequence[p
 
 
 def aval_of(type_: ArrayType) -> pjrt.Aval:
-    """Returns the aval that says no more than a type of the plan."""
+    """Returns the aval of a type of the plan, without a weak type or extended dtype."""
     return jax.core.ShapedArray(type_.shape, jax.numpy.dtype(type_.dtype))
 
 
-def aval_of_part(result: Result, aval: pjrt.Aval) -> pjrt.Aval:
-    """Returns the aval of what one replica has of a result."""
+def aval_of_block(result: Result, aval: pjrt.Aval) -> pjrt.Aval:
+    """Returns the aval of the block that one replica has of a result."""
     return aval if result.replicas is None else aval.update(shape=result.replicas.block(aval.shape))
 
 
@@ -63,13 +63,14 @@ def _shardings(plan: Plan, meshes: Mapping[str, Mesh]) -> dict[Slot, NamedShardi
 
 
 def _avals(plan: Plan, result_avals: Sequence[pjrt.Aval]) -> list[pjrt.Aval]:
-    """Returns the aval of each slot; a launch makes that of a result of the program at once, where it can.
+    """Returns the aval of each slot. A launch creates results of the program with their final aval if it can.
 
-    Not for extended dtypes: a later step could not take such an array. A transfer keeps its source's aval.
+    It cannot for extended dtypes: a later step would not accept such an array. A transfer keeps the aval of
+    its source.
     """
     avals = [aval_of(type_) for type_ in plan.slot_types]
     of_results = {
-        slot: aval_of_part(result, aval)
+        slot: aval_of_block(result, aval)
         for result, aval in zip(plan.results, result_avals, strict=True)
         for slot in result.slots.values()
         if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
@@ -88,20 +89,20 @@ def _avals(plan: Plan, result_avals: Sequence[pjrt.Aval]) -> list[pjrt.Aval]:
 
 
 def _in_shards(plan: Plan) -> frozenset[Slot]:
-    """Returns the slots of which nothing needs the array.
+    """Returns the slots whose array no step needs as a whole.
 
-    Local launches and transfers of pieces make and read shards, and arrays of them only for others.
+    Local launches and routed transfers read and produce shards, which need to be joined for other steps only.
     """
-    made: set[Slot] = set()
+    produced: set[Slot] = set()
     needed = {slot for result in plan.results for slot in result.slots.values()}
     for step in plan.steps:
         match step:
             case Launch() if plan.computations[step.computation].local:
-                made.update(step.results)
+                produced.update(step.results)
             case Transfer() if step.routes is not None:
-                made.update(step.results)
+                produced.update(step.results)
             case Launch() | Transfer() | Send():
                 needed.update(step.operands)
             case Receive() | Release():
                 pass
-    return frozenset(made - needed)
+    return frozenset(produced - needed)

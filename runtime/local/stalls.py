@@ -1,6 +1,6 @@
-"""Reports arrays of this process that are not computed, long after they were asked for.
+"""Reports of arrays of this process that have been pending for long.
 
-Nothing is counted while programs run: a thread looks now and then at what JAX has alive.
+Programs keep no account of their arrays: a thread polls all live arrays of JAX.
 """
 
 from __future__ import annotations
@@ -21,63 +21,64 @@ from pathways.runtime.local.codegen import SOURCE_NAME
 from pathways.runtime.local.devices import live_arrays
 from pathways.runtime.resources.threads import start_thread
 
-LOOKS = 6
-"""How often it looks within the time after which it reports."""
+POLLS_PER_REPORT = 6
+"""Number of polls within the time after which a pending array is reported."""
 
 log = logging.getLogger("pathways")
 
 
 class LocalStalls:
-    """Looks for arrays that are not computed.
+    """Detector of arrays that stay pending.
 
     Args:
-      report: seconds after which an array is reported, and again whenever they have doubled.
-      awaited: says which arrays of other processes this one waits for.
+      report: the seconds after which an array is reported, and again whenever they have doubled.
+      awaited: returns lines about the arrays of other processes that this one waits for.
     """
 
     def __init__(self, report: float, awaited: Callable[[], Iterable[str]] = tuple) -> None:
         self._report = report
         self._awaited = awaited
-        self._next = report
-        self._seen: dict[int, tuple[weakref.ref[Any], float]] = {}
+        self._next_report = report
+        # Pending arrays by id, with the time at which each was seen first.
+        self._pending: dict[int, tuple[weakref.ref[Any], float]] = {}
 
-    def look(self) -> None:
-        """Looks once, and reports."""
+    def poll(self) -> None:
+        """Checks all live arrays once, and logs a report if one is due."""
         now = time.monotonic()
-        pending = {id(array): array for array in _pending()}
-        self._seen = {
-            key: seen
-            for key, seen in self._seen.items()
-            # An array that is gone may have left its place to another one.
-            if key in pending and seen[0]() is pending[key]
+        pending = {id(array): array for array in _pending_arrays()}
+        self._pending = {
+            key: entry
+            for key, entry in self._pending.items()
+            # A new array may have the id of one that was freed.
+            if key in pending and entry[0]() is pending[key]
         }
         for key, array in pending.items():
-            self._seen.setdefault(key, (weakref.ref(array), now))
-        oldest = min((began for _, began in self._seen.values()), default=now)
+            self._pending.setdefault(key, (weakref.ref(array), now))
+        oldest = min((since for _, since in self._pending.values()), default=now)
         if now - oldest < self._report:
-            self._next = self._report
-        elif now - oldest >= self._next:
-            self._next = 2 * (now - oldest)
-            late = [pending[key] for key, (_, began) in self._seen.items() if now - began >= self._report]
-            log.warning("%s", described(late, now - oldest, self._awaited()))
+            self._next_report = self._report
+        elif now - oldest >= self._next_report:
+            self._next_report = 2 * (now - oldest)
+            late = [pending[key] for key, (_, since) in self._pending.items() if now - since >= self._report]
+            log.warning("%s", describe(late, now - oldest, self._awaited()))
 
 
-def described(arrays: Sequence[Any], seconds: float, awaited: Iterable[str] = ()) -> str:
-    """Report of arrays: their devices, what they may wait for, and where threads are in programs."""
+def describe(arrays: Sequence[Any], seconds: float, awaited: Iterable[str] = ()) -> str:
+    """Returns a report of arrays: their devices, what they may wait for, and the positions of threads."""
     lines = [f"{len(arrays)} arrays have not been computed for {seconds:.0f} seconds"]
     by_devices: dict[tuple[Any, ...], list[Any]] = {}
     for array in arrays:
         devices = sorted(array.sharding.device_set, key=lambda device: device.id)
         by_devices.setdefault(tuple(devices), []).append(array)
-    for on, there in by_devices.items():
-        shown = ", ".join(array.aval.str_short() for array in there[:3])
-        more = ", ..." if there[3:] else ""
-        lines.append(f"  on {' '.join(map(str, on))}: {len(there)}, {shown}{more}")
-    lines += [f"  {line}" for line in (*awaited, *_in_programs())]
+    for on, group in by_devices.items():
+        shown = ", ".join(array.aval.str_short() for array in group[:3])
+        more = ", ..." if group[3:] else ""
+        lines.append(f"  on {' '.join(map(str, on))}: {len(group)}, {shown}{more}")
+    lines += [f"  {line}" for line in (*awaited, *_thread_positions())]
     return "\n".join(lines)
 
 
-def _pending() -> list[Any]:
+def _pending_arrays() -> list[Any]:
     return [array for array in live_arrays() if not array.is_deleted() and not _is_ready(array)]
 
 
@@ -85,12 +86,12 @@ def _is_ready(array: Any) -> bool:
     try:
         return bool(array.is_ready())
     except RuntimeError:
-        # Donated in between.
+        # It was donated in between.
         return True
 
 
-def _in_programs() -> Iterator[str]:
-    """Which line of a program's function each thread is in, if it is in one."""
+def _thread_positions() -> Iterator[str]:
+    """Yields the current line of each thread that runs the function of a program."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         for inner, line in traceback.walk_stack(frame):
@@ -101,8 +102,8 @@ def _in_programs() -> Iterator[str]:
                 break
 
 
-class _Watch:
-    """The thread that looks, of which there is one.
+class ArrayStallMonitor:
+    """Monitor of a process: a thread that polls for arrays that stay pending.
 
     Attributes:
       awaited: see `LocalStalls`.
@@ -110,43 +111,45 @@ class _Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
+        # Held during each poll.
+        self._polling = threading.Lock()
         self.awaited: Callable[[], Iterable[str]] = tuple
         self._report: float | None = 60.0
         self._changed = threading.Event()
         self._is_started = False
 
-    def set(self, report: float | None) -> None:
-        """Says after how many seconds to report; None for never."""
+    def configure(self, report: float | None) -> None:
+        """Sets the seconds after which arrays are reported; None for never."""
         self._report = report
         self._changed.set()
 
     def start(self) -> None:
-        """Starts to look, unless another thread does."""
+        """Starts the thread, unless it runs already."""
         with self._lock:
             if not self._is_started:
                 self._is_started = True
-                start_thread(self._look, "stalls")
+                start_thread(self._run, "stalls")
                 atexit.register(self._finish, os.getpid())
 
     def _finish(self, process: int) -> None:
-        """Waits for a look: before Python 3.14 a thread that is in jaxlib at the end aborts the process."""
-        # A forked one has no such thread, and nobody who would end its look.
+        """Waits for a poll: before Python 3.14, a thread that is in jaxlib at exit aborts the process."""
+        # In a forked process, which has no such thread, the lock of a poll would never be released.
         if os.getpid() == process:
-            self._looking.acquire()
+            self._polling.acquire()
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while True:
+            # Cleared before the setting is read, so that no change is missed.
             self._changed.clear()
             report = self._report
             if report is None:
                 self._changed.wait()
                 continue
             stalls = LocalStalls(report, self.awaited)
-            while not self._changed.wait(report / LOOKS):
-                with self._looking:
-                    stalls.look()
+            while not self._changed.wait(report / POLLS_PER_REPORT):
+                with self._polling:
+                    stalls.poll()
 
 
-watch = _Watch()
-"""That of this process."""
+monitor = ArrayStallMonitor()
+"""The monitor of this process."""

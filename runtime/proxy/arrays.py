@@ -1,4 +1,4 @@
-"""Arrays of a client: values on devices, or the error that took the place of one."""
+"""Arrays of clients: values on devices, or errors in their places."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProxyArray:
     Attributes:
       spec: its type and placement; None for an array that failed before these were known.
       value: the array, or the status that is raised when a client reads it.
-      memory: what the account has of the buffer of each shard; empty without a limit.
+      memory: the allocation of the buffer of each shard in the memory account; empty without a limit.
     """
 
     spec: ArraySpec | None
@@ -38,14 +38,14 @@ class ProxyArray:
 
     @property
     def error(self) -> StatusError | None:
-        """The error in the place of the array, as far as it is known."""
+        """The error in the place of the array; None if there is none, or none yet."""
         return self.value if isinstance(self.value, StatusError) else None
 
     def read(self) -> tuple[ArraySpec, jax.Array]:
-        """Returns spec and value.
+        """Returns the spec and the value.
 
         Raises:
-          StatusError: there is no value.
+          StatusError: the array has no value.
         """
         if isinstance(self.value, StatusError):
             raise status_of(self.value)
@@ -60,12 +60,12 @@ class ProxyArray:
 
     @property
     def shard_memory(self) -> list[tuple[Allocation, ...]]:
-        """The account's record of each of `shards`."""
+        """The allocation of each of `shards`."""
         spec, _ = self.read()
         return [(allocation,) for allocation in self.memory] or [()] * len(spec.placement.devices)
 
     def with_memory(self, memory: tuple[Allocation, ...]) -> ProxyArray:
-        """Returns the array with what the account has of it."""
+        """Returns the array with its allocations."""
         return dataclasses.replace(self, memory=memory)
 
     def free(self) -> None:
@@ -77,13 +77,13 @@ class ProxyArray:
         """Waits until the value is computed.
 
         Raises:
-          StatusError, JaxRuntimeError: it is not, and why.
+          StatusError, JaxRuntimeError: the array has no value.
         """
         self.read()[1].block_until_ready()
 
     @property
     def is_ready(self) -> bool:
-        """Returns whether `wait` would not wait. A deleted array is ready: reading it raises."""
+        """Whether `wait` would not wait. A deleted array is ready: reading it raises."""
         if isinstance(self.value, StatusError):
             return True
         return self.value.is_deleted() or ifrt.is_ready(self.value)
@@ -93,32 +93,32 @@ class PendingArray(ProxyArray):
     """Array that another thread creates; reading it waits."""
 
     def __init__(self, spec: ArraySpec) -> None:
-        self._made: concurrent.futures.Future[jax.Array | StatusError]
-        # As of a frozen dataclass.
+        self._future: concurrent.futures.Future[jax.Array | StatusError]
+        # The base is a frozen dataclass.
         object.__setattr__(self, "spec", spec)
-        object.__setattr__(self, "_made", concurrent.futures.Future())
+        object.__setattr__(self, "_future", concurrent.futures.Future())
 
     @property
     def value(self) -> jax.Array | StatusError:
         """The array, or its error."""
-        return self._made.result()
+        return self._future.result()
 
     @property
     def is_ready(self) -> bool:
-        return self._made.done() and super().is_ready
+        return self._future.done() and super().is_ready
 
     @property
     def error(self) -> StatusError | None:
-        return super().error if self._made.done() else None
+        return super().error if self._future.done() else None
 
     def with_memory(self, memory: tuple[Allocation, ...]) -> ProxyArray:
         object.__setattr__(self, "memory", memory)
         return self
 
     def resolve(self, value: jax.Array | StatusError) -> None:
-        """Ends the wait; no-op for an array that has a value or an error."""
+        """Sets the value or the error; no-op for an array that has one."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
-            self._made.set_result(value)
+            self._future.set_result(value)
 
 
 def view_host_buffer(data: Buffer, spec: ArraySpec, byte_strides: Sequence[int] | None) -> np.ndarray:
@@ -139,10 +139,10 @@ def view_host_buffer(data: Buffer, spec: ArraySpec, byte_strides: Sequence[int] 
 
 
 def host_size(shape: Sequence[int], dtype: np.dtype[Any], byte_strides: Sequence[int] | None) -> int:
-    """Returns how many bytes of the host an array spans.
+    """Returns the number of bytes that an array spans in host memory.
 
     Raises:
-      StatusError: the strides are none that the protocol allows.
+      StatusError: the protocol does not allow the strides.
     """
     if byte_strides is None or not shape:
         return math.prod(shape) * dtype.itemsize
@@ -161,7 +161,7 @@ def host_size(shape: Sequence[int], dtype: np.dtype[Any], byte_strides: Sequence
 
 
 def make(spec: ArraySpec, shards: Sequence[np.ndarray]) -> ProxyArray:
-    """Creates an array of values in the memory of the host, one for each device."""
+    """Creates an array of shards in host memory, one for each device."""
     placement = spec.placement
     if len(shards) != len(placement.devices):
         raise StatusError(
@@ -175,7 +175,7 @@ def make(spec: ArraySpec, shards: Sequence[np.ndarray]) -> ProxyArray:
 
 
 def _put(value: jax.Array, spec: ArraySpec) -> jax.Array:
-    # To JAX, a copy in another layout is a computation.
+    # JAX implements a copy to another layout as a computation.
     with launch_order(spec.placement.devices):
         return put_in_layout(value, spec.placement.sharding, spec.layout)
 
@@ -183,12 +183,12 @@ def _put(value: jax.Array, spec: ArraySpec) -> jax.Array:
 def _in_layout(
     spec: ArraySpec, value: jax.Array, layout: Layout | None, memory: tuple[Allocation, ...]
 ) -> ProxyArray:
-    """Returns an array of buffers of others, or a copy of it if they have another layout."""
+    """Returns an array of existing buffers, or a copy if they have another layout."""
     return ProxyArray(spec, value, memory) if spec.layout == layout else ProxyArray(spec, _put(value, spec))
 
 
 def assemble(spec: ArraySpec, arrays: Sequence[ProxyArray]) -> ProxyArray:
-    """Creates one array of single shards, or of arrays with some of the shards each."""
+    """Joins single shards, or arrays with some of the shards each, to one array."""
     shards = [shard for array in arrays for shard in array.shards]
     if len(shards) != len(spec.placement.devices):
         raise StatusError(
@@ -200,10 +200,14 @@ def assemble(spec: ArraySpec, arrays: Sequence[ProxyArray]) -> ProxyArray:
 
 
 def _common_layout(arrays: Iterable[ProxyArray]) -> Layout | None:
-    """Returns the layout of arrays whose shards are to be one array; clients expect that of the first."""
+    """Returns the layout of arrays whose shards are joined. Clients expect that of the first array.
+
+    Raises:
+      StatusError: the arrays have different layouts.
+    """
     layouts = {array.read()[0].layout for array in arrays}
     if len(layouts) != 1:
-        raise StatusError(StatusCode.UNIMPLEMENTED, "shards of several layouts cannot be one array")
+        raise StatusError(StatusCode.UNIMPLEMENTED, "shards of different layouts cannot be one array")
     return layouts.pop()
 
 
@@ -226,8 +230,8 @@ def copy(
 
     Args:
       arrays: the arrays.
-      devices: as many devices as each array has; empty for its own.
-      memory_kind: a kind of memory; None for the one that it is in, the empty string for the default.
+      devices: as many devices as each array has; empty for its own devices.
+      memory_kind: a kind of memory; None for that of the array, the empty string for the default.
     """
     specs, values = [], []
     for array in arrays:
@@ -243,7 +247,7 @@ def copy(
         placement = (
             on_device(to[0], memory) if len(to) == 1 else ArrayPlacement(to, memory, old.hlo, old.shard_shape)
         )
-        # A copy has the layout of what it is a copy of.
+        # A copy has the layout of its source.
         specs.append(ArraySpec(spec.dtype, spec.shape, placement, spec.layout))
         values.append(value)
     copied = pjrt.copy_arrays(
@@ -256,7 +260,7 @@ def copy(
 
 
 def fully_replicated_shard(array: ProxyArray) -> ProxyArray:
-    """Returns the copy on the first device of an array of which each device has one."""
+    """Returns the shard on the first device of a fully replicated array."""
     first = disassemble(array)[0]
     spec, _ = array.read()
     if first.read()[0].shape != spec.shape:
@@ -268,7 +272,7 @@ def fully_replicated_shard(array: ProxyArray) -> ProxyArray:
 
 
 def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -> list[ProxyArray]:
-    """Creates arrays of shards of others by a `RemapPlanProto`: by intervals of shards, or by devices."""
+    """Creates arrays from shards of others by a `RemapPlanProto`: by intervals of shards, or by devices."""
     sources = [list(zip(array.shards, array.shard_memory, strict=True)) for array in arrays]
     results: list[list[tuple[jax.Array, tuple[Allocation, ...]] | None]] = [
         [None] * len(spec.placement.devices) for spec in specs
@@ -284,7 +288,7 @@ def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -
         raise StatusError(
             StatusCode.INVALID_ARGUMENT, "a remap plan names shards that do not exist"
         ) from None
-    made = []
+    remapped = []
     for spec, shards, of_result in zip(specs, results, used, strict=True):
         complete = [shard for shard in shards if shard is not None]
         if len(complete) != len(spec.placement.devices):
@@ -295,14 +299,14 @@ def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -
             # Clients expect the layout of the sources then, and that of the specification otherwise.
             spec = dataclasses.replace(spec, layout=layout)
         value = spec.make([shard for shard, _ in complete])
-        made.append(_in_layout(spec, value, layout, memory))
-    return made
+        remapped.append(_in_layout(spec, value, layout, memory))
+    return remapped
 
 
 def _moves(
     specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yields array and shard of a result, and array and shard of where it comes from."""
+    """Yields the array and shard of each target, and the array and shard of its source."""
     for mapping in plan.mappings:
         sides = [
             zip(*(getattr(mapping, f"{side}_{part}") for part in ("start", "end", "step")), strict=True)
@@ -320,10 +324,10 @@ def _moves(
 
 
 def bitcast(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
-    """Gives an array another shape and sharding that its shards already have.
+    """Returns an array of the same buffers with another shape and sharding.
 
     Raises:
-      StatusError: its elements would be of another type, or its shards of another shape.
+      StatusError: the type of elements, or the shape of shards, would change.
     """
     old, _ = array.read()
     same = old.dtype == spec.dtype and len(old.placement.devices) == len(spec.placement.devices)
@@ -346,11 +350,11 @@ def reshard(spec: ArraySpec, array: ProxyArray) -> ProxyArray:
             f"cannot reshard {old.dtype.name}{list(old.shape)} into {spec.dtype.name}{list(spec.shape)}",
         )
     before, after = old.placement.devices, spec.placement.devices
-    # JAX has no copy to the same devices in another order, unless shardings name axes.
+    # For shardings without axis names, JAX cannot copy to the same devices in another order: copy in NumPy.
     source = np.asarray(value) if before != after and set(before) == set(after) else value
-    # Without x64 JAX would narrow values of 64 bits.
+    # Without x64, JAX would narrow values of 64 bits.
     with jax.enable_x64(True):
-        # Never the same buffers: a client may delete or donate one of the two.
+        # No alias: a client may delete or donate one of the two arrays.
         moved = pjrt.device_put(source, spec.placement.sharding, may_alias=False)
     return ProxyArray(spec, moved if spec.layout is old.layout is None else _put(moved, spec))
 
@@ -372,14 +376,14 @@ def fetch(array: ProxyArray) -> np.ndarray:
 
 
 _MIN_VIEWED_BYTES = 1 << 20
-"""A smaller value is copied: its buffer is soon free to be donated."""
+"""Smaller values are copied, so that the buffers of their arrays can be donated soon."""
 
 
 def to_host_buffer(value: np.ndarray, byte_strides: Sequence[int] | None) -> Buffer:
     """Returns a value as a host buffer of the size that the strides need: copied, or viewed if large."""
     if byte_strides is None or not value.shape:
         if value.nbytes >= _MIN_VIEWED_BYTES and value.flags.c_contiguous:
-            # Through bytes: NumPy gives no views of types that are not its own.
+            # Viewed as bytes: NumPy exports no buffers of types that are not its own.
             return memoryview(value.reshape(-1).view(np.uint8))
         return value.tobytes()
     data = bytearray(host_size(value.shape, value.dtype, byte_strides))

@@ -1,4 +1,4 @@
-"""Compiled programs of clients: what those of XLA and those on several meshes have in common."""
+"""Base class of compiled programs of clients, on one mesh or on multiple meshes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pathways.runtime.resources.memory_account import Allocation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledProgram(abc.ABC):
-    """A compiled program on its devices.
+    """Compiled program on its devices.
 
     Attributes:
-      executable: the program as it is executed.
-      devices: its devices; of a program on one mesh in the order of shards.
-      results: what each result is and where.
+      executable: the executable.
+      devices: its devices; for a program on one mesh, in the order of shards.
+      results: the type and placement of each result.
       donated: the arguments whose buffers an execution consumes.
-      memory: what the account has of its code; empty without a limit.
+      memory: the allocation of its code in the memory account; empty without a limit.
     """
 
     executable: Any
@@ -36,15 +36,15 @@ class CompiledProgram(abc.ABC):
     @property
     @abc.abstractmethod
     def needed_bytes(self) -> int:
-        """Bytes that an execution needs besides its arguments, on all devices, if it consumes none."""
+        """The bytes that an execution without donation needs in addition to its arguments, on all devices."""
 
     @abc.abstractmethod
     def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
-        """Starts an execution; what fails is in the results, of each of which there is one in any case.
+        """Starts an execution, and returns its results. If it fails, each result holds the error.
 
         Args:
           arguments: the arguments.
-          kept: the arguments that must not be consumed although the program could.
+          kept: the arguments that must not be consumed although they are donated.
         """
 
     @abc.abstractmethod

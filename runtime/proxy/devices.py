@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
-from pathways.runtime.proxy.kept_programs import KeptPrograms
+from pathways.runtime.proxy.program_cache import ProgramCache
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.wire.descriptors import Messages
@@ -26,10 +26,10 @@ from pathways.runtime.xla import ifrt, pjrt
 from pathways.runtime.xla.layouts import make_layout, parse_layout
 
 CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]
-"""Compiles MLIR bytecode in IFRT IR for the devices that it numbers from 0."""
+"""Function that compiles MLIR bytecode in IFRT IR for devices, which the program numbers from 0."""
 
 RUNTIME_TYPE = "pathways"
-"""Orbax has handlers for this name only."""
+"""Name of the runtime for clients; Orbax has handlers for this name only."""
 
 STRING = np.dtype(np.dtypes.StringDType())
 
@@ -65,7 +65,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     },
     "STRING": STRING,
 }
-"""Types of elements by the names that the protocol has for them."""
+"""Types of elements by their names in the protocol."""
 
 FOLDERS_ADVICE = "see pw-proxy --files"
 """End of the error of a path that the server may not use."""
@@ -75,13 +75,13 @@ _KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayPlacement:
-    """Devices of an array, and how it is cut into a shard for each of them.
+    """Placement of an array: devices, and the division into a shard for each of them.
 
     Attributes:
       devices: the devices, in the order of the shards.
       memory_kind: a kind of memory of these devices; None for their default.
-      hlo: the sharding; None where a client only names the shapes of shards.
-      shard_shape: the shape of each shard where it does.
+      hlo: the sharding; None for a client that gives the shapes of shards alone.
+      shard_shape: the shape of each shard, from such a client.
     """
 
     devices: tuple[jax.Device, ...]
@@ -91,11 +91,11 @@ class ArrayPlacement:
 
     @functools.cached_property
     def sharding(self) -> jax.sharding.Sharding:
-        """The sharding for JAX; a placeholder, replicated, where only the shapes of shards are known."""
+        """The sharding for JAX; a replicated placeholder if only the shapes of shards are known."""
         return ifrt.sharding_on(self.devices, self.hlo or ifrt.replicated(), self.memory_kind)
 
     def shard_shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Returns the shape of each shard of an array; None where a client does not say.
+        """Returns the shape of each shard of an array; None if the client has not given it.
 
         Raises:
           ValueError: the sharding does not divide the shape.
@@ -104,7 +104,7 @@ class ArrayPlacement:
         if self.hlo is not None:
             try:
                 return self.sharding.shard_shape(shape)
-            except AssertionError:  # JAX itself never makes such a sharding.
+            except AssertionError:  # JAX itself never creates such a sharding.
                 raise StatusError(
                     StatusCode.INVALID_ARGUMENT,
                     f"the sharding {self.hlo} is not one of {len(shape)} dimensions"[:1000],
@@ -113,7 +113,7 @@ class ArrayPlacement:
 
     @property
     def is_replicated(self) -> bool:
-        """Returns whether each shard is the whole array."""
+        """Whether each shard is the whole array."""
         return len(self.devices) == 1 or (self.hlo is not None and ifrt.is_replicated(self.hlo))
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class ArrayPlacement:
     def maker(
         self, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Callable[[Sequence[jax.Array]], jax.Array]:
-        """Returns a function that creates an array of its shards."""
+        """Returns a function that joins shards to an array."""
         key = shape, dtype
         if key not in self._makers:
             self._makers[key] = ifrt.array_maker(self.shard_shape or shape, dtype, self.sharding)
@@ -132,7 +132,7 @@ class ArrayPlacement:
 
 @functools.lru_cache(maxsize=1024)
 def on_device(device: jax.Device, memory_kind: str | None) -> ArrayPlacement:
-    """Returns the placement on one device: always the same one, which has made its sharding before."""
+    """Returns the placement on one device. It is one object, so that its sharding is created once."""
     return ArrayPlacement((device,), memory_kind, None)
 
 
@@ -154,7 +154,7 @@ class ArraySpec:
 
     @functools.cached_property
     def shard_bytes(self) -> int:
-        """Bytes of each shard; the mean where the shapes of shards are not known."""
+        """The bytes of each shard; the mean if the shapes of shards are unknown."""
         placement = self.placement
         if placement.shard_shape is not None:
             return math.prod(placement.shard_shape) * self.dtype.itemsize
@@ -167,10 +167,10 @@ class ArraySpec:
             return -(-whole // len(placement.devices))
 
     def make(self, shards: Sequence[jax.Array]) -> jax.Array:
-        """Creates an array of its shards, without a copy.
+        """Joins shards to an array, without a copy.
 
         Raises:
-          StatusError: they have another type or shape, which nothing else would notice.
+          StatusError: they have another type or shape, which JAX does not check.
         """
         shape = self.placement.shard_shape_of(self.shape)
         for shard in shards:
@@ -184,15 +184,16 @@ class ArraySpec:
 
 
 class ServedDevices:
-    """The devices of the server, and the messages of the protocol that describe them.
+    """Devices of the server, with the messages of the protocol that describe them.
 
     Args:
-      devices: what clients may use.
+      devices: the devices that clients may use.
       messages: the classes of messages.
-      slices: how many equal slices the devices form; devices say which, unless it is one.
-      compile_ifrt: compiles programs in IFRT IR; None where these are refused.
-      max_memory: bytes that arrays and programs of all clients may have; None for no limit.
-      folders: where clients may have the server read and write files.
+      slices: the number of equal slices that the devices form; if it is more than one, the attributes of
+        devices have the index of their slice.
+      compile_ifrt: compiles programs in IFRT IR; None rejects them.
+      max_memory: the maximum of bytes of the arrays and programs of all clients; None for no limit.
+      folders: the folders in which clients may have the server read and write files.
     """
 
     def __init__(
@@ -213,8 +214,8 @@ class ServedDevices:
         self.compile_ifrt = compile_ifrt
         self.memory = MemoryAccount(max_memory)
         self.reader = ProgramReader()
-        # With a limit, programs that no client has any more must not take memory from clients.
-        self.kept_programs = KeptPrograms[Any]() if max_memory is None else KeptPrograms[Any](0)
+        # With a limit, cached programs that no client has must not use memory of clients.
+        self.program_cache = ProgramCache[Any]() if max_memory is None else ProgramCache[Any](0)
         self.folders = folders or PermittedFolders(advice=FOLDERS_ADVICE)
         self._by_id = {device.id: device for device in devices}
         self._slices = {
@@ -226,22 +227,22 @@ class ServedDevices:
 
     @property
     def client(self) -> Any:
-        """XLA's client, whose devices these are."""
+        """XLA's client of the devices."""
         return self.devices[0].client
 
     def slice_of(self, device: jax.Device) -> int:
-        """Returns the index of the slice that a device is in."""
+        """Returns the index of the slice of a device."""
         return self._slices[device]
 
     def slices_of(self, devices: Iterable[jax.Device]) -> frozenset[int]:
-        """Returns the indices of the slices that devices are in."""
+        """Returns the indices of the slices of devices."""
         return frozenset(self._slices[device] for device in devices)
 
     def device(self, number: int) -> jax.Device:
         """Returns a device by its id.
 
         Raises:
-          StatusError: there is none.
+          StatusError: no device has this id.
         """
         if number not in self._by_id:
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"no device has the id {number}")
@@ -251,7 +252,7 @@ class ServedDevices:
         """Returns the devices of a sharding by their ids.
 
         Raises:
-          StatusError: there are none, one does not exist, or one is named twice.
+          StatusError: the list is empty, a device does not exist, or is listed twice.
         """
         devices = tuple(self.device(number) for number in numbers)
         if not devices:
@@ -306,7 +307,7 @@ class ServedDevices:
         """Returns the type of elements that a `DTypeProto` names.
 
         Raises:
-          StatusError: the server has no such type.
+          StatusError: the server does not support it.
         """
         value = self._kinds.values_by_number.get(proto.kind)
         name = "unknown" if value is None else value.name.removeprefix("KIND_")
@@ -321,10 +322,10 @@ class ServedDevices:
         proto.kind = self._kinds.values_by_name[f"KIND_{_KINDS[dtype]}"].number
 
     def memory_kind(self, name: str | None) -> str | None:
-        """Returns a kind of memory, None for the default.
+        """Returns the checked name of a kind of memory, None for the default.
 
         Raises:
-          StatusError: no device has one of that kind.
+          StatusError: no device has a memory of that kind.
         """
         if name is not None and name not in self._memory_kinds:
             raise StatusError(
@@ -342,7 +343,7 @@ class ServedDevices:
         """Returns the layout of an array of `rank` dimensions that a `LayoutProto` of IFRT describes.
 
         Raises:
-          ValueError, StatusError: it is none, or of a kind that the server does not have.
+          ValueError, StatusError: it is invalid, or of a kind that the server does not support.
         """
         kind = proto.serialized_layout.type_name.rpartition("::")[2]
         data = proto.serialized_layout.data
@@ -364,29 +365,29 @@ class ServedDevices:
     def hlo_placement(
         self, device_ids: Iterable[int], sharding: bytes, memory_kind: str | None
     ) -> ArrayPlacement:
-        """Returns the placement on some devices by a serialised `xla.OpSharding`; no bytes mean replicated.
+        """Returns the placement on devices by a serialised `xla.OpSharding`; no bytes mean replicated.
 
         Raises:
-          StatusError: devices or memory do not exist, or the sharding is none of so many devices.
+          StatusError: devices or memory do not exist, or the sharding is not one of that number of devices.
         """
         devices = self.devices_of(device_ids)
         check_op_sharding(self.messages.parse("xla.OpSharding", sharding), len(devices))
         return ArrayPlacement(devices, self.memory_kind(memory_kind), ifrt.hlo_sharding(sharding))
 
     def placement(self, proto: Any) -> ArrayPlacement:
-        """Returns the placement that a `ShardingProto` describes; the same object for equal ones.
+        """Returns the placement that a `ShardingProto` describes; equal ones give the same object.
 
         Raises:
           StatusError: it names devices or a memory that do not exist, or is of an unknown kind.
         """
         key = proto.SerializeToString()
-        found = self._placements.get(key)
-        if found is None:
-            found = self._parse_placement(proto.serialized_sharding)
+        placement = self._placements.get(key)
+        if placement is None:
+            placement = self._parse_placement(proto.serialized_sharding)
             if len(self._placements) >= _MAX_PLACEMENTS:
                 self._placements.clear()
-            self._placements[key] = found
-        return found
+            self._placements[key] = placement
+        return placement
 
     def _parse_placement(self, serialized: Any) -> ArrayPlacement:
         kind = serialized.type_name.rpartition("::")[2]
@@ -449,7 +450,7 @@ def _common_shape(proto: Any) -> tuple[int, ...]:
     """Returns the shape that all shards of a `ConcreteShardingProto` have.
 
     Raises:
-      StatusError: their shapes differ, or are not known.
+      StatusError: their shapes differ, or are missing.
     """
     shapes = {shape_of(shape) for shape in proto.shard_shapes}
     if len(shapes) != 1 or len(proto.shard_shapes) != len(proto.devices.device_ids):
@@ -464,13 +465,13 @@ def shape_of(proto: Any) -> tuple[int, ...]:
     """Returns the dimensions that a `ShapeProto` has.
 
     Raises:
-      StatusError: they are none.
+      StatusError: they are invalid.
     """
     return checked_shape(proto.dims)
 
 
 def checked_shape(dims: Iterable[int]) -> tuple[int, ...]:
-    """Returns the dimensions of an array.
+    """Checks the dimensions of an array, and returns them.
 
     Raises:
       StatusError: they are too many or too large, or one is negative.

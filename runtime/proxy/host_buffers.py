@@ -1,4 +1,4 @@
-"""Bytes of arrays between client and session, which travel in calls of their own, beside the requests."""
+"""Host buffers: bytes of arrays between client and session, which separate calls carry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MAX_BUFFERS = 1 << 16
-"""Limit of buffers of a session; a client has a few at a time."""
+"""Maximum of buffers of a session; a client has a few at a time."""
 
 _MIN_MAPPED_BYTES = 64 << 10
 _MIN_HUGE_BYTES = 4 << 20
@@ -24,12 +24,12 @@ _DATA_TAG = b"\x0a"
 
 
 def max_bytes() -> int:
-    """Returns how many bytes the host buffers of a session may have: half of the machine's memory."""
+    """Returns the maximum of bytes of the host buffers of a session: half of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def data_header(size: int) -> bytes:
-    """Returns what precedes `size` bytes in a serialised `GrpcHostBufferLookupResponse`."""
+    """Returns the bytes in front of `size` bytes of data in a serialised `GrpcHostBufferLookupResponse`."""
     header = bytearray(_DATA_TAG)
     while size > 0x7F:
         header.append(size & 0x7F | 0x80)
@@ -39,7 +39,10 @@ def data_header(size: int) -> bytes:
 
 
 def data_of(message: Buffer) -> memoryview | None:
-    """Returns the bytes in a serialised `GrpcHostBufferStoreRequest`, or None if it has not only these."""
+    """Returns the data of a serialised `GrpcHostBufferStoreRequest`; None if it has other fields, too.
+
+    This avoids the copies of protobuf's parser.
+    """
     view = memoryview(message)
     size = shift = 0
     for position in range(1, min(len(view), 6)):
@@ -52,16 +55,16 @@ def data_of(message: Buffer) -> memoryview | None:
 
 
 class IncomingBuffer:
-    """A host buffer that a client is sending.
+    """Host buffer that a client is sending.
 
-    The memory of a large one is a mapping of the announced size, whose pages are only allocated as bytes
-    arrive. XLA uses such memory, which is aligned, as that of an array, without a copy.
+    The memory of a large buffer is a mapping of the announced size, whose pages are allocated only as bytes
+    arrive. Such memory is aligned, so that XLA can use it for an array without a copy.
 
     Args:
-      size: what the client has announced.
+      size: the size that the client has announced.
 
     Raises:
-      StatusError: the size is none, or too large for this process.
+      StatusError: the size is negative, or too large for this process.
     """
 
     def __init__(self, size: int) -> None:
@@ -86,7 +89,7 @@ class IncomingBuffer:
         """Adds the next bytes.
 
         Raises:
-          StatusError: they are more than the size.
+          StatusError: they exceed the size.
         """
         end = self._received + len(data)
         if end > self.size:
@@ -95,7 +98,7 @@ class IncomingBuffer:
         self._received = end
 
     def read(self, file: int) -> None:
-        """Adds all that a file has, as far as it fits."""
+        """Adds the contents of a file, as far as they fit."""
         if not isinstance(self._data, mmap.mmap):
             self.add(os.read(file, self.size))
             return
@@ -107,7 +110,7 @@ class IncomingBuffer:
         """Returns the whole buffer.
 
         Raises:
-          StatusError: some of it has not arrived.
+          StatusError: some bytes have not arrived.
         """
         if self._received != self.size:
             raise StatusError(
@@ -118,14 +121,14 @@ class IncomingBuffer:
 
 
 def take_file(folder: int, name: str, size: int) -> Buffer:
-    """Returns the bytes of a file and removes it.
+    """Returns the bytes of a file and removes the file.
 
-    They are read, not mapped: a client that made the file shorter would end the process.
+    The bytes are read, not mapped: a client that truncates a mapped file would crash the process.
 
     Args:
       folder: the file descriptor of its folder.
       name: its name there.
-      size: how many bytes it has.
+      size: its size in bytes.
 
     Raises:
       StatusError: it has another size, or is no plain file.
@@ -133,8 +136,8 @@ def take_file(folder: int, name: str, size: int) -> Buffer:
     """
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
-        facts = os.fstat(file)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size != size:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"{name!r} is no file of {size} bytes")
         os.unlink(name, dir_fd=folder)
         buffer = IncomingBuffer(size)
@@ -145,11 +148,11 @@ def take_file(folder: int, name: str, size: int) -> Buffer:
 
 
 class HostBuffers:
-    """Host buffers of a session by handle. Each is stored once and taken or deleted once.
+    """Host buffers of a session by handle. Each is stored once, and removed once.
 
     Args:
-      max_bytes: how much they may have in all, with what is still arriving.
-      watching: creates the context of a wait for a handle, which reports a long one.
+      max_bytes: the maximum of their bytes, including those that are still arriving.
+      watching: returns the context of a wait for a handle, which reports long waits.
     """
 
     def __init__(
@@ -168,10 +171,10 @@ class HostBuffers:
         return len(self._buffers)
 
     def reserve(self, size: int) -> None:
-        """Adds bytes that will be stored; `release` has to be called if they are not.
+        """Reserves bytes that will be stored; `release` must be called if they are not.
 
         Raises:
-          StatusError: they are too many.
+          StatusError: the maximum would be exceeded.
         """
         with self._changed:
             if self._max_bytes is not None and self._bytes + size > self._max_bytes:
@@ -183,7 +186,7 @@ class HostBuffers:
             self._bytes += size
 
     def release(self, size: int) -> None:
-        """Subtracts bytes that `reserve` has added and that will not be stored."""
+        """Releases bytes that were reserved and will not be stored."""
         with self._changed:
             self._bytes -= size
 
@@ -191,12 +194,12 @@ class HostBuffers:
         """Stores a buffer under a handle.
 
         Raises:
-          StatusError: there is one, there are too many, or the session has ended.
+          StatusError: the handle is in use, there are too many buffers, or the session has ended.
         """
         self._put(handle, data, 0 if is_reserved else len(data))
 
     def fail(self, handle: int, error: StatusError) -> None:
-        """Stores the reason why a buffer does not come, which `take` raises."""
+        """Stores the error of a buffer that will not arrive, which `take` raises."""
         with contextlib.suppress(StatusError):
             self._put(handle, error, 0)
 
@@ -217,10 +220,10 @@ class HostBuffers:
     def take(self, handle: int) -> Buffer:
         """Removes a buffer and returns it; waits until the client has stored it.
 
-        A client sends the buffer in a call of its own, before or after the request that needs it.
+        A client sends the buffer in a separate call, before or after the request that needs it.
 
         Raises:
-          StatusError: it will not come, or the session has ended.
+          StatusError: the buffer will not arrive, or the session has ended.
         """
         with self._changed:
             if handle not in self._buffers and not self._is_closed:
@@ -234,7 +237,7 @@ class HostBuffers:
         """Returns a buffer without removing it.
 
         Raises:
-          StatusError: there is none.
+          StatusError: no buffer has this handle.
         """
         with self._changed:
             data = self._buffers.get(handle)
@@ -246,7 +249,7 @@ class HostBuffers:
         """Frees a buffer.
 
         Raises:
-          StatusError: there is none.
+          StatusError: no buffer has this handle.
         """
         with self._changed:
             if handle not in self._buffers:
@@ -254,7 +257,7 @@ class HostBuffers:
             self._pop(handle)
 
     def close(self) -> None:
-        """Frees all buffers, and ends the waits for others."""
+        """Frees all buffers, and wakes all waiting threads, with an error."""
         with self._changed:
             self._is_closed = True
             self._buffers.clear()

@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 from pathways.dialect.errors import PathwaysError
-from pathways.runtime.local.facts import stats_of
 from pathways.runtime.local.load import Executable, Port
-from pathways.runtime.local.memory import MemoryAnalysis, analyze
+from pathways.runtime.local.memory import MemoryAnalysis, analyze, stats_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.compiled_program import CompiledProgram
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
@@ -24,13 +23,13 @@ from pathways.runtime.xla import ifrt, pjrt
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MpmdProgram(CompiledProgram):
-    """A program on slices of devices, each over a mesh of its own.
+    """Program on slices of devices, each with its own mesh.
 
     Attributes:
-      parameters: what each argument has to be.
+      parameters: the required type and placement of each argument.
     """
 
-    executable: Executable  # as our own programs are executed
+    executable: Executable
     parameters: tuple[ArraySpec, ...]
 
     @property
@@ -72,7 +71,7 @@ class MpmdProgram(CompiledProgram):
             return self.fail(_status_of(error))
         return [
             ProxyArray(spec, value)
-            for spec, value in zip(self.results, self._apart(values, operands, donated), strict=True)
+            for spec, value in zip(self.results, self._unshared(values, operands, donated), strict=True)
         ]
 
     def describe(self, response: Any) -> None:
@@ -91,13 +90,13 @@ class MpmdProgram(CompiledProgram):
             response.output_memory_kinds.status,
         ):
             field.code = StatusCode.UNIMPLEMENTED
-            field.message = "the program is of several XLA programs"
+            field.message = "the program consists of multiple XLA programs"
         self.describe_memory(response)
         response.donated_input_indices.SetInParent()
         response.donated_input_indices.donated_input_indices.extend(self.donated)
 
     def describe_memory(self, response: Any) -> None:
-        """Adds the memory of each slice to a `LoadedExecutableMpmdMetadataResponse`, or the other one."""
+        """Adds the memory of each slice to a response to either metadata request."""
         response.mpmd_compiled_memory_stats.SetInParent()
         stats = response.mpmd_compiled_memory_stats.compiled_memory_stats
         for name, slice in self.slice_memory.items():
@@ -137,24 +136,24 @@ class MpmdProgram(CompiledProgram):
         return operands
 
     def _check(self, number: int, spec: ArraySpec) -> None:
-        """Checks that an argument is what the program was compiled for; the executable does not.
+        """Checks that an argument has the type and placement of its parameter; the executable does not.
 
         Raises:
-          StatusError: it is not.
+          StatusError: it has not.
         """
-        wanted = self.parameters[number]
-        if not _same_type(spec, wanted):
+        parameter = self.parameters[number]
+        if not _same_type(spec, parameter):
             raise StatusError(
                 StatusCode.INVALID_ARGUMENT,
-                f"program '{self.name}': argument {number} is {_described(spec)}, "
-                f"expected {_described(wanted)}",
+                f"program '{self.name}': argument {number} is {_describe(spec)}, "
+                f"expected {_describe(parameter)}",
             )
         placement = spec.placement
-        same = placement.devices == wanted.placement.devices and (
+        same = placement.devices == parameter.placement.devices and (
             len(placement.devices) == 1
             or (
                 placement.hlo is not None
-                and placement.sharding.is_equivalent_to(wanted.placement.sharding, len(spec.shape))
+                and placement.sharding.is_equivalent_to(parameter.placement.sharding, len(spec.shape))
             )
         )
         if not same:
@@ -162,7 +161,7 @@ class MpmdProgram(CompiledProgram):
                 StatusCode.INVALID_ARGUMENT,
                 f"program '{self.name}': argument {number} is on devices "
                 f"{[device.id for device in placement.devices]} as {placement.hlo}, expected "
-                f"{[device.id for device in wanted.placement.devices]} as {wanted.placement.hlo}",
+                f"{[device.id for device in parameter.placement.devices]} as {parameter.placement.hlo}",
             )
         self._accepted[number].add(placement)
 
@@ -176,17 +175,21 @@ class MpmdProgram(CompiledProgram):
                     f"program '{self.name}': argument {number} is donated and passed twice",
                 )
 
-    def _apart(
+    def _unshared(
         self, values: list[jax.Array], operands: Sequence[jax.Array], donated: set[int]
     ) -> list[jax.Array]:
-        """Returns results that share no buffer with each other or with arguments that stay the client's."""
+        """Returns the results, with copies of those that share a buffer with others or with a kept argument.
+
+        A client may delete or donate each array that it has, without a change of any other. Donated arguments
+        are deleted.
+        """
         held = {id(operand) for number, operand in enumerate(operands) if number not in donated}
         for number, value in enumerate(values):
             if id(value) in held:
                 values[number] = _copy(value)
             held.add(id(value))
         for number in donated:
-            # Consumed even if nothing reads it, or no computation could reuse its buffer.
+            # A donated argument ends even if no computation reads it, or could reuse its buffer.
             if id(operands[number]) not in held and not operands[number].is_deleted():
                 operands[number].delete()
         return values
@@ -196,7 +199,7 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
     """Compiles a serialised `IfrtIRProgram` for the devices that its options name.
 
     Raises:
-      StatusError: the server refuses it, or XLA did.
+      StatusError: the server or XLA rejects it.
     """
     if served.compile_ifrt is None:
         raise StatusError(StatusCode.UNIMPLEMENTED, "programs in IFRT IR are not supported by the server")
@@ -221,7 +224,7 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
         executable = served.compile_ifrt(module, devices)
     except Exception as error:
         raise _status_of(error) from None
-    code = (max(one.size_of_generated_code_in_bytes(), 0) for one in executable.executables.values())
+    code = (max(each.size_of_generated_code_in_bytes(), 0) for each in executable.executables.values())
     memory = served.memory.reserve([sum(code)])
     plan = executable.plan
     inputs = {port.number: port for port in executable.inputs}
@@ -256,7 +259,7 @@ def _same_type(one: ArraySpec, other: ArraySpec) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
 
 
-def _described(spec: ArraySpec) -> str:
+def _describe(spec: ArraySpec) -> str:
     return f"{spec.dtype.name}{list(spec.shape)}{f' as {spec.layout}' if spec.layout else ''}"
 
 
@@ -272,7 +275,7 @@ def _shardings(executable: Executable) -> Iterator[tuple[str, Any]]:
 
 
 def _status_of(error: Exception) -> StatusError:
-    """Returns the status of an error, which names the step of the program where that is known."""
+    """Returns the status of an error, with the note that names the failed step if there is one."""
     if isinstance(error, ResourceError):
         return StatusError(StatusCode.RESOURCE_EXHAUSTED, str(error))
     if isinstance(error, PathwaysError) and not isinstance(error, StatusError | ValueError):

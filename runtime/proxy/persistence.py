@@ -1,9 +1,8 @@
-"""Programs that write arrays to files of the server, and read them: what Orbax requests on Pathways.
+"""Programs that write arrays to files of the server and read them, as Orbax requests on Pathways.
 
-The files are those that Orbax writes itself on other platforms, a folder with a Zarr array each, so that
-either can read what the other has written; what is read may also be in OCDBT. All arrays of a request are
-written to a hidden folder, synchronised and then renamed: one of a save that failed never takes the place of
-an older one.
+The files are those that Orbax itself writes on other platforms, a folder with a Zarr array for each, so that
+each can read the files of the other; reading also supports OCDBT. All arrays of a request are written to a
+hidden folder, synchronised and then renamed, so that a failed save never replaces an older array.
 """
 
 from __future__ import annotations
@@ -47,27 +46,27 @@ _MAX_IN_FLIGHT_BYTES = 256 << 20
 
 _CONTEXT = {"file_io_concurrency": {"limit": 128}}
 _COMPRESSOR = {"id": "zstd", "level": 1}
-"""As Orbax has them."""
+"""The settings of Orbax."""
 
 _COPY_MEMORY = "pinned_host"
 
 Run = Callable[[Callable[[], None]], None]
-"""Runs a function in another thread."""
+"""Function that runs another one in a thread."""
 
 Bounds = tuple[tuple[int, int], ...]
-"""First and last-plus-one element of a shard in each dimension."""
+"""Start and stop of a shard in each dimension."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """An array in a folder.
+    """Array in a folder.
 
     Attributes:
       folder: the folder.
-      name: the name of the array there; slashes make folders.
+      name: the name of the array there; slashes separate folders.
       shape: its shape.
-      placement: where it is, or goes.
-      dtype: the type of elements that is read; None for what is written.
+      placement: the placement of the array to write or of the one to create.
+      dtype: the element type of an array to read; None for one to write.
     """
 
     folder: str
@@ -78,13 +77,13 @@ class StoredArray:
 
     @property
     def spec(self) -> ArraySpec:
-        """The array that is read."""
+        """The type and placement of an array to read."""
         assert self.dtype is not None
         return ArraySpec(self.dtype, self.shape, self.placement)
 
     @property
-    def parts(self) -> list[str]:
-        """The folders of the array, of which the last holds its values."""
+    def folder_names(self) -> list[str]:
+        """The names of the folders of the array, outermost first; the last one holds its values."""
         return self.name.split("/")
 
     @property
@@ -101,7 +100,7 @@ class StoredArray:
 
 
 class FileJob:
-    """Work on files that an execution has started.
+    """Job on files that an execution has started.
 
     Attributes:
       results: the results of the execution.
@@ -115,21 +114,21 @@ class FileJob:
 
     @property
     def is_ready(self) -> bool:
-        """Returns whether `wait` would not wait."""
+        """Whether `wait` would not wait."""
         return self._ended.done()
 
     def wait(self) -> None:
-        """Waits until all is written or read.
+        """Waits until the job is complete.
 
         Raises:
-          StatusError: it is not, and why.
+          StatusError: the job failed.
         """
         error = self._ended.result()
         if error is not None:
             raise error
 
     def end(self, error: StatusError | None = None) -> None:
-        """Ends the wait; no-op for a job that has ended."""
+        """Completes the job, with an error if it failed; no-op for a job that is complete."""
         if error is not None:
             for result in self.results:
                 result.resolve(error)
@@ -137,21 +136,21 @@ class FileJob:
             self._ended.set_result(error)
 
     def cancel(self) -> None:
-        """Ends the wait of a session that has ended; the job itself stops soon."""
+        """Completes the job of a session that has ended, with an error; its thread stops soon after."""
         self.end(StatusError(StatusCode.CANCELLED, "the session has ended"))
 
     def result_of(self, future: Any) -> Any:
         """Returns the result of a future of tensorstore.
 
         Raises:
-          StatusError: the job takes longer than the client wants, or was cancelled.
+          StatusError: the job exceeds its timeout, or was cancelled.
         """
         while not self.is_ready:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 # Not DEADLINE_EXCEEDED, which libraries for elastic training take for a lost slice.
                 raise StatusError(StatusCode.ABORTED, f"took longer than its timeout of {self._timeout:g} s")
-            # In steps, because nothing else wakes a job that was cancelled.
+            # In intervals, since nothing else wakes a job that was cancelled.
             with contextlib.suppress(TimeoutError):
                 return future.result(timeout=min(left, 1.0))
         raise StatusError(StatusCode.CANCELLED, "was cancelled")
@@ -159,12 +158,12 @@ class FileJob:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PersistenceProgram(PluginProgram):
-    """Writes or reads arrays.
+    """Program that writes or reads arrays.
 
     Attributes:
       folders: the folders that it may use.
       stored: the arrays.
-      timeout: seconds that it may take.
+      timeout: the time limit in seconds.
     """
 
     folders: PermittedFolders
@@ -173,7 +172,7 @@ class PersistenceProgram(PluginProgram):
 
     @abc.abstractmethod
     def start(self, arguments: Sequence[ProxyArray], run: Run) -> FileJob:
-        """Starts an execution, of which another thread does all that waits.
+        """Starts an execution. It does not wait: another thread reads or writes.
 
         Raises:
           StatusError: the arguments are not those of the program.
@@ -181,7 +180,7 @@ class PersistenceProgram(PluginProgram):
 
 
 class WriteProgram(PersistenceProgram):
-    """Writes arrays; it has no results."""
+    """Program that writes arrays, without results."""
 
     name = "persistence_write"
 
@@ -204,7 +203,7 @@ class WriteProgram(PersistenceProgram):
     def _write(self, copies: Sequence[ProxyArray], job: FileJob) -> None:
         # Outer folders first: an array may be in a folder below that of another one.
         pairs = sorted(
-            zip(self.stored, copies, strict=True), key=lambda pair: (pair[0].folder, pair[0].parts)
+            zip(self.stored, copies, strict=True), key=lambda pair: (pair[0].folder, pair[0].folder_names)
         )
         for name, group in itertools.groupby(pairs, lambda pair: pair[0].folder):
             with self.folders.open(name, create=True) as folder:
@@ -212,7 +211,7 @@ class WriteProgram(PersistenceProgram):
 
 
 class ReadProgram(PersistenceProgram):
-    """Reads arrays into any shardings; an error of one is in its result."""
+    """Program that reads arrays into any shardings; a result holds the error of its array."""
 
     name = "persistence_read"
 
@@ -288,7 +287,7 @@ def _stored(served: ServedDevices, request: Mapping[str, Any], is_read: bool) ->
         if dtype is None or dtype == STRING:
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"arrays of type {kind!r} have no files")
     stored = StoredArray(folder.decode(), name.decode(), checked_shape(shape), placement, dtype)
-    if any(part in ("", ".", "..") or "\0" in part for part in stored.parts):
+    if any(name in ("", ".", "..") or "\0" in name for name in stored.folder_names):
         raise StatusError(StatusCode.PERMISSION_DENIED, f"invalid name: {stored}")
     try:
         served.folders.check(stored.folder)
@@ -312,7 +311,7 @@ def _check_argument(stored: StoredArray, argument: ProxyArray) -> None:
 
 
 def _run(job: FileJob, work: Callable[[], None]) -> None:
-    """Does the work of a job, and ends the job: with the error of the work if there is one."""
+    """Does the work of a job, and completes the job, with the error of the work if there is one."""
     try:
         work()
         job.end()
@@ -329,9 +328,9 @@ def _write_all(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
             with _subject(str(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} arrays like {pairs[0][0]}"):
                 _write_new(new, pairs, job)
             for number, (stored, _) in enumerate(pairs):
-                *outer, name = stored.parts
+                *outer, name = stored.folder_names
                 with _subject(str(stored)), _opened(folder, outer, create=True) as parent:
-                    # A folder cannot take the place of one that is not empty.
+                    # A rename cannot replace a folder that is not empty.
                     with contextlib.suppress(FileNotFoundError):
                         os.rename(name, f"old {number}", src_dir_fd=parent, dst_dir_fd=new)
                     os.rename(str(number), name, src_dir_fd=new, dst_dir_fd=parent)
@@ -341,7 +340,7 @@ def _write_all(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
 
 
 def _write_new(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob) -> None:
-    """Writes arrays into a new folder, as folders `0`, `1`, ...; waits until the files are synchronised."""
+    """Writes arrays to folders `0`, `1`, ... of a new folder; waits until the files are synchronised."""
     ts = _tensorstore()
     context = ts.Context(_CONTEXT)
     opened = []
@@ -372,7 +371,7 @@ def _write_new(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
         for write, _ in pending:
             job.result_of(write)
     finally:
-        # They use the number of the folder, which is another one's when it is closed.
+        # Waits for all writes: they use the descriptor of the folder, which may name another one once closed.
         for future in (*opened, *(write for write, _ in pending)):
             future.exception()
 
@@ -388,7 +387,7 @@ def _read_all(folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], jo
             with _subject(str(stored)), contextlib.ExitStack() as stack:
                 kvstore = {"driver": "ocdbt", "base": f"file://{_path_of(folder)}", "path": f"{stored.name}/"}
                 if not is_ocdbt:
-                    of_array = stack.enter_context(_opened(folder, stored.parts))
+                    of_array = stack.enter_context(_opened(folder, stored.folder_names))
                     refuse_links_below(of_array)
                     kvstore = {"driver": "file", "path": _path_of(of_array)}
                 values = _read_one(stored, kvstore, job)
@@ -427,14 +426,14 @@ def _read_one(stored: StoredArray, kvstore: Mapping[str, str], job: FileJob) -> 
 
 
 def _path_of(folder: int) -> str:
-    """Returns the path of an open folder, which stays valid when another folder is put in its place."""
+    """Returns a path of an open folder that stays valid when another folder takes its place."""
     return f"/proc/self/fd/{folder}/"
 
 
 @contextlib.contextmanager
-def _opened(folder: int, parts: Sequence[str], create: bool = False) -> Iterator[int]:
+def _opened(folder: int, names: Sequence[str], create: bool = False) -> Iterator[int]:
     """Opens a folder below another one, which stays open."""
-    below = descend(os.dup(folder), parts, create)
+    below = descend(os.dup(folder), names, create)
     try:
         yield below
     finally:
@@ -484,9 +483,9 @@ def _status(error: Exception) -> StatusError:
     """
     text = str(error)
     number = error.errno if isinstance(error, OSError) else None
-    found = _OS_ERROR.search(text)
-    if found is not None and isinstance(error, ValueError | RuntimeError):
-        number = int(found[1] or found[2])
+    match = _OS_ERROR.search(text)
+    if match is not None and isinstance(error, ValueError | RuntimeError):
+        number = int(match[1] or match[2])
     if number is not None:
         return StatusError(_CODES.get(number, StatusCode.FAILED_PRECONDITION), os.strerror(number))
     if isinstance(error, ValueError) and "tensorstore_spec" in text:

@@ -1,4 +1,4 @@
-"""Programs that are requests in JSON, of `pathwaysutils` and Orbax."""
+"""Programs that are JSON requests of `pathwaysutils` and Orbax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREFIX = b"__serialized_plugin_program "
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PluginProgram(abc.ABC):
-    """A request in JSON, in place of a program.
+    """JSON request in place of a program.
 
     Attributes:
       devices: the devices of the operands; the client compares them with the number of shards.
@@ -39,7 +39,7 @@ class PluginProgram(abc.ABC):
         """Returns results that all raise an error."""
 
     def describe(self, response: Any) -> None:
-        """Fills a `LoadedExecutableMetadataResponse`, without what only XLA knows of a program."""
+        """Fills a `LoadedExecutableMetadataResponse`, without the fields of XLA programs."""
         for field in (
             response.parameter_layouts_error,
             response.output_layouts_error,
@@ -54,10 +54,10 @@ class PluginProgram(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReshardProgram(PluginProgram):
-    """Copies arrays into other shardings, on the same or on other devices.
+    """Program that copies arrays to other shardings, on the same or on other devices.
 
     Attributes:
-      placements: where each result goes.
+      placements: the placement of each result.
     """
 
     placements: tuple[ArrayPlacement, ...]
@@ -68,7 +68,7 @@ class ReshardProgram(PluginProgram):
         return [ProxyArray(None, error)] * len(self.placements)
 
     def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
-        """Copies the arguments; an error of one is in its result."""
+        """Copies the arguments; a result holds the error of its argument."""
         if len(arguments) != len(self.placements):
             raise StatusError(
                 StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arrays for {len(self.placements)} shardings"
@@ -82,7 +82,7 @@ class ReshardProgram(PluginProgram):
 
 
 def parse_request(data: bytes) -> tuple[str, Any]:
-    """Returns kind and content of a request.
+    """Returns the kind and the content of a request.
 
     Raises:
       StatusError: the data is no such request.
@@ -113,7 +113,7 @@ def parse_reshard(served: ServedDevices, body: Any) -> ReshardProgram:
 
 
 def _placement(served: ServedDevices, item: Mapping[str, Any]) -> ArrayPlacement:
-    # No text means replicated.
+    # An empty text means replicated.
     hlo = base64.b64decode(item.get("xla_hlo_sharding", ""))
     return served.hlo_placement(item["devices"]["device_ids"], hlo, item.get("memory_kind"))
 

@@ -1,4 +1,4 @@
-"""Programs of a client: checked, compiled and executed as XLA executables."""
+"""Programs of clients: checks, compilation, and execution by XLA."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pathways.runtime.xla.layouts import layout_of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProxyProgram(CompiledProgram):
-    """A program that is one XLA program.
+    """Program that is one XLA program.
 
     Attributes:
       name: the name of its module.
@@ -53,7 +53,7 @@ class ProxyProgram(CompiledProgram):
 
     @functools.cached_property
     def _order(self) -> AbstractContextManager[object]:
-        """Keeps executions over several devices apart from those of other sessions."""
+        """The lock that orders executions over several devices with those of other sessions."""
         return launch_order(self.devices)
 
     @functools.cached_property
@@ -79,7 +79,7 @@ class ProxyProgram(CompiledProgram):
         return [ProxyArray(spec, value) for spec, value in zip(self.results, values, strict=True)]
 
     def _operands(self, arguments: Sequence[ProxyArray]) -> list[jax.Array]:
-        """Returns the values of arguments; XLA would believe that they have the right layouts."""
+        """Returns the values of arguments, after a check of their layouts, which XLA does not check."""
         if len(arguments) != len(self.layouts):
             raise StatusError(
                 StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arguments for {len(self.layouts)} operands"
@@ -134,7 +134,7 @@ class ProxyProgram(CompiledProgram):
 
 
 Program = ProxyProgram | ReshardProgram | PersistenceProgram | MpmdProgram
-"""Programs that a client can execute."""
+"""Program that a client can execute."""
 
 
 def compile_program(
@@ -147,12 +147,12 @@ def compile_program(
 
     Args:
       served: the devices.
-      program: what a `CompileRequest` has.
+      program: the program of a `CompileRequest`.
       options: its options.
-      watch: creates the context in which XLA compiles the program of a name.
+      watch: returns the context in which a program with that name is compiled.
 
     Raises:
-      StatusError: the server refuses it, or XLA did.
+      StatusError: the server or XLA rejects it.
     """
     kind = program.type_name.rpartition("::")[2]
     if kind == "PluginProgram":
@@ -165,12 +165,12 @@ def compile_program(
             StatusCode.UNIMPLEMENTED, f"programs of the kind {kind[:100]!r} are not supported by the server"
         )
     of_ifrt = served.messages.parse("xla.ifrt.XlaCompileOptionsProto", options.data)
-    # Clients serialise maps in any order.
+    # Serialised again, since clients serialise maps in any order.
     key = of_ifrt.SerializeToString(deterministic=True)
-    compiled = served.kept_programs.find(program.data, key)
+    compiled = served.program_cache.find(program.data, key)
     if compiled is None:
         compiled = _compile_xla(served, program.data, of_ifrt, watch)
-        served.kept_programs.add(program.data, key, compiled)
+        served.program_cache.add(program.data, key, compiled)
     return compiled
 
 
@@ -217,7 +217,7 @@ def _compile_xla(
 
 
 def code_bytes(executable: Any) -> int:
-    """Returns how many bytes the code of an executable has; 0 where XLA does not know."""
+    """Returns the number of bytes of the code of an executable; 0 if XLA does not report it."""
     return max(executable.size_of_generated_code_in_bytes(), 0)
 
 
@@ -226,7 +226,7 @@ _PLUGIN_PROGRAMS: Mapping[str, Callable[[ServedDevices, Any], ReshardProgram | P
     "bulk_persistence_write_request": parse_write,
     "bulk_persistence_read_request": parse_read,
 }
-"""Requests of `pathwaysutils` and Orbax, by the kinds that they name."""
+"""Parsers of the requests of `pathwaysutils` and Orbax, by kind."""
 
 
 def _plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram | PersistenceProgram:
@@ -240,30 +240,30 @@ def _plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram | Pers
 
 _DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy")
 _FILES = re.compile(r"dump(?!_max_hlo_modules$)|path|file|dir$|_dir_|_to$")
-"""Options of the compiler that name files, or have it write some, and not only say how many at most."""
+"""Pattern of compiler options that name files or have XLA write some, except limits of their number."""
 _NOT_OF_CLIENTS = re.compile(
     rf"{_FILES.pattern}|crash|terminat|hlo_passes|extra_options|extra_flags|gpu_detect_(nan|inf)"
 )
-"""Options of the compiler that are those of the server: files, and what ends the process.
+"""Pattern of compiler options that clients may not set: those of files, and those that can abort the process.
 
-XLA ends it where code lacks a pass, where a collective takes longer than an option says, where LLVM does not
-know an option of its own, and where a result is not finite.
+XLA aborts if code lacks a pass, if a collective exceeds its timeout, if LLVM does not know an option, and if
+a result is not finite.
 """
-_PARTS = "xla_cpu_parallel_codegen_split_count"
-_MAX_PARTS = 1024
-"""In how many parts XLA may compile a program: it makes all of them, also empty ones."""
+_SPLIT_COUNT = "xla_cpu_parallel_codegen_split_count"
+_MAX_SPLIT_COUNT = 1024
+"""Maximum of modules that XLA may split a program into for compilation; it also creates empty ones."""
 
 
 def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _DIALECTS) -> None:
-    """Checks that the server may compile a module, and loads what its custom calls need.
+    """Checks that the server may compile a module, and initializes LAPACK if the module calls it.
 
     Args:
       module: the module.
-      platform: where it is to run.
+      platform: the platform of its devices.
       dialects: the dialects that it may use.
 
     Raises:
-      StatusError: it must not.
+      StatusError: the server must not compile it.
     """
     problem = problem_of(module, "a program", dialects, advice=", which are all that the server runs")
     if problem is not None:
@@ -277,11 +277,11 @@ def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _
 _MESH = re.compile(rb'<\[("(?:[^"\\]|\\.)*"=\d+(?:, )?)+\]')
 _AXIS_SIZE = re.compile(rb'"=(\d+)')
 _MAX_MESH = 1 << 20
-"""Devices of a mesh in a program: XLA does not check that their number is one that it can compute with."""
+"""Maximum of devices of a mesh in a program. XLA does not check the number for overflow."""
 
 
 def _check_meshes(module: ir.Module) -> None:
-    """Checks the sizes of meshes, which shardings name or hold.
+    """Checks the sizes of meshes, which shardings refer to or contain.
 
     Raises:
       StatusError: one is too large.
@@ -293,7 +293,7 @@ def _check_meshes(module: ir.Module) -> None:
 
 
 _MAX_CPU_SIZE = 1 << 35
-"""Elements of a value: for more, XLA divides by zero where it shares the work among threads."""
+"""Maximum of elements of a value: with more, XLA divides by zero when it distributes work over threads."""
 
 
 def _check_shapes(module: ir.Module, platform: str) -> None:
@@ -327,11 +327,11 @@ _BUILD_OPTIONS = (
     "optimization_level",
     "memory_fitting_level",
 )
-"""Options of the compiler that are taken from the client. XLA does not check others, or JAX sets none."""
+"""Compiler options that clients may set. XLA does not check the others, or JAX never sets them."""
 
 
 def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
-    """Sets options of the compiler to those of a client, without those that name files.
+    """Sets compiler options to those of a client, except those that clients may not set.
 
     Args:
       own: the options of the server for the devices of the program, which are changed.
@@ -340,8 +340,8 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
       results: the number of its results.
 
     Raises:
-      StatusError: the program itself sets an option that names files, in `compiler_options` of `jax.jit`,
-        an option is for a program with other operands or results, or XLA would not end with it.
+      StatusError: the program itself sets an option that clients may not set, in `compiler_options` of
+        `jax.jit`, or an option does not fit the operands or results or is out of range.
     """
     build, of_client = own.executable_build_options, proto.executable_build_options
     for name in _BUILD_OPTIONS:
@@ -368,8 +368,8 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
                     getattr(build.debug_options, field.name).MergeFrom(getattr(default, field.name))
                 elif default.HasField(field.name):
                     setattr(build.debug_options, field.name, getattr(default, field.name))
-        if build.debug_options.HasField(_PARTS):
-            _check_parts(getattr(build.debug_options, _PARTS))
+        if build.debug_options.HasField(_SPLIT_COUNT):
+            _check_split_count(getattr(build.debug_options, _SPLIT_COUNT))
     for name in proto.env_option_overrides:
         if _NOT_OF_CLIENTS.search(name):
             effect = "use files" if _FILES.search(name) else "end"
@@ -377,33 +377,34 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
                 StatusCode.PERMISSION_DENIED, f"the compiler option {name!r} would have the server {effect}"
             )
         value = proto.env_option_overrides[name]
-        if name == _PARTS:
-            _check_parts(getattr(value, value.WhichOneof("value") or "int_field"))
+        if name == _SPLIT_COUNT:
+            _check_split_count(getattr(value, value.WhichOneof("value") or "int_field"))
         own.env_option_overrides[name].CopyFrom(value)
 
 
-def _check_parts(count: float | str) -> None:
-    """Checks in how many parts a client wants a program compiled.
+def _check_split_count(count: float | str) -> None:
+    """Checks the number of modules that a client wants a program split into.
 
     Raises:
-      StatusError: they are too many, or none.
+      StatusError: the number is too large, or not positive.
     """
     try:
         number = int(count)
     except (ValueError, OverflowError):
         number = 0
-    if not 1 <= number <= _MAX_PARTS:
+    if not 1 <= number <= _MAX_SPLIT_COUNT:
         raise StatusError(
             StatusCode.INVALID_ARGUMENT,
-            f"the compiler option {_PARTS} is {str(count)[:30]}; the server compiles 1 to {_MAX_PARTS} parts",
+            f"the compiler option {_SPLIT_COUNT} is {str(count)[:30]}; the server accepts 1 to "
+            f"{_MAX_SPLIT_COUNT}",
         )
 
 
 def _type_of_main(module: ir.Module) -> ir.FunctionType:
-    """Returns the type of the function that is the program.
+    """Returns the type of the function `main`.
 
     Raises:
-      StatusError: there is none.
+      StatusError: the program has none.
     """
     for op in module.operation.regions[0].blocks[0].operations:
         if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
@@ -414,7 +415,7 @@ def _type_of_main(module: ir.Module) -> ir.FunctionType:
 def _results(
     types: Sequence[ir.Type], executable: Any, devices: tuple[jax.Device, ...]
 ) -> tuple[ArraySpec, ...]:
-    """Returns what the results of a program are, from their types and XLA's shardings."""
+    """Returns the type and placement of each result of a program, from its type and XLA's shardings."""
     (kinds,) = executable.get_output_memory_kinds()
     shardings = executable.get_output_shardings() if len(devices) > 1 else None
     layouts = executable.get_output_layouts()
@@ -427,7 +428,7 @@ def _results(
 
 def _spec(type_: ir.Type, placement: ArrayPlacement, layout: Layout | None) -> ArraySpec:
     if str(type_) == "!stablehlo.token":
-        # As JAX has them outside of programs: arrays that nothing reads.
+        # Outside of programs, JAX represents tokens by empty arrays.
         return ArraySpec(DTYPES["PRED"], (0,), placement, layout)
     if not isinstance(type_, ir.RankedTensorType):
         raise StatusError(

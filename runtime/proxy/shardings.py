@@ -1,4 +1,4 @@
-"""Checks of `xla.OpSharding` messages: XLA ends the process for one that is inconsistent."""
+"""Checks of `xla.OpSharding` messages: XLA aborts the process for an inconsistent one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _problem_of_named(proto: Any, devices: int) -> str | None:
 
 
 def _problem_of_axes(refs: Sequence[Any], sizes: Sequence[int]) -> str | None:
-    """Returns what is wrong with axes: each has to exist and to be used once, also by factors of its size."""
+    """Returns the problem of axes, each of which must exist and be used once, or once for each sub-axis."""
     used: dict[int, list[tuple[int, int]]] = {}
     for ref in refs:
         axis = ref.mesh_axis_index

@@ -1,4 +1,4 @@
-"""Reports of sessions that compile for long, or wait for their clients for long."""
+"""Reports of sessions that compile or wait for their clients for long."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _CHECK_INTERVAL_S = 2.0
 @dataclasses.dataclass(eq=False)
 class _Activity:
     subject: str
-    began: float
+    start: float
     limit_s: float
     is_reported: bool = False
 
 
 class StallMonitor:
-    """Activities in progress. Each is reported once when it exceeds its limit, and then when it ends.
+    """Monitor of activities. Each is reported once when it exceeds its limit, and then when it ends.
 
     Args:
       report: writes a line to the log.
-      clock: the time in seconds.
+      clock: returns the time in seconds.
     """
 
     def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,11 +40,11 @@ class StallMonitor:
 
     @contextlib.contextmanager
     def watching(self, subject: str, limit_s: float) -> Iterator[None]:
-        """Context of an activity, which is reported if it exceeds the limit.
+        """Monitors an activity while the context is entered.
 
         Args:
           subject: the activity, as in `session 3: compiling program 'jit_f'`.
-          limit_s: after how many seconds.
+          limit_s: the seconds after which it is reported.
         """
         activity = _Activity(subject, self._clock(), limit_s)
         with self._lock:
@@ -55,28 +55,28 @@ class StallMonitor:
             with self._lock:
                 self._activities.discard(activity)
             if activity.is_reported:
-                self._report(f"{subject}: ended after {self._clock() - activity.began:.0f} s")
+                self._report(f"{subject}: ended after {self._clock() - activity.start:.0f} s")
 
     def check(self) -> None:
-        """Reports what has exceeded its limit."""
+        """Reports activities that have exceeded their limits."""
         now = self._clock()
         with self._lock:
             long = [
                 activity
                 for activity in self._activities
-                if not activity.is_reported and now - activity.began > activity.limit_s
+                if not activity.is_reported and now - activity.start > activity.limit_s
             ]
             for activity in long:
                 activity.is_reported = True
         for activity in long:
-            self._report(f"{activity.subject}: not ended after {now - activity.began:.0f} s")
+            self._report(f"{activity.subject}: not ended after {now - activity.start:.0f} s")
 
     def start(self) -> None:
-        """Starts a thread that checks now and then."""
+        """Starts a thread that checks at intervals."""
         start_thread(self._run, "proxy reports stalls")
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -267,6 +267,11 @@ def memory_stats(executable: LoadedExecutable) -> Any | None:
         return None
 
 
+def flops_of(executable: LoadedExecutable) -> float:
+    """Returns the floating-point operations of one launch by XLA's estimate, on all its devices."""
+    return float(executable.cost_analysis().get("flops", 0.0))
+
+
 def execute_to_shards(executable: LoadedExecutable, operands: list[Any]) -> list[list[Any]]:
     """Runs an executable; returns the shards of each result, in whatever sharding XLA chose."""
     return executable.execute_sharded(operands).disassemble_into_single_device_arrays()

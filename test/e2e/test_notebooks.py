@@ -73,8 +73,8 @@ def test_notebook_shows_a_cluster_as_a_table_of_islands():
     devices = [Device(n, n, "cpu", host, "left" if n < 2 else "right") for n in range(3)]
     cluster = Cluster((DeviceIsland("left", tuple(devices[:2])), DeviceIsland("right", tuple(devices[2:]))))
     assert cells(cluster)[1:] == [
-        ["left", "2 (0 to 1)", "cpu", "0", "not known"],
-        ["right", "1 (2 to 2)", "cpu", "0", "not known"],
+        ["left", "2 (0 to 1)", "cpu", "0", "unknown"],
+        ["right", "1 (2 to 2)", "cpu", "0", "unknown"],
     ]
 
 

@@ -159,7 +159,7 @@ def test_trace_estimates_times_within_profile_of_jax(step, tmp_path):
 
 
 def test_trace_reads_profile_in_pieces(step, tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "_PAUSE", 0.02)
+    monkeypatch.setattr(recorder, "_WRITE_INTERVAL_S", 0.02)
     compiled, x = step
     state = params()
     with pw.trace(tmp_path / "run.json"):
@@ -171,8 +171,8 @@ def test_trace_reads_profile_in_pieces(step, tmp_path, monkeypatch):
 
 
 def test_trace_estimates_calls_in_flight_when_piece_ends(step, tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "_PAUSE", 0.02)
-    monkeypatch.setattr(recorder, "_LONGEST", 0)
+    monkeypatch.setattr(recorder, "_WRITE_INTERVAL_S", 0.02)
+    monkeypatch.setattr(recorder, "_MAX_PIECE_S", 0)
     compiled, x = step
     slow = pw.jit(
         lambda x: jax.lax.fori_loop(0, 600, lambda _, y: jnp.tanh(y @ x), x),
@@ -240,15 +240,15 @@ def test_trace_ends_while_other_thread_runs(tmp_path):
     ending = threading.Event()
 
     class Late:
-        """Is done when the trace is about to end, and brings a place that it does not know."""
+        """Array that is ready just before the trace ends, and then adds a place that is new to the recorder."""
 
         def block_until_ready(self):
             ending.wait()
-            recording.watcher(("s2",)).put((call, []))
+            recording.queue_of(("s2",)).put((call, []))
 
-    call = types.SimpleNamespace(seen={}, program=types.SimpleNamespace(places=[0, 1]))
+    call = types.SimpleNamespace(observed={}, program=types.SimpleNamespace(places=[0, 1]))
     for place in ("s0", "s1"):
-        recording.watcher((place,)).put((call, [(0, 0, (Late(),))]))
+        recording.queue_of((place,)).put((call, [(0, 0, (Late(),))]))
     threading.Timer(0.1, ending.set).start()
     recording.close()
     assert not any(thread.name.startswith("pathways trace") for thread in threading.enumerate())

@@ -6,7 +6,7 @@ import os
 
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.local.devices import slice_statuses
-from pathways.runtime.local.process_status import host_status
+from pathways.runtime.local.load import host_status
 from pathways.runtime.resources.status import Status
 from pathways.runtime.xla.tracebacks import boundary
 

@@ -132,7 +132,7 @@ def connect(
                 cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
             )
             _close()
-            stalls.watch.set(options.stall_report)
+            stalls.monitor.configure(options.stall_report)
             return found
         if any(setting is not None for setting in (cpu_devices, device_memory)) or (
             hosts is not None and islands is not None

@@ -31,7 +31,7 @@ from pathways.runtime.resources.threads import RunningThread, start_thread
 
 if TYPE_CHECKING:
     # It imports JAX, which the service of many clients does without.
-    from pathways.runtime.local.recorder import Recorder, Sink
+    from pathways.runtime.local.recorder import Recorder, TraceSink
 
 _PAUSE = 1.0
 """Seconds from one time that clocks are read and finished runs are written to the next."""
@@ -164,7 +164,7 @@ class _HostTrace:
         number: int,
         hosts: Sequence[TracedHost],
         programs: dict[int, PlanOnHosts],
-        sink: Sink,
+        sink: TraceSink,
         tell_all: Callable[..., None],
     ) -> None:
         self.programs = programs
@@ -303,7 +303,7 @@ class _HostTrace:
             parts = {host: steps for host, (_, steps) in known.items()}
             here = {host: clock.here for host, (clock, _) in known.items()}
             if parts:
-                self._sink.take([self.programs[program].merged(self._sink.begin(), parts, here)])
+                self._sink.write([self.programs[program].merged(self._sink.begin(), parts, here)])
 
     def _measure(self) -> None:
         """Reads the clocks of all workers that are left."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.hosts.protocol.messages import StepTimes
-from pathways.runtime.local.call_trace import RecordedCall, Seen
+from pathways.runtime.local.call_trace import ObservedTimes, RecordedCall
 from pathways.runtime.plan.host_program import Owners, crosses, routes_of
 from pathways.runtime.plan.plan import Launch, Plan, Release, SliceSpec, Slot, Step, Transfer
 
@@ -152,7 +152,7 @@ class PlanOnHosts:
           parts: what hosts said; not all need have.
           here: for each host translates its times to those of the clock here.
         """
-        seen: dict[int, Seen] = {}
+        seen: dict[int, ObservedTimes] = {}
         ran: dict[int, tuple[int, int]] = {}
         dispatched: dict[int, int] = {}
         for host, times in parts.items():
@@ -165,7 +165,7 @@ class PlanOnHosts:
                 (n,) = part.events
                 done = None if time.done is None else now(time.done)
                 before = now(time.before) if time.before else 0
-                seen[n] = Seen(now(time.dispatched), done, before)
+                seen[n] = ObservedTimes(now(time.dispatched), done, before)
                 if time.ran is not None:
                     ran[n] = now(time.ran[0]), now(time.ran[1])
         arrived = self._arrived_before(ran)

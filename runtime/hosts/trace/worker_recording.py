@@ -55,7 +55,7 @@ class WorkerRecording:
     def stop(self, message: StopTrace) -> None:
         """Records no run that is issued from now on; what was recorded is told when it is done."""
         if self._recorder is not None:
-            recording.end(self._recorder)
+            recording.stop(self._recorder)
             # Apart: later runs need not wait for those before to be done.
             start_thread(self._recorder.close, "trace ends")
             self._recorder = None
@@ -76,7 +76,7 @@ class _MessageSink:
         assert self._worker.run is not None
         return self._worker.run
 
-    def take(self, calls: Iterable[RecordedCall]) -> None:
+    def write(self, calls: Iterable[RecordedCall]) -> None:
         for call in calls:
             steps = steps_of(call)
             for first in range(0, len(steps), _STEPS):
@@ -96,6 +96,6 @@ class _MessageSink:
 def steps_of(call: RecordedCall) -> list[StepTimes]:
     """When the steps of a call ran, numbered without releases."""
     return [
-        StepTimes(number, seen.dispatched, seen.done, seen.before, call.ran.get(n))
-        for number, (n, seen) in enumerate(sorted(call.seen.items()))
+        StepTimes(number, seen.dispatched, seen.done, seen.before, call.executed.get(n))
+        for number, (n, seen) in enumerate(sorted(call.observed.items()))
     ]

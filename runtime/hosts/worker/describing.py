@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from pathways.runtime.hosts.protocol.messages import Described
-from pathways.runtime.local.facts import device_text, flops_of, stats_of
-from pathways.runtime.local.load import Executable
-from pathways.runtime.local.memory import analyze
+from pathways.runtime.local.load import Executable, device_text
+from pathways.runtime.local.memory import analyze, stats_of
+from pathways.runtime.xla.pjrt import flops_of
 
 _CHARACTERS = 1 << 20
 """How much text is in one message."""

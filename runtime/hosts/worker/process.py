@@ -147,7 +147,7 @@ class Worker:
         self.underway = StepsUnderway()
         # Held while a step is issued.
         self.issuing = threading.Lock()
-        stalls.watch.awaited = self.underway.awaited
+        stalls.monitor.awaited = self.underway.awaited
         self.credits = Credits()
         self.recording = WorkerRecording(connections["watch"])
         self.calls = Calls(self.host, self.store, connections["steps"])

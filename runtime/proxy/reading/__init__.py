@@ -1,5 +1,5 @@
-"""Programs of clients read by MLIR in processes of their own: its reader of bytecode trusts what it reads.
+"""Reading of clients' programs in separate processes: MLIR's reader of bytecode does not check its input.
 
-`program_reader` is in the server, `read_process` is what it starts, which imports no jax. Imports jax and the
-rooms of the runtime to its left.
+`program_reader` runs in the server, `read_process` in the processes that it starts, without jax. Imports jax
+and the rooms of the runtime to its left.
 """

@@ -1,4 +1,4 @@
-"""Has programs of clients read in processes of their own, so that none can harm the server."""
+"""Reader of clients' programs, in separate processes that cannot harm the server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from pathways.runtime.resources.child_process import receive_piece, send_piece
 _COMMAND = (sys.executable, "-P", "-m", "pathways.runtime.proxy.reading.read_process")
 
 _GRACE_S = 30.0
-"""How much longer the server waits than a program may take: the process has to start."""
+"""Time that the server waits in addition to the limit of a program, since the process has to start."""
 
 _MAX_IDLE = 2
-"""How many processes are kept for programs to come."""
+"""Number of idle processes that are kept for further programs."""
 
 
 class ProgramReader:
-    """Processes that read programs: those of `read_process`, which starts with the first program.
+    """Pool of `read_process` processes. The first program starts the process that forks them.
 
     Any number of threads may read at the same time; no program waits for another one.
     """
@@ -41,100 +41,100 @@ class ProgramReader:
         self._lock = threading.Lock()
         self._is_closed = False
         self._starter: socket.socket | None = None
-        self._end: Callable[[], object] = lambda: None
+        self._terminate: Callable[[], object] = lambda: None
         self._idle: list[socket.socket] = []
 
     def read_stablehlo(self, program: bytes) -> bytes:
-        """Returns a module of StableHLO as bytecode that MLIR has written.
+        """Returns a module of StableHLO as bytecode that MLIR itself has written.
 
         Args:
           program: the module of a client: text, bytecode, or a portable artifact.
 
         Raises:
-          StatusError: it is invalid, or cannot be read.
+          StatusError: the program is invalid, or cannot be read.
         """
         kind = ARTIFACT if is_artifact(program) else MODULE
         return self._read(kind, program, "the program is not StableHLO")
 
     def read_ifrt(self, program: bytes) -> bytes:
-        """Returns a module in IFRT IR as bytecode that MLIR has written.
+        """Returns a module in IFRT IR as bytecode that MLIR itself has written.
 
         Args:
           program: the module of a client: text or bytecode.
 
         Raises:
-          StatusError: it is invalid, or cannot be read.
+          StatusError: the program is invalid, or cannot be read.
         """
         return self._read(IFRT, program, "no valid program in IFRT IR")
 
     def close(self) -> None:
-        """Ends all processes; what they are reading is an error."""
+        """Terminates all processes; programs that they are reading get an error."""
         with self._lock:
             self._is_closed = True
-            self._end()
+            self._terminate()
 
     def _read(self, kind: bytes, program: bytes, problem: str) -> bytes:
-        is_valid, rest = self._answer(kind, program)
+        is_valid, rest = self._read_reply(kind, program)
         if not is_valid:
             text = " ".join(rest.decode(errors="replace").split())
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"{problem}: {text[:300]}")
         return rest
 
-    def _answer(self, kind: bytes, program: bytes) -> tuple[bool, bytes]:
-        """Returns what `answer_to` returns in a process."""
+    def _read_reply(self, kind: bytes, program: bytes) -> tuple[bool, bytes]:
+        """Returns the result of `read_program` in a process."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
-        answer = self._ask(connection, kind, program) if connection is not None else None
-        if answer is None:
-            # The process may have been killed, or a program before this one has corrupted its memory.
-            answer = self._ask(self._start(), kind, program)
-        if answer is None:
+        reply = self._request(connection, kind, program) if connection is not None else None
+        if reply is None:
+            # The process may have been killed, or an earlier program may have corrupted its memory.
+            reply = self._request(self._start(), kind, program)
+        if reply is None:
             raise _unreadable("the process that reads it crashed, or has too little memory")
-        return answer
+        return reply
 
-    def _ask(self, connection: socket.socket, kind: bytes, program: bytes) -> tuple[bool, bytes] | None:
-        """Returns the answer of a process that reads a program; None if it has ended without one.
+    def _request(self, connection: socket.socket, kind: bytes, program: bytes) -> tuple[bool, bytes] | None:
+        """Has a process read a program; returns its reply, or None if it exits without one.
 
         Raises:
-          StatusError: it takes too long.
+          StatusError: reading takes too long.
         """
         seconds = allowed_seconds(len(program))
-        began = time.monotonic()
-        deadline = began + allowed_wall_seconds(len(program)) + _GRACE_S
+        start = time.monotonic()
+        deadline = start + allowed_wall_seconds(len(program)) + _GRACE_S
         try:
             send_piece(connection, kind + program, deadline)
-            answer = receive_piece(connection, deadline)
+            reply = receive_piece(connection, deadline)
         except OSError:
             connection.close()
-            if time.monotonic() - began < seconds:
+            if time.monotonic() - start < seconds:
                 return None
             raise _unreadable(f"it takes longer than {seconds:.0f} seconds") from None
-        is_valid = answer[:1] == b"\1"
+        is_valid = reply[:1] == b"\1"
         with self._lock:
             if is_valid and not self._is_closed and len(self._idle) < _MAX_IDLE:
                 self._idle.append(connection)
             else:
                 connection.close()
-        return is_valid, answer[1:]
+        return is_valid, reply[1:]
 
     def _start(self) -> socket.socket:
         """Returns a connection to a new process."""
         connection, of_process = socket.socketpair()
         try:
             with of_process, self._lock:
-                self._hand_over(of_process)
+                self._fork(of_process)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _hand_over(self, of_process: socket.socket) -> None:
-        """Has a process forked that reads from a socket; starts what forks it if that does not run."""
+    def _fork(self, of_process: socket.socket) -> None:
+        """Has a process forked that reads from a socket; first starts the process that forks, if needed."""
         if self._starter is not None:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._starter, [b"."], [of_process.fileno()])
                 return
-            self._end()
+            self._terminate()
         if self._is_closed:
             raise StatusError(StatusCode.CANCELLED, "the server is closed")
         self._starter, of_starter = socket.socketpair()
@@ -143,14 +143,14 @@ class ProgramReader:
                 _COMMAND,
                 stdin=of_starter.fileno(),
                 stdout=subprocess.DEVNULL,
-                # Ctrl-C is for the server.
+                # Ctrl-C in the terminal must reach the server alone.
                 start_new_session=True,
             )
-        self._end = weakref.finalize(self, _end, process, self._starter, self._idle)
+        self._terminate = weakref.finalize(self, _terminate, process, self._starter, self._idle)
         socket.send_fds(self._starter, [b"."], [of_process.fileno()])
 
 
-def _end(process: subprocess.Popen[bytes], starter: socket.socket, idle: list[socket.socket]) -> None:
+def _terminate(process: subprocess.Popen[bytes], starter: socket.socket, idle: list[socket.socket]) -> None:
     starter.close()
     while idle:
         idle.pop().close()

@@ -1,9 +1,9 @@
-"""The process that reads programs for the server: MLIR's reader of bytecode does not check all that it reads.
+"""Process that reads programs for the server: MLIR's reader of bytecode does not check all of its input.
 
-It has MLIR loaded, and forks processes that read one program after the other, each with limits of time and
-memory. What they have read they print as text and parse again, which checks everything: constants have as
-many bytes as their types say, and so on. The server gets bytecode of the result, so that it reads only what
-MLIR has written.
+The process loads MLIR, and forks processes that read one program after the other, each with limits of time
+and memory. They print each program as text and parse the text, which checks everything, such as the number of
+bytes of each constant. The server gets bytecode of the result, so that it reads only bytes that MLIR has
+written.
 
 The server sends one end of a pair of sockets for each process that it needs.
 """
@@ -29,36 +29,36 @@ from pathways.runtime.bundle.limited_process import exit_with_parent, limit_memo
 from pathways.runtime.resources.child_process import receive_piece, send_piece
 
 MODULE, ARTIFACT, IFRT = b"m", b"a", b"i"
-"""What a program is: StableHLO as text or bytecode, a portable artifact of it, or IFRT IR."""
+"""Kinds of programs: StableHLO as text or bytecode, a portable artifact of it, or IFRT IR."""
 
 
 def allowed_seconds(size: int) -> float:
-    """Returns how long reading a program of so many bytes may compute; a megabyte takes about a second."""
+    """Returns the limit of processor time for a program of `size` bytes; a megabyte takes about a second."""
     return 3 + size / 1e5
 
 
 def allowed_wall_seconds(size: int) -> float:
-    """Returns how long it may take by the clock: other processes compute, too."""
+    """Returns the limit of wall-clock time, which is larger since other processes compute, too."""
     return 6 * allowed_seconds(size)
 
 
 def allowed_bytes(size: int) -> int:
-    """Returns how much memory reading a program of so many bytes may take; the process itself has 0.4 GiB."""
+    """Returns the limit of memory for a program of `size` bytes; the process itself has 0.4 GiB."""
     return (2 << 30) + 64 * size
 
 
 def max_text_bytes(size: int) -> int:
-    """Returns how long the text of a program of so many bytes may be: that of a type may have any length."""
+    """Returns the limit of the text of a program of `size` bytes: the text of a type may have any length."""
     return (64 << 20) + 64 * size
 
 
 _MAX_PROGRAMS = 16
 _MAX_BYTES = 1 << 20
-"""After how many programs, or bytes of them, contexts are made anew: they keep types and attributes."""
+"""Programs, and bytes of them, after which contexts are replaced, which never free types and attributes."""
 
 
 class ProgramContexts:
-    """Contexts of MLIR: in the first of a pair a program is read, in the second one its text."""
+    """Pairs of MLIR contexts: the first reads a program, the second parses its text."""
 
     def __init__(self) -> None:
         self._pairs: dict[bool, tuple[ir.Context, ir.Context]] = {}
@@ -78,13 +78,13 @@ class ProgramContexts:
         return self._pairs[is_ifrt]
 
     def prepare(self) -> None:
-        """Makes contexts and has MLIR load what it needs, which takes longer than to read most programs."""
+        """Creates the contexts and has MLIR load its dialects, which takes longer than reading a program."""
         module = parse_module(b"func.func @main() { return }", self.pair(MODULE)[0])
         version = stablehlo.get_minimum_version()
-        answer_to(ARTIFACT, stablehlo.serialize_portable_artifact(module, version), self)
+        read_program(ARTIFACT, stablehlo.serialize_portable_artifact(module, version), self)
 
     def count(self, size: int) -> None:
-        """Counts a program of so many bytes that was read."""
+        """Counts a program of `size` bytes; replaces the contexts at the limit."""
         self._programs += 1
         self._bytes += size
         if self._programs >= _MAX_PROGRAMS or self._bytes > _MAX_BYTES:
@@ -93,16 +93,16 @@ class ProgramContexts:
             self.prepare()
 
 
-def answer_to(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[bool, bytes]:
+def read_program(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[bool, bytes]:
     """Reads a program.
 
     Args:
-      kind: what it is.
+      kind: the kind of the program.
       data: the program of a client.
-      contexts: contexts to read it in.
+      contexts: the contexts to read it in.
 
     Returns:
-      whether it is valid, and it as bytecode that MLIR has written, or what is wrong with it.
+      Whether it is valid, and its bytecode, written by MLIR, or the error.
     """
     of_program, of_text = contexts.pair(kind)
     try:
@@ -122,33 +122,35 @@ def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:
     or what is wrong with it.
 
     Raises:
-      OSError: the server needs the process no more.
+      OSError: the server has closed the connection.
     """
     is_valid = True
     while is_valid:
         request = receive_piece(connection)
         kind, data, size = request[:1], request[1:], len(request) - 1
-        # Their signals end the process.
+        # The default actions of their signals terminate the process.
         signal.setitimer(signal.ITIMER_PROF, allowed_seconds(size))
         signal.setitimer(signal.ITIMER_REAL, allowed_wall_seconds(size))
         with limit_memory(allowed_bytes(size)):
-            is_valid, answer = answer_to(kind, data, contexts)
+            is_valid, reply = read_program(kind, data, contexts)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        send_piece(connection, bytes([is_valid]) + answer)
+        send_piece(connection, bytes([is_valid]) + reply)
         contexts.count(size)
 
 
 def main() -> int:
-    """Forks processes that read programs, until the server ends."""
+    """Forks processes that read programs, until the server exits."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Those that have ended are not waited for.
+    # The kernel reaps processes that exit.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # Of forks beside other threads: those of MLIR, which contexts end when they are made.
+    # Python warns of forks in a process with threads. Those of MLIR have exited: a context stops its threads
+    # when it is created.
     warnings.simplefilter("ignore", DeprecationWarning)
     parent = os.getpid()
     contexts = ProgramContexts()
     contexts.prepare()
+    # Keeps garbage collections of the forked processes from copying pages that they share.
     gc.freeze()
     with socket.socket(fileno=0) as server:
         while True:
@@ -159,7 +161,7 @@ def main() -> int:
                 break
             os.close(descriptors[0])
     exit_with_parent(parent)
-    # What MLIR says when it crashes is for nobody.
+    # MLIR writes a stack trace when it crashes, which is of no use to the user of the server.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with socket.socket(fileno=descriptors[0]) as connection, contextlib.suppress(OSError):
         _read_all(connection, contexts)

@@ -1,4 +1,4 @@
-"""Writes replies, statuses and credit of calls to a connection, from any thread."""
+"""Writer of the replies, statuses and credit of calls to a connection, for any thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathways.runtime.proxy.wire.socket_writer import SocketWriter
 from pathways.runtime.proxy.wire.statuses import StatusCode
 
 MAX_PENDING_BYTES = 8 << 20
-"""Replies that may wait for a client that does not read, before its session waits for it."""
+"""Bytes of unread replies of a session, beyond which it waits for its client to read."""
 
 
 class CallWriter:
-    """A connection and its socket under one lock. What is written after its end is dropped."""
+    """Writer of a connection: its state and its socket under one lock. Writes after its end are dropped."""
 
     def __init__(self, client: socket.socket) -> None:
         self.grpc = GrpcConnection()
@@ -25,16 +25,16 @@ class CallWriter:
         self.socket = SocketWriter(client, self.grpc, self._lock)
 
     def flush(self) -> None:
-        """Writes what the connection begins with."""
+        """Writes the first bytes of the connection."""
         with self._lock:
             self.socket.flush()
 
     def receive(self, data: Buffer) -> list[Event]:
-        """Returns the events in what came from the socket."""
+        """Returns the events in bytes from the socket."""
         with self._lock:
             events = self.grpc.receive(data)
             self.socket.flush()
-            # Answers to frames of a client that reads none would add up.
+            # Replies to frames of a client that does not read would add up.
             self.socket.wait_for(lambda: not self.grpc.is_congested)
         return events
 
@@ -46,7 +46,7 @@ class CallWriter:
                 self.socket.flush()
 
     def send_last(self, stream: StreamId, *messages: Message) -> None:
-        """Sends messages of a call and ends it, in one write: the client wakes up once."""
+        """Sends messages of a call and ends it, in one write, so that the client wakes up once."""
         with self._lock:
             if not self.grpc.is_lost:
                 self.grpc.send(stream, *messages)
@@ -61,7 +61,7 @@ class CallWriter:
                 self.socket.flush()
 
     def return_credit(self, stream: StreamId, size: int) -> None:
-        """Lets the client send more, after a message of so many bytes was handled."""
+        """Returns credit to the client, after a message of `size` bytes was handled."""
         with self._lock:
             if not self.grpc.is_lost:
                 self.grpc.handled(stream, size)
@@ -80,9 +80,9 @@ class CallWriter:
         Args:
           stream: the call.
           replies: the replies.
-          handled: bytes of the requests.
-          count: how many requests these were.
-          watch: creates the context in which it waits.
+          handled: the bytes of the requests.
+          count: the number of requests.
+          watch: returns the context in which it waits.
         """
 
         def is_drained() -> bool:
@@ -98,7 +98,7 @@ class CallWriter:
                     self.socket.wait_for(is_drained)
 
     def close(self) -> None:
-        """Drops all that is not written."""
+        """Drops all bytes that are not written."""
         with self._lock:
             self.grpc.is_lost = True
             self.socket.close()

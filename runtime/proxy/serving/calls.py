@@ -1,4 +1,4 @@
-"""Calls of a client by their kind: a session, a host buffer that is sent, a request with one reply."""
+"""Calls of clients: sessions, host buffers that are sent, and requests with one reply."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("pathways.proxy")
 
 _WAITING_THREADS = 16
 _MAX_WAITING = 1024
-"""Limit of requests of a session that wait for arrays or compilations."""
+"""Maximum of requests of a session that wait for arrays or compilations."""
 
 _MAX_REPLIES_AT_ONCE = 16
 
@@ -37,11 +37,11 @@ class Signal(enum.Enum):
 
 
 Requests = queue.SimpleQueue[Buffer | Signal]
-"""Requests of a session that are not dispatched, and signals between them."""
+"""Queue of requests of a session that are not dispatched, and of signals between them."""
 
 
 class ServiceCall(abc.ABC):
-    """A call of one method. The reading thread of the connection calls all of its methods.
+    """Call of a method of the service. The reading thread of the connection calls all methods of this class.
 
     Args:
       writer: writes to the connection.
@@ -67,11 +67,11 @@ class ServiceCall(abc.ABC):
 
     @abc.abstractmethod
     def fail(self, error: StatusError) -> None:
-        """Frees what the call has: it was cancelled, or has failed."""
+        """Frees the resources of a call that was cancelled, or has failed."""
 
 
 class UnaryCall(ServiceCall):
-    """A request with one reply.
+    """Call with one request and one reply.
 
     Args:
       reply: returns the messages of the reply to a request.
@@ -84,24 +84,24 @@ class UnaryCall(ServiceCall):
         self._reply = reply
 
     def receive(self, data: Buffer) -> None:
-        # Whether or not there is a reply: a further message would be handled again.
+        # Set before the reply, which may fail: a further message must not be handled.
         self.is_finished = True
         self.writer.send_last(self.stream, *self._reply(data))
 
     def end(self) -> None:
-        """No-op: its one message has ended the call, or it stays without a reply."""
+        """Does nothing: the one message has ended the call, or there was none."""
 
     def fail(self, error: StatusError) -> None:
-        """No-op: the call has nothing to free."""
+        """Does nothing: the call has no resources."""
 
 
 class StoreCall(ServiceCall):
-    """A host buffer that a client sends to a session.
+    """Call in which a client sends a host buffer to a session.
 
     Args:
       session: the session.
       handle: the handle of the buffer.
-      size: how many bytes it is to have.
+      size: the announced size of the buffer in bytes.
       messages: the classes of messages.
 
     Raises:
@@ -144,16 +144,16 @@ class StoreCall(ServiceCall):
         self.writer.send_last(self.stream, reply.SerializeToString())
 
     def fail(self, error: StatusError) -> None:
-        # Otherwise a request would wait for a buffer that does not come.
+        # Without that, a request would wait forever for a buffer that does not arrive.
         self._buffers.release(self._buffer.size)
         self._buffers.fail(self._handle, error)
 
 
 class SessionCall(ServiceCall):
-    """The stream of a session: its requests that are not dispatched, and its threads.
+    """Stream of a new session: its queue of requests, and its threads.
 
     Args:
-      registry: the sessions of the server, of which this is a new one.
+      registry: the sessions of the server.
     """
 
     def __init__(self, writer: CallWriter, stream: StreamId, registry: SessionRegistry) -> None:
@@ -161,7 +161,7 @@ class SessionCall(ServiceCall):
         self._registry = registry
         self._requests: Requests = queue.SimpleQueue()
         self._waiting = WaitingThreads(_WAITING_THREADS, _MAX_WAITING)
-        # The dispatching thread alone changes what a session owns: that of a loss leaves it a signal.
+        # Only the dispatching thread may change a session: a thread that loses a slice sends it a signal.
         wake = functools.partial(self._requests.put, Signal.FREE_LOST_ARRAYS)
         self._session = registry.start(functools.partial(writer.send, stream), self._waiting.run, wake)
         start_thread(self._dispatch, "proxy dispatches")
@@ -186,7 +186,7 @@ class SessionCall(ServiceCall):
             while (item := requests.get()) is not Signal.END_SESSION:
                 data = None if isinstance(item, Signal) else item
                 replies, size, count = [], 0, 0
-                # What has arrived meanwhile is handled at once: a message costs less than a write.
+                # Requests that have arrived meanwhile are handled before the write, which costs more.
                 while data is not None:
                     size += len(data)
                     count += 1
@@ -194,7 +194,8 @@ class SessionCall(ServiceCall):
                     if reply is not None:
                         replies.append(reply)
                     data = _next(requests) if count < _MAX_REPLIES_AT_ONCE else None
-                # `_next` may have taken a signal to do so. Before the reply, which may wait for the client.
+                # `_next` may have consumed the signal for it. Called before the reply, which may wait for the
+                # client.
                 session.free_lost_arrays()
                 self.writer.reply(self.stream, replies, size, count, watch)
             self.writer.finish(self.stream)
@@ -207,7 +208,7 @@ class SessionCall(ServiceCall):
 
 
 def _next(requests: Requests) -> Buffer | None:
-    """Returns the next request; None if there is none, or a signal: the end is left in the queue."""
+    """Returns the next request; None if there is none, or for a signal. The end is put back to the queue."""
     try:
         item = requests.get_nowait()
     except queue.Empty:

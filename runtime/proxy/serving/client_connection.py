@@ -1,4 +1,4 @@
-"""Connection of a client: reads its socket, and passes what arrives to its calls."""
+"""Connection of a client: reads its socket, and passes events to its calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _READ_BYTES = 1 << 20
 
 
 class ClientConnection:
-    """One connection of a client: its calls, each of one method.
+    """Connection of a client, with its calls.
 
     Args:
       registry: the sessions of the server.
@@ -59,12 +59,12 @@ class ClientConnection:
             self._socket.close()
 
     def close(self) -> None:
-        """Ends the connection; the reading thread frees what it had."""
+        """Shuts the connection down; the reading thread frees its resources."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _receive(self, memory: memoryview) -> int:
-        """Returns how many bytes it has received; none at the end."""
+        """Receives bytes into `memory`; returns their number, 0 at the end."""
         try:
             return self._socket.recv_into(memory)
         except OSError:
@@ -95,7 +95,7 @@ class ClientConnection:
                 self._calls.pop(stream, None)
 
     def _try(self, stream: StreamId, work: Callable[[], None]) -> None:
-        """Does something for a call; an error ends the call."""
+        """Runs a function for a call; an error ends the call."""
         try:
             work()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Methods of the service that clients call."""
+"""Methods of the service: the call of each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathways.runtime.proxy.host_buffers import data_header
 from pathways.runtime.proxy.serving.call_writer import CallWriter
 from pathways.runtime.proxy.serving.calls import ServiceCall, SessionCall, StoreCall, UnaryCall
 from pathways.runtime.proxy.serving.registry import SessionRegistry
+from pathways.runtime.proxy.wire.descriptors import PROTOCOL, SERIALIZATION
 from pathways.runtime.proxy.wire.events import Buffer, CallStarted, Message
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
-from pathways.runtime.proxy.wire.versions import PROTOCOL, SERIALIZATION
 
 _PACKAGE = "xla.ifrt.proxy."
 _SERVICE = f"/{_PACKAGE}GrpcIfrtService/"
@@ -20,14 +20,14 @@ _SESSION_METADATA = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 _STORE_METADATA = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes of a host buffer in one message; the client allocates each of them."""
+"""Bytes of a host buffer in one message; the client allocates memory for each message."""
 
 
 def start_call(registry: SessionRegistry, writer: CallWriter, event: CallStarted) -> ServiceCall:
     """Starts a call of the method that a client names.
 
     Raises:
-      StatusError: there is no such method, or its headers are invalid.
+      StatusError: the service has no such method, or the headers are invalid.
     """
     method = event.method.removeprefix(_SERVICE)
     if method == "IfrtSession":
@@ -74,9 +74,9 @@ def _header(event: CallStarted, name: str) -> bytes:
 
 def _look_up_host_buffer(registry: SessionRegistry, data: Buffer) -> list[Message]:
     request = registry.served.messages.parse(f"{_PACKAGE}GrpcHostBufferLookupRequest", data)
-    found = registry.session(request.session_id).host_buffers.find(request.handle)
-    # All is queued at once: the buffer is in memory anyway, and is not copied.
-    view = memoryview(found)
+    buffer = registry.session(request.session_id).host_buffers.find(request.handle)
+    # All chunks are queued at once: they are views of the buffer, which stays in memory anyway.
+    view = memoryview(buffer)
     starts = range(0, len(view) or 1, _CHUNK_BYTES)
     chunks = [view[start : start + _CHUNK_BYTES] for start in starts]
     return [(data_header(len(chunk)), chunk) for chunk in chunks]
@@ -112,4 +112,4 @@ _UNARY: Mapping[str, Callable[[SessionRegistry, Any, Any], None]] = {
     "HostBufferDelete": _delete_host_buffer,
     "HostBufferReadFromDisk": _read_host_buffer_from_disk,
 }
-"""Methods with one request, whose reply each fills."""
+"""Methods with one request and one reply, which they fill."""

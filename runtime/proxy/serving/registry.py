@@ -18,7 +18,7 @@ _LOG = logging.getLogger("pathways.proxy")
 
 
 class SessionRegistry:
-    """The sessions that have not ended, and what they share. Safe for several threads.
+    """Registry of the active sessions, and the objects that they share. Safe for use by several threads.
 
     Attributes:
       served: the devices.
@@ -36,12 +36,12 @@ class SessionRegistry:
 
     @property
     def sessions(self) -> tuple[ProxySession, ...]:
-        """The sessions that have not ended."""
+        """The active sessions."""
         with self._lock:
             return tuple(self._sessions.values())
 
     def start(self, send: Send, wait: Run, wake: Callable[[], None]) -> ProxySession:
-        """Registers a new session; arguments as of `ProxySession`."""
+        """Registers a new session, with the arguments of `ProxySession`."""
         with self._lock:
             number = next(self._numbers)
             session = ProxySession(number, self.served, send, wait, self.stalls.watching, wake)
@@ -50,7 +50,7 @@ class SessionRegistry:
         return session
 
     def end(self, session: ProxySession) -> None:
-        """Ends a session and frees all that it owns."""
+        """Ends a session and frees all its values."""
         counts = session.counts
         session.close()
         with self._lock:
@@ -61,7 +61,7 @@ class SessionRegistry:
         """Returns a session by its id.
 
         Raises:
-          StatusError: there is none.
+          StatusError: no active session has this id.
         """
         with self._lock:
             if number not in self._sessions:
@@ -69,15 +69,15 @@ class SessionRegistry:
             return self._sessions[number]
 
     def lose_slice(self, index: int) -> None:
-        """Treats a slice as lost, as of `ProxyServer.lose_slice`."""
+        """Treats a slice as lost; see `ProxyServer.lose_slice`."""
         with self._lock:
-            # States first: a session that is not in the list yet begins with the new ones.
+            # States first: a session that is not in the list yet starts with the new ones.
             self.served.slice_states = self.served.slice_states.lose(index)
             sessions = tuple(self._sessions.values())
         for session in sessions:
             session.handle_loss()
 
     def return_slice(self, index: int) -> None:
-        """Returns a slice that was lost, as of `ProxyServer.return_slice`."""
+        """Returns a slice that was lost; see `ProxyServer.return_slice`."""
         with self._lock:
             self.served.slice_states = self.served.slice_states.restore(index)

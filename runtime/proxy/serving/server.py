@@ -22,14 +22,14 @@ from pathways.runtime.resources.threads import start_thread
 
 
 class ProxyServer:
-    """Serves the devices of this process.
+    """Server of the devices of this process.
 
     Args:
-      where: where to listen, as of `ListeningSocket`.
+      where: the address to listen at, as of `ListeningSocket`.
       served: the devices.
 
     Raises:
-      ServerError: another server listens there, or it is not possible, or not safe.
+      ServerError: another server listens there, or the server cannot listen there, or it is not safe.
 
     Attributes:
       served: the devices.
@@ -56,7 +56,7 @@ class ProxyServer:
 
     @property
     def address(self) -> str:
-        """Value of `JAX_BACKEND_TARGET` for clients."""
+        """The value of `JAX_BACKEND_TARGET` for clients."""
         return self._listener.target
 
     @property
@@ -76,7 +76,7 @@ class ProxyServer:
 
     @property
     def sessions(self) -> tuple[ProxySession, ...]:
-        """The sessions that have not ended."""
+        """The active sessions."""
         return self.registry.sessions
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class ProxyServer:
         self.registry.stalls.close()
 
     def lose_slice(self, index: int) -> None:
-        """Treats a slice as lost: its arrays have no value any more, nor has any that is created on it.
+        """Treats a slice as lost: all arrays on it become errors, and so do new ones.
 
         Raises:
           ValueError: there is no such slice, or it is lost already.
@@ -99,7 +99,7 @@ class ProxyServer:
         self.registry.lose_slice(index)
 
     def return_slice(self, index: int) -> None:
-        """Returns a slice that was lost, for new arrays; those that it had stay lost.
+        """Returns a slice that was lost, for new arrays; its earlier ones stay lost.
 
         Raises:
           ValueError: there is no such slice, or it is not lost.
@@ -142,25 +142,26 @@ def serve(
     """Serves devices of this process to unmodified JAX programs, until the server is closed.
 
     Args:
-      path: a UNIX socket, in a folder that only this user may enter, which is made if its parent exists; by
-        default one in a new folder.
-      devices: what to serve; by default all devices of JAX.
-      slices: how many equal slices the devices form; if several, devices have a `slice_index`.
-      max_memory: bytes that arrays and programs of all clients may have together; what would exceed it is an
-        error with the status RESOURCE_EXHAUSTED. None for no limit.
+      path: a UNIX socket, in a folder that only this user may enter, and which is created if its parent
+        exists; by default one in a new folder.
+      devices: the devices to serve; by default all devices of JAX.
+      slices: the number of equal slices that the devices form; with more than one, devices have a
+        `slice_index`.
+      max_memory: the maximum of bytes of the arrays and programs of all clients together; beyond that,
+        requests fail with the status RESOURCE_EXHAUSTED. None for no limit.
       files: folders below which programs may have the server write and read arrays; by default none.
       insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
-        cannot authenticate itself, and any client that connects runs code in this process.
-      compile_ifrt: compiles programs of Shardy's MPMD compiler; None refuses them.
+        cannot authenticate itself, and any client that connects can run code in this process.
+      compile_ifrt: compiles programs of Shardy's MPMD compiler; None rejects them.
 
     Returns:
-      the server, a context manager that closes it; its `environment` is that of the programs.
+      The server, a context manager that closes it; its `environment` is for the programs.
 
     Raises:
-      ServerError: it cannot listen there.
+      ServerError: the server cannot listen there.
       DescriptorError: this release of jaxlib is not supported.
-      ValueError: so many slices are not possible, there is both a path and an address, or one of the
-        folders does not exist.
+      ValueError: the devices cannot form that number of slices, there is both a path and an address, or one
+        of the folders does not exist.
     """
     if path is not None and insecure_address is not None:
         raise ValueError("expected a path or an address to listen at, got both")

@@ -12,11 +12,11 @@ from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status
 from pathways.runtime.resources.folders import PermittedFolders
 
 TRANSFER_FOLDER_VARIABLE = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
-"""Folder in which the client in JAX, which has the variable, too, writes large host buffers to files."""
+"""Folder in which the client in JAX, which reads the same variable, writes large host buffers to files."""
 
 
 class TransferFolder:
-    """The folder that `TRANSFER_FOLDER_VARIABLE` names; one session at a time has files there.
+    """Folder of `TRANSFER_FOLDER_VARIABLE`, which one session at a time may use.
 
     Args:
       folders: the folders that the server may use.
@@ -31,7 +31,7 @@ class TransferFolder:
         """Stores a host buffer that the client of a session has written to a file.
 
         Raises:
-          StatusError: it cannot be read; the request that needs it has the same error.
+          StatusError: the buffer cannot be read; the request that needs it has the same error.
         """
         buffers = session.host_buffers
         try:
@@ -61,13 +61,13 @@ class TransferFolder:
                 self._owner = session
             owner = self._owner
         if owner is not session:
-            # Handles, of which clients make the names of files, start at 1 in each of them.
+            # Files are named by handles, which start at 1 in each client.
             raise StatusError(
                 StatusCode.FAILED_PRECONDITION,
                 f"session {owner.number} uses the folder of {TRANSFER_FOLDER_VARIABLE}; each program needs "
                 "its own",
             )
         with self._folders.open(folder) as number:
-            # Clients count in 32 bits here.
+            # Clients write the handle as a signed number of 32 bits.
             name = int.from_bytes((handle & 0xFFFFFFFF).to_bytes(4, "big"), "big", signed=True)
             return take_file(number, f"lt_{name}", size)

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathways.runtime.resources.threads import start_thread
 
 Work = Callable[[], None]
-"""Must not raise."""
+"""Function that a thread calls; it must not raise."""
 
 
 class WaitingThreads:
-    """A number of threads of a session that are started when they are needed, and share a queue of work.
+    """Thread pool of a session, whose threads start when they are needed and share a queue.
 
     Args:
-      max_threads: how many threads there may be.
-      max_pending: how many calls may have begun or wait for a thread, before `run` waits.
+      max_threads: the maximum of threads.
+      max_pending: the maximum of calls that run or wait for a thread, beyond which `run` waits.
     """
 
     def __init__(self, max_threads: int, max_pending: int) -> None:
@@ -42,7 +42,7 @@ class WaitingThreads:
         self._work.put(work)
 
     def close(self) -> None:
-        """Ends the threads, each after the call that it is in; what has not begun is dropped."""
+        """Stops the threads, each after its current call; calls that have not started are dropped."""
         with self._changed:
             self._is_closed = True
             for _ in range(self._threads):

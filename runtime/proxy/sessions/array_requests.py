@@ -1,4 +1,4 @@
-"""Requests of arrays: made of host buffers and of each other, read, and deleted."""
+"""Requests of arrays: creation from host buffers or other arrays, reads, and deletion."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _STRINGS = "xla.ifrt.proto.StringArrayContents"
 """Message in the host buffer of an array of strings."""
 
 _MAX_FETCH_INLINE_BYTES = 64 << 10
-"""Largest array that the dispatching thread fetches when it is ready: that beats a switch of threads."""
+"""Size up to which the dispatching thread fetches a ready array itself, faster than another thread would."""
 
 
-def _make_array_from_host_buffer(state: SessionState, body: Any, answer: Any) -> None:
+def _make_array_from_host_buffer(state: SessionState, body: Any, response: Any) -> None:
     def make() -> list[ProxyArray]:
-        # First, also if the rest is invalid: the session removes it here or never.
+        # Taken first, even if the rest is invalid: nothing else removes the buffer from the session.
         data = state.host_buffers.take(body.host_buffer_handle)
         shape = shape_of(body.shape)
         layout = state.served.layout(body.layout, len(shape))
@@ -34,14 +34,14 @@ def _make_array_from_host_buffer(state: SessionState, body: Any, answer: Any) ->
         return [arrays.make(spec, [value] * len(spec.placement.devices))]
 
     state.put([body.array_handle], make)
-    answer.array_handle = body.array_handle
+    response.array_handle = body.array_handle
 
 
-def _make_arrays_from_host_buffer_shards(state: SessionState, body: Any, answer: Any) -> None:
+def _make_arrays_from_host_buffer_shards(state: SessionState, body: Any, response: Any) -> None:
     _check_counts(handles=body.array_handles, specifications=body.specs)
     for spec, handle in zip(body.specs, body.array_handles, strict=True):
         state.put([handle], functools.partial(_make_of_shards, state, spec))
-    answer.array_handles.extend(body.array_handles)
+    response.array_handles.extend(body.array_handles)
 
 
 def _make_of_shards(state: SessionState, proto: Any) -> list[ProxyArray]:
@@ -63,18 +63,18 @@ def _make_of_shards(state: SessionState, proto: Any) -> list[ProxyArray]:
     return [arrays.make(spec, shards)]
 
 
-def _make_error_arrays(state: SessionState, body: Any, answer: Any) -> None:
+def _make_error_arrays(state: SessionState, body: Any, response: Any) -> None:
     code = body.error.code
-    known = StatusCode(code) if code in StatusCode.__members__.values() and code else StatusCode.UNKNOWN
-    error = StatusError(known, body.error.message)
+    valid = StatusCode(code) if code in StatusCode.__members__.values() and code else StatusCode.UNKNOWN
+    error = StatusError(valid, body.error.message)
     state.put(
         body.array_handles,
         lambda: [ProxyArray(state.served.spec(spec), error) for spec in body.array_specs],
     )
-    answer.array_handles.extend(body.array_handles)
+    response.array_handles.extend(body.array_handles)
 
 
-def _assemble_array_from_single_device_arrays(state: SessionState, body: Any, answer: Any) -> None:
+def _assemble_array_from_single_device_arrays(state: SessionState, body: Any, response: Any) -> None:
     def make() -> list[ProxyArray]:
         shards = state.arrays_of(body.single_device_array_handles)
         if not shards:
@@ -86,16 +86,16 @@ def _assemble_array_from_single_device_arrays(state: SessionState, body: Any, an
 
     state.put([body.result_handle], make)
     state.donate(body.single_device_array_handles, body.copy_semantics)
-    answer.array_handle = body.result_handle
+    response.array_handle = body.result_handle
 
 
-def _disassemble_into_single_device_arrays(state: SessionState, body: Any, answer: Any) -> None:
+def _disassemble_into_single_device_arrays(state: SessionState, body: Any, response: Any) -> None:
     state.put(body.result_handles, lambda: arrays.disassemble(state.array(body.array_handle)))
     state.donate([body.array_handle], body.copy_semantics)
-    answer.array_handles.extend(body.result_handles)
+    response.array_handles.extend(body.result_handles)
 
 
-def _copy_arrays(state: SessionState, body: Any, answer: Any) -> None:
+def _copy_arrays(state: SessionState, body: Any, response: Any) -> None:
     def make() -> list[ProxyArray]:
         devices = [state.served.device(number) for number in body.device_ids]
         memory = body.memory_kind if body.HasField("memory_kind") else None
@@ -103,39 +103,39 @@ def _copy_arrays(state: SessionState, body: Any, answer: Any) -> None:
 
     state.put(body.result_handles, make)
     state.donate(body.array_handles, body.copy_semantics)
-    answer.array_handles.extend(body.result_handles)
+    response.array_handles.extend(body.result_handles)
 
 
-def _fully_replicated_shard(state: SessionState, body: Any, answer: Any) -> None:
+def _fully_replicated_shard(state: SessionState, body: Any, response: Any) -> None:
     state.put([body.result_handle], lambda: [arrays.fully_replicated_shard(state.array(body.array_handle))])
     state.donate([body.array_handle], body.copy_semantics)
-    answer.array_handle = body.result_handle
+    response.array_handle = body.result_handle
 
 
-def _remap_arrays(state: SessionState, body: Any, answer: Any) -> None:
+def _remap_arrays(state: SessionState, body: Any, response: Any) -> None:
     def make() -> list[ProxyArray]:
         specs = [state.served.spec(spec) for spec in body.plan.output_specs]
         return arrays.remap(specs, body.plan, state.arrays_of(body.array_handles))
 
     state.put(body.result_handles, make)
     state.donate(body.array_handles, body.copy_semantics)
-    answer.array_handles.extend(body.result_handles)
+    response.array_handles.extend(body.result_handles)
 
 
-def _bitcast_arrays(state: SessionState, body: Any, answer: Any) -> None:
+def _bitcast_arrays(state: SessionState, body: Any, response: Any) -> None:
     _put_each(state, body, arrays.bitcast)
     state.donate(body.array_handles, body.copy_semantics)
-    answer.array_handles.extend(body.result_handles)
+    response.array_handles.extend(body.result_handles)
 
 
-def _reshard_arrays(state: SessionState, body: Any, answer: Any) -> None:
+def _reshard_arrays(state: SessionState, body: Any, response: Any) -> None:
     _put_each(state, body, arrays.reshard)
     state.donate(body.array_handles, body.copy_semantics)
-    answer.array_handles.extend(body.result_handles)
+    response.array_handles.extend(body.result_handles)
 
 
 def _put_each(state: SessionState, body: Any, make: Callable[[ArraySpec, ProxyArray], ProxyArray]) -> None:
-    """Creates one array of each, as its specification says."""
+    """Creates an array from each array of a request, by its specification."""
     _check_counts(results=body.result_handles, arrays=body.array_handles, specifications=body.array_specs)
     for result, handle, spec in zip(body.result_handles, body.array_handles, body.array_specs, strict=True):
         state.put([result], functools.partial(_make_one, state, make, spec, handle))
@@ -147,7 +147,7 @@ def _make_one(
     return [make(state.served.spec(spec), state.array(handle))]
 
 
-def _copy_to_host_buffer(state: SessionState, body: Any, answer: Any) -> Later | None:
+def _copy_to_host_buffer(state: SessionState, body: Any, response: Any) -> Later | None:
     array = state.array(body.array_handle)
     strides = _strides(body)
 
@@ -163,30 +163,30 @@ def _copy_to_host_buffer(state: SessionState, body: Any, answer: Any) -> Later |
     return None
 
 
-def _delete_array(state: SessionState, body: Any, answer: Any) -> None:
+def _delete_array(state: SessionState, body: Any, response: Any) -> None:
     for handle in body.array_handle:
         array = state.arrays.get(handle)
         if array is not None and not isinstance(array.value, StatusError) and not array.value.is_deleted():
             array.value.delete()
             array.free()
-    answer.deletion_future_handle = state.add_future()
+    response.deletion_future_handle = state.add_future()
 
 
-def _is_array_deleted(state: SessionState, body: Any, answer: Any) -> None:
+def _is_array_deleted(state: SessionState, body: Any, response: Any) -> None:
     value = state.array(body.array_handle).value
-    answer.deleted = value is DONATED or (not isinstance(value, StatusError) and value.is_deleted())
+    response.deleted = value is DONATED or (not isinstance(value, StatusError) and value.is_deleted())
 
 
-def _destruct_array(state: SessionState, body: Any, answer: Any) -> None:
+def _destruct_array(state: SessionState, body: Any, response: Any) -> None:
     for handle in body.array_handle:
         state.arrays.pop(handle, None)
 
 
 def _check_counts(**groups: Sequence[Any]) -> None:
-    """Checks that a request has as many of one as of the others.
+    """Checks that lists of a request have the same length.
 
     Raises:
-      StatusError: it has not.
+      StatusError: they do not.
     """
     if len({len(group) for group in groups.values()}) > 1:
         counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items())

@@ -1,4 +1,4 @@
-"""Requests of programs: compiled, described, executed, and deleted."""
+"""Requests of programs: compilation, metadata, execution, and deletion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
 
 
-def _compile(state: SessionState, body: Any, answer: Any) -> Later:
+def _compile(state: SessionState, body: Any, response: Any) -> Later:
     if body.host_callbacks:
         raise StatusError(StatusCode.UNIMPLEMENTED, "the server does not call back into the client")
 
@@ -27,26 +27,26 @@ def _compile(state: SessionState, body: Any, answer: Any) -> Later:
         handles = state.add_program(program)
         if handles is None:
             return
-        answer.loaded_executable_handle, answer.ready_future_handle = handles
+        response.loaded_executable_handle, response.ready_future_handle = handles
         ids = [device.id for device in program.devices]
-        answer.name = program.name
-        answer.num_devices = len(ids)
-        answer.device_ids.extend(ids)
-        answer.addressable_device_ids.extend(ids)
+        response.name = program.name
+        response.num_devices = len(ids)
+        response.device_ids.extend(ids)
+        response.addressable_device_ids.extend(ids)
         if isinstance(program, MpmdProgram):
-            program.describe_slices(answer)
+            program.describe_slices(response)
 
     return Later(fill=compile_)
 
 
-def _loaded_executable_metadata(state: SessionState, body: Any, answer: Any) -> None:
-    state.program(body.loaded_executable_handle).describe(answer)
+def _loaded_executable_metadata(state: SessionState, body: Any, response: Any) -> None:
+    state.program(body.loaded_executable_handle).describe(response)
 
 
-def _loaded_executable_execute(state: SessionState, body: Any, answer: Any) -> None:
+def _loaded_executable_execute(state: SessionState, body: Any, response: Any) -> None:
     program = state.programs.get(body.loaded_executable_handle)
     if program is None:
-        # Without its results there is nothing that could hold the error.
+        # The error is stored under the handles of results; without any, it is the reply.
         state.put(body.result_array_handle, lambda: [state.program(body.loaded_executable_handle)])  # type: ignore[list-item]
         return
     results: list[ProxyArray]
@@ -62,25 +62,25 @@ def _loaded_executable_execute(state: SessionState, body: Any, answer: Any) -> N
         waited = results if job is None else [job]
     except Exception as error:
         results = program.fail(status_of(error))
-        # A program without results fails, too.
+        # A program without results reports its error by the future.
         waited = results or [ProxyArray(None, status_of(error))]
     handles = body.result_array_handle or state.new_handles(len(results))
     state.put(handles, lambda: results)
     if body.execute_options.fill_status:
         if body.result_status_handle:
             state.futures[body.result_status_handle] = waited
-            answer.status_handle = body.result_status_handle
+            response.status_handle = body.result_status_handle
         else:
-            answer.status_handle = state.add_future(waited)
+            response.status_handle = state.add_future(waited)
     if not body.result_array_handle:
         for handle, result in zip(handles, results, strict=True):
-            _describe_output(state, answer.outputs.add(array_handle=handle), result)
+            _describe_output(state, response.outputs.add(array_handle=handle), result)
 
 
 def _start(
     state: SessionState, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
 ) -> tuple[list[ProxyArray], FileJob | None]:
-    """Starts an execution; returns its results, and its work on files if that is what it does."""
+    """Starts an execution; returns its results, and the job of a program that uses files."""
     if not isinstance(program, PersistenceProgram):
         return program.execute(arguments, kept), None
     job = program.start(arguments, state.run)
@@ -91,7 +91,7 @@ def _start(
 def _start_restricted(
     state: SessionState, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
 ) -> tuple[list[ProxyArray], FileJob | None]:
-    """Starts an execution where slices are lost, or memory has a limit.
+    """Starts an execution while slices are lost, or with a limit of memory.
 
     Raises:
       StatusError: the program is on a lost slice.
@@ -120,7 +120,7 @@ def _describe_output(state: SessionState, output: Any, result: ProxyArray) -> No
     state.served.describe_placement(output.sharding, result.spec.placement)
 
 
-def _loaded_executable_fetch_execute_result(state: SessionState, body: Any, answer: Any) -> Later | None:
+def _loaded_executable_fetch_execute_result(state: SessionState, body: Any, response: Any) -> Later | None:
     waited = state.futures.pop(body.result_status_handle, None)
     if waited is None:
         raise StatusError(
@@ -143,48 +143,48 @@ def _of_kind[P](program: Program, kind: type[P], problem: str) -> P:
     return program
 
 
-def _loaded_executable_cost_analysis(state: SessionState, body: Any, answer: Any) -> None:
+def _loaded_executable_cost_analysis(state: SessionState, body: Any, response: Any) -> None:
     program = _xla_program(state, body.loaded_executable_handle)
-    answer.attributes.SetInParent()
+    response.attributes.SetInParent()
     for name, value in program.executable.cost_analysis().items():
-        answer.attributes.attributes[name].float_value = value
+        response.attributes.attributes[name].float_value = value
 
 
-def _loaded_executable_mpmd_metadata(state: SessionState, body: Any, answer: Any) -> None:
-    _mpmd_program(state, body.mpmd_loaded_executable_handle).describe_memory(answer)
+def _loaded_executable_mpmd_metadata(state: SessionState, body: Any, response: Any) -> None:
+    _mpmd_program(state, body.mpmd_loaded_executable_handle).describe_memory(response)
 
 
-def _loaded_executable_mpmd_cost_analysis(state: SessionState, body: Any, answer: Any) -> None:
-    _mpmd_program(state, body.loaded_executable_handle).describe_costs(answer)
+def _loaded_executable_mpmd_cost_analysis(state: SessionState, body: Any, response: Any) -> None:
+    _mpmd_program(state, body.loaded_executable_handle).describe_costs(response)
 
 
-def _loaded_executable_human_readable_program_text(state: SessionState, body: Any, answer: Any) -> None:
+def _loaded_executable_human_readable_program_text(state: SessionState, body: Any, response: Any) -> None:
     program = _xla_program(state, body.loaded_executable_handle)
-    answer.human_readable_program_text = program.executable.get_hlo_text()
+    response.human_readable_program_text = program.executable.get_hlo_text()
 
 
-def _loaded_executable_delete(state: SessionState, body: Any, answer: Any) -> None:
+def _loaded_executable_delete(state: SessionState, body: Any, response: Any) -> None:
     state.programs.pop(body.loaded_executable_handle, None)
-    answer.future_handle = state.add_future()
+    response.future_handle = state.add_future()
 
 
-def _loaded_executable_is_deleted(state: SessionState, body: Any, answer: Any) -> None:
-    answer.is_deleted = body.loaded_executable_handle not in state.programs
+def _loaded_executable_is_deleted(state: SessionState, body: Any, response: Any) -> None:
+    response.is_deleted = body.loaded_executable_handle not in state.programs
 
 
-def _loaded_executable_destruct(state: SessionState, body: Any, answer: Any) -> None:
+def _loaded_executable_destruct(state: SessionState, body: Any, response: Any) -> None:
     state.programs.pop(body.loaded_executable_handle, None)
 
 
 _KNOWN_OPTIONS = frozenset({"call_location"})
-"""Custom options of an execution that change nothing that it computes."""
+"""Custom options of an execution that do not affect its results."""
 
 
 def _check_execution(body: Any, program: Program) -> None:
-    """Checks what a client wants of an execution.
+    """Checks the devices and options of an execution.
 
     Raises:
-      StatusError: the server does not do it.
+      StatusError: the server does not support them.
     """
     devices = [device.id for device in program.devices]
     if body.device_ids and list(body.device_ids) != devices:
@@ -192,11 +192,11 @@ def _check_execution(body: Any, program: Program) -> None:
             StatusCode.UNIMPLEMENTED,
             f"a program for devices {devices[:64]} cannot run on devices {list(body.device_ids[:64])}",
         )
-    others = [name for name in body.execute_options.custom_options.attributes if name not in _KNOWN_OPTIONS]
-    if others:
+    unknown = [name for name in body.execute_options.custom_options.attributes if name not in _KNOWN_OPTIONS]
+    if unknown:
         raise StatusError(
             StatusCode.UNIMPLEMENTED,
-            f"options of executions that the server does not know: {sorted(others)}"[:1000],
+            f"options of executions that the server does not know: {sorted(unknown)}"[:1000],
         )
 
 

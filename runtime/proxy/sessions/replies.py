@@ -15,10 +15,10 @@ from pathways.runtime.proxy.wire.statuses import StatusError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Later:
-    """A reply that another thread computes.
+    """Reply that another thread computes.
 
     Attributes:
-      waited: the arrays that it waits for first; the reply is the error of one that has none.
+      waited: the arrays that it waits for first. If one of them has no value, its error is the reply.
       fill: fills the body of the response, or raises.
     """
 
@@ -27,7 +27,7 @@ class Later:
 
 
 def wait_for(waited: Sequence[ProxyArray | FileJob]) -> Later | None:
-    """Returns a reply when arrays are ready, or None if they are.
+    """Returns a reply that waits for arrays, or None if they are ready.
 
     Raises:
       StatusError: all are ready, and one of them is an error.
@@ -42,14 +42,14 @@ def wait_all(waited: Sequence[ProxyArray | FileJob]) -> None:
     """Waits until arrays are ready.
 
     Raises:
-      StatusError, JaxRuntimeError: one of them has no value, and why.
+      StatusError, JaxRuntimeError: one of them has no value.
     """
     for array in waited:
         array.wait()
 
 
 class ReplyEncoder:
-    """Encodes the replies of a session, from any thread."""
+    """Encoder of the replies of a session, for any thread."""
 
     def __init__(self, messages: Messages) -> None:
         self.new = messages["xla.ifrt.proxy.IfrtResponse"]
@@ -60,7 +60,7 @@ class ReplyEncoder:
         metadata = response.response_metadata
         metadata.op_id = op_id
         metadata.status.SetInParent()
-        # The client counts replies that have a body, and only these.
+        # The client counts replies with a body only, so errors get no number.
         metadata.seq_num = next(self._numbers)
         return response.SerializeToString()
 

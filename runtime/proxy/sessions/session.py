@@ -1,23 +1,23 @@
 """Session of a client: the reply to each request of its stream, in order.
 
-Requests are dispatched one after the other, in the order of the stream, by one thread. None of them waits for
-a device: what does is replied to from other threads. One may wait for a host buffer, which the client sends
-in a call of its own. A session owns what its handles stand for, and frees it when it ends.
+Requests are dispatched one after the other, in the order of the stream, by one thread. That thread does not
+wait for devices: other threads reply to requests that have to. It may wait for a host buffer, which the
+client sends in a separate call. A session owns the values of its handles, and frees them when it ends.
 
 The client chooses the handles of most results and sends the next request without waiting for a reply. An
 error of such a request is therefore stored under its handles, and raised when one of them is read.
 
-A handler gets the state of the session and the bodies of request and response. All fields of requests are
-read, or an error, but for those that need nothing:
+A handler gets the state of the session and the bodies of request and response. Handlers read all fields of
+requests, or reject them, except fields without effect:
 
 - `user_context_id` and `payloads` are the client's own, for its messages and traces; so are payloads of the
-  errors of which it makes arrays;
-- `version_number` of what is serialised was agreed upon when the client connected;
-- `launch_id`, `execution_stream_id` and `deletion_stream_id` order what several processes or streams do, and
-  one thread does all of a session, in the order of its stream;
+  errors that it creates arrays from;
+- `version_number` of serialised values was agreed upon when the client connected;
+- `launch_id`, `execution_stream_id` and `deletion_stream_id` order the work of processes or streams, but one
+  thread does all work of a session, in the order of its stream;
 - `untuple_result`: results are never tuples;
 - `single_device_shard_semantics`: all shards are addressable;
-- `copy_semantics` of requests that cut or join arrays: they share buffers, as in local JAX;
+- `copy_semantics` of requests that split or join arrays: they share buffers, as in local JAX;
 - `input_specs` of a remap plan: the server knows the arrays;
 - `compile_options` of plugin programs, which are empty.
 """
@@ -37,7 +37,7 @@ from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 
 Send = Callable[[bytes], None]
-"""Sends a serialised `IfrtResponse` to the client, from any thread."""
+"""Function that sends a serialised `IfrtResponse` to the client, from any thread."""
 
 _HANDLERS: Mapping[str, Handler] = {
     **session_requests.HANDLERS,
@@ -47,13 +47,13 @@ _HANDLERS: Mapping[str, Handler] = {
 
 
 class ProxySession:
-    """The server's side of one connection of a client.
+    """Session of a client, on the side of the server.
 
     Args:
-      number: its id, by which calls that carry host buffers name it.
+      number: its id, which calls with host buffers refer to.
       served: the devices.
       send: sends replies.
-      wait: runs what waits for arrays or compiles.
+      wait: runs functions that wait for arrays or compile.
       watch: reports long activities.
       wake: has the dispatching thread call `free_lost_arrays` when it is idle.
     """
@@ -74,9 +74,9 @@ class ProxySession:
         self._wait = wait
         self._wake = wake
         self._replies = ReplyEncoder(served.messages)
-        # Replies that other threads compute, by the ids of their requests. A thread that has computed one and
-        # a thread that loses a slice may both want to send it: the one that removes it here does, so that
-        # each is sent once.
+        # Replies that other threads compute, with the ids of their requests. A thread that has computed one
+        # and a thread that handles a lost slice may both want to send it. Only the thread that removes it
+        # from here sends it, so that each is sent once.
         self._pending: dict[Later, int] = {}
 
     @property
@@ -86,7 +86,7 @@ class ProxySession:
 
     @property
     def is_closed(self) -> bool:
-        """Returns whether the session has ended."""
+        """Whether the session has ended."""
         return self.state.is_closed
 
     @property
@@ -112,9 +112,9 @@ class ProxySession:
                     StatusCode.UNIMPLEMENTED, f"requests of the kind {kind!r} are not supported by the server"
                 )
             body = getattr(request, kind)
-            answer = getattr(response, kind.removesuffix("request") + "response")
-            answer.SetInParent()
-            later = handler(self.state, body, answer)
+            body_of_response = getattr(response, kind.removesuffix("request") + "response")
+            body_of_response.SetInParent()
+            later = handler(self.state, body, body_of_response)
         except Exception as error:
             return self._replies.encode_error(op_id, status_of(error))
         if later is None:
@@ -122,7 +122,7 @@ class ProxySession:
         self._pending[later] = op_id
         self._wait(lambda: self._reply_later(later, response))
         if self.state.has_new_losses:
-            self._fail_pending()  # `handle_loss` came before the reply was pending.
+            self._fail_pending()  # `handle_loss` was called before the reply was pending.
         return None
 
     def free_lost_arrays(self) -> None:
@@ -131,13 +131,13 @@ class ProxySession:
             self.state.lose_arrays()
 
     def handle_loss(self) -> None:
-        """Handles that a slice was lost; called from any thread."""
-        # At once: the dispatching thread may wait for the client.
+        """Handles the loss of a slice; called from any thread."""
+        # Not left to the dispatching thread, which may wait for the client.
         self._fail_pending()
         self._wake()
 
     def _fail_pending(self) -> None:
-        """Replies to requests that wait for arrays of slices that are lost; called from any thread."""
+        """Replies to requests that wait for arrays on lost slices; called from any thread."""
         lost = self._served.slice_states.lost
         for later in tuple(self._pending):
             error = next(filter(None, (self.state.loss_of(array, lost) for array in later.waited)), None)
@@ -146,11 +146,11 @@ class ProxySession:
                 self._send(self._replies.encode_error(op_id, error))
 
     def close(self) -> None:
-        """Frees all that the session owns; later replies are dropped."""
+        """Frees all values of the session; later replies are dropped."""
         self.state.close()
 
     def interrupt(self) -> None:
-        """Ends what requests wait for: host buffers that will not come, and files."""
+        """Wakes requests that wait for host buffers or files, with an error."""
         self.state.interrupt()
 
     def _reply_later(self, later: Later, response: Any) -> None:
@@ -160,7 +160,7 @@ class ProxySession:
         except Exception as error:
             failed = error
         op_id = self._pending.pop(later, None)
-        if op_id is None:  # A slice was lost meanwhile: its error was the reply.
+        if op_id is None:  # A slice was lost meanwhile, and the error of the loss was the reply.
             return
         try:
             if failed is not None:

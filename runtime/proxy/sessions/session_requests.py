@@ -1,4 +1,4 @@
-"""Requests about the session itself: its devices, and whether what it waits for is ready."""
+"""Requests about the session itself: its devices, and the state of futures and values."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 
-def _init(state: SessionState, body: Any, answer: Any) -> None:
-    state.served.describe(answer, state.number)
+def _init(state: SessionState, body: Any, response: Any) -> None:
+    state.served.describe(response, state.number)
 
 
-def _check_future(state: SessionState, body: Any, answer: Any) -> Later | None:
+def _check_future(state: SessionState, body: Any, response: Any) -> Later | None:
     waited = state.futures.pop(body.future_handle, None)
     if waited is None:
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"no future has the handle {body.future_handle}")
     return wait_for(waited)
 
 
-def _check_value_ready(state: SessionState, body: Any, answer: Any) -> Later | None:
+def _check_value_ready(state: SessionState, body: Any, response: Any) -> Later | None:
     return wait_for(state.arrays_of(body.value_handles))
 
 
-def _get_default_device_assignment(state: SessionState, body: Any, answer: Any) -> None:
+def _get_default_device_assignment(state: SessionState, body: Any, response: Any) -> None:
     replicas, partitions = body.num_replicas, body.num_partitions
     devices = state.served.devices
     if not 1 <= replicas * partitions <= len(devices):
@@ -34,21 +34,21 @@ def _get_default_device_assignment(state: SessionState, body: Any, answer: Any) 
             StatusCode.INVALID_ARGUMENT,
             f"{replicas} x {partitions} devices of a server that has {len(devices)}",
         )
-    assignment = answer.device_assignment
+    assignment = response.device_assignment
     assignment.replica_count, assignment.computation_count = replicas, partitions
     for partition in range(partitions):
         chosen = devices[partition * replicas : (partition + 1) * replicas]
         assignment.computation_devices.add(replica_device_ids=[device.id for device in chosen])
 
 
-def _get_default_layout(state: SessionState, body: Any, answer: Any) -> None:
+def _get_default_layout(state: SessionState, body: Any, response: Any) -> None:
     dtype = state.served.dtype(body.dtype)
     device = state.served.device(body.device_id)
-    # The platforms that are served have the same layout in each kind of memory.
+    # All supported platforms have the same layout in each kind of memory.
     state.served.memory_kind(body.memory_kind or None)
     layout = device.client.get_default_layout(dtype, checked_shape(body.dims), device)
-    # As text, although the field holds bytes.
-    answer.serialized_pjrt_layout = str(layout).encode()
+    # The field holds bytes, but clients expect text in it.
+    response.serialized_pjrt_layout = str(layout).encode()
 
 
 HANDLERS: Mapping[str, Handler] = {

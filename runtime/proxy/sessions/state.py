@@ -1,4 +1,4 @@
-"""State of a session: what its handles stand for, and which of that is lost, donated or too large."""
+"""State of a session: the values of its handles, and errors of lost, donated or too large ones."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_
 from pathways.runtime.resources.manager import ResourceError
 
 FIRST_SERVER_HANDLE = 1 << 62
-"""Handles from here on are chosen by the server; clients count from 1."""
+"""First of the handles that the server chooses; clients count from 1."""
 
 DONATED = StatusError(StatusCode.INVALID_ARGUMENT, "the array was deleted: it was donated")
 """Error in place of an array whose buffers belong to another one now."""
 
 Watch = Callable[[str, float], AbstractContextManager[object]]
-"""Creates the context of an activity, which is reported when it exceeds a limit in seconds."""
+"""Function that returns the context of an activity, which is reported if it exceeds a limit in seconds."""
 
 
 class SessionState:
-    """Tables of a session: what it owns, by handle.
+    """Tables of a session: its values by handle.
 
-    The dispatching thread alone reads and changes the tables. What other threads compute is in arrays that
-    are there already, in host buffers, which have a lock of their own, or added by `add_program`.
+    The dispatching thread alone reads and changes the tables. Other threads set the values of arrays that are
+    in the tables already, use host buffers, which have their own lock, or call `add_program`.
 
     Args:
       number: the id of the session.
       served: the devices.
-      run: runs what waits for arrays or compiles.
+      run: runs functions that wait for arrays or compile.
       watch: reports long activities.
 
     Attributes:
       arrays: the arrays, or the errors in their places.
       programs: the compiled programs.
-      futures: what each future waits for.
-      host_buffers: what the client has stored, or will fetch.
+      futures: the arrays and jobs that each future waits for.
+      host_buffers: the host buffers that the client has stored, or will fetch.
       is_closed: whether the session has ended.
     """
 
@@ -75,11 +75,11 @@ class SessionState:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Numbers of arrays, programs, futures and host buffers."""
+        """The numbers of arrays, programs, futures and host buffers."""
         return len(self.arrays), len(self.programs), len(self.futures), len(self.host_buffers)
 
     def close(self) -> None:
-        """Frees all that the session owns."""
+        """Frees all values of the session."""
         with self._closing:
             self.is_closed = True
         self.interrupt()
@@ -88,13 +88,13 @@ class SessionState:
         self.futures.clear()
 
     def interrupt(self) -> None:
-        """Ends what requests wait for: host buffers that will not come, and files."""
+        """Wakes requests that wait for host buffers or files, with an error."""
         self.host_buffers.close()
         for job in self._file_jobs:
             job.cancel()
 
     def watch_compile(self, name: str) -> AbstractContextManager[object]:
-        """Creates the context in which a program is compiled."""
+        """Returns the context in which a program is compiled."""
         return self._watch(f"session {self.number}: compiling program {name!r}", COMPILE_LIMIT_S)
 
     def _watch_host_buffer(self, handle: int) -> AbstractContextManager[object]:
@@ -105,7 +105,7 @@ class SessionState:
         """Returns an array by its handle.
 
         Raises:
-          StatusError: there is none.
+          StatusError: no array has this handle.
         """
         array = self.arrays.get(handle)
         if array is None:
@@ -124,7 +124,7 @@ class SessionState:
         """Returns a program by its handle.
 
         Raises:
-          StatusError: there is none.
+          StatusError: no program has this handle.
         """
         program = self.programs.get(handle)
         if program is None:
@@ -132,22 +132,22 @@ class SessionState:
         return program
 
     def put(self, handles: Sequence[int], make: Callable[[], Sequence[ProxyArray]]) -> None:
-        """Stores what `make` returns under the handles, or its error under each of them."""
+        """Stores the arrays that `make` returns under the handles, or its error under each of them."""
         if 0 in handles:
             raise StatusError(StatusCode.INVALID_ARGUMENT, "the client has not chosen the handle of a result")
         try:
-            made = make()
-            if len(made) != len(handles):
+            created = make()
+            if len(created) != len(handles):
                 raise StatusError(
-                    StatusCode.INVALID_ARGUMENT, f"{len(handles)} handles for {len(made)} results"
+                    StatusCode.INVALID_ARGUMENT, f"{len(handles)} handles for {len(created)} results"
                 )
-            made = [self.admit(array) for array in made] if self.is_restricted else made
+            created = [self.admit(array) for array in created] if self.is_restricted else created
         except Exception as error:
-            made = [ProxyArray(None, status_of(error))] * len(handles)
-        self.arrays.update(zip(handles, made, strict=True))
+            created = [ProxyArray(None, status_of(error))] * len(handles)
+        self.arrays.update(zip(handles, created, strict=True))
 
     def donate(self, handles: Iterable[int], copy_semantics: int) -> None:
-        """Removes arrays whose buffers the results of a request have now; called after `put`."""
+        """Removes arrays whose buffers now belong to results of a request; called after `put`."""
         if copy_semantics == self._donates:
             for handle in handles:
                 if handle in self.arrays:
@@ -158,7 +158,7 @@ class SessionState:
         return [next(self._handles) for _ in range(count)]
 
     def add_future(self, waited: Sequence[ProxyArray | FileJob] = ()) -> int:
-        """Returns the handle of a new future, which is ready when arrays are."""
+        """Returns the handle of a new future, which is ready when the arrays and jobs are."""
         handle = next(self._handles)
         self.futures[handle] = waited
         return handle
@@ -169,7 +169,7 @@ class SessionState:
         Returns:
           its handle and that of a future that is ready; None if the session has ended meanwhile.
         """
-        # A session that ends meanwhile would never free it.
+        # Without the lock, a session that ends now would never free the program.
         with self._closing:
             if self.is_closed:
                 return None
@@ -183,11 +183,11 @@ class SessionState:
 
     @property
     def has_new_losses(self) -> bool:
-        """Returns whether slices were lost or returned since `lose_arrays`."""
+        """Whether slices were lost or returned since `lose_arrays`."""
         return self._slices is not self.served.slice_states
 
     def lose_arrays(self) -> None:
-        """Puts errors in place of arrays on slices that were lost since the last call."""
+        """Replaces arrays on slices that were lost since the last call by errors."""
         states = self.served.slice_states
         lost = states.lost_since(self._slices.epoch)
         self._slices = states
@@ -205,7 +205,7 @@ class SessionState:
 
     @property
     def is_restricted(self) -> bool:
-        """Returns whether arrays may be lost, or too many."""
+        """Whether `admit` must check arrays: slices are lost, or memory has a limit."""
         return bool(self._slices.lost) or self.served.memory.limit is not None
 
     def admit(self, array: ProxyArray) -> ProxyArray:
@@ -234,4 +234,4 @@ class SessionState:
 
 
 Handler = Callable[[SessionState, Any, Any], Later | None]
-"""Handles a request, given the bodies of request and response: it fills the latter, or says how to later."""
+"""Handler of a request, for the bodies of request and response: it fills the latter, now or later."""

@@ -1,11 +1,12 @@
-"""Message classes of the protocol, from the descriptors inside of the installed jaxlib.
+"""Message classes of the protocol, from the descriptors in the installed jaxlib, and its versions.
 
-jaxlib is linked with the serialised `FileDescriptorProto` of every `.proto` file that it uses, so that the
-messages are always those of its own release.
+jaxlib contains the serialised `FileDescriptorProto` of every `.proto` file that it uses, so that the messages
+are always those of its own release.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import mmap
@@ -17,6 +18,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.xla import code_store, pjrt
 
 ROOTS = (
@@ -34,18 +36,46 @@ ROOTS = (
 """Files with the messages that the server reads and writes; they import the others."""
 
 _NAME = re.compile(rb"\x0a([\x05-\x7f])([\w/.-]+?\.proto)(?=[\x12\x1a\x22\x2a\x42\x3a\x62])")
-"""The start of a serialised descriptor: field 1, a length, the name of the file, the tag of another field."""
+"""Start of a serialised descriptor: field 1, a length, the name of the file, the tag of another field."""
 
 _LAST_FIELD = 14
-"""The largest field number of a `FileDescriptorProto`."""
+"""Largest field number of a `FileDescriptorProto`."""
 
 
 class DescriptorError(PathwaysError):
-    """The installed jaxlib has no descriptors of the protocol."""
+    """Error of an installed jaxlib without descriptors of the protocol."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionRange:
+    """Range of versions, of the protocol's requests or of its serialised values."""
+
+    name: str
+    first: int
+    last: int
+
+    def choose(self, first: int, last: int) -> int:
+        """Returns the newest version that a client with versions `first` to `last` also speaks.
+
+        Raises:
+          StatusError: the ranges do not overlap.
+        """
+        if first <= last and first <= self.last and last >= self.first:
+            return min(last, self.last)
+        age = "old" if last < self.first else "new"
+        raise StatusError(
+            StatusCode.FAILED_PRECONDITION,
+            f"the jaxlib of this client is too {age} for the server: it speaks versions {first} to {last} of "
+            f"the {self.name}, the server {self.first} to {self.last}; use a jaxlib of the server's release",
+        )
+
+
+PROTOCOL = VersionRange("IFRT proxy protocol", 16, 25)
+SERIALIZATION = VersionRange("IFRT serialization", 0, 6)
 
 
 class Messages:
-    """Message classes by their full names, `xla.ifrt.proxy.IfrtRequest`."""
+    """Message classes by their full names, such as `xla.ifrt.proxy.IfrtRequest`."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._pool = descriptor_pool.DescriptorPool()
@@ -72,27 +102,27 @@ class Messages:
 
 @functools.cache
 def messages() -> Messages:
-    """Returns the messages of the installed jaxlib; later processes find them in the store of compiled code.
+    """Returns the messages of the installed jaxlib, also for later processes in the store of compiled code.
 
     Raises:
-      DescriptorError: jaxlib holds none.
+      DescriptorError: jaxlib has no descriptors.
     """
     return Messages(find_stored(pjrt.shared_library(), code_store.from_environment()))
 
 
 def find_stored(library: Path, store: code_store.CodeStore | None) -> dict[str, bytes]:
-    """Returns what `find` does of `ROOTS`, from a store where an earlier process has kept it.
+    """Returns the result of `find` for `ROOTS`, from a store if an earlier process has stored it.
 
     Raises:
-      DescriptorError: one of them is not in the library, or there is no library.
+      DescriptorError: a descriptor is not in the library, or the library does not exist.
     """
     try:
-        facts = library.stat()
+        status = library.stat()
     except FileNotFoundError:
         raise DescriptorError(
             f"{library} does not exist: this release of jaxlib is not supported by pw-proxy"
         ) from None
-    subject = f"descriptors {library} {facts.st_size} {facts.st_mtime_ns} {ROOTS}"
+    subject = f"descriptors {library} {status.st_size} {status.st_mtime_ns} {ROOTS}"
     key = hashlib.sha256(subject.encode()).hexdigest()
     stored = None if store is None else store.read(key)
     if stored is not None:
@@ -106,7 +136,7 @@ def find_stored(library: Path, store: code_store.CodeStore | None) -> dict[str, 
 
 
 def find(library: Path, roots: Sequence[str]) -> dict[str, bytes]:
-    """Returns the serialised descriptors of `roots` and of all that they import, each after its imports.
+    """Returns the serialised descriptors of `roots` and of all their imports, each after its own imports.
 
     Args:
       library: a shared library.
@@ -116,19 +146,19 @@ def find(library: Path, roots: Sequence[str]) -> dict[str, bytes]:
       DescriptorError: one of them is not in the library.
     """
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = dict(_scan(data))
+        descriptors = dict(_scan(data))
     ordered: dict[str, bytes] = {}
 
     def add(name: str) -> None:
         if name in ordered:
             return
-        if name not in found:
+        if name not in descriptors:
             raise DescriptorError(
                 f"{library} has no descriptor of {name}: this release of jaxlib is not supported by pw-proxy"
             )
-        for imported in found[name].dependency:
+        for imported in descriptors[name].dependency:
             add(imported)
-        ordered[name] = found[name].SerializeToString()
+        ordered[name] = descriptors[name].SerializeToString()
 
     for root in roots:
         add(root)
@@ -149,7 +179,7 @@ def _scan(data: mmap.mmap) -> Iterator[tuple[str, Any]]:
 
 
 def _end(data: mmap.mmap, start: int) -> int:
-    """Returns where a descriptor ends: in front of the first byte that starts no field of one."""
+    """Returns the end of a descriptor: the first position that does not start a field of one."""
     end = start
     while True:
         tag, position = _varint(data, end)

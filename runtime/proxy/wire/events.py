@@ -1,4 +1,4 @@
-"""Events of calls: what a connection says that a client did."""
+"""Events of calls on a connection."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 Buffer = bytes | bytearray | memoryview
 
 Message = Buffer | Sequence[Buffer]
-"""A message, whole or as consecutive buffers, which must not change until they are sent."""
+"""Message, whole or as consecutive buffers, which must not change until they are sent."""
 
 StreamId = int
 
 
 @dataclasses.dataclass(frozen=True)
 class CallStarted:
-    """A client called a method.
+    """Event: a client called a method.
 
     Attributes:
       stream: the call.
@@ -30,7 +30,7 @@ class CallStarted:
 
 @dataclasses.dataclass(frozen=True)
 class MessageReceived:
-    """A whole message of a call; `GrpcConnection.handled` has to be called for its bytes."""
+    """Event: a message of a call has arrived; `GrpcConnection.handled` must be called for its bytes."""
 
     stream: StreamId
     data: Buffer
@@ -38,21 +38,21 @@ class MessageReceived:
 
 @dataclasses.dataclass(frozen=True)
 class RequestsEnded:
-    """The client sends no further messages in a call, and expects the rest of the replies."""
+    """Event: the client sends no further messages in a call, and expects the rest of the replies."""
 
     stream: StreamId
 
 
 @dataclasses.dataclass(frozen=True)
 class CallCancelled:
-    """A call ended without a status: the client cancelled it, or broke the protocol."""
+    """Event: a call ended without a status, since the client cancelled it or broke the protocol."""
 
     stream: StreamId
 
 
 @dataclasses.dataclass(frozen=True)
 class ConnectionLost:
-    """The connection ended; so did all of its calls."""
+    """Event: the connection ended, and with it all of its calls."""
 
     reason: str
 

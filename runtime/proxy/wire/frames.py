@@ -1,7 +1,7 @@
-"""Frames of HTTP/2, of which those of data bypass h2, and the windows of the client.
+"""Frames of HTTP/2, and the windows of the client.
 
-h2 has the state of the connection and of its streams, headers, settings and the windows of the client. It
-copies each frame of data five times, so these are read and written here.
+h2 keeps the state of the connection and of its streams, headers, settings and the windows of the client. It
+copies each frame of data five times, so that these frames bypass it, and are read and written here.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _MAX_WINDOW = (1 << 31) - 1
 
 
 class HttpState(h2.connection.H2Connection):
-    """h2's state of the server's side, without the data of streams."""
+    """State of the server side in h2, without the data of streams."""
 
-    # It remembers each stream that was closed: by default 65,536 of them.
+    # By default, h2 remembers 65,536 closed streams.
     MAX_CLOSED_STREAMS = 4 * MAX_STREAMS
 
     def __init__(self) -> None:
         config = h2.config.H2Configuration(
             client_side=False,
             header_encoding="utf-8",
-            # Its own headers are right.
+            # The headers of the server are valid; the checks cost time.
             validate_outbound_headers=False,
             normalize_outbound_headers=False,
         )
@@ -61,21 +61,21 @@ class HttpState(h2.connection.H2Connection):
         self.increment_flow_control_window(CONNECTION_WINDOW)
 
     def widen(self, frame: bytes, is_open: Callable[[StreamId], bool]) -> StreamId | None:
-        """Opens a window of the client, as two frames of each call do.
+        """Handles a frame that opens a window of the client. Each call has two such frames.
 
         Args:
           frame: a whole frame.
           is_open: returns whether a stream has not ended.
 
         Returns:
-          the stream whose window it was, 0 for the connection's; None if h2 has to read the frame.
+          The stream of the window, 0 for the connection; None if h2 has to read the frame.
         """
         if frame[3] != _WINDOW_UPDATE or len(frame) != _HEADER_BYTES + 4:
             return None
         size = int.from_bytes(frame[_HEADER_BYTES:], "big")
         stream = int.from_bytes(frame[5:_HEADER_BYTES], "big")
         window = self if stream == 0 else self.streams[stream] if is_open(stream) else None
-        # h2 raises what is wrong with the size.
+        # h2 raises the error for an invalid size.
         if window is None or not 0 < size <= _MAX_WINDOW - window.outbound_flow_control_window:
             return None
         window.outbound_flow_control_window += size
@@ -89,24 +89,24 @@ class HttpState(h2.connection.H2Connection):
 
 
 class FrameReader:
-    """Divides what arrives into frames.
+    """Reader that divides arriving bytes into frames.
 
     Args:
-      starts_data: returns whether a frame of data of so many bytes belongs to a stream that is read here;
-        called when it begins.
+      starts_data: called at the start of a frame of data with its stream and size; returns whether the frame
+        bypasses h2.
     """
 
     def __init__(self, starts_data: Callable[[StreamId, int], bool]) -> None:
         self._starts_data = starts_data
-        # The bytes of a frame that arrived, of one of data its header only; how many are still to come, and
-        # of which stream if they are data. The preface of a connection is read as a frame.
+        # The bytes of the current frame so far, or the header alone of a frame of data; the number of bytes
+        # that are missing; and the stream of a frame of data. The preface of a connection is read as a frame.
         self._frame = bytearray()
         self._left = _PREFACE_BYTES
         self._stream: StreamId | None = None
         self._ends_stream = False
 
     def read(self, data: memoryview) -> Iterator[bytes | tuple[StreamId, memoryview, bool]]:
-        """Yields frames for h2 as bytes, and what arrived of frames of data.
+        """Yields frames for h2 as bytes, and pieces of frames of data.
 
         The latter are tuples: the stream, bytes of the frame, and whether they are the last of the stream.
         """
@@ -158,12 +158,12 @@ class FrameReader:
 
 
 def end_of_stream(stream: StreamId) -> bytes:
-    """Returns a frame of no data that ends a stream."""
+    """Returns an empty frame of data that ends a stream."""
     return _header(_DATA, _END_STREAM, stream, 0)
 
 
 def window_update(stream: StreamId, size: int) -> bytes:
-    """Returns a frame that lets the client send more, in a stream, or in all of them for number 0."""
+    """Returns a frame that opens the window of a stream, or of the connection for number 0."""
     return _header(_WINDOW_UPDATE, 0, stream, 4) + size.to_bytes(4, "big")
 
 

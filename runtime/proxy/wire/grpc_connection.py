@@ -2,11 +2,11 @@
 
 Bytes in, events out; messages in, bytes out. A call is a stream of HTTP/2: a header names the method, each
 message has a prefix of five bytes (compressed or not, length), and a trailer holds the status. Flow control
-bounds memory in both directions: credit for what arrives is returned when it was handled, and
-`pending_bytes` says how much a client has not read yet. Frames are made when they can be written, so that
-what waits for a slow client is the messages themselves, whose large buffers are not copied.
+bounds memory in both directions: a message returns its credit when it was handled, and `pending_bytes` is the
+number of bytes that a client has not read yet. Frames are created when they can be written, so that only the
+messages themselves wait for a slow client, whose large buffers are not copied.
 
-`frames` has the state of HTTP/2 and the windows of the client, and here are the windows of the server.
+`frames` has the state of HTTP/2 and the windows of the client; this module has the windows of the server.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from pathways.runtime.proxy.wire.frames import (
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MAX_MESSAGE_BYTES = 1 << 31
-"""Largest message: a computation with its constants. Its bytes are only allocated as they arrive."""
+"""Size of the largest message: a computation with its constants. Memory is allocated only as bytes arrive."""
 
 MAX_UNHANDLED_BYTES = 8 << 20
-"""Bytes of whole messages that may wait to be handled before a client gets no further credit."""
+"""Bytes of complete messages that wait to be handled, beyond which a client gets no further credit."""
 
 MAX_CONTROL_BYTES = 1 << 20
-"""Bytes of frames that hold no data that may wait for a client that does not read."""
+"""Maximum of bytes of frames without data that wait for a client that does not read."""
 
 MESSAGE_OVERHEAD = 128
-"""Memory of a message besides its bytes: it may have none."""
+"""Memory of a message in addition to its bytes, so that empty messages count, too."""
 
 _PREFIX_BYTES = 5
 _MIN_UNCOPIED_BYTES = 4 << 10
-"""Smaller buffers of messages are copied into one: each buffer that is written costs some time."""
+"""Smaller buffers of messages are copied to one, since each buffer costs time when it is written."""
 
 
 class _Stream:
-    """One call: what arrived of the next message, and what is still to be sent."""
+    """State of a call: the bytes of the next message so far, and the bytes to send."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -75,7 +75,7 @@ class _Stream:
 
 
 class GrpcConnection:
-    """Calls of one client; not safe for several threads at once."""
+    """Connection of one client with its calls. Not safe for use by several threads at once."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_message_bytes = max_message_bytes
@@ -84,7 +84,7 @@ class GrpcConnection:
         self._streams: dict[StreamId, _Stream] = {}
         self._window = CONNECTION_WINDOW
         self._uncredited_bytes = 0
-        # What is to be sent besides data, and the streams whose windows may allow data to be sent.
+        # Frames without data to send, and the streams whose windows may allow them to send data.
         self._control: list[bytes] = []
         self._control_bytes = 0
         self._sending: dict[StreamId, None] = {}
@@ -92,25 +92,25 @@ class GrpcConnection:
 
     @property
     def calls(self) -> tuple[StreamId, ...]:
-        """The calls that have not ended."""
+        """The active calls."""
         return tuple(self._streams)
 
     @property
     def is_congested(self) -> bool:
-        """Returns whether so much waits besides data that nothing more should be read from the client."""
+        """Whether so many frames without data wait that no more should be read from the client."""
         return self._control_bytes > MAX_CONTROL_BYTES
 
     def pending_bytes(self, stream: StreamId) -> int:
-        """Returns how many bytes of replies wait until the client reads."""
+        """Returns the number of bytes of replies that wait until the client reads."""
         state = self._streams.get(stream)
         return 0 if state is None else state.pending_bytes
 
     def bytes_to_send(self) -> bytes:
-        """Returns all that is to be written to the socket, once."""
+        """Returns all bytes to write to the socket, once."""
         return b"".join(iter(lambda: b"".join(self.buffers_to_send()), b""))
 
     def buffers_to_send(self, max_bytes: int = MAX_FRAME_BYTES) -> list[Buffer]:
-        """Returns what is to be written to the socket next: about so many bytes, none if nothing is left."""
+        """Returns about `max_bytes` bytes to write to the socket next; none if nothing is left."""
         self._take_control()
         buffers: list[Buffer] = [*self._control]
         size = self._control_bytes
@@ -123,7 +123,7 @@ class GrpcConnection:
         return buffers
 
     def receive(self, data: Buffer) -> list[Event]:
-        """Reads what came from the socket, of which nothing is kept; no bytes mean its end."""
+        """Returns the events in bytes from the socket, which are copied if needed; no bytes mean its end."""
         if self.is_lost:
             return []
         if not data:
@@ -206,7 +206,8 @@ class GrpcConnection:
         """Reads the next bytes of a frame of data, which may be the last of the stream."""
         self._uncredited_bytes += len(data)
         if self._uncredited_bytes >= CONNECTION_WINDOW // 4:
-            # The windows of streams are what holds a client back: a session must not stop others.
+            # The connection's window is always opened: only the windows of streams hold a client back, since
+            # one session must not stop the others.
             self._window += self._uncredited_bytes
             self._open_window(0, self._uncredited_bytes)
             self._uncredited_bytes = 0
@@ -217,17 +218,17 @@ class GrpcConnection:
         if is_end:
             if state is not None:
                 state.is_half_closed = True
-            # h2 did not see the frame, only that it ends the stream.
+            # h2 has not seen the frame: an empty one tells it that the stream ends.
             yield from self._interpret(end_of_stream(stream))
 
     def _interpret(self, data: Buffer) -> Iterator[Event]:
-        """Has h2 read frames that hold no data of calls."""
+        """Has h2 read frames without data of calls."""
         for event in self._h2.receive_data(bytes(data)):
             match event:
                 case h2.events.RequestReceived(stream_id=stream, headers=headers):
                     yield from self._start(stream, {str(name): str(value) for name, value in headers or ()})
                 case h2.events.DataReceived(stream_id=stream, flow_controlled_length=size):
-                    # Of a call that has ended on this side.
+                    # The call has ended on this side.
                     self._h2.acknowledge_received_data(size or 0, stream)
                 case h2.events.StreamEnded(stream_id=stream) if stream in self._streams:
                     state = self._streams[stream]
@@ -283,7 +284,7 @@ class GrpcConnection:
             if missing > len(data):
                 break
             if received:
-                # Not copied once more: it is the message that its own bytes have filled.
+                # The buffer becomes the message, without another copy.
                 received += data[:missing]
                 message: Buffer = memoryview(received)[_PREFIX_BYTES:]
                 received = state.received = bytearray()
@@ -304,14 +305,14 @@ class GrpcConnection:
             state.uncredited_bytes = 0
 
     def _open_window(self, stream: StreamId, size: int) -> None:
-        """Lets the client send more, in a stream, or in all of them for number 0."""
+        """Opens the window of a stream, or of the connection for number 0."""
         self._take_control()
         frame = window_update(stream, size)
         self._control.append(frame)
         self._control_bytes += len(frame)
 
     def _take_control(self) -> None:
-        """Moves what h2 has to send to the buffers that are written."""
+        """Moves bytes that h2 has to send to the buffers to write."""
         data = self._h2.data_to_send()
         if data:
             self._control.append(data)
@@ -331,7 +332,7 @@ class GrpcConnection:
             self._h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
 
     def _send_frame(self, stream: StreamId, buffers: list[Buffer]) -> int:
-        """Adds the next frames of a stream to what is written; returns their bytes."""
+        """Adds the next frames of a stream to the buffers to write; returns the number of bytes."""
         state = self._streams[stream]
         size = 0
         if state.outgoing:

@@ -1,4 +1,4 @@
-"""Writes what a connection has to send to its socket, beside a client that may not read."""
+"""Writer of the bytes of a connection to its socket, whose client may not read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathways.runtime.resources.threads import start_thread
 
 _WRITE_BYTES = 512 << 10
 _MAX_BUFFERS = 512
-"""Limit of buffers of one system call: Linux accepts 1,024."""
+"""Maximum of buffers in one system call: Linux accepts 1,024."""
 
 
 class SocketWriter:
-    """Writes to the socket of a connection. All methods are called with the connection's lock held.
+    """Writer of the socket of a connection. All methods must be called with the connection's lock held.
 
-    A thread that has something to send writes as much as the socket accepts at once. When it accepts no more,
-    a writing thread goes on, which waits for the client without the lock, so that no other thread has to.
+    A thread with bytes to send writes as many as the socket accepts at once. If some are left, a writing
+    thread continues, which waits for the client without the lock, so that no other thread has to wait.
 
     Args:
       client: the socket.
@@ -38,9 +38,9 @@ class SocketWriter:
         self._is_closed = False
 
     def flush(self) -> None:
-        """Writes what there is to send, now or from another thread."""
+        """Writes all bytes to send, now or in the writing thread."""
         if self._left or self._is_closed:
-            return  # The writing thread sends all that follows, in order.
+            return  # The writing thread also sends all that follows, in order.
         while buffers := self._grpc.buffers_to_send(_WRITE_BYTES):
             self._left = self._write(buffers, socket.MSG_DONTWAIT)
             if self._left:
@@ -49,11 +49,11 @@ class SocketWriter:
         self._drained.notify_all()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition of what was sent holds, or until the connection has ended."""
+        """Waits until a condition that writes can change holds, or until the connection has ended."""
         self._drained.wait_for(lambda: self._is_closed or condition())
 
     def close(self) -> None:
-        """Drops what is not written, and ends all waits."""
+        """Drops all bytes that are not written, and wakes all waiting threads."""
         self._is_closed = True
         self._left = []
         self._drained.notify_all()
@@ -71,7 +71,7 @@ class SocketWriter:
                 self._blocked.wait_for(lambda: self._left or self._is_closed)
                 while self._left:
                     buffers = self._left
-                    # Others see that something is left, and add to what the connection has to send.
+                    # Other threads see that buffers are left, and only add messages to the connection.
                     self._blocked.release()
                     try:
                         left = self._write(buffers, 0)
@@ -89,7 +89,7 @@ class SocketWriter:
         except BlockingIOError:
             return buffers
         except OSError:
-            # The thread that reads notices the end, and closes the connection for all.
+            # The reading thread then sees the end, and closes the connection.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._is_closed = True

@@ -1,4 +1,4 @@
-"""Statuses of the protocol: canonical codes, errors that carry them, and the codes of errors of XLA."""
+"""Statuses of the protocol: canonical codes, errors with such a code, and the codes of XLA's errors."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ OF_LOST_SLICES = frozenset(
         StatusCode.UNAVAILABLE,
     }
 )
-"""Codes that libraries for elastic training take for a lost slice, or a lost server, and try again.
+"""Codes after which libraries for elastic training retry, since they take them for a lost slice or server.
 
-The server's own faults have none of them, and a lost slice has DATA_LOSS.
+Errors of the server itself have none of them; a lost slice has DATA_LOSS.
 """
 
 
 class StatusError(PathwaysError):
-    """A status other than OK: the reply to a request, or the state of an array that has no value."""
+    """Status other than OK: the reply to a request, or the state of an array without a value."""
 
     def __init__(self, code: StatusCode, message: str) -> None:
         super().__init__(f"{code.name}: {message}")
@@ -61,10 +61,10 @@ _PREFIX = re.compile(r"\s*([A-Z_]+): (.*)", re.DOTALL)
 
 
 def status_of(error: BaseException) -> StatusError:
-    """Returns the status that an error stands for: its own, XLA's, or one by the class of the error.
+    """Returns the status of an error: its own, XLA's, or one by the class of the error.
 
-    It is a new error, without a traceback: that of an error in place of an array would hold the arguments of
-    the functions that failed, and with them other arrays.
+    It is a new error, without a traceback: the traceback of an error in place of an array would keep the
+    arguments of the failed functions alive, and with them other arrays.
     """
     match error:
         case StatusError():
@@ -95,7 +95,7 @@ def _status_of_xla(text: str) -> StatusError:
 
 
 def slice_lost(slices: frozenset[int]) -> StatusError:
-    """Returns the error in place of arrays that were on lost slices, or would have been made there."""
+    """Returns the error in place of arrays that were on lost slices, or would have been created there."""
     names = ", ".join(str(index) for index in sorted(slices))
     return StatusError(
         StatusCode.DATA_LOSS, f"slice {names} was lost" if len(slices) == 1 else f"slices {names} were lost"

@@ -39,7 +39,7 @@ class List:
     def begin(self):
         return len(self.calls)
 
-    def take(self, calls):
+    def write(self, calls):
         self.calls += calls
 
     def close(self):
@@ -144,8 +144,8 @@ def test_host_traces_order_runs_on_one_clock(workers, program):
     assert [call.name for call in calls] == [0, 1]
     ended = time.monotonic_ns()
     for call in calls:
-        assert sorted(call.ran) == [0, 1]
-        for start, _ in call.ran.values():
+        assert sorted(call.executed) == [0, 1]
+        for start, _ in call.executed.values():
             # The messages here take a millisecond at most.
             assert began - 10**7 < start < ended + 10**7
 
@@ -160,14 +160,14 @@ def test_host_traces_write_runs_while_tracing(workers, program, monkeypatch):
     while not recorder.sink.calls and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(recorder.sink.calls) == 1
-    assert [sorted(call.ran) for call in finish(workers, recorder)] == [[0, 1], [1]]
+    assert [sorted(call.executed) for call in finish(workers, recorder)] == [[0, 1], [1]]
 
 
 def test_host_traces_join_pieces(workers, program):
     recorder = record(workers)
     workers[0].at_the_end = [part(0, 11, last=False)]
     workers[1].at_the_end = [part(1, 11)]
-    assert [sorted(call.ran) for call in finish(workers, recorder)] == [[1]]
+    assert [sorted(call.executed) for call in finish(workers, recorder)] == [[1]]
 
 
 def test_host_traces_name_a_lost_host(workers, program, caplog):
@@ -178,7 +178,7 @@ def test_host_traces_name_a_lost_host(workers, program, caplog):
     workers[1].die()
     with caplog.at_level(logging.WARNING):
         calls = finish(workers, recorder)
-    assert [sorted(call.ran) for call in calls] == [[1], [0]]
+    assert [sorted(call.executed) for call in calls] == [[1], [0]]
     assert [r.getMessage() for r in caplog.records] == [
         "the trace lacks what a host did last: host 1 is lost"
     ]
@@ -190,7 +190,7 @@ def test_host_traces_do_not_delay_closing(workers, program, monkeypatch, caplog)
     workers[0].at_the_end = [part(0, 11)]
     workers[1].say = lambda message: None
     workers[0].traces[0].close()
-    assert [sorted(call.ran) for call in finish(workers, recorder)] == [[0]]
+    assert [sorted(call.executed) for call in finish(workers, recorder)] == [[0]]
     assert "host 1 did not say" in caplog.text
     # A trace that begins later has nothing to do with it.
     assert finish(workers, record(workers)) == []

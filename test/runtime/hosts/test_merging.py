@@ -6,7 +6,7 @@ import pytest
 
 from pathways.runtime.hosts.protocol.messages import StepTimes
 from pathways.runtime.hosts.trace.merging import Part, PlanOnHosts
-from pathways.runtime.local.call_trace import Seen, timeline_of_call
+from pathways.runtime.local.call_trace import ObservedTimes, timeline_of_call
 from pathways.runtime.plan import plan
 
 TYPE = plan.ArrayType((), "float32")
@@ -53,7 +53,7 @@ READER = (
 def drawn(program, parts):
     """The timeline of a call, and from when to when its events last, in milliseconds of the clock here."""
     call = program.merged(3, parts, HERE)
-    origin, timeline = timeline_of_call(call.plan, call.seen, call.ran, "measured", call.hosts)
+    origin, timeline = timeline_of_call(call.plan, call.observed, call.executed, "measured", call.hosts)
     at = origin * 1e-6
     return timeline, [(at + event.start * 1e3, at + event.end * 1e3) for event in timeline.events]
 
@@ -66,7 +66,7 @@ def test_merging_gives_each_host_its_steps(program):
 def test_merging_times_a_transfer_from_send_to_receipt(program):
     call = program.merged(3, {0: SOURCE, 1: READER}, HERE)
     assert call.name == 3
-    assert call.seen[2] == Seen(2 * MS, 6 * MS, 0)
+    assert call.observed[2] == ObservedTimes(2 * MS, 6 * MS, 0)
     timeline, spans = drawn(program, {0: SOURCE, 1: READER})
     assert spans == [pytest.approx(span) for span in [(2, 3), (3, 5), (3, 6), (7, 8)]]
     assert timeline.hosts == {"s0": 0, "s1": 0, "s2": 1}

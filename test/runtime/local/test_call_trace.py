@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways.runtime.local.call_trace import Seen, timeline_of_call
+from pathways.runtime.local.call_trace import ObservedTimes, timeline_of_call
 from pathways.runtime.plan import plan
 
 TYPE = plan.ArrayType((), "float32")
@@ -31,10 +31,12 @@ def chain():
     )
 
 
-def seen(**done: float | None) -> dict[int, Seen]:
+def seen(**done: float | None) -> dict[int, ObservedTimes]:
     """Everything was dispatched in the first microseconds; when each step was seen to be done, in ms."""
     moments = [done.get(name) for name in ("first", "second", "transfer", "last")]
-    return {n: Seen(n * 1000, None if t is None else round(t * MS), 0) for n, t in enumerate(moments)}
+    return {
+        n: ObservedTimes(n * 1000, None if t is None else round(t * MS), 0) for n, t in enumerate(moments)
+    }
 
 
 def spans(timeline):

@@ -26,12 +26,13 @@ def test_load_refuses_pieces_of_different_types(plan_builder, runner):
 
 
 def test_load_names_a_computation_with_another_sharding_by_xla(plan_builder, runner):
-    """The module says nothing of shardings, so XLA replicates what the plan splits."""
+    """The module has no shardings, so XLA replicates the operand that the plan splits."""
     s0, _ = two_slices(2)
     build = plan_builder(s0)
     y = build.launch(double, s0, build.argument((4,), s0))
-    wanted = (
-        rf"computation double_ on slice {s0.name}: operand #0 lies as P\('x',\) on {{'x': 2}}, but XLA chose"
+    expected = (
+        rf"computation double_ on slice {s0.name}: operand #0 has sharding P\('x',\) on {{'x': 2}}, "
+        "but XLA chose"
     )
-    with pytest.raises(CompileError, match=wanted):
+    with pytest.raises(CompileError, match=expected):
         runner.load(build, y, shardings=[(("x",),), ()])

@@ -175,13 +175,13 @@ def test_codegen_reports_receives_to_an_observer():
         def begin(self):
             return self
 
-        def hand_over(self):
+        def flush(self):
             pass
 
         def now(self):
             return 0
 
-        def lasting(self, slot):
+        def is_awaitable(self, slot):
             return slot != 2
 
     steps = [

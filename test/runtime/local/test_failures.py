@@ -58,7 +58,7 @@ def test_failures_out_of_memory_list_live_arrays(plan_builder, runner, exhausted
     assert where == f"in program step, step increment on {s1.name} on slice {s1.name}"
     total, *largest = alive.splitlines()
     # On each device of the slice; what is on the other slice is not in the way.
-    assert total.startswith(f"on slice {s1.name} were alive: {3 * size} KiB of this call, and ")
+    assert total.startswith(f"live on slice {s1.name}: {3 * size} KiB of this call, and ")
     assert largest == [
         f"  {2 * size} KiB: batch of type f32[512]",
         f"  {size} KiB: an intermediate value of type f32[256]",

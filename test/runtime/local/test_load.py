@@ -384,7 +384,7 @@ def test_load_reports_progress_by_computations(plan_builder, runner):
 def test_progress_line_is_shown_once(capsys):
     line = compile_threads.ProgressLine(40, None)
     line.add(1)
-    line.began -= 2
+    line.start -= 2
     line.add(11)
     line.add(1)
     line.close()
@@ -394,7 +394,7 @@ def test_progress_line_is_shown_once(capsys):
 def test_progress_line_counts_how_often_a_program_is_compiled(capsys):
     for _ in range(38):
         line = compile_threads.ProgressLine(2, None, "of_many_shapes")
-        line.began -= 2
+        line.start -= 2
         line.add(1)
         line.close()
     first, *others = capsys.readouterr().err.splitlines()

@@ -128,6 +128,6 @@ def test_local_launches_refuse_other_shards():
     made = plan(LOCAL, [("y", "f", "x")], "y")
     whole = dataclasses.replace(made, slot_shardings=((), ()))
     with pytest.raises(
-        ValueError, match=r"f on slice s0 is for shards float32\[4, 4\], but there are float32\[8, 4\]"
+        ValueError, match=r"f on slice s0 is for shards float32\[4, 4\], but gets float32\[8, 4\]"
     ):
         load(whole)

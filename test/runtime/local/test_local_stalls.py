@@ -16,7 +16,7 @@ import pytest
 
 from pathways.runtime.local import stalls
 from pathways.runtime.local.codegen import SOURCE_NAME
-from pathways.runtime.local.stalls import LocalStalls, described
+from pathways.runtime.local.stalls import LocalStalls, describe
 
 
 class Late:
@@ -32,11 +32,11 @@ def test_local_stalls_report_a_late_array_once_in_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pending: list[Any] = [Late()]
-    monkeypatch.setattr(stalls, "_pending", lambda: list(pending))
-    looks = LocalStalls(0.2, lambda: ["waits for host 2 at 10.0.0.5:7001"])
+    monkeypatch.setattr(stalls, "_pending_arrays", lambda: list(pending))
+    detector = LocalStalls(0.2, lambda: ["waits for host 2 at 10.0.0.5:7001"])
     with caplog.at_level(logging.WARNING, "pathways"):
         for _ in range(10):
-            looks.look()
+            detector.poll()
             time.sleep(0.05)
         # After 0.2 seconds, and again when these have doubled.
         assert 1 <= len(caplog.messages) <= 2
@@ -47,10 +47,10 @@ def test_local_stalls_report_a_late_array_once_in_a_while(
         ]
         caplog.clear()
         pending.clear()
-        looks.look()
+        detector.poll()
         # Another one, maybe at the same place.
         pending.append(Late())
-        looks.look()
+        detector.poll()
         assert not caplog.messages
 
 
@@ -59,7 +59,7 @@ def test_local_stalls_ignore_ready_and_deleted_arrays():
     array.block_until_ready()
     deleted = jnp.ones(3)
     deleted.delete()
-    assert not any(one is array or one is deleted for one in stalls._pending())
+    assert not any(each is array or each is deleted for each in stalls._pending_arrays())
 
 
 def test_local_stalls_name_the_line_of_a_program_that_runs():
@@ -71,29 +71,29 @@ def test_local_stalls_name_the_line_of_a_program_that_runs():
     thread.start()
     entered.wait()
     try:
-        assert "thread trainer issues pathways program f 0" in described([Late()], 61)
+        assert "thread trainer issues pathways program f 0" in describe([Late()], 61)
     finally:
         go_on.set()
         thread.join()
 
 
-LOOKING = """
+POLLING = """
 import os, threading, time
 from pathways.runtime.local import stalls
 
-looking, go_on = threading.Event(), threading.Event()
+polling, go_on = threading.Event(), threading.Event()
 
-def look(self):
+def poll(self):
     if not go_on.is_set():
-        looking.set()
+        polling.set()
         go_on.wait()
         time.sleep(0.5)
         print("ended", flush=True)
 
-stalls.LocalStalls.look = look
-stalls.watch.set(0.01)
-stalls.watch.start()
-looking.wait()
+stalls.LocalStalls.poll = poll
+stalls.monitor.configure(0.01)
+stalls.monitor.start()
+polling.wait()
 {meanwhile}
 go_on.set()
 """
@@ -106,6 +106,6 @@ FORK = "if child := os.fork(): print(os.waitpid(child, 0)[1], flush=True)"
 @pytest.mark.parametrize(("meanwhile", "said"), [("", ""), (FORK, "0\n")], ids=["alone", "forked"])
 def test_local_stalls_do_not_keep_processes_from_ending(meanwhile: str, said: str):
     """A thread that is inside of jaxlib at the end would abort it; a forked process has no such thread."""
-    command = [sys.executable, "-c", LOOKING.format(meanwhile=meanwhile)]
+    command = [sys.executable, "-c", POLLING.format(meanwhile=meanwhile)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == f"{said}ended\n", result.stderr

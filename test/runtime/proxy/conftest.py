@@ -10,16 +10,18 @@ from session_client import MESSAGES, Client
 
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
-from pathways.runtime.proxy.reading.read_process import ProgramContexts, answer_to
+from pathways.runtime.proxy.reading.read_process import ProgramContexts, read_program
 
-_ANSWER = ProgramReader._answer
+_READ_REPLY = ProgramReader._read_reply
 
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_are_read_in_this_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            ProgramReader, "_answer", lambda _, kind, program: answer_to(kind, program, ProgramContexts())
+            ProgramReader,
+            "_read_reply",
+            lambda _, kind, program: read_program(kind, program, ProgramContexts()),
         )
         yield
 
@@ -29,7 +31,7 @@ def programs_are_read_in_another_process(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if request.node.get_closest_marker("process") is not None:
-        monkeypatch.setattr(ProgramReader, "_answer", _ANSWER)
+        monkeypatch.setattr(ProgramReader, "_read_reply", _READ_REPLY)
 
 
 @pytest.fixture

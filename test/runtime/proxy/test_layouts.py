@@ -145,5 +145,5 @@ def test_shards_of_several_layouts_are_no_array() -> None:
         arrays.disassemble(turned())[0],
         arrays.disassemble(arrays.make(spec_of(), [VALUE[:4], VALUE[4:]]))[1],
     ]
-    with pytest.raises(StatusError, match="shards of several layouts cannot be one array"):
+    with pytest.raises(StatusError, match="shards of different layouts cannot be one array"):
         arrays.assemble(spec_of(), shards)

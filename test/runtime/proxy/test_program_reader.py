@@ -22,7 +22,7 @@ from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.reading import program_reader, read_process
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
-from pathways.runtime.proxy.reading.read_process import ARTIFACT, IFRT, MODULE, ProgramContexts, answer_to
+from pathways.runtime.proxy.reading.read_process import ARTIFACT, IFRT, MODULE, ProgramContexts, read_program
 from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusError
@@ -58,13 +58,13 @@ def shown(module: bytes) -> str:
 @pytest.mark.parametrize("kind", [MODULE, IFRT])
 def test_what_is_read_is_what_was_sent(kind: bytes) -> None:
     program = bytecode_of(ir.Module.parse(TEXT, make_context()))
-    is_valid, read = answer_to(kind, program, ProgramContexts())
+    is_valid, read = read_program(kind, program, ProgramContexts())
     assert is_valid
     assert shown(read) == shown(program)
 
 
 def test_an_artifact_becomes_bytecode() -> None:
-    is_valid, read = answer_to(ARTIFACT, artifact(ADD), ProgramContexts())
+    is_valid, read = read_program(ARTIFACT, artifact(ADD), ProgramContexts())
     assert is_valid
     assert "dense<[1, 2, 3, 4, 5, 6, 7]>" in shown(read)
 
@@ -73,7 +73,7 @@ def test_a_program_of_little_bytecode_and_much_text(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(read_process, "max_text_bytes", lambda _: 1 << 20)
     names = [f"!t{n} = tuple<!t{n - 1}, !t{n - 1}>" for n in range(1, 18)]
     text = "\n".join(["!t0 = tensor<f32>", *names, "func.func @main(%x: !t17) { return }"])
-    assert answer_to(MODULE, text.encode(), ProgramContexts()) == (False, b"its text has 5 MiB")
+    assert read_program(MODULE, text.encode(), ProgramContexts()) == (False, b"its text has 5 MiB")
 
 
 @pytest.fixture

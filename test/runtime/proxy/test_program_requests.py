@@ -21,7 +21,7 @@ from session_client import (
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.kept_programs import KeptPrograms
+from pathways.runtime.proxy.program_cache import ProgramCache
 from pathways.runtime.proxy.wire.statuses import StatusCode
 from pathways.runtime.xla import pjrt
 
@@ -326,7 +326,7 @@ def test_flags_of_the_client_that_would_end_the_server(client: Client) -> None:
 )
 def test_parts_that_xla_would_make_for_ever(client: Client, count: dict[str, Any], text: str) -> None:
     name = "xla_cpu_parallel_codegen_split_count"
-    expected = f"the compiler option {name} is {text}; the server compiles 1 to 1024 parts"
+    expected = f"the compiler option {name} is {text}; the server accepts 1 to 1024"
     program = module("return %x : tensor<f32>")
     status = compile_text(client, program, env_option_overrides={name: count})
     assert (status.code, status.message) == (3, expected)
@@ -408,17 +408,17 @@ def test_a_limit_of_memory_frees_programs_that_no_session_has(limit: int | None)
 
 @pytest.mark.parametrize(("max_count", "max_bytes"), [(2, 1000), (1000, 20)])
 def test_programs_that_were_not_used_for_long_are_freed(max_count: int, max_bytes: int) -> None:
-    kept = KeptPrograms[Any](max_count, max_bytes)
+    cache = ProgramCache[Any](max_count, max_bytes)
     compiled: Any = [object() for _ in range(3)]
     sent = [b"%d" % number * 10 for number in range(3)]
-    kept.add(sent[0], b"", compiled[0])
-    kept.add(sent[1], b"", compiled[1])
-    kept.add(sent[1], b"", compiled[2])  # Two sessions have compiled it at once.
-    assert kept.find(sent[0], b"") is compiled[0]
-    assert kept.find(sent[0], b"options") is None
-    kept.add(sent[2], b"", compiled[2])
-    assert [kept.find(program, b"") for program in sent] == [compiled[0], None, compiled[2]]
-    kept.add(bytes(max_bytes + 1), b"", compiled[0])
-    # What is too large itself takes the place of nothing.
-    assert kept.find(bytes(max_bytes + 1), b"") is None
-    assert kept.find(sent[2], b"") is compiled[2]
+    cache.add(sent[0], b"", compiled[0])
+    cache.add(sent[1], b"", compiled[1])
+    cache.add(sent[1], b"", compiled[2])  # Two sessions have compiled it at once.
+    assert cache.find(sent[0], b"") is compiled[0]
+    assert cache.find(sent[0], b"options") is None
+    cache.add(sent[2], b"", compiled[2])
+    assert [cache.find(program, b"") for program in sent] == [compiled[0], None, compiled[2]]
+    cache.add(bytes(max_bytes + 1), b"", compiled[0])
+    # A program above the limit replaces no other.
+    assert cache.find(bytes(max_bytes + 1), b"") is None
+    assert cache.find(sent[2], b"") is compiled[2]

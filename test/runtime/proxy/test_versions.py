@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pathways.runtime.proxy.wire.descriptors import VersionRange
 from pathways.runtime.proxy.wire.statuses import StatusError
-from pathways.runtime.proxy.wire.versions import VersionRange
 
 SOME = VersionRange("protocol", 16, 25)
 

@@ -1,4 +1,4 @@
-"""Programs that were compiled last, for clients that send one of them again."""
+"""Cache of compiled programs, for clients that send a program again."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import collections
 import hashlib
 import threading
 
-MAX_KEPT = 256
-"""Programs that stay loaded although no session may have them; a trainer has a hundred tiny ones."""
+MAX_PROGRAMS = 256
+"""Number of programs that stay loaded without a session. A trainer has about a hundred tiny ones."""
 
-MAX_KEPT_BYTES = 16 << 20
-"""Bytes of these programs as clients sent them; their code may have thirty times as many."""
+MAX_PROGRAM_BYTES = 16 << 20
+"""Bytes of these programs as clients have sent them; their code may be thirty times as large."""
 
 
-class KeptPrograms[Program]:
-    """The programs that were used last, by what clients sent.
+class ProgramCache[Program]:
+    """Least-recently-used cache of compiled programs, by the bytes that clients have sent.
 
-    A trainer that goes on with other devices, as after the loss of a slice, sends programs that it sent
-    before; reading their code from files is most of what the server does until its next step.
+    A trainer that continues on other devices, as after the loss of a slice, sends the same programs again.
+    Without the cache, the server would spend most of the time until the next step on reading their code from
+    files.
 
     Args:
-      max_count: how many programs there may be.
-      max_bytes: how many bytes clients may have sent for them.
+      max_count: the maximum of programs.
+      max_bytes: the maximum of bytes that clients have sent for them.
     """
 
-    def __init__(self, max_count: int = MAX_KEPT, max_bytes: int = MAX_KEPT_BYTES) -> None:
+    def __init__(self, max_count: int = MAX_PROGRAMS, max_bytes: int = MAX_PROGRAM_BYTES) -> None:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._programs: collections.OrderedDict[bytes, tuple[Program, int]] = collections.OrderedDict()
@@ -32,7 +33,7 @@ class KeptPrograms[Program]:
         self._lock = threading.Lock()
 
     def find(self, program: bytes, options: bytes) -> Program | None:
-        """Returns what was compiled of the same program with the same options, or None."""
+        """Returns the compiled program for the same bytes and options, or None."""
         key = _key(program, options)
         with self._lock:
             if key not in self._programs:
@@ -41,7 +42,7 @@ class KeptPrograms[Program]:
             return self._programs[key][0]
 
     def add(self, program: bytes, options: bytes, compiled: Program) -> None:
-        """Keeps a program in place of those that were not used for longest."""
+        """Adds a program, and drops the least recently used ones beyond the limits."""
         key = _key(program, options)
         with self._lock:
             # Another session may have compiled it at the same time.
