@@ -240,7 +240,7 @@ def test_trace_ends_while_other_thread_runs(tmp_path):
     ending = threading.Event()
 
     class Late:
-        """Array that is ready just before the trace ends, and then adds a place that is new to the recorder."""
+        """Array that is ready just before the trace ends, and then adds a place to the recorder."""
 
         def block_until_ready(self):
             ending.wait()
