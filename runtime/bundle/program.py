@@ -209,8 +209,9 @@ def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
             raise _error(bundle, f"{what} has no function @main")
         declared = known[name]
         sides = main.type.inputs, main.type.results
-        has_others = any(type_problem(type_) is not None for side in sides for type_ in side)
-        if has_others or [tuple(map(array_type, s)) for s in sides] != [declared.operands, declared.results]:
+        # `array_type` accepts valid tensor types only.
+        is_invalid = any(type_problem(type_) is not None for side in sides for type_ in side)
+        if is_invalid or [tuple(map(array_type, s)) for s in sides] != [declared.operands, declared.results]:
             raise _error(
                 bundle, f"{what} is of type {main.type}, which differs from what the program declares"
             )

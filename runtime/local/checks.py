@@ -1,4 +1,4 @@
-"""Checks of errors that would otherwise pass silently, or appear far from their cause."""
+"""Validation of plans and arrays: errors that would otherwise be silent, or appear far from their cause."""
 
 from __future__ import annotations
 

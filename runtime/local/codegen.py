@@ -343,9 +343,9 @@ class _Writer:
             text = f"{self.write(transfer.results)}{text}"
             self.step(text, _label([transfer]), transfer.operands, step=transfer)
         if direct:
-            others = ", ".join(self.value("to", value) for value in self.target.copies(direct))
+            targets = ", ".join(self.value("to", value) for value in self.target.copies(direct))
             sources = [transfer.operands[0] for transfer in direct]
-            text = f"{copy}({self.read(sources)}, {others})"
+            text = f"{copy}({self.read(sources)}, {targets})"
             results = self.write([transfer.results[0] for transfer in direct])
             self.step(f"{results}{text}", _label(direct), sources, step=direct[0])
         self.after(transfers)

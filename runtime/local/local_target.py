@@ -164,7 +164,7 @@ class LocalTarget(StepTarget):
         return pjrt.route(routes, devices, self._readers(operands), self._makers(results))
 
     def _on_all_devices(self, launch: Launch) -> Kernel:
-        """One execution for all devices of the slice."""
+        """Returns a kernel that executes once for all devices of the slice."""
         (executable,) = self._executables[launch.computation, launch.slice]
         devices = self._devices[launch.slice]
         if self._plan.slices[launch.slice].size > 1:
@@ -181,7 +181,7 @@ class LocalTarget(StepTarget):
         execute = self._execute[launch.computation, launch.slice]
         if computation.donated and pjrt.checks_values():
             execute = pjrt.without_donation(execute, computation.donated, devices)
-        return Kernel(execute, handlers, pjrt.token_keeper(devices) if computation.effects else None)
+        return Kernel(execute, handlers, pjrt.token_registrar(devices) if computation.effects else None)
 
     def _on_each_device(self, launch: Launch) -> Kernel:
         """Returns a kernel that executes on each device of the slice by itself, with its shards."""

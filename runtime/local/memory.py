@@ -159,7 +159,7 @@ def analyze_sub_programs(
         ]
         return _sum([*waiting, *(of for name, of in constants.items() if name != call.sub_program)])
 
-    others = [other_bytes(k, call) for k, call in enumerate(calls.calls)]
+    in_addition = [other_bytes(k, call) for k, call in enumerate(calls.calls)]
     analysis = MemoryAnalysis()
     for name, of_last in analyses[calls.calls[-1].sub_program].items():
         of_calls = [analyses[call.sub_program][name] for call in calls.calls]
@@ -173,7 +173,7 @@ def analyze_sub_programs(
             sum(memory.generated_code_size_in_bytes for memory in of_calls),
             max(
                 memory.peak_memory_in_bytes + more.get(name, 0)
-                for memory, more in zip(of_calls, others, strict=True)
+                for memory, more in zip(of_calls, in_addition, strict=True)
             ),
         )
     return analysis

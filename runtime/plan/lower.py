@@ -413,10 +413,10 @@ class _Flattener:
         if not function.regions[0].blocks:
             return False
         block = function.regions[0].blocks[0]
-        computation, *others = block.operations
-        if not isinstance(computation, sdy.ManualComputationOp) or len(others) != 1:
+        computation, *rest = block.operations
+        if not isinstance(computation, sdy.ManualComputationOp) or len(rest) != 1:
             return False
-        (returned,) = others
+        (returned,) = rest
         inputs = [attrs[SHARDING] for attrs in dialect.argument_attrs(function) if SHARDING in attrs]
         outputs = [attrs[SHARDING] for attrs in dialect.result_attrs(function) if SHARDING in attrs]
         if not inputs:

@@ -219,7 +219,7 @@ class Replicas:
       slices: for each replica, the slices that hold the array; in a host program, those on that host.
       numbers: the number of each of these replicas.
       count: the number of all replicas.
-      split: the dimension of which each replica has a block; None where each has the whole array.
+      split: the dimension that is split in a block for each replica; None if each has the whole array.
     """
 
     slices: tuple[tuple[str, ...], ...]

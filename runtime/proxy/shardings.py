@@ -1,4 +1,4 @@
-"""Checks of `xla.OpSharding` messages: XLA aborts the process for an inconsistent one."""
+"""Validation of `xla.OpSharding` messages: XLA aborts the process for an inconsistent one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _problem_of_named(proto: Any, devices: int) -> str | None:
 
 
 def _problem_of_axes(refs: Sequence[Any], sizes: Sequence[int]) -> str | None:
-    """Returns the problem of axes, each of which must exist and be used once, or once for each sub-axis."""
+    """Returns the problem of axes: each must exist and be used once, or once for each sub-axis."""
     used: dict[int, list[tuple[int, int]]] = {}
     for ref in refs:
         axis = ref.mesh_axis_index

@@ -257,9 +257,9 @@ class ResourceManager[S: RequestedSlice]:
         for _, number, best in sorted(candidates, key=lambda candidate: candidate[:2]):
             left = list(islands)
             left[number] = [device for device in islands[number] if device not in best]
-            others = self._place(rest, left, failed, homes)
-            if others is not None:
-                return {first: best, **others}
+            placed = self._place(rest, left, failed, homes)
+            if placed is not None:
+                return {first: best, **placed}
         failed.add(state)
         return None
 
@@ -291,11 +291,11 @@ class ResourceManager[S: RequestedSlice]:
             if sum(slice.spec.size for slice in slices if not slice.spec.overlap) > len(self.cluster.devices):
                 raise ResourceError(self._shortage(slices, {}, program))
             is_one_set = left.device_set is right.device_set
-            others = "" if is_one_set else ", or create both from one device set before either is used"
+            alternative = "" if is_one_set else ", or create both from one device set before either is used"
             raise ResourceError(
                 f"program {program}: its slices {left.spec.name} and {right.spec.name} share devices "
                 f"{_ranges(shared)}, to which programs {a.program} and {b.program} bound one each; "
-                f"release one of them with pathways.release, and this program binds it to others{others}"
+                f"release one of them with pathways.release, and this program binds it to others{alternative}"
             )
 
     def _shortage(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> str:

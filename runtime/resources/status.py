@@ -74,12 +74,12 @@ class StepStatus:
 
 @dataclasses.dataclass(frozen=True)
 class SpareStatus:
-    """Spare workers, which wait to take the place of lost ones.
+    """Status of spare workers, which replace lost ones.
 
     Attributes:
-      ready: how many are ready.
-      count: how many there shall be.
-      problem: why there are no more; None while there may be.
+      ready: the number of spare workers that are ready.
+      count: the required number.
+      problem: the reason why no more can start; None if there is none.
     """
 
     ready: int
@@ -129,7 +129,7 @@ class Status:
         )
 
     def _lines(self) -> list[str]:
-        """What follows the tables."""
+        """Returns the lines after the tables."""
         return [*filter(None, [self._network()]), *([] if self.spares is None else [str(self.spares)])]
 
     def _tables(self) -> dict[str, list[tuple[str, ...]]]:

@@ -62,7 +62,7 @@ class VirtualSlice(ProcessBound):
 
     __slots__ = (
         "__weakref__",
-        "_others",
+        "_further_replicas",
         "axis_names",
         "device_set",
         "island",
@@ -108,16 +108,16 @@ class VirtualSlice(ProcessBound):
             raise ValueError(f"slice name {name!r}: expected a letter or _, then letters, digits and _")
         self.name = _names.allocate(name)
         self.number = next(_numbers)
-        others = range(1, 1 if replica else device_set.replicas)
-        self._others = tuple(
+        further = range(1, 1 if replica else device_set.replicas)
+        self._further_replicas = tuple(
             VirtualSlice(device_set, shape, axis_names, f"{self.name}_r{r}", island, overlap, r)
-            for r in others
+            for r in further
         )
 
     @property
     def replicas(self) -> tuple[VirtualSlice, ...]:
         """The slices of all replicas that this slice stands for; itself is the slice of the first."""
-        return (self, *self._others)
+        return (self, *self._further_replicas)
 
     @property
     def size(self) -> int:
@@ -133,7 +133,7 @@ class VirtualSlice(ProcessBound):
         axes = ", ".join(f"{axis}={size}" for axis, size in zip(self.axis_names, self.shape, strict=True))
         island = "" if self.island is None else f", island={self.island!r}"
         overlap = ", overlap=True" if self.overlap else ""
-        replicas = f", replicas={len(self.replicas)}" if self._others else ""
+        replicas = f", replicas={len(self.replicas)}" if self._further_replicas else ""
         return f"VirtualSlice({self.name!r}, {axes}{island}{overlap}{replicas})"
 
 

@@ -121,11 +121,11 @@ class _Replay:
         return self.received.get(sent[place]) if place >= 0 else None
 
     def latest(
-        self, slots: tuple[Slot, ...], *others: tuple[float, int | None] | None
+        self, slots: tuple[Slot, ...], *other_moments: tuple[float, int | None] | None
     ) -> tuple[float, int | None]:
         """Returns the latest of other moments and of the moments at which values are ready."""
         moments = [self.ready[slot] for slot in slots if slot in self.ready]
-        moments += [moment for moment in others if moment is not None]
+        moments += [moment for moment in other_moments if moment is not None]
         return max(moments, key=lambda moment: moment[0], default=(0.0, None))
 
     def queue(self, slice: str) -> str:

@@ -1,4 +1,4 @@
-"""Timelines: the events of a step by slice and time, and their reports, pages and pictures.
+"""Timelines of steps: their events by slice and time, with reports, pages and pictures.
 
 Imports plans; never jax.
 """

@@ -46,7 +46,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 def html_table(rows: Sequence[tuple[str, ...]]) -> str:
     """Returns rows of cells as an HTML table, for notebooks; the first row is the header."""
-    heads, *others = [[escape(cell) for cell in row] for row in rows]
-    lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in others]
+    heads, *body = [[escape(cell) for cell in row] for row in rows]
+    lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in body]
     head = "".join(f"<th>{cell}</th>" for cell in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

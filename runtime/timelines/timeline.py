@@ -27,6 +27,6 @@ class Timeline(EventLog):
         with TraceFile(path) as file:
             file.append(self)
 
-    def save_html(self, path: str | Path, *others: EventLog) -> None:
-        """Draws the timeline, and others below it, as one HTML page that needs no other file."""
-        Path(path).write_text(page_of([self, *others]), encoding="utf-8")
+    def save_html(self, path: str | Path, *below: EventLog) -> None:
+        """Draws the timeline, and `below` below it, as one HTML page that needs no other file."""
+        Path(path).write_text(page_of([self, *below]), encoding="utf-8")

@@ -325,7 +325,7 @@ def load_one(
 def serialize_all(requests: Sequence[Request]) -> list[bytes]:
     """Returns the code of each computation in the same order, as `Request.code` of other processes.
 
-    The code of a computation of which this process has only copies is read from the store, or compiled again.
+    If this process has only copies of a computation, its code is read from the store, or compiled again.
 
     Raises:
       CompileError: the platform cannot serialise its executables.
@@ -370,7 +370,7 @@ def _job(request: Request, store: CodeStore | None) -> Job:
 
 
 def _origins() -> dict[bytes, Loaded]:
-    """Returns the executables of which copies can be loaded, by the digest of their computation."""
+    """Returns the executables that can be copied, by the digest of their computation."""
     return {
         digest: origin for (digest, _), loaded in _loaded.items() if (origin := loaded.origin) is not None
     }

@@ -419,7 +419,7 @@ def route(
     routes: Sequence[Sequence[tuple[int, int]]],
     devices: Sequence[jax.Device],
     read: Sequence[ShardReader],
-    made: Sequence[ShardMaker],
+    join: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
     """Returns a function that copies single shards of arrays, and joins the copies to other arrays.
 
@@ -430,7 +430,7 @@ def route(
       routes: for each result and each of `devices`, the position of an operand and of one of its shards.
       devices: the devices of the results.
       read: returns the shards of each operand.
-      made: joins the shards of each result.
+      join: joins the shards of each result.
     """
     picks = [pick for result in routes for pick in result]
     lists = [device_list((device,)) for device in devices] * len(routes)
@@ -442,7 +442,7 @@ def route(
         shards = [take(operand) for take, operand in zip(read, operands, strict=True)]
         sources = [shards[operand][device] for operand, device in picks]
         copies = copy_arrays(sources, lists, shardings, semantics)
-        return [make(copies[n * count : (n + 1) * count]) for n, make in enumerate(made)]
+        return [make(copies[n * count : (n + 1) * count]) for n, make in enumerate(join)]
 
     return copy
 
@@ -452,7 +452,7 @@ def on_each_device(
     devices: Sequence[jax.Device],
     shards: Sequence[Aval],
     read: Sequence[ShardReader],
-    made: Sequence[ShardMaker],
+    join: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
     """Returns a function that launches an executable on each device by itself, on the shards of that device.
 
@@ -461,7 +461,7 @@ def on_each_device(
       devices: the devices.
       shards: the avals of the results of each executable.
       read: returns the shards of each operand.
-      made: joins the shards of each result.
+      join: joins the shards of each result.
     """
     launches = [
         (
@@ -477,22 +477,22 @@ def on_each_device(
             execute(list(local), False, launch_id).consume_with_handlers(handlers)
             for (execute, handlers), local in zip(launches, zip(*by_operand, strict=True), strict=True)
         ]
-        return [make(result) for make, result in zip(made, zip(*results, strict=True), strict=True)]
+        return [make(result) for make, result in zip(join, zip(*results, strict=True), strict=True)]
 
     return launch
 
 
-def token_keeper(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
+def token_registrar(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
     """Returns a function that registers the token of an execution with side effects in JAX.
 
     `jax.effects_barrier` and the exit of the process wait for these tokens. No public function sets them.
     """
 
-    def keep(token: Any) -> None:
+    def register(token: Any) -> None:
         for index, device in enumerate(devices):
             dispatch.runtime_tokens.set_output_runtime_token(device, token.get_token(index))
 
-    return keep
+    return register
 
 
 def leave_out_of_tracebacks(folder: str) -> None:

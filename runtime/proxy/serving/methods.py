@@ -35,7 +35,7 @@ def start_call(registry: SessionRegistry, writer: CallWriter, event: CallStarted
     if method == "HostBufferStore":
         return _start_store(registry, writer, event)
     if method == "HostBufferLookup":
-        return UnaryCall(writer, event.stream, functools.partial(_look_up_host_buffer, registry))
+        return UnaryCall(writer, event.stream, functools.partial(_read_host_buffer, registry))
     if method in _UNARY:
         return UnaryCall(writer, event.stream, functools.partial(_reply, registry, method))
     raise StatusError(
@@ -72,7 +72,7 @@ def _header(event: CallStarted, name: str) -> bytes:
     return event.metadata[name]
 
 
-def _look_up_host_buffer(registry: SessionRegistry, data: Buffer) -> list[Message]:
+def _read_host_buffer(registry: SessionRegistry, data: Buffer) -> list[Message]:
     request = registry.served.messages.parse(f"{_PACKAGE}GrpcHostBufferLookupRequest", data)
     buffer = registry.session(request.session_id).host_buffers.find(request.handle)
     # All chunks are queued at once: they are views of the buffer, which stays in memory anyway.
