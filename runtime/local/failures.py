@@ -88,7 +88,7 @@ def _value(frame: types.FrameType, place: str) -> jax.Array:
 def _live_arrays(
     frame: types.FrameType, slice: str, devices: set[jax.Device], names: Mapping[int, str]
 ) -> Iterator[str]:
-    """Yields lines about memory of a slice: the largest arrays of the call, and the bytes of all others."""
+    """Yields lines about memory of a slice: the largest arrays of the call, and the bytes of others."""
     held: dict[int, tuple[int, str]] = {}
     for value in frame.f_locals.values():
         for array in value if isinstance(value, list) else [value]:
@@ -98,8 +98,8 @@ def _live_arrays(
     ours = sum(nbytes for nbytes, _ in held.values())
     other_bytes = sum(_bytes_on(array, devices) for array in live_arrays() if id(array) not in held)
     yield (
-        f"live on slice {slice}: {size(ours)} of this call, and {size(other_bytes)} of other arrays, including "
-        "those that the caller keeps"
+        f"live on slice {slice}: {size(ours)} of this call, and {size(other_bytes)} of other arrays, "
+        "including those that the caller keeps"
     )
     ranked = sorted(held.values(), reverse=True)
     yield from (f"  {size(nbytes)}: {text}" for nbytes, text in ranked[:_MAX_LISTED])

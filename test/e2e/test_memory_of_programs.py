@@ -17,7 +17,7 @@ from models import apply, layer, place_on, sgd
 
 import pathways as pw
 from pathways.runtime.local import memory
-from pathways.runtime.local.devices import devices_of, session
+from pathways.runtime.local.devices import devices_of, process_cluster
 
 
 class Sampler:
@@ -31,7 +31,7 @@ class Sampler:
         self.executable = compiled.executable.loaded
         self.slices = {
             device: slice.name
-            for slice, binding in session.manager().holders().items()
+            for slice, binding in process_cluster.manager().holders().items()
             if slice.name in compiled.plan.slices
             for device in devices_of(binding)
         }

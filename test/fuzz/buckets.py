@@ -76,7 +76,7 @@ def verdict_of(case: Case, seconds: float = SECONDS) -> Verdict:
 
 
 def write_and_execute(case: Case, folder: Path, note: Callable[[str], None]) -> None:
-    """The task of a child that runs a case."""
+    """Returns the task of a child that runs a case."""
     case.write(folder)
     execute(case, folder, note)
 
@@ -214,7 +214,7 @@ def _largest_first(text: str) -> list[syntax.Statement]:
 
 
 def is_stock(case: Case, verdict: Verdict) -> bool:
-    """Whether MLIR fails by itself: reading and printing the input, or running a pass of its own.
+    """Returns whether MLIR fails by itself: reading and printing the input, or running a pass of its own.
 
     The input of that pass is what the passes before it make, in a process of their own. A module that MLIR
     prints and then cannot read is its own fault too.
@@ -254,7 +254,7 @@ def _output(ending: Ending) -> bytes | None:
 
 
 def _fails_alone(data: bytes, name: str | None, *, reread: bool = False) -> bool:
-    """Whether MLIR dies or hangs when it reads and prints a module, and runs a pass of its own on it.
+    """Returns whether MLIR dies or hangs when it reads and prints a module, and runs a pass of its own on it.
 
     With `reread` also whether it cannot read what it printed.
     """

@@ -35,7 +35,7 @@ def texts(seeds: tuple[Parts, ...]) -> Corpus:
 
 
 def mutated(rng: random.Random, seeds: tuple[Parts, ...], corpus: Corpus) -> Parts:
-    """A mutated seed: one to three mutations."""
+    """Returns a mutated seed: one to three mutations."""
     parts = rng.choice(seeds)
     ways: dict[Mutation, float] = {
         _change_json: 6,

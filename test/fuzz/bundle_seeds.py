@@ -36,7 +36,7 @@ class Parts:
 
     @staticmethod
     def read(path: Path) -> Parts:
-        """The parts of a file."""
+        """Returns the parts of a file."""
         members = stored_zip.unpack(memoryview(path.read_bytes()), lambda name, size: None)
         contents = {name: bytes(data) for name, data in members.items()}
         return Parts(json.loads(contents.pop(MANIFEST)), contents)
@@ -61,7 +61,7 @@ def write_seeds(folder: Path, note: Callable[[str], None] = print) -> None:
 
 
 def read_seeds(folder: Path) -> tuple[Parts, ...]:
-    """The bundles of a folder, whose digests will be what is right."""
+    """Returns the bundles of a folder, whose digests will be what is right."""
     parts = [Parts.read(path) for path in sorted(folder.glob("*.pwb"))]
     return tuple(dataclasses.replace(p, manifest={**p.manifest, "digests": "right"}) for p in parts)
 

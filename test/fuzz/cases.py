@@ -73,7 +73,7 @@ class Case:
     """What the input was made of."""
 
     def command(self) -> list[str]:
-        """The arguments of `pw-opt`."""
+        """Returns the arguments of `pw-opt`."""
         return [INPUT, "-o", OUTPUT, "-p", ",".join(self.pipeline), *self.flags]
 
     def write(self, folder: Path) -> None:
@@ -85,7 +85,7 @@ class Case:
 
     @staticmethod
     def read(folder: Path) -> Case:
-        """The case that was written to a folder."""
+        """Returns the case that was written to a folder."""
         rest = json.loads((folder / "case.json").read_text())
         pipeline, flags = tuple(rest["pipeline"]), tuple(rest["flags"])
         return Case((folder / INPUT).read_bytes(), pipeline, flags, rest["order"], rest["seed"])
@@ -143,7 +143,7 @@ def _random_case(rng: random.Random, corpus: Corpus) -> Case:
 
 
 def quiet_context() -> ir.Context:
-    """A context whose diagnostics nobody reads: the bindings abort when they convert some of them."""
+    """Returns a context whose diagnostics nobody reads: the bindings abort when they convert some of them."""
     context = make_context()
     load_ifrt(context)
     context.emit_error_diagnostics = True
@@ -152,7 +152,7 @@ def quiet_context() -> ir.Context:
 
 
 def _is_read(case: Case, context: ir.Context, *, taken: bool) -> bool:
-    """Whether MLIR reads an input, and with `taken` also whether its first pass does.
+    """Returns whether MLIR reads an input, and with `taken` also whether its first pass does.
 
     The module dies in here: what bytecode makes may crash MLIR then.
     """
@@ -179,7 +179,7 @@ def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:
 
 
 def _is_taken(module: ir.Module, pipeline: tuple[str, ...]) -> bool:
-    """Whether the first pass takes a module, or the verifier fails at it, which is worth a closer look."""
+    """Returns whether the first pass takes a module, or the verifier fails at it, which is worth a closer look."""
     name = pipeline[0].partition("{")[0] if pipeline else ""
     takes = registry.load(name).input_forms if name in registry.MODULES else ()
     try:
@@ -212,7 +212,7 @@ def execute(
 
 
 def _noting_memory(original: Callable[..., int], frames: list[str]) -> Callable[..., int]:
-    """The tools tell of a lack of memory in one line, which does not say where."""
+    """Returns the tools tell of a lack of memory in one line, which does not say where."""
 
     def run_here(parser: FlagParser, work: command.Work, arguments: Sequence[str]) -> int:
         def noted(options: argparse.Namespace) -> int:
@@ -264,7 +264,7 @@ def _tool(main: Callable[[], int]) -> Verdict:
 
 
 def _raised(error: BaseException) -> Verdict:
-    """The verdict on an exception that a tool let through."""
+    """Returns the verdict on an exception that a tool let through."""
     traceback.print_exception(error)
     frame = _innermost(error.__traceback__)
     message = "".join(traceback.format_exception_only(error)).strip()[:500]
@@ -279,7 +279,7 @@ def _innermost(trace: TracebackType | None) -> str:
 
 
 def _ours(frames: Any) -> str:
-    """The first of some frames that is ours, as `passes/place/inference/cut.py:71 cut`."""
+    """Returns the first of some frames that is ours, as `passes/place/inference/cut.py:71 cut`."""
     for file, line, name in frames:
         path = Path(file)
         if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in OURS:
@@ -288,7 +288,7 @@ def _ours(frames: Any) -> str:
 
 
 def judge(ending: Ending) -> Verdict:
-    """The verdict on a case that was executed in a child."""
+    """Returns the verdict on a case that was executed in a child."""
     if ending.signal is None and not ending.late:
         read = json.loads((ending.folder / "verdict.json").read_text())
         return dataclasses.replace(Verdict(**read), note=ending.note)
@@ -311,7 +311,7 @@ def judge(ending: Ending) -> Verdict:
 
 
 def _general(text: str) -> str:
-    """A message without what differs from input to input."""
+    """Returns a message without what differs from input to input."""
     text = re.sub(r"\{.*\}", "", text)
     text = re.sub(r"^\S+:\d+:\d+: ", "", text)
     return re.sub(r"'[^']*'|@[\w:]+|#?\d+|\"[^\"]*\"|%\S+", "_", text)[:80]

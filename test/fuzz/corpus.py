@@ -84,7 +84,7 @@ class Corpus:
 
 
 def read_corpus() -> Corpus:
-    """The corpus of the sources as they are; the first call after a change takes some seconds."""
+    """Returns the corpus of the sources as they are; the first call after a change takes some seconds."""
     _refresh()
     texts = [
         *_written(),
@@ -98,7 +98,7 @@ def read_corpus() -> Corpus:
 
 
 def corpus_of(texts: Sequence[Seed], bytecodes: Sequence[Seed] = ()) -> Corpus:
-    """The corpus of some seeds."""
+    """Returns the corpus of some seeds."""
     values: dict[str, dict[str, None]] = {}
     keys, types, functions, symbols = [], dict[str, None](), [], []
     for seed in texts:
@@ -126,7 +126,7 @@ def corpus_of(texts: Sequence[Seed], bytecodes: Sequence[Seed] = ()) -> Corpus:
 
 
 def _written() -> Iterator[Seed]:
-    """The pieces of the project's own files, without their comments."""
+    """Yields the pieces of the project's own files, without their comments."""
     for path in sorted([*ROOT.glob("test/**/*.mlir"), *ROOT.glob("examples/*.mlir")]):
         # `stock` are files that MLIR itself cannot stand.
         if not {"Inputs", "Output", "stock"}.isdisjoint(path.parts):
@@ -140,7 +140,7 @@ def _written() -> Iterator[Seed]:
 
 
 def _pipelines(text: str) -> Iterator[str]:
-    """The pipelines in the lines by which lit runs a file."""
+    """Yields the pipelines in the lines by which lit runs a file."""
     for command in re.findall(r"(?m)^// RUN: .*?pw-opt (.*)$", text):
         passes = [
             name + (f"{{{value}}}" if value else "")

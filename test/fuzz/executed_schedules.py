@@ -20,7 +20,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 
 def _step(line: Line, place: list[Any]) -> Any:
-    """A step of a pipeline whose stages are what the line says; `place[n]` is the function of stage n."""
+    """Returns a step of a pipeline whose stages are what the line says; `place[n]` is the function of stage n."""
 
     def loss(trained: Any, frozen: Any, x: Any) -> Any:
         weights, made = [*frozen, *trained], list[Any]()

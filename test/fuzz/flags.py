@@ -9,7 +9,7 @@ from corpus import ROOT
 
 
 def parser_of(description: str | None, folder: str, count: int) -> argparse.ArgumentParser:
-    """A parser of the flags; a harness adds its own.
+    """Returns a parser of the flags; a harness adds its own.
 
     Args:
       description: the docstring of the harness.

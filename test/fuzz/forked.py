@@ -170,7 +170,7 @@ def _start(tag: Any, task: Task, slot: _Slot, seconds: float, memory: int) -> _C
 
 
 def _live(task: Task, slot: _Slot, seconds: float, memory: int) -> None:
-    """The life of a child; does not return."""
+    """Returns the life of a child; does not return."""
     code = _BROKEN
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -21,7 +21,7 @@ def _slope(loss: Loss, c: Any) -> Any:
 
 
 def _size(gradients: Any) -> jax.Array:
-    """A number of all gradients that stays small."""
+    """Returns a number of all gradients that stays small."""
     leaves = [(x * x.conj()).real.astype(jnp.float32) for x in jax.tree.leaves(gradients) if x.size]
     return sum((jnp.mean(x / (1 + x)) for x in leaves), start=jnp.float32(0))
 
@@ -31,7 +31,7 @@ def _descended(loss: Loss, c: Any, slope: Any) -> Any:
 
 
 def _penalty(loss: Loss) -> Loss:
-    """The loss and a penalty on its gradient."""
+    """Returns the loss and a penalty on its gradient."""
 
     def penalized(c: Any) -> tuple[jax.Array, Any]:
         value, rest = loss(c)
@@ -41,17 +41,17 @@ def _penalty(loss: Loss) -> Loss:
 
 
 def _descent(loss: Loss) -> Loss:
-    """The loss behind a step of gradient descent."""
+    """Returns the loss behind a step of gradient descent."""
     return lambda c: loss(_descended(loss, c, _slope(loss, c)))
 
 
 def _descent_of_first_order(loss: Loss) -> Loss:
-    """The same, where the step is not differentiated."""
+    """Returns the same, where the step is not differentiated."""
     return lambda c: loss(_descended(loss, c, jax.lax.stop_gradient(_slope(loss, c))))
 
 
 def _weighted(loss: Loss) -> Loss:
-    """The loss with a weight by a gradient that nothing differentiates."""
+    """Returns the loss with a weight by a gradient that nothing differentiates."""
 
     def weighted(c: Any) -> tuple[jax.Array, Any]:
         value, rest = loss(c)
@@ -61,7 +61,7 @@ def _weighted(loss: Loss) -> Loss:
 
 
 def _product(loss: Loss) -> Loss:
-    """A penalty on the product of the Hessian with a vector, forward over reverse."""
+    """Returns a penalty on the product of the Hessian with a vector, forward over reverse."""
 
     def penalized(c: Any) -> tuple[jax.Array, Any]:
         value, rest = loss(c)

@@ -33,7 +33,7 @@ def write(bucket: Bucket, folder: Path) -> Path:
 
 
 def read(folder: Path) -> Iterator[tuple[Path, Case]]:
-    """The cases of the files of a folder: with the passes of the first line, or with all there are."""
+    """Yields the cases of the files of a folder: with the passes of the first line, or with all there are."""
     for path in sorted(folder.rglob("*.mlir")):
         data = path.read_bytes()
         first = _FIRST.match(data)
@@ -58,10 +58,10 @@ def cause(verdict: Verdict) -> str:
 
 
 def known() -> set[str]:
-    """The causes that `stock/README.md` lists, one in each heading."""
+    """Returns the causes that `stock/README.md` lists, one in each heading."""
     return set(re.findall(r"(?m)^## `(.*)`$", (Path(__file__).parent / "stock" / "README.md").read_text()))
 
 
 def split_pipeline(text: str) -> list[str]:
-    """The passes of a pipeline, each with its options."""
+    """Returns the passes of a pipeline, each with its options."""
     return [name for name in re.findall(r"(?:[^,{(]|\{[^}]*\}|\([^)]*\))+", text) if name]

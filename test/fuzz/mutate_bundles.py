@@ -92,7 +92,7 @@ def fuzz(
 
 
 def judge(ending: Ending) -> tuple[str, str]:
-    """The kind of an ending, and where or how it came."""
+    """Returns the kind of an ending, and where or how it came."""
     if (ending.folder / VERDICT).exists():
         kind, what = json.loads((ending.folder / VERDICT).read_text())
         return kind, what

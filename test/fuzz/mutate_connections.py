@@ -87,7 +87,7 @@ def _encode(name: str, **fields: Any) -> bytes:
 
 
 def calls_of_a_client(chance: random.Random) -> bytes:
-    """The bytes of a client that starts a session, stores a host buffer and sends requests."""
+    """Returns the bytes of a client that starts a session, stores a host buffer and sends requests."""
     client = HttpClient()
     metadata = _encode("GrpcIfrtSessionMetadata", version=_VERSION)
     session = client.call(f"{_SERVICE}IfrtSession", {"ifrt-proxy-grpc-ifrt-session-metadata-bin": metadata})
@@ -326,7 +326,7 @@ Verdict = tuple[str, str]
 
 
 def connection(seed: int, number: int) -> tuple[str, list[bytes], random.Random]:
-    """The name, and the bytes in pieces, of a case."""
+    """Returns the name, and the bytes in pieces, of a case."""
     chance = random.Random(f"{seed} {number}")
     attack = chance.choices(list(ATTACKS), list(ATTACKS.values()))[0]
     return attack.__name__, attack(chance), chance
@@ -373,7 +373,7 @@ def _judge_ending(ending: Ending) -> Verdict:
 
 
 def _run_batch(seed: int, batch: Sequence[int], folder: Path, note: Callable[[str], None]) -> None:
-    """The task of a child."""
+    """Returns the task of a child."""
     raised: list[str] = []
 
     def on_exception(found: threading.ExceptHookArgs) -> None:

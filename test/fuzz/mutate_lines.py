@@ -20,7 +20,7 @@ _RETURN = re.compile(r"^\s*(func\.)?return\b|\"\w+\.return\"")
 
 
 def _pick(rng: random.Random, lines: Lines, *, inside: bool | None = None) -> syntax.Statement | None:
-    """An operation, but no return; `inside` asks for one that is, or is not, part of a function."""
+    """Returns an operation, but no return; `inside` asks for one that is, or is not, part of a function."""
     functions = syntax.functions(lines)
 
     def is_inside(statement: syntax.Statement) -> bool:
@@ -61,14 +61,14 @@ def _use_instead(rng: random.Random, lines: Lines, function: syntax.Function, na
 
 
 def _substituted(line: str, names: dict[str, str]) -> str:
-    """The line with other operands; what it makes keeps its names."""
+    """Returns the line with other operands; what it makes keeps its names."""
     made = re.match(r"\s*%[\w$.]+(:\d+)? = ", line)
     start = made.end() if made else 0
     return line[:start] + syntax.VALUE.sub(lambda m: names.get(m.group(), m.group()), line[start:])
 
 
 def _renamed(line: str, prefix: str) -> str:
-    """The line with another name for what it makes."""
+    """Returns the line with another name for what it makes."""
     return re.sub(r"^(\s*)%([\w$.]+)(?=(:\d+)? = )", rf"\1%{prefix}_\2", line)
 
 
@@ -82,7 +82,7 @@ def delete(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def without(rng: random.Random, lines: Lines, statement: syntax.Statement) -> Lines:
-    """The lines without an operation; what read its results reads other values of their types."""
+    """Returns the lines without an operation; what read its results reads other values of their types."""
     lines = list(lines)
     function = _function_at(lines, statement.first)
     names = syntax.results(lines[statement.first])
@@ -155,7 +155,7 @@ def move(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def _inserted(rng: random.Random, lines: Lines, copy: Lines, source: syntax.Function | None) -> str | None:
-    """The text with an operation inserted; its operands become values of the same type that are there."""
+    """Returns the text with an operation inserted; its operands become values of the same type that are there."""
     targets = syntax.functions(lines)
     if rng.random() < 0.2 or not targets or source is None:
         place = rng.randint(0, len(lines)) if rng.random() < 0.3 else min(1, len(lines))
@@ -441,7 +441,7 @@ def nest_deeply(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def _edited(rng: random.Random, text: str, pattern: str, edit: Callable[[str], Lines]) -> str | None:
-    """The text with what `edit` makes of one of the lines that match."""
+    """Returns the text with what `edit` makes of one of the lines that match."""
     lines = text.split("\n")
     numbers = [n for n, line in enumerate(lines) if re.search(pattern, line)]
     if not numbers:

@@ -151,7 +151,7 @@ class Mutated:
 
 
 def text_of(data: bytes) -> str | None:
-    """The text of a program; None where it is none."""
+    """Returns the text of a program; None where it is none."""
     try:
         return str(pjrt.parse(data))
     except (ir.MLIRError, ValueError, RuntimeError, jax.errors.JaxRuntimeError):
@@ -211,7 +211,7 @@ def write(keep: Path, number: int, case: RequestCase, verdict: CaseVerdict) -> N
 
 
 def shown_case(case: RequestCase) -> str:
-    """The requests of a case for a reader."""
+    """Returns the requests of a case for a reader."""
     messages = descriptors.messages()
     lines = []
     for data, was_mutated in case.requests:
@@ -240,7 +240,7 @@ def run_cases(
 def _run_batch(
     make: Callable[[int], RequestCase], batch: list[int], folder: Path, note: Callable[[str], None]
 ) -> None:
-    """The task of a child."""
+    """Returns the task of a child."""
     os.chdir(folder)
     served = ServedDevices(jax.devices("cpu"), descriptors.messages())
     _keep_programs()
@@ -350,7 +350,7 @@ def _sent(ending: Ending, number: int) -> RequestCase | None:
 
 
 def _judge_ending(ending: Ending) -> CaseVerdict:
-    """The verdict on the case that ended its batch."""
+    """Returns the verdict on the case that ended its batch."""
     doing = re.sub(r"\d+ ", "", ending.note)
     if ending.note == "making":
         return CaseVerdict("unmade", "MLIR" if ending.signal else "time")
@@ -378,7 +378,7 @@ def verdict_of(case: RequestCase) -> CaseVerdict:
 
 
 def reduced(case: RequestCase, verdict: CaseVerdict) -> RequestCase:
-    """The case with as few requests as end in the same way."""
+    """Returns the case with as few requests as end in the same way."""
     deadline = time.monotonic() + _EFFORT
     size = max(1, len(case.requests) // 2)
     while time.monotonic() < deadline:

@@ -19,7 +19,7 @@ from pathways.dialect import FORMS
 def _pick_attribute(
     rng: random.Random, text: str, *, valued: bool = False
 ) -> tuple[syntax.Dictionary, syntax.Attribute] | None:
-    """An attribute; those of this compiler more often than those that MLIR checks."""
+    """Returns an attribute; those of this compiler more often than those that MLIR checks."""
     dictionaries = syntax.dictionaries(text)
     pairs = [(d, a) for d in dictionaries for a in d.attributes if not valued or a.value is not None]
     if not pairs:

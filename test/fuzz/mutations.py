@@ -51,7 +51,7 @@ MUTATIONS: dict[Mutation, float] = {
 
 
 def mutate(rng: random.Random, seed: Seed, corpus: Corpus) -> bytes:
-    """A mutated seed: one to five mutations, seldom none."""
+    """Returns a mutated seed: one to five mutations, seldom none."""
     if seed.is_bytecode:
         return _flip(rng, seed.data)
     text = seed.text
@@ -74,7 +74,7 @@ def _flip(rng: random.Random, data: bytes) -> bytes:
 
 
 def pick_seed(rng: random.Random, corpus: Corpus) -> Seed:
-    """A seed: bytecode seldom, since MLIR's own reader hardly checks it."""
+    """Returns a seed: bytecode seldom, since MLIR's own reader hardly checks it."""
     if rng.random() < 0.04:
         return rng.choice(corpus.bytecodes)
     return rng.choices(corpus.texts, corpus.weights)[0]

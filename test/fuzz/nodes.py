@@ -36,7 +36,7 @@ class Node:
 
 
 def node_of(leaves: int) -> Node:
-    """A tree with so many leaves, always the same."""
+    """Returns a tree with so many leaves, always the same."""
     arrays = [jnp.full((n % 3,) if n % 5 else (), n % 7, jnp.float32) for n in range(leaves)]
     half = leaves // 2
     return Node({"a": arrays[:half], "b": Node(tuple(arrays[half:]), "inner")}, "outer")

@@ -20,23 +20,23 @@ _COMPLEX = np.array([1 + 2j, 0.5j, -1], np.complex64)
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array is one of typed PRNG keys."""
+    """Returns whether an array is one of typed PRNG keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def plain(x: Any) -> Any:
-    """An array of numbers."""
+    """Returns an array of numbers."""
     return jax.random.key_data(x) if is_key(x) else x
 
 
 def inexact(x: Any) -> Any:
-    """An array that can be differentiated."""
+    """Returns an array that can be differentiated."""
     x = plain(x)
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else _small(x)
 
 
 def real(x: Any) -> Any:
-    """An array of real floating-point numbers."""
+    """Returns an array of real floating-point numbers."""
     x = plain(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return x.real
@@ -50,7 +50,7 @@ def _small(x: Any) -> Any:
 
 
 def integral(x: Any) -> Any:
-    """An array of integers."""
+    """Returns an array of integers."""
     x = plain(x)
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x
@@ -61,7 +61,7 @@ def integral(x: Any) -> Any:
 
 
 def fit(x: Any, like: Any) -> Any:
-    """An array in the shape and the dtype of another one."""
+    """Returns an array in the shape and the dtype of another one."""
     if is_key(like):
         return like
     x = plain(x)
@@ -75,14 +75,14 @@ def fit(x: Any, like: Any) -> Any:
 
 
 def shaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """An array cut or repeated to a shape."""
+    """Returns an array cut or repeated to a shape."""
     if x.shape == shape:
         return x
     return jnp.broadcast_to(x, shape) if x.shape == () else jnp.resize(x, shape)
 
 
 def bounded(x: Any) -> Any:
-    """An array cut down so that programs stay small."""
+    """Returns an array cut down so that programs stay small."""
     return x if x.size <= _LARGEST else x.reshape(-1)[:_LARGEST]
 
 
@@ -238,7 +238,7 @@ def _random(x: Any, y: Any, n: int) -> Any:
 
 
 def _constrained(mesh: dict[str, int] | None, constrain: Constrain) -> Operation:
-    """A constraint over the axes of a slice; nothing where there is none."""
+    """Returns a constraint over the axes of a slice; nothing where there is none."""
 
     def apply(x: Any, y: Any, n: int) -> Any:
         x = plain(x)
@@ -444,5 +444,5 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def operation(name: str, mesh: dict[str, int] | None, constrain: Constrain) -> Operation:
-    """An operation by its name; `constrain` is over the mesh that it is on."""
+    """Returns an operation by its name; `constrain` is over the mesh that it is on."""
     return _constrained(mesh, constrain) if name == "constrain" else OPERATIONS[name]

@@ -100,7 +100,7 @@ def overlapping() -> Any:
 
 
 def outputs_of_microbatches() -> Any:
-    """All kinds of reduction, and glue inside of the loop."""
+    """Returns all kinds of reduction, and glue inside of the loop."""
     first, second = (pw.jit(lambda x: x * 2, devices=place) for place in slices((1,), (1,)))
 
     def outputs(x: Any) -> Any:
@@ -113,7 +113,7 @@ def outputs_of_microbatches() -> Any:
 
 
 def sharded() -> Any:
-    """A gradient over two slices of 2x2 devices, whose transfers are cut into pieces."""
+    """Returns a gradient over two slices of 2x2 devices, whose transfers are cut into pieces."""
     on_first, on_second = slices((2, 2), (2, 2))
     first = pw.jit(layer, devices=on_first, in_shardings=(P(None, "model"), P("data")))
     second = pw.jit(layer, devices=on_second, in_shardings=(P("model"), None), out_shardings=P("data"))

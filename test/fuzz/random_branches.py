@@ -35,7 +35,7 @@ def layer(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def drawn(rng: random.Random, depth: int) -> Any:
-    """A nest: what it is, and what is in it."""
+    """Returns a nest: what it is, and what is in it."""
     kinds = ["call", "call", "call", "glue"] + (["cond", "switch", "scan", "chain", "chain"] if depth else [])
     match rng.choice(kinds):
         case "call":
@@ -89,7 +89,7 @@ def apply(nest: Any, layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
 
 
 def program_of(rng: random.Random) -> tuple[Fun, str, Any]:
-    """A function of layers, weights, a batch and a number; the policy of its schedule; and what it does."""
+    """Returns a function of layers, weights, a batch and a number; the policy of its schedule; and what it does."""
     nest = ("chain", [("call", 0), drawn(rng, 3), ("call", rng.randrange(SLICES))])
     how = rng.choice(["value", "gradient", "gradient", "checkpoint", "accumulate"])
 
@@ -174,7 +174,7 @@ def run(
 
 
 def flags(doc: str | None) -> argparse.ArgumentParser:
-    """The flags that `run` takes."""
+    """Returns the flags that `run` takes."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of all cases")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
@@ -184,7 +184,7 @@ def flags(doc: str | None) -> argparse.ArgumentParser:
 
 
 def described(number: int) -> str:
-    """A case in words."""
+    """Returns a case in words."""
     _, policy, what = program_of(random.Random(number))
     return f"{policy}: {what}"
 

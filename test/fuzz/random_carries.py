@@ -61,7 +61,7 @@ class Case:
 
 
 def drawn(rng: random.Random, carried: int, depth: int = 2) -> Any:
-    """An expression of arguments and of so many carried values."""
+    """Returns an expression of arguments and of so many carried values."""
     kinds = ["argument"] + 3 * ["carried"] * bool(carried) + ["call", "call", "sum"] * bool(depth)
     match rng.choice(kinds):
         case "argument":
@@ -74,7 +74,7 @@ def drawn(rng: random.Random, carried: int, depth: int = 2) -> Any:
 
 
 def case_of(number: int) -> Case:
-    """A case by its number."""
+    """Returns a case by its number."""
     rng = random.Random(f"carries/{number}")
     is_differentiated = rng.random() < 0.3
     loops: list[LoopCase] = []
@@ -106,7 +106,7 @@ def value_of(expression: Any, call: Fun, arguments: Sequence[Any], carried: Sequ
 
 
 def program_of(case: Case, layers: list[Fun]) -> Fun:
-    """A function of two arrays, of weights, and of the number of turns of loops that are told it."""
+    """Returns a function of two arrays, of weights, and of the number of turns of loops that are told it."""
 
     def loops(x: Any, y: Any, w: Any, end: Any) -> Any:
         call = lambda number, value: layers[number](w[number], value)  # noqa: E731

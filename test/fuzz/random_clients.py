@@ -107,7 +107,7 @@ def _read_outcomes(path: Path) -> Iterator[tuple[int, Outcome]]:
 
 
 def sketch_of(seed: int, number: int) -> tuple[Sketch, int | None]:
-    """A program, and the slice like whose mesh its constraints are over; None for one device."""
+    """Returns a program, and the slice like whose mesh its constraints are over; None for one device."""
     sketch = random_sketch(seed, number)
     return sketch, number // 2 % len(sketch.slices) if number % 2 else None
 

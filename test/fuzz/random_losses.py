@@ -35,7 +35,7 @@ ROWS = 4
 
 @jax.custom_vjp
 def clipped(x: Value) -> Value:
-    """A function with a rule of its own."""
+    """Returns a function with a rule of its own."""
     return x
 
 
@@ -63,7 +63,7 @@ class RandomLoss:
         self._dense()
 
     def init(self) -> Params:
-        """Its parameters."""
+        """Returns its parameters."""
         keys = jax.random.split(jax.random.key(self.key), len(self.shapes))
         return {
             name: jax.random.normal(key, shape) / max(1.0, float(np.sqrt(shape[-1] if shape else 1)))
@@ -71,7 +71,7 @@ class RandomLoss:
         }
 
     def batch(self) -> Any:
-        """A batch of all microbatches."""
+        """Returns a batch of all microbatches."""
         keys = jax.random.split(jax.random.key(self.key + 1), 2)
         rows = MICROBATCHES * ROWS
         return {
@@ -80,7 +80,7 @@ class RandomLoss:
         }
 
     def __call__(self, params: Params, batch: Any) -> Any:
-        """The loss, with an auxiliary result where it has one."""
+        """Returns the loss, with an auxiliary result where it has one."""
         values = [batch["x"]]
         for piece in self.pieces:
             piece(params, values, batch)
@@ -97,7 +97,7 @@ class RandomLoss:
         return name
 
     def _old_or_new(self, *shape: int) -> str:
-        """A weight, sometimes one that another piece has."""
+        """Returns a weight, sometimes one that another piece has."""
         old = [name for name, known in self.shapes.items() if known == shape]
         return self.rng.choice(old) if old and self.rng.random() < 0.3 else self._weight(*shape)
 
@@ -151,7 +151,7 @@ class RandomLoss:
         self.pieces.append(piece)
 
     def _rnn(self) -> None:
-        """A scan over the data, which is no loop over layers."""
+        """Returns a scan over the data, which is no loop over layers."""
         w = self._weight(self.width, self.width)
 
         def piece(params: Params, values: list[Value], batch: Any) -> None:
@@ -219,7 +219,7 @@ class RandomLoss:
         self.pieces.append(piece)
 
     def _normed(self) -> None:
-        """A weight that is made of two weights."""
+        """Returns a weight that is made of two weights."""
         a, b = self._weight(self.width, self.width), self._weight(self.width)
 
         def piece(params: Params, values: list[Value], _: Any) -> None:
@@ -276,7 +276,7 @@ def check(seed: int, number: int) -> str:
 
 
 def relative_error(a: Any, b: Any) -> float:
-    """The norm of the difference of two trees, as a part of that of the second."""
+    """Returns the norm of the difference of two trees, as a part of that of the second."""
     pairs = [
         (np.asarray(x, np.float64), np.asarray(y, np.float64))
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)

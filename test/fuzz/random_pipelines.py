@@ -30,7 +30,7 @@ _INTEGERS = ("-1", "0", "1", "2", "8", "1000", "65536", "999999999999999999")
 
 
 def random_pipeline(rng: random.Random, text: str, own: tuple[str, ...]) -> tuple[str, ...]:
-    """The passes for a text, each with its options.
+    """Returns the passes for a text, each with its options.
 
     Args:
       rng: what decides.
@@ -54,13 +54,13 @@ def random_pipeline(rng: random.Random, text: str, own: tuple[str, ...]) -> tupl
 
 
 def full_pipeline(text: str) -> tuple[str, ...]:
-    """All passes that are left for a text, by the form that it claims."""
+    """Returns all passes that are left for a text, by the form that it claims."""
     behind = phases_after(Options(), _claim(text))
     return tuple(item_name(item) for phase in behind for item in phase.passes)
 
 
 def _claim(text: str) -> str | None:
-    """The form that a text claims to be in; None when it claims none that there is."""
+    """Returns the form that a text claims to be in; None when it claims none that there is."""
     claim = syntax.FORM.search(text)
     return claim[1] if claim and claim[1] in FORMS else None
 
@@ -110,7 +110,7 @@ def _random_value(rng: random.Random, field: dataclasses.Field[Any]) -> str:
 
 
 def random_order(rng: random.Random) -> str:
-    """The text of a schedule file: an order that may be met by a program, or nonsense."""
+    """Returns the text of a schedule file: an order that may be met by a program, or nonsense."""
     if rng.random() < 0.1:
         return rng.choice(["", "\xff", "0F0", ",,,\n,", "0F99999999999999999999", "0F0,0F0", "a,b"])
     count = rng.choice([1, 2, 2, 4])

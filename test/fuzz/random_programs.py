@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def _numbered(seed: int, number: int, training: bool) -> Sketch:
-    """The sketch of a seed with a number; it does not depend on the others."""
+    """Returns the sketch of a seed with a number; it does not depend on the others."""
     chosen = training or random.Random(f"kind/{seed}/{number}").random() < _TRAINING
     return random_training(seed, number) if chosen else random_sketch(seed, number)
 
@@ -152,7 +152,7 @@ def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool, workers:
 
 
 def path_of(keep: Path, number: int, verdict: ProgramVerdict) -> Path:
-    """The file for a program that failed."""
+    """Returns the file for a program that failed."""
     name = re.sub(r"\W+", "_", f"{verdict.kind}_{verdict.bucket}").strip("_")[:80]
     return keep / f"{name}.{number}.json"
 
@@ -199,7 +199,7 @@ def run_programs(
 
 
 def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Callable[[str], None]) -> None:
-    """The task of a child; workers are children of it."""
+    """Returns the task of a child; workers are children of it."""
     os.chdir(folder)
     if workers.islands:
         pw.connect(islands=[workers.island()] * workers.islands)
@@ -223,7 +223,7 @@ def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Call
 
 
 def _left(ending: Ending) -> list[int]:
-    """The workers of a batch that has ended that do not end."""
+    """Returns the workers of a batch that has ended that do not end."""
     path = ending.folder / "workers"
     workers = json.loads(path.read_text()) if path.exists() else {}
     deadline = time.monotonic() + _GOODBYE
@@ -251,7 +251,7 @@ def _verdicts(ending: Ending) -> dict[int, ProgramVerdict]:
 
 
 def _judge_ending(ending: Ending) -> ProgramVerdict:
-    """The verdict on the program that ended its batch."""
+    """Returns the verdict on the program that ended its batch."""
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', ending.stderr)
     ours = [
         f"{Path(file).relative_to(ROOT)}:{line} {name}"
@@ -273,7 +273,7 @@ def verdict_of(sketch: Sketch, workers: Workers = NONE) -> ProgramVerdict:
 
 
 def reduced(sketch: Sketch, verdict: ProgramVerdict, workers: Workers = NONE) -> Sketch:
-    """The sketch with as little left as ends in the same way."""
+    """Returns the sketch with as little left as ends in the same way."""
     deadline = time.monotonic() + _EFFORT
     at = in_vain = 0
     # What did not help before seldom does right after something else did.
@@ -288,7 +288,7 @@ def reduced(sketch: Sketch, verdict: ProgramVerdict, workers: Workers = NONE) ->
 
 
 def _shown(sketch: Sketch) -> str:
-    """A sketch for a reader: what is as always is left out."""
+    """Returns a sketch for a reader: what is as always is left out."""
     lines = [f"slices {sketch.slices}"]
     for field in dataclasses.fields(sketch):
         value = getattr(sketch, field.name)

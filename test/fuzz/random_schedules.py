@@ -105,7 +105,7 @@ def report(outcomes: dict[int, Outcome], seed: int, keep: Path, seconds: float) 
 
 
 def case_of(seed: int, number: int) -> ScheduleCase:
-    """The case of a seed with a number."""
+    """Returns the case of a seed with a number."""
     rng = random.Random(f"{seed}/{number}")
     return random_case(rng, random_line(rng))
 
@@ -117,7 +117,7 @@ def _read(folder: Path) -> dict[int, Outcome]:
 
 
 def _examine_batch(seed: int, batch: range, executed: int, folder: Path, note: Callable[[str], None]) -> None:
-    """The task of a child."""
+    """Returns the task of a child."""
     os.chdir(folder)
     context = make_context()
     with Path("outcomes").open("a") as file:
@@ -200,7 +200,7 @@ def _trade_places(module: ir.Module, rng: random.Random) -> str:
 
 
 def _runs(module: ir.Module) -> bool:
-    """Whether all events end: slices are processes that block, channels are first in, first out."""
+    """Returns whether all events end: slices are processes that block, channels are first in, first out."""
     events = data_events(read_program(module))
     channels = {op.sym_name: op.capacity for op in module.body.operations if op.name == "pw.channel"}
     queues: dict[str, list[Event]] = {}

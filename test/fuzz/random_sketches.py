@@ -67,7 +67,7 @@ _NO_BACKWARD = ("while", "scan_rows")
 
 
 def random_sketch(seed: int, number: int) -> Sketch:
-    """The sketch of a seed with a number."""
+    """Returns the sketch of a seed with a number."""
     rng = random.Random(f"{seed}/{number}")
     slices = tuple(rng.choice(SLICES) for _ in range(rng.choice([1, 2, 2, 3])))
     sketch = _pipeline(rng, slices) if rng.random() < 0.3 else _program(rng, slices)
@@ -171,7 +171,7 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
 
 
 def replicas_for(rng: random.Random, slices: tuple[tuple[int, ...], ...], share: float) -> int:
-    """A number of replicas for which there are devices."""
+    """Returns a number of replicas for which there are devices."""
     wanted = rng.choice([2, 2, 2, 4]) if rng.random() < share else 1
     return wanted if wanted * sum(map(math.prod, slices)) <= _MOST_DEVICES else 1
 
@@ -212,7 +212,7 @@ def random_piece(
     operands: tuple[int, ...],
     smooth: bool = False,
 ) -> Piece:
-    """A piece on a slice; one that is smooth has a gradient."""
+    """Returns a piece on a slice; one that is smooth has a gradient."""
     applies = tuple(_apply(rng, place, smooth) for _ in range(rng.choice([1, 1, 2, 3])))
     results = min(rng.choice([1, 1, 1, 2]), len(applies))
     inside: list[str] = [rng.choice(list(TRANSFORMS))] if rng.random() < 0.25 else []

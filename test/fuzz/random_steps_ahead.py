@@ -105,7 +105,7 @@ def random_run(rng: random.Random, slices: int, schedules: Sequence[str]) -> Run
 
 
 def training(stages: Sequence[Callable[..., Any]], run: Run, accumulate: Callable[..., Any]) -> Any:
-    """A step of training with some stages."""
+    """Returns a step of training with some stages."""
 
     def loss(ws: Any, x: Any) -> Any:
         for stage, w in zip(stages, ws, strict=True):
@@ -120,7 +120,7 @@ def training(stages: Sequence[Callable[..., Any]], run: Run, accumulate: Callabl
 
 
 def staged(run: Run, slices: Sequence[Any]) -> Any:
-    """The step as a program over slices."""
+    """Returns the step as a program over slices."""
     order = [*slices, *(reversed(slices) if run.schedule == "zb-v" else slices)]
     stages = []
     for stage, (number, slice) in enumerate(zip(run.bodies, order, strict=False)):

@@ -22,7 +22,7 @@ _SPLIT = ("average", "momentum", "squares")
 
 
 def random_training(seed: int, number: int) -> Sketch:
-    """The steps of a seed with a number."""
+    """Returns the steps of a seed with a number."""
     rng = random.Random(f"training/{seed}/{number}")
     slices = tuple(rng.choice([(1,), *SLICES]) for _ in range(rng.choice([1, 1, 2, 2, 3])))
     replicas = replicas_for(rng, slices, 0.95)
@@ -175,7 +175,7 @@ def _updates(
 
 
 def _norm(rng: random.Random, parameters: list[int], add: Callable[..., Ref]) -> Ref:
-    """A norm of all gradients."""
+    """Returns a norm of all gradients."""
     kind = rng.choice(["norm", "norm", "sum"])
     total = add(kind, ("gradient", parameters[0]))
     for n in parameters[1:]:
@@ -191,7 +191,7 @@ def _optimizer(
     clip: Ref | None,
     add: Callable[..., Ref],
 ) -> None:
-    """The updates of a parameter and its state."""
+    """Returns the updates of a parameter and its state."""
     shape = inputs[parameter].shape
     step: Ref = ("gradient", parameter)
     scalars = [n for n, each in enumerate(inputs) if each.state and each.shape == () and each.dtype != "key"]

@@ -73,7 +73,7 @@ class Case:
 
 
 def case_of(number: int) -> Case:
-    """A case by its number."""
+    """Returns a case by its number."""
     rng = random.Random(f"while/{number}")
     chunk = rng.randint(1, 5)
     loops = tuple(
@@ -96,7 +96,7 @@ def case_of(number: int) -> Case:
 
 
 def program_of(case: Case, layers: list[Fun]) -> Fun:
-    """A function of weights, rows and the number of turns."""
+    """Returns a function of weights, rows and the number of turns."""
 
     def program(w: Any, x: Any, end: Any) -> Any:
         started, results = x, []

@@ -79,7 +79,7 @@ class Pool:
             yield inner, put_back
 
     def value(self, chance: random.Random, field: Any) -> Any:
-        """A value for a field: one of another seed, or an extreme one."""
+        """Returns a value for a field: one of another seed, or an extreme one."""
         known = self._values.get(field.full_name, [])
         if field.name.endswith(("handle", "handles")) and chance.random() < 0.5:
             known = self._values.get("handles", known)
@@ -246,7 +246,7 @@ def mutate_bytes(chance: random.Random, data: bytes) -> bytes:
 
 
 def mutate_program(chance: random.Random, data: bytes, pool: Pool) -> bytes:
-    """A program with changed bytes, or as text with changed numbers, types, names and lines."""
+    """Returns a program with changed bytes, or as text with changed numbers, types, names and lines."""
     if chance.random() < 0.25:
         return mutate_bytes(chance, data)
     text = pool.texts(data)

@@ -37,7 +37,7 @@ class RecordedSession:
 
 
 def read_seeds(folder: Path) -> list[RecordedSession]:
-    """The sessions in the files of a folder, without those that hold large host buffers."""
+    """Returns the sessions in the files of a folder, without those that hold large host buffers."""
     seeds = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.session"))]
     return [seed for seed in seeds if max(map(len, seed.buffers.values()), default=0) <= MAX_BUFFER_BYTES]
 

@@ -73,7 +73,7 @@ class ScheduleCase:
 
 
 def random_line(rng: random.Random, largest: int = 5) -> Line:
-    """A pipeline that files can order."""
+    """Returns a pipeline that files can order."""
     width = rng.randint(1, min(4, largest))
     owners = list(range(width)) + [rng.randrange(width) for _ in range(rng.randint(0, largest - width))]
     if rng.random() < 0.3:
@@ -88,7 +88,7 @@ def random_line(rng: random.Random, largest: int = 5) -> Line:
 
 
 def random_case(rng: random.Random, line: Line) -> ScheduleCase:
-    """An order for a pipeline: one that can be run, or not, or a text that is none."""
+    """Returns an order for a pipeline: one that can be run, or not, or a text that is none."""
     rows = _rows(rng, line)
     for _ in range(rng.choice([0, 0, 0, 1, 1, 2])):
         _spoil(rng, line, rows)
@@ -106,7 +106,7 @@ def random_case(rng: random.Random, line: Line) -> ScheduleCase:
 
 
 def _rows(rng: random.Random, line: Line) -> list[list[str]]:
-    """The actions of each slice, in an order that is right, nearly right or at random."""
+    """Returns the actions of each slice, in an order that is right, nearly right or at random."""
     needs = line.needs()
     noise = rng.choice([0.0, 0.0, 1.0, 3.0, 100.0])
     priority = {action: rng.random() * rng.choice([1, 4, 16]) for action in needs}
@@ -168,7 +168,7 @@ def _spoil(rng: random.Random, line: Line, rows: list[list[str]]) -> None:
 
 
 def _written(rng: random.Random, rows: list[list[str]]) -> bytes:
-    """A file, with what does not count strewn in."""
+    """Returns a file, with what does not count strewn in."""
     end = rng.choice(["\n", "\n", "\r\n"])
     layout = rng.random() < 0.4
 
@@ -229,7 +229,7 @@ def faults_of(line: Line, rows: list[list[str]]) -> frozenset[str]:
 
 
 def _ends(queues: list[list[Action]], needs: dict[Action, set[Action]]) -> bool:
-    """Whether the slices come to the end of their queues, each going on as soon as it can."""
+    """Returns whether the slices come to the end of their queues, each going on as soon as it can."""
     position = [0] * len(queues)
     done: set[Action] = set()
     moved = True
@@ -244,7 +244,7 @@ def _ends(queues: list[list[Action]], needs: dict[Action, set[Action]]) -> bool:
 
 
 def text_of(line: Line) -> str:
-    """The pipeline as an unrolled module."""
+    """Returns the pipeline as an unrolled module."""
     text = ["!x = tensor<4xf32>", 'sdy.mesh @mesh = <["x"=1]>']
     text += [f'"pw.slice"() {{sym_name = "s{s}", mesh = @mesh}} : () -> ()' for s in range(line.width)]
     text.append(f'"pw.loop"() {{sym_name = "l", count = {line.count} : i64}} : () -> ()')

@@ -27,7 +27,7 @@ AXES = ("data", "model")
 
 
 def mesh_like(shape: tuple[int, ...]) -> jax.sharding.Mesh:
-    """A mesh of JAX's, like that of a slice."""
+    """Returns a mesh of JAX's, like that of a slice."""
     kinds = (jax.sharding.AxisType.Auto,) * len(shape)
     return jax.make_mesh(shape, AXES[: len(shape)], axis_types=kinds)
 
@@ -119,7 +119,7 @@ def _glue(piece: Piece, fun: Function) -> Function:
 
 
 def _spec(spec: Spec | None, x: Any, chosen: pw.VirtualSlice, piece: Piece) -> P | None:
-    """A spec, if it fits an array, or is not meant to fit."""
+    """Returns a spec, if it fits an array, or is not meant to fit."""
     if spec is None:
         return None
     sizes = {None: 1, **dict(zip(chosen.axis_names, chosen.shape, strict=True))}
@@ -129,7 +129,7 @@ def _spec(spec: Spec | None, x: Any, chosen: pw.VirtualSlice, piece: Piece) -> P
 
 
 def _mesh_of(piece: Piece, sketch: Sketch) -> dict[str, int] | None:
-    """The axes of the slice of a piece."""
+    """Returns the axes of the slice of a piece."""
     return None if piece.place is None else dict(zip(AXES, sketch.slices[piece.place], strict=False))
 
 
@@ -162,7 +162,7 @@ def _computation(maker: Maker, piece: Piece, sketch: Sketch) -> Function:
 
 
 def _piece_function(maker: Maker, piece: Piece, sketch: Sketch) -> Function:
-    """A piece as a function of its operands that returns a list of arrays."""
+    """Returns a piece as a function of its operands that returns a list of arrays."""
     placed = maker.place(piece, _computation(maker, piece, sketch))
     called = placed
     if piece.tree and not piece.static:
@@ -185,7 +185,7 @@ def _piece_function(maker: Maker, piece: Piece, sketch: Sketch) -> Function:
 
 
 def _body(maker: Maker, sketch: Sketch) -> Function:
-    """All pieces, as a function of all inputs."""
+    """Returns all pieces, as a function of all inputs."""
     functions = [_piece_function(maker, piece, sketch) for piece in sketch.pieces]
 
     def body(*inputs: Any) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ def _body(maker: Maker, sketch: Sketch) -> Function:
 
 
 def _split(body: Function, sketch: Sketch) -> tuple[Function, list[int]]:
-    """A body as a function of what can be differentiated and the rest."""
+    """Returns a body as a function of what can be differentiated and the rest."""
     smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
 
     def of_smooth(chosen: list[Any], *inputs: Any) -> Any:
@@ -244,7 +244,7 @@ def _transformed(body: Function, sketch: Sketch) -> Function:
 
 
 def _looped(maker: Maker, body: Function, sketch: Sketch) -> Function:
-    """A body under `pw.accumulate`, a function of all inputs, some of which are cut."""
+    """Returns a body under `pw.accumulate`, a function of all inputs, some of which are cut."""
     loop = sketch.loop
     assert loop is not None
     of_smooth, smooth = _split(body, sketch)
@@ -290,7 +290,7 @@ def _looped(maker: Maker, body: Function, sketch: Sketch) -> Function:
 
 
 def _with_carried(sketch: Sketch, results: tuple[Any, ...], carried: Any) -> tuple[Any, ...]:
-    """The results of a body, the last of which depends on what is carried and read."""
+    """Returns the results of a body, the last of which depends on what is carried and read."""
     assert sketch.loop is not None
     *others, last = results
     for each, value in zip(sketch.loop.carries, carried, strict=False):
@@ -300,7 +300,7 @@ def _with_carried(sketch: Sketch, results: tuple[Any, ...], carried: Any) -> tup
 
 
 def _trained(maker: Maker, whole: Function, sketch: Sketch) -> Function:
-    """A step of training around a loop, a function of all inputs: what it returns, and inputs of the next."""
+    """Returns a step of training around a loop, a function of all inputs: what it returns, and inputs of the next."""
     training = sketch.training
     assert training is not None
     smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
@@ -337,7 +337,7 @@ def _update(each: Update, x: Any, y: Any) -> Any:
 
 
 def _placed_or_glue(maker: Maker, fun: Function, place: int | None, sketch: Sketch) -> Function:
-    """A function, on a slice if one is said."""
+    """Returns a function, on a slice if one is said."""
     if place is None or place >= len(sketch.slices):
         return fun
     return maker.place(Piece(place, (), ()), fun)
@@ -368,7 +368,7 @@ TURNS = {"fori": _fori, "scan": _scan, "reverse": _reverse, "while": _while, "ne
 
 
 def _turned(whole: Function, sketch: Sketch) -> Function:
-    """A function of all inputs, in a loop that changes those that are smooth and collects all results."""
+    """Returns a function of all inputs, in a loop that changes those that are smooth and collects all results."""
     smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
 
     def fun(*inputs: Any) -> Any:
@@ -397,7 +397,7 @@ class Sketched:
 
 
 def build(maker: Maker, sketch: Sketch) -> Sketched:
-    """The program of a sketch."""
+    """Returns the program of a sketch."""
     body = _body(maker, sketch)
     whole = _looped(maker, body, sketch) if sketch.loop is not None else _transformed(body, sketch)
     if sketch.training is not None:
@@ -452,7 +452,7 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
 def _with_nodes(
     maker: Maker, sketch: Sketch, fun: Function, nest: Function, options: dict[str, Any]
 ) -> tuple[Function, Function, dict[str, Any]]:
-    """A program that takes and returns a tree of nodes of users besides all else."""
+    """Returns a program that takes and returns a tree of nodes of users besides all else."""
     update = maker.place(Piece(0, (), ()), changed) if sketch.leaves % 2 else changed
 
     def of_both(*arguments: Any) -> Any:
@@ -480,7 +480,7 @@ def _in_trees(results: Any, nesting: int) -> Any:
 
 
 def values_of(sketch: Sketch, noise: float = 0.0) -> list[Any]:
-    """A value for each input, always the same; `noise` is relative."""
+    """Returns a value for each input, always the same; `noise` is relative."""
     rng = np.random.default_rng(0)
     return [_value(rng, each, sketch, noise) for each in sketch.inputs]
 

@@ -168,7 +168,7 @@ class Training:
     exchange_dtype: str | None = None
 
     def kept(self, inputs: tuple[Input, ...]) -> dict[int, int]:
-        """The numbers of the updates that make the inputs of the next step, by those of the inputs."""
+        """Returns the numbers of the updates that make the inputs of the next step, by those of the inputs."""
         return {
             each.into: n
             for n, each in enumerate(self.updates)
@@ -224,7 +224,7 @@ class Sketch:
 
 
 def to_json(sketch: Sketch) -> str:
-    """The sketch as text."""
+    """Returns the sketch as text."""
     return json.dumps(dataclasses.asdict(sketch))
 
 
@@ -285,7 +285,7 @@ def smaller(sketch: Sketch) -> Iterator[Sketch]:
 
 
 def _plainer(sketch: Sketch) -> Iterator[Sketch]:
-    """The sketch with one of its options as it is unless something is said."""
+    """Yields the sketch with one of its options as it is unless something is said."""
     for field in dataclasses.fields(Sketch):
         if field.name == "loop" and sketch.training is not None:
             continue

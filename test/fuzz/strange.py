@@ -201,7 +201,7 @@ AXES = (
 
 
 def strange_value(rng: random.Random, text: str) -> str:
-    """A value for an attribute, of whatever kind."""
+    """Returns a value for an attribute, of whatever kind."""
     match rng.randrange(8):
         case 0 | 1:
             return rng.choice(INTEGERS) + rng.choice(["", "", " : i64", " : i32", " : index"])
@@ -215,7 +215,7 @@ def strange_value(rng: random.Random, text: str) -> str:
 
 
 def strange_symbol(rng: random.Random, text: str) -> str:
-    """A reference: to something in the text, to nothing, or nested."""
+    """Returns a reference: to something in the text, to nothing, or nested."""
     here = list(dict.fromkeys(syntax.SYMBOL.findall(text))) or ["@main"]
     if rng.random() < 0.1:
         return f"{rng.choice(here)}::{rng.choice(here)}"
@@ -223,6 +223,6 @@ def strange_symbol(rng: random.Random, text: str) -> str:
 
 
 def strange_dims(rng: random.Random) -> str:
-    """The dimensions of a sharding."""
+    """Returns the dimensions of a sharding."""
     dims = ", ".join(rng.choice(AXES) for _ in range(rng.choice([0, 1, 1, 2, 2, 2, 3, 4])))
     return f"[{dims}]" + rng.choice(["", "", "", "", "", ', replicated={"x"}', ', unreduced={"x"}'])

@@ -42,7 +42,7 @@ class Dictionary:
 
 
 def dictionaries(text: str) -> list[Dictionary]:
-    """All attribute dictionaries of a text, those within others too."""
+    """Returns all attribute dictionaries of a text, those within others too."""
     tokens = list(_TOKEN.finditer(text))
     partners = _partners(tokens)
     found = []
@@ -55,7 +55,7 @@ def dictionaries(text: str) -> list[Dictionary]:
 
 
 def _partners(tokens: list[re.Match[str]]) -> dict[int, int]:
-    """The number of the closing bracket for that of each opening one; what does not pair is left out."""
+    """Returns the number of the closing bracket for that of each opening one; what does not pair is left out."""
     partners, opened = {}, list[tuple[int, str]]()
     for number, token in enumerate(tokens):
         text = token.group()
@@ -69,7 +69,7 @@ def _partners(tokens: list[re.Match[str]]) -> dict[int, int]:
 def _attributes(
     text: str, tokens: list[re.Match[str]], partners: dict[int, int], first: int, last: int
 ) -> tuple[Attribute, ...] | None:
-    """The attributes between two tokens; None when something else stands there."""
+    """Returns the attributes between two tokens; None when something else stands there."""
     attributes = []
     number = first
     while number < last:
@@ -112,7 +112,7 @@ class Statement:
 
 
 def statements(lines: list[str]) -> list[Statement]:
-    """The operations of a text that is indented as MLIR's printer does, those in regions too."""
+    """Returns the operations of a text that is indented as MLIR's printer does, those in regions too."""
     found: list[Statement] = []
     opened: list[int] = []
     depth = 0
@@ -155,7 +155,7 @@ _RESULTS = re.compile(r"^\s*(%[\w$.]+)(?::(\d+))? = ")
 
 
 def functions(lines: list[str]) -> list[Function]:
-    """The functions of a text that have a body."""
+    """Returns the functions of a text that have a body."""
     found = []
     for statement in statements(lines):
         if statement.last == statement.first or "func.func" not in lines[statement.first]:
@@ -168,7 +168,7 @@ def functions(lines: list[str]) -> list[Function]:
 
 
 def _results(line: str) -> Iterator[tuple[str, str]]:
-    """The values that an operation makes, with their types."""
+    """Yields the values that an operation makes, with their types."""
     made = _RESULTS.match(line)
     if made is None or " : " not in line:
         return
@@ -182,13 +182,13 @@ def _results(line: str) -> Iterator[tuple[str, str]]:
 
 
 def results(line: str) -> list[str]:
-    """The names of the values that an operation makes, without the numbers of those of one name."""
+    """Returns the names of the values that an operation makes, without the numbers of those of one name."""
     made = _RESULTS.match(line)
     return [] if made is None else [made[1]]
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a list between its commas outside of brackets; at least one, which may be empty."""
+    """Returns the parts of a list between its commas outside of brackets; at least one, which may be empty."""
     parts, depth, start = [], 0, 0
     for token in _TOKEN.finditer(text):
         if token.group() in _CLOSING:
@@ -202,5 +202,5 @@ def split_list(text: str) -> list[str]:
 
 
 def replace(text: str, start: int, end: int, new: str) -> str:
-    """The text with one part of it replaced."""
+    """Returns the text with one part of it replaced."""
     return text[:start] + new + text[end:]

@@ -22,7 +22,7 @@ def total(results: Any) -> Any:
 
 
 def is_inexact(x: Any) -> bool:
-    """Whether an array can be differentiated."""
+    """Returns whether an array can be differentiated."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
@@ -34,7 +34,7 @@ def cotangents(results: Any) -> Any:
 
 
 def tangents_or(results: Any, tangents: Any) -> Any:
-    """The tangents, and results where there are none."""
+    """Returns the tangents, and results where there are none."""
     return jax.tree.map(lambda r, t: t if is_inexact(r) else r, results, tangents)
 
 
@@ -51,7 +51,7 @@ def _scan(f: Function, n: int) -> Function:
 
 
 def _scan_rows(f: Function, n: int) -> Function:
-    """A scan over the rows of the last operand."""
+    """Returns a scan over the rows of the last operand."""
 
     def g(x: Any, *rest: Any) -> tuple[Any, ...]:
         rows = jnp.atleast_2d(plain(rest[-1] if rest else x))[:3]
@@ -221,7 +221,7 @@ REGIONS: dict[str, Callable[[Function, tuple[Any, ...]], list[Any]]] = {
 
 
 def wrapped(f: Function, names: tuple[str, ...], number: int) -> Function:
-    """A function under transformations, the innermost first."""
+    """Returns a function under transformations, the innermost first."""
     for name in names:
         f = TRANSFORMS[name](f, number)
     return f

@@ -15,7 +15,7 @@ Operation = Callable[[Any, Any, int], Any]
 
 
 def _beside(x: Any, y: Any) -> Any:
-    """A second operand: as it is where it has the same shape or none, else brought into the shape."""
+    """Returns a second operand: as it is where it has the same shape or none, else brought into the shape."""
     y = plain(y)
     return y if y.shape in ((), x.shape) else fit(y, x)
 
@@ -29,7 +29,7 @@ def _of_one(f: Callable[[Any], Any]) -> Operation:
 
 
 def _counted(x: Any, y: Any, n: int) -> Any:
-    """The next count, or key."""
+    """Returns the next count, or key."""
     if is_key(x):
         return jax.random.split(x)[n % 2] if x.shape == () else x
     return ~x if x.dtype == jnp.bool_ else x + jnp.asarray(1, x.dtype)
@@ -140,5 +140,5 @@ TO_SCALARS = ("norm", "sum", "all finite", "first")
 
 
 def next_of(value: Any, old: Any) -> Any:
-    """A value as what takes the place of an argument."""
+    """Returns a value as what takes the place of an argument."""
     return (value if is_key(value) else old) if is_key(old) else fit(value, old)

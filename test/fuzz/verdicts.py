@@ -64,7 +64,7 @@ def judge(sketch: Sketch, hosts: int = 0) -> ProgramVerdict:
 
 
 def run_plain(sketch: Sketch, place: int | None = None) -> list[Any]:
-    """The results of `jax.jit` alone, on one device or over a mesh like that of a slice."""
+    """Returns the results of `jax.jit` alone, on one device or over a mesh like that of a slice."""
     with jax.enable_x64(sketch.x64):
         if place is None:
             return _run(Plain(), sketch, values_of(sketch), 1)
@@ -94,7 +94,7 @@ def _run(maker: Maker, sketch: Sketch, values: list[Any], calls: int) -> list[An
 
 
 def _ahead(fun: Any, sketch: Sketch, args: tuple[Any, ...], calls: int) -> list[Any]:
-    """The results of what is compiled ahead, called with other weak types than it is lowered for."""
+    """Returns the results of what is compiled ahead, called with other weak types than it is lowered for."""
     every = [fun.lower(*static, *args).compile() for static in _statics(sketch)]
     results = []
     for n in range(calls):
@@ -105,7 +105,7 @@ def _ahead(fun: Any, sketch: Sketch, args: tuple[Any, ...], calls: int) -> list[
 
 
 def _of_weakness(x: Any, n: int) -> Any:
-    """A number or scalar as it is, as an array, as one that is weakly typed, or as a number of Python."""
+    """Returns a number or scalar as it is, as an array, as one that is weakly typed, or as a number of Python."""
     if jnp.shape(x) or not isinstance(x, bool | int | float | complex | jax.Array | np.ndarray):
         return x
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended):
@@ -137,7 +137,7 @@ def _statics(sketch: Sketch) -> list[tuple[Any, ...]]:
 
 
 def _passed(fun: Any, n: int, static: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a call; every second one gets them where the program reads them."""
+    """Returns the arguments of a call; every second one gets them where the program reads them."""
     every = (*static, *_fresh(args))
     return fun.place(*every) if n % 2 else every
 
@@ -148,7 +148,7 @@ def _fresh(tree: Any) -> Any:
 
 
 def _run_placed(sketch: Sketch, hosts: int) -> list[Any]:
-    """All results of all calls in all threads."""
+    """Returns all results of all calls in all threads."""
     maker, values = Placed(sketch, hosts), values_of(sketch)
     strangers.clear()
     results = _run_on(maker, sketch, values)
@@ -246,7 +246,7 @@ def _judge_error(
 
 
 def general(text: str) -> str:
-    """A message without what differs from program to program."""
+    """Returns a message without what differs from program to program."""
     text = re.sub(r"'[^']*'|@[\w:]+|\(/[^)]*\)|/\S+|\"[^\"]*\"|%\S+", "_", text.split("\n")[0])
     return re.sub(r"\[[\d,]*\]|#?\d+", "_", text)[:110]
 
@@ -263,13 +263,13 @@ def _frames(error: BaseException) -> list[tuple[str, int | None, str]]:
 
 
 def _raised_by_us(error: BaseException) -> bool:
-    """Whether a `raise` of ours made the error."""
+    """Returns whether a `raise` of ours made the error."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return _frames(error)[-1][0].startswith(OURS) and (last.line or "").startswith("raise ")
 
 
 def frame_of(error: BaseException) -> str:
-    """The innermost frame that is ours."""
+    """Returns the innermost frame that is ours."""
     for file, line, name in reversed(_frames(error)):
         if file.startswith(OURS):
             return f"{file}:{line} {name}"
@@ -312,7 +312,7 @@ def _difference(result: Any, expected: list[Any], sketch: Sketch, bound: float =
 
 
 def _numbers(x: Any) -> np.ndarray:
-    """The elements of an array or a number, keys as what they hold."""
+    """Returns the elements of an array or a number, keys as what they hold."""
     return x.fetch() if isinstance(x, pw.Array) else np.asarray(plain(jnp.asarray(x)))
 
 
@@ -321,7 +321,7 @@ def _type_of(x: Any) -> Any:
 
 
 def _shards_agree(x: Any) -> bool:
-    """Whether every device holds its part of an array; a look at the whole sees one copy of each part."""
+    """Returns whether every device holds its part of an array; a look at the whole sees one copy of each part."""
     if isinstance(x, pw.Array):
         return shards_agree(x)
     if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
@@ -332,7 +332,7 @@ def _shards_agree(x: Any) -> bool:
 
 
 def _judge_bits(sketch: Sketch, results: list[Any], hosts: int) -> ProgramVerdict:
-    """Whether updates of parts, element by element, give the bits that updates of all do."""
+    """Returns whether updates of parts, element by element, give the bits that updates of all do."""
     training = sketch.training
     if training is None or not training.zero1 or training.exchange_dtype is not None:
         return ProgramVerdict("ok")
@@ -355,7 +355,7 @@ def _judge_bits(sketch: Sketch, results: list[Any], hosts: int) -> ProgramVerdic
 
 
 def _mixes(sketch: Sketch) -> bool:
-    """Whether an update may need all of an array: by what it does, or for operands of two shapes."""
+    """Returns whether an update may need all of an array: by what it does, or for operands of two shapes."""
     training = sketch.training
     assert training is not None
     shapes: list[Any] = []
@@ -379,7 +379,7 @@ def _mixes(sketch: Sketch) -> bool:
 
 
 def _judge_difference(sketch: Sketch, expected: list[Any], difference: str, hosts: int) -> ProgramVerdict:
-    """Whether a difference is one of rounding: the same happens to JAX's own results."""
+    """Returns whether a difference is one of rounding: the same happens to JAX's own results."""
     if not difference.startswith("values"):
         return ProgramVerdict("wrong", general(difference), difference)
     bound = _tolerance(sketch, expected)
@@ -403,7 +403,7 @@ def _judge_difference(sketch: Sketch, expected: list[Any], difference: str, host
 
 
 def _differs_on_mesh(sketch: Sketch, place: int, expected: list[Any], bound: float) -> bool:
-    """Whether the constraints on one slice change what `jax.jit` computes on a mesh like it.
+    """Returns whether the constraints on one slice change what `jax.jit` computes on a mesh like it.
 
     XLA's partitioner is wrong then. It is for the gradient of the kernel of a convolution whose result is cut
     along a spatial dimension by one axis of several: the sum goes over all devices.

@@ -75,11 +75,11 @@ class WorkerPool:
             patch.setattr(connect, "_close", self._disconnect)
             try:
                 yield
-                mine = devices.process_cluster
-                for slice in mine.manager().holders() if mine.bound_slices() else ():
-                    pw.release(slice)
+                if devices.process_cluster.bound_slices():
+                    for slice in devices.process_cluster.manager().holders():
+                        pw.release(slice)
                 # Before the look at what is left: this drops what is kept for the next call of a program.
-                mine.disconnect()
+                devices.process_cluster.disconnect()
                 left = {} if may_leave() else self._left()
             finally:
                 pw.disconnect()

@@ -1,4 +1,4 @@
-"""The file format of bundles: what is written can be read, and nothing else, by one clear error."""
+"""File format of bundles: bundles can be read, and any other file gives one clear error."""
 
 import io
 import json
@@ -68,7 +68,7 @@ def zipped(members):
 
 
 def with_manifest(data, change, *, fix_index=True):
-    """The bundle with another manifest, with all digests made to fit."""
+    """Returns the bundle with another manifest, and with digests that fit."""
     members = members_of(data)
     manifest = json.loads(members["manifest.json"])
     change(manifest)
@@ -164,7 +164,7 @@ def test_bundle_refuses_a_lone_member(name):
 
 def test_bundle_refuses_a_change_in_any_member(data):
     members = members_of(data)
-    # A space behind JSON is no change; that of the manifest has another digest.
+    # A space after JSON is no change, except for the digest of the manifest.
     for name in members.keys() - {"executables/index.json"}:
         named = "executables belong" if name == "manifest.json" else f"{name} is damaged"
         with pytest.raises(BundleError, match=named):
@@ -189,7 +189,7 @@ def test_bundle_refuses_unexpected_members(data, name):
 
 
 def test_bundle_refuses_zips_of_other_tools(data):
-    """Compressed ones above all: their sizes are promises."""
+    """Zips with compressed members above all, whose sizes cannot be trusted."""
     for options, problem in (
         ({"compression": zipfile.ZIP_DEFLATED}, "compressed"),
         ({"compression": zipfile.ZIP_STORED}, "header of member"),
@@ -211,7 +211,7 @@ def test_bundle_refuses_a_doubled_member(data):
 
 
 def test_bundle_checks_sizes_before_it_allocates(data):
-    """A directory that promises gigabytes costs nothing."""
+    """A directory that announces gigabytes allocates nothing."""
     changed = bytearray(data)
     at = changed.rindex(b"PK\1\2")
     changed[at + 20 : at + 28] = b"\xff\xff\xff\x7f" * 2
@@ -288,7 +288,7 @@ def test_bundle_refuses_executables_of_another(data):
 
 
 def refusal(data):
-    """The error that bytes are; None for a bundle."""
+    """Returns the error of reading bytes; None for a bundle."""
     try:
         bundle.parse(data, "model.pwb")
     except BundleError as error:

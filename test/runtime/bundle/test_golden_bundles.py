@@ -1,7 +1,7 @@
-"""Bundles of earlier releases: they are read as ever, and what is written of them has the same bytes.
+"""Bundles of earlier releases can be read, and are written again with the same bytes.
 
 `Inputs/stages.pwb` has trees, donation, PRNG keys, a constant and LAPACK; `parts.pwb` is of the second
-version of the format, which has parts; `executables.pwb` has an executable, and every optional entry.
+version of the format, which has sub-programs; `executables.pwb` has an executable, and every optional entry.
 """
 
 from __future__ import annotations

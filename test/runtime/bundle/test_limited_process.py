@@ -1,4 +1,4 @@
-"""A process that examines what a stranger gave takes no more than it may, and does not outlive who asked."""
+"""A process with untrusted input keeps to its limit of memory, and does not outlive its parent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ subprocess.run([sys.executable, "-c", {CHILD!r}, str(os.getpid())])
 
 @pytest.mark.process
 @pytest.mark.needs("linux")
-def test_end_with_ends_a_process_with_its_parent() -> None:
+def test_exit_with_parent_kills_a_process_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
@@ -43,12 +43,12 @@ def test_end_with_ends_a_process_with_its_parent() -> None:
 
 @pytest.mark.process
 @pytest.mark.needs("linux")
-def test_end_with_ends_at_once_without_the_parent() -> None:
+def test_exit_with_parent_exits_at_once_without_the_parent() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD, "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_memory_of_at_most_limits_memory_and_lifts_the_limit() -> None:
+def test_limit_memory_limits_memory_and_lifts_the_limit() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(MemoryError), limit_memory(1 << 20):
         bytearray(1 << 28)
@@ -57,7 +57,7 @@ def test_memory_of_at_most_limits_memory_and_lifts_the_limit() -> None:
 
 
 def _runs(stat: Path) -> bool:
-    """Whether a process is there and has not ended; one that nobody waits for stays as a zombie."""
+    """Returns whether a process exists and has not exited: one that its parent does not reap is a zombie."""
     try:
         return stat.read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

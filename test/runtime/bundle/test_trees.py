@@ -1,4 +1,4 @@
-"""Names of leaves: every leaf has one, no two have the same, and JSON keeps the tree."""
+"""Names of leaves: every leaf has a distinct name, and JSON keeps the tree."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The generated function: its text, its registers, and what happens when it is interrupted."""
+"""Generated functions: source, registers, and interrupts."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ from pathways.runtime.plan import plan
 
 
 class Recorder(codegen.StepTarget):
-    """A target whose launches and copies compute on tuples of names, so that a test sees what was called."""
+    """Target whose launches and copies compute on tuples of names, so that a test sees the calls."""
 
     def __init__(self, fail: str = "", **hooks) -> None:
         self.fail = fail
@@ -66,7 +66,7 @@ TYPE = plan.ArrayType((), "float32")
 
 
 def make(steps, results, slots, arguments=(0,), observer=None, **hooks):
-    made = plan.Plan(
+    the_plan = plan.Plan(
         name="f",
         slices={},
         computations={},
@@ -75,7 +75,7 @@ def make(steps, results, slots, arguments=(0,), observer=None, **hooks):
         steps=tuple(steps),
         slot_types=(TYPE,) * slots,
     )
-    return codegen.generate(made, Recorder(**hooks), observer)
+    return codegen.generate(the_plan, Recorder(**hooks), observer)
 
 
 def launch(name: str, operands: tuple[int, ...], result: int) -> plan.Launch:

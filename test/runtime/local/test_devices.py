@@ -1,4 +1,4 @@
-"""The devices of this process: how they are chosen, and how JAX knows them."""
+"""Devices of this process: their choice, and their objects in JAX."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def test_discover_refuses_unequal_islands():
 
 @pytest.mark.process
 def test_connect_creates_cpu_devices_once():
-    """Before JAX starts; slices that are bound to devices are not moved to others."""
+    """Devices are created before JAX starts; bound slices keep their devices."""
     code = (
         "from pathways.runtime import connect, bind, make_virtual_device_set as m\n"
         "print(len(connect(cpu_devices=5).devices))\n"

@@ -1,4 +1,4 @@
-"""An error while steps are issued names program, step and slice, and what is known about its cause."""
+"""Errors while steps are issued name program, step and slice, and the cause as far as it is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathways.runtime.xla import compile_cache
 
 
 class OutOfMemory:
-    """An executable that finds no memory for its results."""
+    """Executable without memory for its results."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -29,7 +29,7 @@ class OutOfMemory:
 
 @pytest.fixture
 def exhausted(monkeypatch):
-    """Lets each `increment` run out of memory."""
+    """Has each `increment` run out of memory."""
 
     def load_all(requests: Any, *arguments: Any) -> list[compile_cache.Loaded]:
         found = compile_cache.load_all(requests, *arguments)
@@ -57,7 +57,7 @@ def test_failures_out_of_memory_list_live_arrays(plan_builder, runner, exhausted
     where, alive = raised.value.__notes__
     assert where == f"in program step, step increment on {s1.name} on slice {s1.name}"
     total, *largest = alive.splitlines()
-    # On each device of the slice; what is on the other slice is not in the way.
+    # Bytes of each device of the slice; arrays on the other slice do not count.
     assert total.startswith(f"live on slice {s1.name}: {3 * size} KiB of this call, and ")
     assert largest == [
         f"  {2 * size} KiB: batch of type f32[512]",

@@ -1,7 +1,7 @@
-"""The plans of hosts give what the plan of the whole program gives, whether hosts wait for each other or not.
+"""Host programs give the results of the whole program, whether hosts wait for each other or not.
 
-Arrays are terms: what computed them from which arguments. They know whether they were donated or deleted, and
-must not be read then.
+Arrays are terms: the computation that produces them, and its arguments. Reading a donated or deleted array is
+an error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathways.runtime.plan.plan import Launch, Plan, Receive, Send, Slot, Transf
 Term = Any
 Results = dict[tuple[int, str], "Array"]
 _SECONDS = 20.0
-"""How long a host waits for another before it counts as stuck."""
+"""Time after which a host that waits for another counts as stuck."""
 
 
 class Array:
-    """An array that is computed when somebody asks for it."""
+    """Array that is computed when it is read."""
 
     def __init__(self, compute: Callable[[], Term]) -> None:
         self.compute = functools.cache(compute)
@@ -60,12 +60,12 @@ class Wire:
 
 
 class Target(codegen.HostTarget):
-    """Binds plans to terms.
+    """Target that computes terms.
 
     Args:
       plan: the plan.
-      wire: what is between hosts.
-      waits: whether to receive is to wait for what is sent; otherwise it gives arrays that come later.
+      wire: the arrays in flight between hosts.
+      waits: whether a receive waits for the arrays; otherwise it returns pending ones.
       constants: the arrays in slots that the caller does not pass.
     """
 
@@ -117,7 +117,7 @@ class Target(codegen.HostTarget):
     def receive(self, receive: Receive) -> Callable[[], list[Array]]:
         @functools.cache
         def arrived() -> list[Array]:
-            # Only now does the other host let go of what it sent.
+            # Only now does the other host drop the arrays that it sent.
             arrays = self.wire.at(receive.index).get(timeout=_SECONDS)
             return moved([array.used() for array in arrays], receive)
 
@@ -130,7 +130,7 @@ class Target(codegen.HostTarget):
 
 
 def moved(operands: Sequence[Callable[[], Term]], step: Transfer | Receive) -> list[Array]:
-    """Returns the results of a transfer, or of the two halves of it."""
+    """Returns the results of a transfer, or of a send and a receive."""
     if step.routes is None:
         return [Array(operands[0])]
     return [
@@ -140,7 +140,7 @@ def moved(operands: Sequence[Callable[[], Term]], step: Transfer | Receive) -> l
 
 
 class Run:
-    """One call of a plan: the arrays that the caller gives, and those that it gets."""
+    """Call of a plan, with the arrays that the caller passes and gets."""
 
     def __init__(self, plan: Plan, wire: Wire, waits: bool = False) -> None:
         self.plan = plan
@@ -187,8 +187,7 @@ def test_host_plans_without_waits_give_the_same_terms(program: tuple[str, list[i
     event(f"hosts: {len(runs)}")
     for run in runs:
         run()
-    # Before anything has arrived anywhere, the caller does its worst with all that is its own: what it gave
-    # up it has no more.
+    # Before any array has arrived, the caller deletes all arrays that it has; it does not have donated ones.
     results = {port: array.compute for run in runs for port, array in run.results.items()}
     for run in runs:
         for array in (*run.results.values(), *run.kept):

@@ -1,4 +1,4 @@
-"""Loaded plans: right values, asynchronous calls, errors that name their step, memory given back."""
+"""Loaded plans: right values, asynchronous calls, errors that name their step, freed memory."""
 
 import collections
 import concurrent.futures
@@ -57,7 +57,7 @@ def test_load_transfers_between_slices_of_different_sizes(plan_builder, runner, 
 
 
 def test_load_sends_pieces_along_their_routes(plan_builder, runner):
-    """Four shards in two results of two shards, and arguments and results in the shardings of the plan."""
+    """Four shards become two results of two shards, with the shardings of the plan."""
     devices = make_virtual_device_set()
     s0, s1 = devices.add_slice(4, "x"), devices.add_slice(2, "x")
     build = plan_builder(s0, s1)
@@ -103,7 +103,7 @@ def test_load_places_constants_once(plan_builder, runner):
 
 
 def test_load_gives_results_their_avals(plan_builder, runner):
-    """A typed PRNG key, and a weak type, which the next trace of the caller sees."""
+    """Results may be typed PRNG keys, and may have weak types, which affect the next trace of the caller."""
     (s0, _) = two_slices()
     build = plan_builder(s0)
     key = build.constant(np.array([3, 4], np.uint32), s0)
@@ -248,7 +248,7 @@ def test_run_calls_callbacks(plan_builder, runner, capfd):
 
 
 def test_run_fails_results_that_depend_on_a_failed_callback(plan_builder, runner):
-    """Behind a long computation, so that the call has returned before the callback runs."""
+    """The callback follows a long computation, so that the call has returned before it runs."""
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
 
@@ -306,7 +306,7 @@ def test_run_names_the_computation_of_a_nan(plan_builder, runner):
 
 
 class Dawdling:
-    """An executable that reaches its devices one after the other, and writes down when it reached which."""
+    """Executable that reaches its devices one after the other, and records their order."""
 
     def __init__(self, inner: Any, reached: dict[jax.Device, list[int]], numbers: Iterator[int]) -> None:
         self.inner = inner
@@ -325,7 +325,7 @@ class Dawdling:
 
 
 def test_run_of_several_threads_reaches_all_devices_in_one_order(plan_builder, runner, monkeypatch):
-    """Collectives that two devices get in different orders wait for each other for ever."""
+    """Collectives that two devices start in different orders deadlock."""
     reached = collections.defaultdict[jax.Device, list[int]](list)
     numbers = itertools.count()
 
@@ -397,9 +397,9 @@ def test_progress_line_counts_how_often_a_program_is_compiled(capsys):
         line.start -= 2
         line.add(1)
         line.close()
-    first, *others = capsys.readouterr().err.splitlines()
+    first, *later = capsys.readouterr().err.splitlines()
     assert first == "pathways: compiling 1/2 computations ..."
-    assert others == [
+    assert later == [
         f"pathways: compiling 1/2 computations of program 'of_many_shapes', {times} times so far ..."
         for times in (2, 4, 8, 16, 32)
     ]
@@ -426,7 +426,7 @@ def interrupted_load(seconds: float) -> subprocess.Popen[str]:
 
 @pytest.mark.process
 def test_in_threads_stops_at_ctrl_c():
-    """The process then waits for what XLA is busy with, so the time is taken where it is caught."""
+    """The process then waits for XLA, so the time is measured where the interrupt is caught."""
     process = interrupted_load(seconds=1.5)
     assert process.communicate(timeout=60) == ("caught True\n", WAITING)
     assert process.returncode == 0
@@ -443,7 +443,7 @@ def test_in_threads_ends_the_process_at_a_second_ctrl_c():
 
 @pytest.mark.process
 def test_in_threads_turns_ctrl_c_at_any_moment_into_a_keyboard_interrupt():
-    """Thousands of them, at moments that differ: no thread of the compiler fails, none waits for ever."""
+    """After thousands of interrupts at different moments, no compiling thread has failed or hangs."""
     script = """if True:
         import random, signal, threading, time
         from pathways.runtime.xla import compile_threads
@@ -462,5 +462,5 @@ def test_in_threads_turns_ctrl_c_at_any_moment_into_a_keyboard_interrupt():
     """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "True []\n")
-    # On a busy machine the last of them may come while tasks go on.
+    # On a busy machine, the last interrupts may arrive while tasks still run.
     assert done.stderr in ("", WAITING)

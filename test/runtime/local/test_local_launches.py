@@ -1,4 +1,4 @@
-"""Computations that stay within each device, which are launched on each device by itself."""
+"""Local computations, which are launched on each device by itself."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ X = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 
 def function(name: str, body: str, held: str = ROWS) -> str:
-    """A function of an 8x4 array that returns its value `%0`."""
+    """Returns the text of a function of an 8x4 array that returns its value `%0`."""
     return f"""
   func.func private @{name}(%a: tensor<8x4xf32> {{sdy.sharding = #sdy.sharding{held}}})
       -> (tensor<8x4xf32> {{sdy.sharding = #sdy.sharding{ROWS}}}) {{
@@ -46,18 +46,18 @@ LOCAL = function("f", on_shards(KEEP))
 
 
 def plan(functions: str, calls: list[tuple[str, str, str]], *results: str, donate_bytes: int = 1000) -> Plan:
-    """The plan of a program of launches, each a result, a callee and an operand."""
+    """Returns the plan of a program of launches, each a result, a callee and an operand."""
     launches = "\n    ".join(
         f'%{result} = "pw.launch"(%{operand}) {{callee = @{callee}, slice = @s0}}'
         " : (tensor<8x4xf32>) -> tensor<8x4xf32>"
         for result, callee, operand in calls
     )
-    lies = f"{{pw.slice = @s0, sdy.sharding = #sdy.sharding{ROWS}}}"
+    placement = f"{{pw.slice = @s0, sdy.sharding = #sdy.sharding{ROWS}}}"
     text = f"""module @local attributes {{pw.form = "unrolled"}} {{
   sdy.mesh @mesh = <["x"=2, "y"=2]>
   "pw.slice"() {{mesh = @mesh, sym_name = "s0"}} : () -> ()
-  func.func public @main(%x: tensor<8x4xf32> {lies})
-      -> ({", ".join([f"tensor<8x4xf32> {lies}"] * len(results))}) {{
+  func.func public @main(%x: tensor<8x4xf32> {placement})
+      -> ({", ".join([f"tensor<8x4xf32> {placement}"] * len(results))}) {{
     {launches}
     return {", ".join(f"%{r}" for r in results)} : {", ".join(["tensor<8x4xf32>"] * len(results))}
   }}{functions}
@@ -69,9 +69,9 @@ def plan(functions: str, calls: list[tuple[str, str, str]], *results: str, donat
     return plan_of(module, "local")
 
 
-def load(made: Plan) -> Executable:
+def load(planned: Plan) -> Executable:
     slice = make_virtual_device_set().add_slice((2, 2), ("x", "y"))
-    return load_plan(made, {"s0": bind([slice], "local")[slice]})
+    return load_plan(planned, {"s0": bind([slice], "local")[slice]})
 
 
 def run(loaded: Executable) -> list[jax.Array]:
@@ -82,10 +82,10 @@ def test_local_launches_give_arrays_where_one_is_read():
     """A local launch is read by another, by a launch on all devices, and by the caller."""
     double = function("g", "%0 = stablehlo.add %a, %a : tensor<8x4xf32>")
     calls = [("inner", "f", "x"), ("seen", "f", "inner"), ("twice", "g", "seen"), ("last", "f", "twice")]
-    made = plan(LOCAL + double, calls, "seen", "last")
-    assert {name: c.local for name, c in made.computations.items()} == {"f": True, "g": False}
-    assert made.computations["f"].operands[0].shape == (4, 4)
-    loaded = load(made)
+    planned = plan(LOCAL + double, calls, "seen", "last")
+    assert {name: c.local for name, c in planned.computations.items()} == {"f": True, "g": False}
+    assert planned.computations["f"].operands[0].shape == (4, 4)
+    loaded = load(planned)
     assert {key[0]: len(code.local_devices()) for key, code in loaded.executables.items()} == {"f": 1, "g": 4}
     for _ in range(2):
         seen, last = run(loaded)
@@ -118,15 +118,15 @@ def test_local_launches_refuse_an_argument_with_another_sharding():
 
 
 def test_local_launches_exclude_donating_computations():
-    made = plan(LOCAL, [("y", "f", "x"), ("z", "f", "y")], "z", donate_bytes=0)
-    assert sorted((c.donated, c.local) for c in made.computations.values()) == [((), True), ((0,), False)]
-    (z,) = run(load(made))
+    planned = plan(LOCAL, [("y", "f", "x"), ("z", "f", "y")], "z", donate_bytes=0)
+    assert sorted((c.donated, c.local) for c in planned.computations.values()) == [((), True), ((0,), False)]
+    (z,) = run(load(planned))
     np.testing.assert_array_equal(z, X)
 
 
 def test_local_launches_refuse_other_shards():
-    made = plan(LOCAL, [("y", "f", "x")], "y")
-    whole = dataclasses.replace(made, slot_shardings=((), ()))
+    planned = plan(LOCAL, [("y", "f", "x")], "y")
+    whole = dataclasses.replace(planned, slot_shardings=((), ()))
     with pytest.raises(
         ValueError, match=r"f on slice s0 is for shards float32\[4, 4\], but gets float32\[8, 4\]"
     ):

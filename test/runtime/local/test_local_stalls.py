@@ -1,4 +1,4 @@
-"""Arrays of this process that are not computed are reported; nothing is counted while programs run."""
+"""Reports of arrays of this process that stay pending."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathways.runtime.local.stalls import LocalStalls, describe
 
 
 class Late:
-    """An array that is not computed."""
+    """Array that is never computed."""
 
     aval = SimpleNamespace(str_short=lambda: "float32[7]")
 
@@ -48,7 +48,7 @@ def test_local_stalls_report_a_late_array_once_in_a_while(
         caplog.clear()
         pending.clear()
         detector.poll()
-        # Another one, maybe at the same place.
+        # A new array, perhaps with the same id.
         pending.append(Late())
         detector.poll()
         assert not caplog.messages
@@ -103,9 +103,9 @@ FORK = "if child := os.fork(): print(os.waitpid(child, 0)[1], flush=True)"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("meanwhile", "said"), [("", ""), (FORK, "0\n")], ids=["alone", "forked"])
-def test_local_stalls_do_not_keep_processes_from_ending(meanwhile: str, said: str):
-    """A thread that is inside of jaxlib at the end would abort it; a forked process has no such thread."""
+@pytest.mark.parametrize(("meanwhile", "printed"), [("", ""), (FORK, "0\n")], ids=["alone", "forked"])
+def test_local_stalls_do_not_keep_processes_from_ending(meanwhile: str, printed: str):
+    """A thread inside of jaxlib at exit would abort the process; a forked process has no such thread."""
     command = [sys.executable, "-c", POLLING.format(meanwhile=meanwhile)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout == f"{said}ended\n", result.stderr
+    assert result.stdout == f"{printed}ended\n", result.stderr

@@ -1,4 +1,4 @@
-"""The memory that a plan takes: what counts, what is refused, and how it reads."""
+"""Memory of plans: its analysis, its limits, and its table."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ def peaks(plan, executables=None):
 
 
 def temporaries(slice, **sizes):
-    """Executables of computations on a slice that need so many bytes of temporaries on each device."""
+    """Returns executables of computations on a slice, with the bytes of their temporaries on each device."""
     return {
         (f"{name}_", slice.name): SimpleNamespace(
             get_compiled_memory_stats=lambda count=count: SimpleNamespace(
@@ -38,7 +38,7 @@ def slices():
 
 
 def test_memory_counts_temporaries_during_their_launch(plan_builder, slices):
-    """Of 10 floats each, first x and y are live, then y and z."""
+    """Arrays have 10 floats each; first x and y are live, then y and z."""
     left, _ = slices
     build = plan_builder(left)
     x = build.argument((10,), left, donated=True)
@@ -46,7 +46,7 @@ def test_memory_counts_temporaries_during_their_launch(plan_builder, slices):
     build.release(x, delete=(x,))
     z = build.launch(add, left, y, y)
     plan = build.finish(z)
-    # Two devices, and everything is replicated on them.
+    # All arrays are replicated on two devices.
     assert peaks(plan) == [2 * 80]
     assert peaks(plan, temporaries(left, double=5)) == [2 * 85]
     found = memory.analyze(plan, memory.stats_of(temporaries(left, double=5, add=7)))
@@ -137,7 +137,7 @@ def test_memory_check_adds_slices_on_one_device(plan_builder):
 
 
 def test_memory_check_passes_where_memory_is_unknown(plan_builder, slices):
-    """As on CPU devices that `connect` was told nothing about."""
+    """The memory of CPU devices is unknown unless `connect` gets it."""
     build = plan_builder(*slices)
     plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))
     bindings = {slice.name: binding for slice, binding in bind(slices, plan.name).items()}

@@ -1,4 +1,4 @@
-"""Values that move between slices in pieces: cut, sent and joined, without a wait for any of it."""
+"""Transfers of values in pieces: cut, sent and joined, without a wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TYPE = "tensor<24x8xf32>"
 SIZES = {"s": 4, "a": 2, "b": 2}
 
 
-def lies(slice: str, dims: str) -> str:
+def placement(slice: str, dims: str) -> str:
     return f"pw.slice = @{slice}, sdy.sharding = #sdy.sharding<@mesh_{slice}, {dims}>"
 
 
@@ -51,10 +51,10 @@ def double(name: str, operand: str) -> str:
 
 
 class Program:
-    """A loaded program on slices of four devices and twice two.
+    """Loaded program on a slice of four devices and two slices of two.
 
     Args:
-      body: what it does with its argument `%x`, which lies in rows over the four.
+      body: the operations on its argument `%x`, which is split in rows over the four devices.
       results: the slice and the sharding of each result.
       donated: whether it consumes its argument.
     """
@@ -65,13 +65,13 @@ class Program:
             f'"pw.slice"() {{mesh = @mesh_{name}, sym_name = "{name}"}} : () -> ()\n'
             for name, size in SIZES.items()
         )
-        given = lies("s", ROWS) + ", pw.donated" * donated
+        given = placement("s", ROWS) + ", pw.donated" * donated
         inner = f"{TYPE} {{sdy.sharding = #sdy.sharding<@mesh_s, {ROWS}>}}"
         lines = "\n".join(body)
         text = f"""module @moves attributes {{pw.form = "placed"}} {{
           {declared}
           func.func public @main(%x: {TYPE} {{{given}}})
-              -> ({", ".join(f"{TYPE} {{{lies(*where)}}}" for where in results.values())}) {{
+              -> ({", ".join(f"{TYPE} {{{placement(*where)}}}" for where in results.values())}) {{
             {lines}
             return {", ".join(f"%{name}" for name in results)} : {", ".join([TYPE] * len(results))}
           }}
@@ -103,46 +103,46 @@ class Program:
 
 @pytest.fixture
 def late():
-    """A function that doubles an array, but not before it is told to; and how to tell it."""
-    told = threading.Event()
+    """Yields a function that doubles an array after an event, and a function that sets the event."""
+    released = threading.Event()
 
     def wait(x: np.ndarray) -> np.ndarray:
-        told.wait(60)
+        released.wait(60)
         return np.asarray(x) * 2
 
     def double(x: jax.Array) -> jax.Array:
         call = functools.partial(jax.pure_callback, wait, jax.ShapeDtypeStruct((6, 8), x.dtype))
         return jax.jit(jax.shard_map(call, mesh=x.sharding.mesh, in_specs=P("x"), out_specs=P("x")))(x)
 
-    yield double, told.set
-    told.set()
+    yield double, released.set
+    released.set()
 
 
 def test_moves_do_not_wait_for_pending_values(late):
-    double, tell = late
+    double, release = late
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
     (y,) = program(double(program.ready()))
     assert not y.is_ready()
-    tell()
+    release()
     np.testing.assert_array_equal(y, X * 2)
 
 
 def test_moves_are_traced_until_pieces_are_ready(late, tmp_path):
-    """Nothing of the move ends before the value is there."""
-    double, tell = late
+    """No event of the transfer ends before the value is ready."""
+    double, release = late
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
     with recording.trace(tmp_path / "run.json"):
         program(double(program.ready()))
         time.sleep(0.05)
-        tell()
+        release()
     events = [event for event in json.loads((tmp_path / "run.json").read_text()) if event["ph"] == "X"]
     assert len(events) == 3
-    # Microseconds since the trace began.
+    # Microseconds since the start of the trace.
     assert all(event["ts"] + event["dur"] > 0.05e6 for event in events)
 
 
 def test_moves_of_a_failed_value_fail_later():
-    """The program runs, as it does with what fails later."""
+    """The program runs, as with a value that fails later."""
 
     def refuse(x: np.ndarray) -> np.ndarray:
         raise ValueError("too large")
@@ -188,12 +188,12 @@ def test_moves_allow_donation_in_flight():
         results={"y": ("a", COLUMNS), "z": ("s", ROWS)},
         donated=True,
     )
-    cut, copy, release, join, *others = program.plan.steps
-    donating = next(step for step in others if isinstance(step, Launch))
+    cut, copy, release, join, *rest = program.plan.steps
+    donating = next(step for step in rest if isinstance(step, Launch))
     assert program.plan.computations[donating.computation].donated == (0,)
-    others.remove(donating)
+    rest.remove(donating)
     program(program.ready())
-    program.load(dataclasses.replace(program.plan, steps=(cut, donating, copy, release, join, *others)))
+    program.load(dataclasses.replace(program.plan, steps=(cut, donating, copy, release, join, *rest)))
     x = program.ready()
     y, z = program(x)
     assert x.is_deleted()

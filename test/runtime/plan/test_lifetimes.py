@@ -1,4 +1,4 @@
-"""Slots that begin and end at each step of a plan."""
+"""Slots that are filled and freed at each step of a plan."""
 
 from small_plans import double, two_slices
 

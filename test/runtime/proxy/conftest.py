@@ -1,4 +1,4 @@
-"""Sessions for tests. They read programs in the process of the test, unless it may start another process."""
+"""Sessions for tests, which read programs in the process of the test unless it may start another."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def programs_are_read_in_another_process(
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    """The client of a session, which ends with nothing left."""
+    """Yields the client of a session, and checks that nothing is left at the end of the session."""
     client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
     yield client
     client.session.close()

@@ -1,4 +1,4 @@
-"""Requests of arrays: made of host buffers and of each other, read, deleted."""
+"""Requests of arrays: creation from host buffers and other arrays, reads, deletion."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_buffers_of_a_donated_array_are_those_of_the_result(client: Client) 
     client.request(
         "bitcast_arrays", array_handles=[1], array_specs=[spec], result_handles=[2], copy_semantics=donate
     )
-    # As the client does.
+    # The client does the same.
     client.request("delete_array", array_handle=[1])
     assert client.request("is_array_deleted", array_handle=1).is_array_deleted_response.deleted
     np.testing.assert_array_equal(client.fetch(2), [1, 1])

@@ -1,4 +1,4 @@
-"""Message classes come from the jaxlib that is installed."""
+"""Message classes, from the installed jaxlib."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_message_that_is_none() -> None:
 
 def test_a_library_without_descriptors(tmp_path: Path) -> None:
     library = tmp_path / "lib.so"
-    # Looks like the beginning of one, and is cut off.
+    # The start of a descriptor, which is cut off.
     library.write_bytes(bytes(1000) + b"\x0a\x0bxla/a.proto\x12\xff\xff")
     with pytest.raises(DescriptorError, match="not supported by pw-proxy"):
         descriptors.find_stored(library, None)

@@ -23,7 +23,7 @@ from pathways.runtime.proxy.wire.statuses import StatusCode
 
 
 class Pair:
-    """A client and a server; `exchange` carries bytes in both directions until none are left."""
+    """Client and server; `exchange` carries bytes in both directions until none are left."""
 
     def __init__(self, max_message_bytes: int = 1 << 20) -> None:
         self.client = HttpClient()
@@ -242,7 +242,7 @@ def test_messages_that_are_too_large_or_compressed_end_the_call(prefix: bytes, s
     pair.client.h2.send_data(stream, prefix + b"x")
     assert pair.exchange()[1:] == [CallCancelled(stream)]
     assert pair.client.statuses[stream][0] == status
-    # Other calls go on.
+    # Other calls continue.
     other = pair.client.call("/some.Service/Do")
     pair.client.send(other, b"x")
     assert MessageReceived(other, b"x") in pair.exchange()
@@ -293,7 +293,7 @@ def test_the_end_of_the_connection() -> None:
 @hypothesis.settings(max_examples=50)
 @hypothesis.given(seed=strategies.integers(0, 2**32), count=strategies.integers(1, 8))
 def test_mutated_bytes_end_calls_or_the_connection(seed: int, count: int) -> None:
-    """Whatever arrives, the server reports events, and raises nothing."""
+    """For any bytes, the server reports events, and raises no exception."""
     chance = random.Random(seed)
     client, server = HttpClient(), GrpcConnection(1 << 16)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Host buffers: bytes that arrive in parts, and those who wait for them."""
+"""Host buffers: bytes that arrive in pieces, and threads that wait for them."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ DEVICES = jax.devices("cpu")
 
 
 class IssueRecorder:
-    """In place of an executable: counts the threads that issue executions at once.
+    """Executable that counts the threads that issue executions at the same time.
 
     Args:
-      expected: after how many it does not wait for more.
+      expected: the number of threads after which it stops waiting for more.
     """
 
     def __init__(self, expected: int) -> None:

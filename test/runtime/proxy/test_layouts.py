@@ -1,4 +1,4 @@
-"""Layouts of arrays in memory: the server has each array in the one that its client expects."""
+"""Layouts of arrays in memory: each array has the layout that its client expects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def turned() -> ProxyArray:
 
 
 def check(array: ProxyArray, layout: Layout | None) -> None:
-    """Checks what is known of a layout, what it is, and the value."""
+    """Checks the recorded layout, the actual layout, and the value."""
     spec, value = array.read()
     assert spec.layout == layout
     assert layout_of(value) == layout

@@ -1,4 +1,4 @@
-"""Slices that are lost and return: what becomes of arrays on them, and of those elsewhere."""
+"""Slices that are lost and return, and the arrays on them and on others."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pathways.runtime.proxy.sessions.session import ProxySession
 from pathways.runtime.resources.slice_states import SliceStates
 
 LOST = (15, "slice 1 was lost")
-"""The status of what has no value because of slice 1, which devices 4 to 7 form."""
+"""Status of values that are lost with slice 1, which devices 4 to 7 form."""
 
 
 @pytest.fixture
 def served() -> ServedDevices:
-    """Eight devices in two slices."""
+    """Returns eight devices in two slices."""
     return ServedDevices(jax.devices("cpu"), MESSAGES, slices=2)
 
 
@@ -84,7 +84,7 @@ def test_an_array_over_both_slices(client: Client, served: ServedDevices) -> Non
     )
     client.request("disassemble_into_single_device_arrays", array_handle=10, result_handles=range(11, 19))
     lose(served)
-    # Shards that were taken apart before are arrays of their own.
+    # Shards that were separated before are arrays themselves.
     assert fetch(client, 12) == [1, 1]
     assert fetch(client, 18) == LOST
     client.request("disassemble_into_single_device_arrays", array_handle=10, result_handles=range(21, 29))
@@ -104,7 +104,7 @@ def test_copies_from_and_to_a_lost_slice(client: Client, served: ServedDevices, 
 
 @pytest.mark.parametrize("before", [True, False], ids=["compiled before", "compiled after"])
 def test_executions_on_a_lost_slice(client: Client, served: ServedDevices, before: bool) -> None:
-    """Compilations succeed: an elastic trainer compiles to see which slices are connected."""
+    """Compilations succeed: an elastic trainer compiles to find the slices that are connected."""
     programs = {}
 
     def compile_() -> None:
@@ -162,7 +162,7 @@ def test_a_request_that_waits_for_a_slice_that_is_lost_is_replied_to_at_once(
     client.session.handle_loss()
     codes = [15] if device == 4 else []
     assert [reply.response_metadata.status.code for reply in client.replies[1:]] == codes
-    # The array is ready at last: only a request that has no reply yet gets one.
+    # When the array gets ready, requests that have a reply already get no other one.
     held.pop()()
     codes = codes or [0]
     assert [reply.response_metadata.status.code for reply in client.replies[1:]] == codes

@@ -47,7 +47,7 @@ module @step {
   }
 }
 """
-"""Two slices; results that are twice the same value, and an argument as it was."""
+"""A program on two slices, with two results of the same value, and an argument as a result."""
 
 X, Y = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
 
@@ -89,7 +89,7 @@ def program(served: ServedDevices) -> MpmdProgram:
 
 
 def array(spec: ArraySpec, value: np.ndarray) -> ProxyArray:
-    """An array of a client, of any sharding that a result may have."""
+    """Returns an array of a client, with any sharding that a result may have."""
     return ProxyArray(spec, jax.device_put(value, spec.placement.sharding))
 
 
@@ -146,7 +146,7 @@ def test_only_donated_arguments_are_consumed(program: MpmdProgram) -> None:
 
 
 def test_results_share_no_buffers(program: MpmdProgram) -> None:
-    """A client may delete or donate each of them."""
+    """A client may delete or donate each result."""
     operands = arguments(program)
     results = program.execute(operands)
     for deleted in (results[1], results[3]):
@@ -207,7 +207,7 @@ def test_an_array_that_is_donated_and_passed_twice(served: ServedDevices) -> Non
     (result,) = program.execute([one, one])
     assert str(result.value) == "INVALID_ARGUMENT: program 'twice': argument 0 is donated and passed twice"
     assert not one.read()[1].is_deleted()
-    # What is handed through is not consumed, whatever it is called.
+    # An argument that is a result is not consumed, even if it is declared as donated.
     (result,) = program.execute([one, array(program.parameters[1], Y)])
     np.testing.assert_array_equal(arrays.fetch(result), X)
 

@@ -1,4 +1,4 @@
-"""Arrays that the server writes to files and reads again, and paths that it refuses."""
+"""Arrays that the server writes to files and reads again, and paths that it rejects."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def served(tmp_path: Path) -> ServedDevices:
 
 
 def now(work: Callable[[], None]) -> None:
-    """Runs at once what a server runs in another thread."""
+    """Runs a function at once, which a server would run in another thread."""
     work()
 
 
 def described(folder: Path | str, name: str, sharding: NamedSharding, shape: Any, seconds: float = 60) -> Any:
-    """The fields of a request that writing and reading share, as `pathwaysutils` makes them."""
+    """Returns the fields that requests to write and to read share, as `pathwaysutils` creates them."""
     rank = len(shape["dimensions"] if isinstance(shape, dict) else shape)
     hlo = sharding._to_xla_hlo_sharding(rank).to_proto().SerializeToString()
     return {
@@ -90,7 +90,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def value_of(result: ProxyArray) -> np.ndarray:
-    """The whole value of an array."""
+    """Returns the whole value of an array."""
     spec, _ = result.read()
     whole = np.empty(spec.shape, spec.dtype)
     indices = spec.placement.sharding.devices_indices_map(spec.shape)
@@ -279,7 +279,7 @@ def test_links_in_place_of_arrays_are_refused(served: ServedDevices, tmp_path: P
     for result in job.results:
         with pytest.raises(StatusError, match=r"PERMISSION_DENIED: .*the server follows no link"):
             result.wait()
-    # Writing replaces the link, and not what it leads to.
+    # Writing replaces the link, not its target.
     write(served, tmp_path, {"b": np.zeros(4, np.uint8)}, sharding).wait()
     assert not (tmp_path / "b").is_symlink()
     assert (other / "b").is_dir()

@@ -1,4 +1,4 @@
-"""Programs of clients, read in processes that they may crash."""
+"""Reading of clients' programs in processes that they may crash."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ ADD = (
 
 
 def artifact(text: str) -> bytes:
-    """A portable artifact in a version that all releases of MLIR read."""
+    """Returns a portable artifact in a version that all releases of MLIR read."""
     return stablehlo.serialize_portable_artifact(ir.Module.parse(text, make_context()), "1.9.3")
 
 
 def shown(module: bytes) -> str:
-    """A module with its locations as text."""
+    """Returns a module with its locations as text."""
     return ir.Module.parse(module, make_context()).operation.get_asm(enable_debug_info=True)
 
 
@@ -85,7 +85,7 @@ def reader() -> Iterator[ProgramReader]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """The processes that were started."""
+    """Returns the processes that were started."""
     processes = []
 
     def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -134,7 +134,7 @@ def test_killed_processes_are_started_again(
     reader: ProgramReader, started: list[subprocess.Popen[bytes]]
 ) -> None:
     read = reader.read_stablehlo(artifact(ADD))
-    # The one that has read the program is killed with it.
+    # The process that has read the program is killed with it.
     started[0].kill()
     started[0].wait()
     assert reader.read_stablehlo(artifact(ADD)) == read
@@ -157,7 +157,7 @@ def test_the_process_ends_with_the_server() -> None:
         connection.sendall((1 << 20).to_bytes(8) + MODULE)
         server.close()
         assert process.wait(30) == 0
-        # Even one that is reading, and that has not taken all that was sent.
+        # The process is still reading, and has not received all bytes.
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
 

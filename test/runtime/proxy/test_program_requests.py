@@ -1,4 +1,4 @@
-"""Requests of programs: compiled and executed, and those that are refused."""
+"""Requests of programs: compilation, execution, and rejections."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_program_is_compiled_and_executed(client: Client) -> None:
     assert client.replies[-1].compile_response.name == "test"
     client.put(1, np.array(3, np.float32))
     request = {"loaded_executable_handle": program, "args_handles": [1]}
-    # The first execution tells what results are; from then on, the client names them.
+    # The reply to the first execution describes the results; then the client chooses their handles.
     first = client.request("loaded_executable_execute", **request).loaded_executable_execute_response
     assert [list(output.shape.dims) for output in first.outputs] == [[]]
     np.testing.assert_array_equal(client.fetch(first.outputs[0].array_handle), [6])
@@ -110,7 +110,7 @@ def test_a_program_on_several_meshes() -> None:
     client.request("loaded_executable_execute", **handle, args_handles=[1], result_array_handle=[2, 3])
     for result in (2, 3):
         np.testing.assert_array_equal(client.fetch(result), [1, 2])
-    # Where an argument is elsewhere, each result has the error.
+    # With an argument on other devices, each result has the error.
     client.put(4, np.array([1, 2], np.float32), device=0)
     client.request("loaded_executable_execute", **handle, args_handles=[4], result_array_handle=[5, 6])
     for result in (5, 6):
@@ -129,10 +129,13 @@ def test_a_program_on_several_meshes() -> None:
 def test_a_token_goes_from_program_to_program_and_cannot_be_read(client: Client) -> None:
     token = "%t = stablehlo.create_token : !stablehlo.token return %t : !stablehlo.token"
     compile_text(client, module(token).replace("-> tensor<f32>", "-> !stablehlo.token"))
-    made = client.replies[-1].compile_response.loaded_executable_handle
+    creator = client.replies[-1].compile_response.loaded_executable_handle
     client.put(1, np.ones((), np.float32))
     client.request(
-        "loaded_executable_execute", loaded_executable_handle=made, args_handles=[1], result_array_handle=[2]
+        "loaded_executable_execute",
+        loaded_executable_handle=creator,
+        args_handles=[1],
+        result_array_handle=[2],
     )
     assert "token" in client.fetch(2)[1]
     compile_text(client, module("return %y : tensor<f32>").replace("%x:", "%t: !stablehlo.token, %y:"))
@@ -196,7 +199,7 @@ def test_what_is_no_program(client: Client) -> None:
 
 
 def test_a_program_with_a_name_that_is_no_text(client: Client) -> None:
-    """MLIR names the producer of bytecode that it cannot read, in an exception in which only text may be."""
+    """For bytecode that it cannot read, MLIR raises an exception with the producer, which must be text."""
     status = compile_text(client, b"ML\xefR\x0d\xff\x00\x63")
     assert status.code == 3
     assert status.message.startswith("the program is not StableHLO: ")
@@ -232,14 +235,14 @@ def test_a_program_with_a_mesh_that_is_too_large(client: Client) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        # Makes room for as many numbers as it says.
+        # XLA would allocate as many numbers as the option says.
         {"device_assignment": {"replica_count": (1 << 31) - 1}},
         {"num_partitions": 1, "use_auto_spmd_partitioning": True, "auto_spmd_partitioning_mesh_shape": [-1]},
         {"result_layout": {"element_type": "TUPLE"}},
     ],
 )
 def test_options_of_the_compiler_that_it_would_not_survive(client: Client, options: dict[str, Any]) -> None:
-    """The server sets itself what describes devices, and leaves out what JAX does not use."""
+    """The server sets options that describe devices itself, and leaves out those that JAX does not use."""
     status = compile_text(client, module("return %x : tensor<f32>"), executable_build_options=options)
     assert status.code == 0
 
@@ -284,7 +287,7 @@ def test_options_of_the_compiler_that_are_the_servers(
     status = compile_text(client, module("return %x : tensor<f32>"), env_option_overrides=overrides)
     assert status.code == 7
     assert f"{name!r} would have the server {effect}" in status.message
-    # Those that come from flags of the client are left out.
+    # Options from flags of the client are left out.
     if "bool_field" in value:
         own = pjrt.compile_options(jax.devices("cpu")[:1], 1, 1).SerializeAsString()
         flags = MESSAGES.parse("xla.CompileOptionsProto", own).executable_build_options.debug_options
@@ -310,7 +313,7 @@ def test_options_of_the_compiler_that_are_the_clients(
 
 
 def test_flags_of_the_client_that_would_end_the_server(client: Client) -> None:
-    """What the client was started with in `XLA_FLAGS` comes with each program."""
+    """The `XLA_FLAGS` of a client are sent with each program."""
     own = pjrt.compile_options(jax.devices("cpu")[:1], 1, 1).SerializeAsString()
     flags = MESSAGES.parse("xla.CompileOptionsProto", own).executable_build_options.debug_options
     flags.xla_backend_extra_options["unknown"] = "1"

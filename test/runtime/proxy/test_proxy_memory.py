@@ -1,4 +1,4 @@
-"""The limit of memory for arrays and programs of all sessions, and the account behind it."""
+"""Limit of memory for arrays and programs of all sessions, and its account."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def served(limit: int | None) -> ServedDevices:
 def held_by(*clients: Client) -> tuple[int, bool]:
     """Returns the bytes of all buffers that arrays of sessions have, each counted once.
 
-    And whether these are all: of an array with a shard that was deleted, the others are not known.
+    Also returns whether these are all: the other shards of an array with a deleted one are unknown.
     """
     buffers = {}
     is_complete = True
@@ -94,7 +94,7 @@ def test_results_and_temporary_values_of_an_execution_have_to_fit() -> None:
 
 
 def test_the_code_of_programs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, XLA says that it has no bytes."""
+    """On CPU, XLA reports no bytes of code."""
     monkeypatch.setattr(programs, "code_bytes", lambda executable: 300)
     devices = served(500)
     client = Client(devices)
@@ -117,7 +117,7 @@ def test_no_limit_is_no_account() -> None:
 
 
 def test_an_error_in_place_of_an_array_holds_no_other_array() -> None:
-    """Tracebacks hold what failed functions had as arguments."""
+    """A traceback would keep the arguments of failed functions alive."""
     devices = served(4 * BYTES)
     client = Client(devices)
     put(client, 1)
@@ -179,7 +179,7 @@ def devices_of(client: Client, handle: int) -> list[int]:
 
 
 def act(client: Client, program: int, operation: str, handle: int, old: int) -> None:
-    """Sends a request that makes arrays of an old one, which may be deleted, or does not fit."""
+    """Sends a request that creates arrays from an old one, which may be deleted or not fit."""
     known = client.session.state.arrays
     old = sorted(known)[old % len(known)] if known else 0
     count = len(devices_of(client, old)) if known else 1

@@ -1,4 +1,4 @@
-"""Copies of arrays into other shardings."""
+"""Copies of arrays to other shardings."""
 
 from __future__ import annotations
 

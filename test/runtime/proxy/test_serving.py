@@ -1,4 +1,4 @@
-"""Connections and sessions at a socket, with a client in this process that does what it wants."""
+"""Connections and sessions at a socket, with a client in this process that may break the protocol."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def start_store(client: SocketClient, session: int, handle: int, size: int) -> i
 
 
 def make_array(handle: int, size: int, device: int = 0) -> bytes:
-    """A request that makes an array of bytes of a host buffer."""
+    """Returns a request that creates an array of bytes from a host buffer."""
     sharding = MESSAGES["xla.ifrt.SingleDeviceShardingProto"](device_id=device).SerializeToString()
     serialized = {"type_name": "xla::ifrt::SingleDeviceSharding", "data": sharding}
     return encode(
@@ -162,7 +162,7 @@ def test_a_host_buffer_may_come_after_the_request_that_needs_it(
     assert other.wait_for_status(store) == (0, "")
     reply = MESSAGES.parse("xla.ifrt.proxy.IfrtResponse", client.wait_for_message(stream))
     assert reply.make_array_from_host_buffer_response.array_handle == 1
-    # And back.
+    # The same in the other direction.
     client.send(
         stream,
         encode("IfrtRequest", copy_to_host_buffer_request={"array_handle": 1, "host_buffer_handle": 2}),
@@ -291,7 +291,7 @@ def test_large_host_buffers_go_there_and_back(server: ProxyServer, client: Socke
 
 
 def stop_reading(client: SocketClient, session: int, handle: int) -> None:
-    """Has the server send a host buffer to a client that opens its windows, and then reads nothing."""
+    """Has the server send a host buffer to a client that opens its windows, and then stops reading."""
     client.h2.increment_flow_control_window(1 << 30)
     lookup = client.call(f"{SERVICE}HostBufferLookup")
     client.h2.increment_flow_control_window(1 << 30, lookup)
@@ -310,7 +310,7 @@ def test_a_client_that_does_not_read_stops_nobody(server: ProxyServer, client: S
     server.registry.session(session).host_buffers.store(5, bytes(64 << 20))
     stop_reading(client, session, 5)
     wait_until(lambda: is_blocked(server))
-    # Its own session goes on, as do others.
+    # Its own session continues, as do others.
     client.send(stream, make_array(7, 0))
     server.registry.session(session).host_buffers.store(7, b"")
     client.flush()
@@ -319,7 +319,7 @@ def test_a_client_that_does_not_read_stops_nobody(server: ProxyServer, client: S
     start_session(other)
     other.close()
     wait_until(lambda: len(server.sessions) == 1)
-    # Its end is noticed, and nothing is left.
+    # Its end is detected, and everything is freed.
     client.close()
     wait_until(lambda: server.sessions == () and not server._connections)
 
@@ -342,7 +342,7 @@ def test_a_client_that_sends_and_does_not_read(
             sent += client._socket.send(pings[sent % len(pings) :])
         return connection._writer.grpc.is_congested
 
-    # The server reads no more when its answers are above a limit.
+    # The server stops reading when its replies exceed a limit.
     wait_until(send)
     client.close()
     wait_until(lambda: server.sessions == () and not server._connections)
@@ -385,7 +385,7 @@ def test_what_is_no_http(server: ProxyServer) -> None:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         while plain.recv(4096):
             pass
-    # The server goes on.
+    # The server continues.
     client = SocketClient(server.path)
     start_session(client)
     client.close()
@@ -405,7 +405,7 @@ def test_closing_the_server_ends_everything(tmp_path: Path) -> None:
 
 @pytest.fixture
 def transfers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ProxyServer, Path]]:
-    """A server, and the folder in which clients write large host buffers to files."""
+    """Yields a server, and the folder in which clients write large host buffers to files."""
     folder = tmp_path / "transfers"
     folder.mkdir()
     monkeypatch.setenv(TRANSFER_FOLDER_VARIABLE, str(folder))

@@ -1,4 +1,4 @@
-"""Sessions without sockets: which replies requests get, and what is left at the end."""
+"""Sessions without sockets: replies to requests, and cleanup."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_error_waits_in_the_array_until_it_is_read(client: Client) -> None:
     reply = client.request("copy_arrays", array_handles=[99], device_ids=[5], result_handles=[2])
     assert reply.response_metadata.status.code == 0
     assert client.fetch(2) == (3, "no array has the handle 99")
-    # And in what is made of it.
+    # The error is also in arrays that are created from it.
     client.request("fully_replicated_shard", array_handle=2, result_handle=3)
     ready = client.request("check_value_ready", value_handles=[3])
     assert ready.response_metadata.status.message == "no array has the handle 99"
@@ -110,7 +110,7 @@ def test_the_end_frees_everything(client: Client) -> None:
 
 
 def test_an_array_that_failed_holds_nothing_else(client: Client) -> None:
-    """Neither the arguments of what failed, nor the frames in which the error was raised or read."""
+    """It holds neither the arguments of the failed function, nor frames that raised or read the error."""
     two = "%x: tensor<f32>, %y: tensor<f32>"
     compile_text(client, module("return %x : tensor<f32>").replace("%x: tensor<f32>", two))
     program = client.replies[-1].compile_response.loaded_executable_handle
@@ -129,7 +129,7 @@ def test_an_array_that_failed_holds_nothing_else(client: Client) -> None:
 
 
 def requests_of_a_program() -> list[bytes]:
-    """The requests of a client that makes arrays, takes them apart and copies them."""
+    """Returns the requests of a client that creates arrays, disassembles and copies them."""
     sent: list[bytes] = []
     client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
     dispatch = client.session.dispatch
@@ -164,7 +164,7 @@ def requests_of_a_program() -> list[bytes]:
 def test_mutated_requests_get_a_status_or_end_the_session(seed: int) -> None:
     chance = random.Random(seed)
     client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
-    # A request may wait for a host buffer that nobody sends.
+    # A request may wait for a host buffer that is never sent.
     client.session.host_buffers.take = lambda handle: bytes(8)  # type: ignore[method-assign]
     for data in requests_of_a_program():
         mutated = bytearray(data)

@@ -1,4 +1,4 @@
-"""Shardings of clients that XLA would not survive."""
+"""Shardings of clients that would crash XLA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IOTA = {"iota_reshape_dims": [8], "iota_transpose_perm": [0]}
 
 
 def named(*axes: dict[str, Any], mesh: dict[str, Any] = MESH) -> dict[str, Any]:
-    """A sharding of one dimension along some axes."""
+    """Returns a sharding of one dimension along some axes."""
     return {"named_sharding": {"mesh": mesh, "dim_shardings": [{"axes": axes}]}}
 
 

@@ -1,4 +1,4 @@
-"""Reports of what takes long, by a clock that the test sets."""
+"""Reports of long activities, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathways.runtime.proxy.stalls import StallMonitor
 
 
 class Clock:
-    """A clock, and the lines that were reported."""
+    """Clock, with the lines that were reported."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -16,7 +16,7 @@ class Clock:
         self.monitor = StallMonitor(self.lines.append, lambda: self.now)
 
     def at(self, now: float) -> list[str]:
-        """Checks at a time; returns what was reported since the last one."""
+        """Checks at a time; returns the lines that were reported since the last check."""
         self.now = now
         self.monitor.check()
         lines = self.lines.copy()

@@ -1,4 +1,4 @@
-"""Statuses of errors: which code stands for what."""
+"""Statuses of errors: the code of each."""
 
 from __future__ import annotations
 

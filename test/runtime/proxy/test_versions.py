@@ -1,4 +1,4 @@
-"""The choice of a version with a client."""
+"""Choice of a version with a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets on which the server listens: what is safe, what is in the way, and what is left behind."""
+"""Listening sockets of the server: safe folders, stale and foreign sockets, and cleanup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathways.runtime.resources.listening_socket import ListeningSocket, ServerE
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder with a short path, which only this user may enter."""
+    """Yields a folder with a short path, which only this user may enter."""
     folder = Path(f"/tmp/pw-test-{os.getpid()}")
     folder.mkdir(mode=0o700)
     yield folder

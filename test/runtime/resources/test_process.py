@@ -12,11 +12,11 @@ import pathways as pw
 
 
 def test_process_objects_are_neither_pickled_nor_copied() -> None:
-    made = pw.make_virtual_device_set()
-    placed = pw.jit(jnp.tanh, devices=made.add_slice((1,), ("x",)))
+    devices = pw.make_virtual_device_set()
+    placed = pw.jit(jnp.tanh, devices=devices.add_slice((1,), ("x",)))
     program = pw.program(placed)
     lowered = program.lower(1.0)
-    for thing in (placed.devices, made, placed, program, lowered, lowered.compile()):
+    for thing in (placed.devices, devices, placed, program, lowered, lowered.compile()):
         for leave in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match=r"belongs to this process .*save\('program.pwb'\)"):
                 leave(thing)
@@ -24,10 +24,10 @@ def test_process_objects_are_neither_pickled_nor_copied() -> None:
 
 
 def test_connect_again_with_the_same_settings_changes_nothing() -> None:
-    """As a cell of a notebook does that runs again."""
+    """A cell of a notebook that runs again does so."""
     before = pw.cluster()
-    made = pw.make_virtual_device_set()
-    program = pw.program(pw.jit(jnp.tanh, devices=made.add_slice((1,), ("x",))))
+    devices = pw.make_virtual_device_set()
+    program = pw.program(pw.jit(jnp.tanh, devices=devices.add_slice((1,), ("x",))))
     program(0.0)
     assert pw.connect(cpu_devices=len(before.devices)) is before
     with pytest.raises(RuntimeError, match=r"first, .* or pathways.release\(slice\)"):

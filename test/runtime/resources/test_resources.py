@@ -1,4 +1,4 @@
-"""The resource manager: slices get devices, share them between programs, and give them back."""
+"""Resource manager: slices get devices, share them between programs, and release them."""
 
 import threading
 
@@ -18,7 +18,7 @@ from pathways.runtime.resources.virtual import make_virtual_device_set
 
 
 def cluster_of(count: int, islands: int = 1) -> Cluster:
-    """Devices that are nowhere, in equal islands."""
+    """Returns a cluster of devices without hosts, in equal islands."""
     size = count // islands
     devices = [
         Device(n, 100 + n, "cpu", Host(0), f"island{n // size}", memory=1000 + n) for n in range(count)
@@ -65,9 +65,9 @@ def test_manager_prefers_the_least_loaded_devices():
 def test_manager_spreads_slices_of_one_device_set():
     manager, devices = manager_of(4), make_virtual_device_set()
     s0 = devices.add_slice(2, "x")
-    others = [make_virtual_device_set().add_slice(2, "x") for _ in range(2)]
+    foreign = [make_virtual_device_set().add_slice(2, "x") for _ in range(2)]
     manager.bind([s0], "f")
-    for other in others:
+    for other in foreign:
         manager.bind([other], "g")
     s1 = devices.add_slice(2, "x")
     assert manager.bind([s1], "f")[s1].positions == (2, 3)
@@ -126,8 +126,8 @@ def test_manager_names_the_remedy_of_hosts(remedy):
     assert str(caught.value).splitlines()[1:] == [f"  {remedy}"]
 
 
-def test_session_names_the_remedy_after_disconnect():
-    """PW_CPU_DEVICES gives none of the devices of a cluster that was left."""
+def test_process_cluster_names_the_remedy_after_disconnect():
+    """PW_CPU_DEVICES cannot replace the devices of a cluster that the process has disconnected from."""
     cluster, slices = ProcessCluster(lambda: cluster_of(1)), [make_virtual_device_set().add_slice(2, "x")]
     cluster.disconnect()
     with pytest.raises(ResourceError, match="set PW_CPU_DEVICES=2"):
@@ -169,7 +169,7 @@ def test_cluster_repr_leaves_out_many_islands():
 
 
 def test_manager_names_blocking_slices_in_errors():
-    """Slices of a program that got devices in others leave no island whole; other slices are no matter."""
+    """Slices of the program that got devices in other programs leave no island whole; others do not block."""
     manager, devices = manager_of(4, islands=2), make_virtual_device_set()
     front, whole, other = (
         devices.add_slice(size, "x", name=name) for name, size in (("front", 1), ("whole", 2), ("other", 2))
@@ -195,7 +195,7 @@ def test_manager_refuses_an_unknown_island():
 
 @pytest.mark.parametrize("is_one_set", [True, False])
 def test_manager_refuses_slices_bound_to_the_same_devices(is_one_set):
-    """Slices of different device sets: the error says that one set would have kept them apart."""
+    """For slices of different device sets, the error says that one set would have separated them."""
     manager, devices = manager_of(3), make_virtual_device_set()
     s0 = devices.add_slice(2, "x", name="east")
     s1 = (devices if is_one_set else make_virtual_device_set()).add_slice(1, "x", name="west")
@@ -215,7 +215,7 @@ def test_manager_refuses_slices_bound_to_the_same_devices(is_one_set):
 
 
 def test_manager_says_how_many_devices_slices_bound_to_the_same_ones_need():
-    """To release one of them is of no use."""
+    """Releasing one of them would not help."""
     manager, devices = manager_of(2), make_virtual_device_set()
     slices = [devices.add_slice(2, "x", name=name) for name in ("east", "west")]
     for slice, program in zip(slices, "fg", strict=True):
@@ -351,7 +351,7 @@ def test_manager_keeps_the_island_of_a_bound_replica():
     assert bound[first[0]].island == bound[second[0]].island == "island1"
 
 
-def test_session_leaves_devices_of_others_that_look_like_its_own():
+def test_process_cluster_disconnects_from_managed_devices_that_equal_its_own():
     cluster = ProcessCluster(lambda: cluster_of(2))
     left = []
     cluster.on_disconnect(lambda: left.append(cluster.manager()))

@@ -1,4 +1,4 @@
-"""A thread that does not begin is an error, and holds up nobody."""
+"""A thread that does not start is an error within a time limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_start_thread_refuses_a_thread_that_ends_before_its_first_line(monkeypat
 
 
 def test_start_thread_disarms_a_thread_that_begins_too_late(monkeypatch):
-    """The caller has gone on without it."""
+    """The caller has continued without it."""
     late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     called = threading.Event()
     monkeypatch.setattr(threads, "_START_TIMEOUT_S", 0.05)

@@ -1,4 +1,4 @@
-"""Virtual slices: what a user may ask for."""
+"""Virtual slices: valid and invalid requests."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Replaying plans: what theory says of pipelines, and what each part of the model costs."""
+"""Replay of plans: pipelines in theory, and each rule of the model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_replay_meets_every_constraint(policy, slices, count, latency, bandwidth
     durations = data.draw(
         st.lists(st.integers(0, 5), min_size=len(launches), max_size=len(launches)), label="durations"
     )
-    # Labels are not unique over stages, so each launch gets one of its own.
+    # Labels are not unique over stages, so each launch gets its own.
     steps = iter(range(len(launches)))
     plan = dataclasses.replace(
         plan,
@@ -89,12 +89,12 @@ def test_replay_meets_every_constraint(policy, slices, count, latency, bandwidth
     for events in by_link.values():
         assert all(a.start + 16 / bandwidth <= b.start for a, b in itertools.pairwise(events))
     first_reader = {read: n for n, e in reversed([*enumerate(timeline.events)]) for read in e.reads}
-    # Links with a latency lead between hosts, whose channels have room for all.
+    # Links with a latency connect hosts, whose channels have room for all sends.
     for channel, members in () if latency else by_channel.items():
         for early, late in zip(members, members[plan.channels[channel] :], strict=False):
             if early in first_reader:
                 assert timeline.events[first_reader[early]].start <= timeline.events[late].start
-    # Nothing waits without a reason: the critical path has no gap, but for latency on the way.
+    # No step waits without a reason: the critical path has no gap except latency.
     path = [timeline.events[n] for n in timeline.critical_path]
     assert path[0].start == 0
     for before, after in itertools.pairwise(path):

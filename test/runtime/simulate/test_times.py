@@ -88,7 +88,7 @@ def test_measured_times_are_medians(plan):
 
 
 def test_measured_times_include_unneeded_waits(plan):
-    """A step whose launches start late, as real ones do, takes as long in the replay."""
+    """A step whose launches start late, as real ones do, has the same duration in the replay."""
     times = read_times({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, plan)
     late = simulate(plan, times, read_link("1ms", None, "s"))
     assert late.step_time > simulate(plan, times).step_time
@@ -107,7 +107,7 @@ def test_measured_times_include_estimates_only_without_measurements(plan):
 
 
 def test_measured_times_add_pieces_of_a_call(plan):
-    """A forward that was cut in two is one unit, and its measured time that of both computations."""
+    """A forward that was cut in two is one unit; its measured time is the sum of both computations."""
     piece = Origin("fwd", stage=0, microbatch=0, pieces=2)
     cut = [Launch(name, "s0", (), (), f"{name}[0]", (piece,), 0) for name in ("part", "loop")]
     assert [Times().of(launch) for launch in cut] == [0.5, 0.5]
@@ -142,13 +142,13 @@ def test_measured_durations_of_halves_are_read_back(plan):
     whole = measured_durations([run])
     assert whole == {"stages": {str(n): {"fwd": "0.001s", "bwd": "0.002s"} for n in range(2)}}
     assert simulate(plan, read_times(whole, plan)).step_time == pytest.approx(run.step_time)
-    # A backward that is measured in halves takes what they take together.
+    # A backward that is measured in halves takes the sum of both.
     split = measured_durations([dataclasses.replace(run, events=tuple(halves))])
     assert split["stages"]["1"] == {"fwd": "0.001s", "bwd.input": "0.002s", "bwd": "0.002s"}
 
 
 def test_steady_step_time_is_between_the_busiest_slice_and_a_step_alone(plan):
-    """Slices begin the next step when they are done, whatever others are at."""
+    """A slice starts the next step when it has finished the current one, independently of other slices."""
     times = read_times({"kinds": {"fwd": 1, "bwd": 2}}, plan)
     alone = simulate(plan, times).step_time
     busiest = max(simulate(plan, times).busy(name) for name in simulate(plan, times).slices)

@@ -1,4 +1,4 @@
-"""The page of timelines: well formed, self-contained, and showing every event where it belongs."""
+"""Page of timelines: well formed, self-contained, with every event in its row and at its time."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_page_is_self_contained(timelines):
 
 
 def test_page_names_hosts_of_slices(timelines):
-    """Of all timelines of a page, whoever knows them."""
+    """The hosts of one timeline are shown in all timelines of the page."""
     planned, measured = timelines
     hosts = {name: n for n, name in enumerate(measured.slices)}
     root = parsed(page_of([planned, dataclasses.replace(measured, hosts=hosts)]))
-    said = [element.text for element in root.iter("div") if element.get("class") == "host"]
-    assert said == ["host 0", "host 1", "host 2"] * 2
+    shown = [element.text for element in root.iter("div") if element.get("class") == "host"]
+    assert shown == ["host 0", "host 1", "host 2"] * 2
     assert not [e for e in parsed(page_of(timelines)).iter("div") if e.get("class") == "host"]
 
 
@@ -126,7 +126,7 @@ def test_page_hatches_estimated_launches():
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, by the formula of WCAG."""
+    """Returns the contrast of two colours, by the formula of WCAG."""
 
     def luminance(colour: str) -> float:
         parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]

@@ -1,4 +1,4 @@
-"""The folder of compiled code: what is trusted, what is kept, and many processes at once."""
+"""Store of compiled code: trusted files, limits, and many processes at once."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_code_store_trims_abandoned_files_and_no_foreign_ones(store: CodeStore) 
 @pytest.mark.process
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
 def test_code_store_ignores_pipes_and_folders(store: CodeStore, make: Callable[[Path], None]) -> None:
-    """Nor does a read wait for somebody to write to a pipe, for ever."""
+    """A read does not wait for a writer of a pipe, either."""
     store.write(OTHER, b"code")
     make(store.folder / f"{KEY}.code")
     script = f"""if True:
@@ -186,7 +186,7 @@ def test_code_store_follows_no_link_to_its_folder(store: CodeStore, tmp_path: Pa
 
 @pytest.mark.process
 def test_code_store_serves_many_processes_at_once(store: CodeStore) -> None:
-    """They write the same keys, read and trim; what is read is always what somebody wrote, and whole."""
+    """Processes write the same keys, read and trim; every read returns the complete bytes of one write."""
     program = """if True:
         import random, sys
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Compiled code is found again by later processes, and only where it is the same code."""
+"""Compiled code is found by later processes, for the same computation and options only."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from pathways.runtime.xla.compile_cache import (
 )
 
 Load = Callable[..., int]
-"""Loads a program of one function, checks what it computes, and returns how often XLA compiled."""
+"""Function that loads a program, checks its results, and returns the number of compilations."""
 
 
 @pytest.fixture(autouse=True)
 def no_cache_of_jax() -> Iterator[None]:
-    """Turns off the cache of JAX, which other tests share, so that code missing in our store is compiled."""
+    """Turns off the cache of JAX, which tests share, so that code that our store lacks is compiled."""
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
     yield
@@ -44,7 +44,7 @@ def no_cache_of_jax() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the stored code."""
+    """Returns the folder of the stored code."""
     monkeypatch.setenv("PW_CACHE_DIR", str(tmp_path))
     return tmp_path / "executables"
 
@@ -105,7 +105,7 @@ def test_compile_cache_loads_by_the_shortest_way(folder: Path, plan_builder, run
     del first, second
     third, kinds = load(*slices)
     assert kinds == [LoadStored] * 3
-    # What was deserialised is not serialised again.
+    # A deserialised executable is not serialised again.
     del third
     kept, _ = load(slices[0])
     assert load(*slices)[1] == [AlreadyLoaded, LoadStored, LoadStored]
@@ -114,7 +114,7 @@ def test_compile_cache_loads_by_the_shortest_way(folder: Path, plan_builder, run
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_compile_cache_compiles_nothing_in_a_later_load(load: Load, folder: Path, size: int) -> None:
-    """The program is gone between the loads, and with it its code in this process."""
+    """The program is deleted between the loads, and with it its code in this process."""
     assert load(size=size) == 1
     (path,) = folder.iterdir()
     assert load(size=size) == 0

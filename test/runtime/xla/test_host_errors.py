@@ -1,4 +1,4 @@
-"""Errors of hosts are errors of JAX, too, for those who catch them."""
+"""Errors of hosts are errors of JAX, too, for code that catches those."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_host_error_is_an_error_of_jax_with_a_status(of_jax, failure, status):
     assert isinstance(error, jax.errors.JaxRuntimeError)
     assert str(error) == f"{status}: program f: {failure.text}"
     assert type(error).__name__ == failure.kind.__name__
-    # Kept as data it has neither; a second time, nothing is added.
+    # The record has neither class nor status, which are not added twice.
     assert error.record() == Failure(failure.kind, f"program f: {failure.text}")
     assert str(error.record().error()) == str(error)
     again = pickle.loads(pickle.dumps(error))
@@ -47,7 +47,7 @@ def test_host_error_of_another_kind_stays_as_it_is(of_jax):
 
 
 def test_host_error_is_no_error_of_jax_where_none_is_loaded(monkeypatch):
-    """As in a service, which sends its record."""
+    """A service, which sends the record of an error, does not load JAX."""
     monkeypatch.setattr(errors, "raised_as", {})
     error = lost("host 1 is lost").error()
     assert (type(error), str(error)) == (pw.HostLostError, "host 1 is lost")
