@@ -1,4 +1,4 @@
-"""Failures of one cause: how many there are, the smallest example, and whether MLIR alone fails on it too."""
+"""Failures by cause: their number, the smallest example, and whether MLIR alone fails on it, too."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from pathways.tools import pw_opt
 from pathways.tools.common.source import BYTECODE_MAGIC
 
 SECONDS = 10.0
-"""How long a case may take."""
+"""Time limit of a case."""
 
 _EFFORT = 25.0
-"""Seconds that go into making one example smaller."""
+"""Seconds for the reduction of an example."""
 
 _HANGS = 3.0
-"""Seconds after which a smaller example of one that takes too long counts as one too."""
+"""Seconds after which a smaller example of a hang counts as a hang, too."""
 
-_PATIENCE = 4
-"""By how much more effort goes into one that takes too long: it costs seconds to see that it still does."""
+_HANG_FACTOR = 4
+"""Factor of the effort for hangs, since each attempt takes seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Bucket:
     """Failures of one cause.
 
     Attributes:
-      count: how many cases ended here.
-      number: the number of the smallest of them.
-      case: the smallest of them, made smaller still in the end.
-      verdict: what became of it.
-      stock: whether MLIR's own parser, printer or passes fail on it without anything of ours.
+      count: the number of cases.
+      number: the number of the smallest case.
+      case: the smallest case, reduced at the end.
+      verdict: its verdict.
+      stock: whether MLIR's own parser, printer or passes fail on it without our code.
     """
 
     count: int
@@ -76,21 +76,21 @@ def verdict_of(case: Case, seconds: float = SECONDS) -> Verdict:
 
 
 def write_and_execute(case: Case, folder: Path, note: Callable[[str], None]) -> None:
-    """Returns the task of a child that runs a case."""
+    """Runs a case in a child."""
     case.write(folder)
     execute(case, folder, note)
 
 
 def _once[T](task: Task, read: Callable[[Ending], T], seconds: float = SECONDS) -> T:
-    # Read at once: the folder of an ending is gone when the next one is asked for.
+    # Read at once: the folder of an ending is deleted when the next ending is requested.
     (result,) = [read(ending) for _, ending in run_all([(None, task)], 1, seconds)]
     return result
 
 
 def finish(buckets: Buckets, jobs: int) -> Iterator[tuple[tuple[str, str], Bucket]]:
-    """Makes the example of each bucket smaller, and asks whether MLIR alone fails on it."""
+    """Reduces the example of each bucket, and checks whether MLIR alone fails on it."""
     tasks = [(key, functools.partial(_finish_one, bucket)) for key, bucket in buckets.items()]
-    for key, ending in run_all(tasks, jobs, 2 * _PATIENCE * _EFFORT):
+    for key, ending in run_all(tasks, jobs, 2 * _HANG_FACTOR * _EFFORT):
         bucket = buckets[key]
         done = ending.folder / "stock"
         if done.exists():
@@ -107,19 +107,19 @@ def _finish_one(bucket: Bucket, folder: Path, note: Callable[[str], None]) -> No
 
 
 class _Reduction:
-    """Makes a case smaller as long as its verdict stays what it is."""
+    """Reduction of a case that keeps its verdict."""
 
     def __init__(self, case: Case, verdict: Verdict) -> None:
         self.case = case
         self.verdict = verdict
-        self.deadline = time.monotonic() + _EFFORT * (_PATIENCE if verdict.kind == "hang" else 1)
+        self.deadline = time.monotonic() + _EFFORT * (_HANG_FACTOR if verdict.kind == "hang" else 1)
 
     def run(self) -> Case:
         whole = self.case
         if not self.keep(whole):
-            return whole  # It depends on more than the input; the whole of it may tell something.
+            return whole  # The failure depends on more than the input, so none of it is dropped.
         self.shrink()
-        # One that grows for as long as it runs ends in one way or the other.
+        # A case that grows while it runs may hang or run out of memory.
         if self.verdict.kind == "hang" and verdict_of(self.case).kind not in ("hang", "memory"):
             return whole
         return self.case
@@ -142,7 +142,7 @@ class _Reduction:
             self.drop_attributes()
 
     def keep(self, candidate: Case) -> bool:
-        """Takes a candidate if it ends as the case does."""
+        """Keeps a candidate if it has the verdict of the case."""
         if time.monotonic() > self.deadline:
             return False
         verdict = verdict_of(candidate, _HANGS if self.verdict.kind == "hang" else SECONDS)
@@ -214,16 +214,16 @@ def _largest_first(text: str) -> list[syntax.Statement]:
 
 
 def is_stock(case: Case, verdict: Verdict) -> bool:
-    """Returns whether MLIR fails by itself: reading and printing the input, or running a pass of its own.
+    """Returns whether MLIR fails by itself: at reading and printing the input, or at a pass of its own.
 
-    The input of that pass is what the passes before it make, in a process of their own. A module that MLIR
-    prints and then cannot read is its own fault too.
+    The input of that pass is the output of the passes before it, in a separate process. A module that MLIR
+    prints and then cannot read is its own fault, too.
     """
     if verdict.kind not in ("crash", "hang", "memory", "reread"):
         return False
     reading = verdict.note == f"reading {INPUT}"
     if PARSER in verdict.bucket or (reading and case.data.startswith(BYTECODE_MAGIC)):
-        return True  # Whether it fails again may depend on what its memory holds.
+        return True  # A second failure may depend on the contents of memory.
     if _fails_alone(case.data, None, reread=verdict.kind == "reread"):
         return True
     running = re.fullmatch(r"running (.*)", verdict.note)
@@ -256,7 +256,7 @@ def _output(ending: Ending) -> bytes | None:
 def _fails_alone(data: bytes, name: str | None, *, reread: bool = False) -> bool:
     """Returns whether MLIR dies or hangs when it reads and prints a module, and runs a pass of its own on it.
 
-    With `reread` also whether it cannot read what it printed.
+    With `reread`, also whether it cannot read its own output.
     """
 
     def task(folder: Path, note: Callable[[str], None]) -> None:

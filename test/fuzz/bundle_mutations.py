@@ -1,4 +1,4 @@
-"""Mutations of bundles, by what their parts are: JSON, trees, MLIR text, bytecode, arrays."""
+"""Mutations of bundles, by the kind of member: JSON, trees, MLIR text, bytecode, arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Mutation = Callable[[random.Random, Parts], Parts]
 
 
 def texts(seeds: tuple[Parts, ...]) -> Corpus:
-    """What is written in the programs and computations of all seeds."""
+    """Returns the corpus of the programs and computations of all seeds."""
     written = [Seed("program", seed.members[PROGRAM]) for seed in seeds]
     artifacts = [data for seed in seeds for name, data in seed.members.items() if name.startswith(_ARTIFACTS)]
     return corpus_of([*written, *(Seed("artifact", _text(data)) for data in artifacts)])
@@ -48,14 +48,14 @@ def mutated(rng: random.Random, seeds: tuple[Parts, ...], corpus: Corpus) -> Par
         lambda rng, parts: _change_artifact(rng, parts, corpus): 8,
     }
     for way in rng.choices(list(ways), list(ways.values()), k=rng.choice([1, 1, 1, 2, 3])):
-        # What one mutation leaves may be nothing that the next one can work on.
+        # The next mutation may not apply to the result of this one.
         with contextlib.suppress(UnicodeDecodeError, RecursionError, IndexError):
             parts = way(rng, parts)
     return parts
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Each container in JSON, with each of its keys."""
+    """Yields each container in JSON, with each of its keys."""
     keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key
@@ -141,7 +141,7 @@ def _change_artifact(rng: random.Random, parts: Parts, corpus: Corpus) -> Parts:
         changed = mutate(rng, Seed(name, text), corpus)
         try:
             return _with(parts, **{name: pjrt.portable_artifact(changed)})
-        except Exception:  # Whatever the serialiser says of it.
+        except Exception:  # The serialiser may raise anything.
             continue
     return parts
 

@@ -1,4 +1,4 @@
-"""The bundles that mutations start from, taken apart; and how a mutated one is put together again."""
+"""Bundles that are the seeds of mutations, disassembled into members, and their assembly."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pathways.runtime.bundle import stored_zip
 from pathways.runtime.bundle.manifest import MANIFEST
 
 DEVICES = 6
-"""CPU devices for all of them."""
+"""Number of CPU devices for all seeds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A bundle in parts.
+    """Members of a bundle.
 
     Attributes:
       manifest: its manifest as JSON.
@@ -36,13 +36,13 @@ class Parts:
 
     @staticmethod
     def read(path: Path) -> Parts:
-        """Returns the parts of a file."""
+        """Returns the members of a file."""
         members = stored_zip.unpack(memoryview(path.read_bytes()), lambda name, size: None)
         contents = {name: bytes(data) for name, data in members.items()}
         return Parts(json.loads(contents.pop(MANIFEST)), contents)
 
     def write(self, path: Path) -> None:
-        """Writes a file whose digests are right, as far as the manifest is one at all."""
+        """Writes a file with right digests, if the manifest is valid."""
         manifest = dict(self.manifest)
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in self.members.items()}
         if manifest.get("digests") == "right":
@@ -61,7 +61,7 @@ def write_seeds(folder: Path, note: Callable[[str], None] = print) -> None:
 
 
 def read_seeds(folder: Path) -> tuple[Parts, ...]:
-    """Returns the bundles of a folder, whose digests will be what is right."""
+    """Returns the bundles of a folder, to be written with right digests."""
     parts = [Parts.read(path) for path in sorted(folder.glob("*.pwb"))]
     return tuple(dataclasses.replace(p, manifest={**p.manifest, "digests": "right"}) for p in parts)
 
@@ -77,7 +77,7 @@ def _tiny() -> tuple[Any, tuple[Any, ...]]:
 
 
 def _stages() -> tuple[Any, tuple[Any, ...]]:
-    """Trees, donation, keys, a constant, LAPACK, a loop, and a comparator."""
+    """Returns a program with trees, donation, keys, a constant, LAPACK, a loop, and a comparator."""
     s0, s1 = _slices((1,), (1,))
     table = np.linspace(-1, 1, 512, dtype=np.float32).reshape(8, 64)
     front = pw.jit(lambda w, x: jax.lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ w), x), devices=s0)
@@ -94,7 +94,7 @@ def _stages() -> tuple[Any, tuple[Any, ...]]:
 
 
 def _cut() -> tuple[Any, tuple[Any, ...]]:
-    """Meshes that differ, so that values are cut, moved in pieces and joined."""
+    """Returns a program on different meshes, so that values are cut, transferred in pieces and joined."""
     s0, s1 = _slices((2,), (2, 2))
     double = pw.jit(lambda x: x * 2, devices=s0, in_shardings=P("x"), out_shardings=P("x"))
     add = pw.jit(lambda x: x @ x + 1, devices=s1, in_shardings=P(None, ("x", "y")))
@@ -119,16 +119,16 @@ def _pipeline() -> tuple[Any, tuple[Any, ...]]:
 
 
 def _parts() -> tuple[Any, tuple[Any, ...]]:
-    """Two loops whose end depends on values, a key, a constant and an argument that is consumed."""
+    """Returns a program of two loops whose end depends on values, with a key and a constant."""
     s0, s1 = _slices((1,), (1,))
     front = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=s0)
     back = pw.jit(lambda x: x * 0.5, devices=s1)
     table = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
     def step(w, x, end, key):
-        turn = lambda s: (s[0] + 1, back(front(w, s[1])))  # noqa: E731
-        n, x = jax.lax.while_loop(lambda s: s[0] < end, turn, (0, x))
-        n, x = jax.lax.while_loop(lambda s: jnp.abs(s[1]).sum() > 0.1, turn, (n, x + table))
+        body = lambda s: (s[0] + 1, back(front(w, s[1])))  # noqa: E731
+        n, x = jax.lax.while_loop(lambda s: s[0] < end, body, (0, x))
+        n, x = jax.lax.while_loop(lambda s: jnp.abs(s[1]).sum() > 0.1, body, (n, x + table))
         return n, x + jax.random.normal(key, x.shape), w
 
     arguments = table, np.ones((4, 4), np.float32), np.int32(3), jax.random.key(0)

@@ -1,4 +1,4 @@
-"""What microbatches hand on to each other: statistics that they only add to, and state that they read."""
+"""Values that microbatches pass on: statistics that they only add to, and state that they read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 type Step = Callable[[jax.Array, jax.Array], jax.Array]
-"""From what is carried and an array of its type to what is handed on."""
+"""Function from the carried value and an array of its type to the next carried value."""
 
 ADDING: Mapping[str, Step] = {
     "average": lambda c, x: 0.75 * c + 0.25 * x,
@@ -18,7 +18,7 @@ ADDING: Mapping[str, Step] = {
     "halved": lambda c, x: (c + x) / 2,
     "constrained": lambda c, x: jax.lax.optimization_barrier(0.5 * c) + jnp.exp(-x * x),
 }
-"""Steps that are a constant times what is carried, and something else."""
+"""Steps that add to a constant times the carried value."""
 
 OTHER: Mapping[str, Step] = {
     "largest": jnp.maximum,
@@ -29,6 +29,6 @@ OTHER: Mapping[str, Step] = {
     "rolled": lambda c, x: 0.5 * jnp.roll(c, 1) + x,
     "bounded": lambda c, x: jnp.tanh(c + x),
 }
-"""Steps of which replicas cannot make sums."""
+"""Steps that replicas cannot turn into sums."""
 
 STEPS = {**ADDING, **OTHER}

@@ -1,4 +1,4 @@
-"""One case: an input and a pipeline, what the tools do with them, and whether they may."""
+"""Cases of the harness of IR: an input and a pipeline, the run of the tools on them, and its verdict."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _FLAGS = (
     *(("--mlir-print-debuginfo",), ("--emit-irdl", "pw.irdl")),
 )
 _NOT_FOR_US = {"--emit-schedule", "--emit-irdl"}
-"""Flags with which the output is not for `pw-opt` to read again."""
+"""Flags that have `pw-opt` write output that it cannot read."""
 
 OURS = ("dialect", "passes", "runtime", "tools", "compiler")
 GOOD = ("ok", "refused")
-"""What may become of a case; everything else is a failure."""
+"""Kinds of verdicts that are no failures."""
 
 _LATE = (
     *("jaxlib.mlir.dialects.builtin", "pathways.dialect.pw", "pathways.tools.drivers.sim"),
     *("scipy.sparse", "scipy.sparse.csgraph"),
 )
 _CONTEXTS = 5
-"""Two for the tool and two for reading its output again, one for the simulator."""
+"""Number of contexts: two for the tool, two for reading its output again, one for the simulator."""
 
 INPUT, OUTPUT = "input.mlir", "output.mlir"
 _ERROR = re.compile(r"(?m)^(?:.*:\d+:\d+: |<unknown>:\d+: |pw-(?:opt|sim): )?error: ")
@@ -63,14 +63,14 @@ _NO_MEMORY = ("out of memory", "std::bad_alloc", "Allocation failed", "MemoryErr
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An input of `pw-opt`, the passes to run on it, other flags, and a schedule file next to it."""
+    """Input of `pw-opt`, with the passes to run on it, other flags, and a schedule file next to it."""
 
     data: bytes
     pipeline: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     order: str = ""
     seed: str = ""
-    """What the input was made of."""
+    """Name of the seed of the input."""
 
     def command(self) -> list[str]:
         """Returns the arguments of `pw-opt`."""
@@ -93,15 +93,15 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a case.
+    """Verdict on a case.
 
     Attributes:
       kind: `ok`; `refused`: exit code 1 and diagnostics; `traceback`; `crash`: killed by a signal; `hang`;
-        `memory`: it needed more than it may have; `silent`: exit code 1 without an error, or 0 with one, or
-        another code; `reread`: its own output is refused.
-      bucket: what failures of one cause have in common.
+        `memory`: it exceeded its limit; `silent`: exit code 1 without an error, or 0 with one, or another
+        code; `reread`: its own output is rejected.
+      bucket: a text that failures of one cause share.
       message: the first error, or the end of the traceback.
-      note: what was being done.
+      note: the work at that moment.
     """
 
     kind: str
@@ -113,10 +113,10 @@ class Verdict:
 def random_case(
     number: int, seed: int, corpus: Corpus, context: ir.Context, folder: Path, note: Callable[[str], None]
 ) -> Case:
-    """Makes a case, and writes it to a folder.
+    """Creates a case, and writes it to a folder.
 
-    What MLIR refuses by itself tells nothing of this compiler, so such inputs are mostly made anew; and half
-    of the time those that our verifier refuses as well, so that passes have something to do.
+    An input that MLIR itself rejects tests nothing of this compiler, so most of these are replaced; half of
+    the time, also those that our verifier rejects, so that passes get some input.
     """
     rng = random.Random(f"{seed}/{number}")
     patience = rng.choice([0.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5])
@@ -124,7 +124,7 @@ def random_case(
         note("making the case")
         case = _random_case(rng, corpus)
         case.write(folder)
-        # Damaged bytecode is not looked at first: reading it may leave the process damaged as well.
+        # Damaged bytecode is not read first: it may corrupt the memory of the process.
         if patience == 0.0 or case.data.startswith(BYTECODE_MAGIC):
             break
         note(f"reading {INPUT}")
@@ -143,7 +143,7 @@ def _random_case(rng: random.Random, corpus: Corpus) -> Case:
 
 
 def quiet_context() -> ir.Context:
-    """Returns a context whose diagnostics nobody reads: the bindings abort when they convert some of them."""
+    """Returns a context that drops diagnostics: the bindings abort when they convert some of them."""
     context = make_context()
     load_ifrt(context)
     context.emit_error_diagnostics = True
@@ -152,16 +152,16 @@ def quiet_context() -> ir.Context:
 
 
 def _is_read(case: Case, context: ir.Context, *, taken: bool) -> bool:
-    """Returns whether MLIR reads an input, and with `taken` also whether its first pass does.
+    """Returns whether MLIR reads an input, and with `taken`, also whether its first pass accepts it.
 
-    The module dies in here: what bytecode makes may crash MLIR then.
+    The module is freed in here, which may crash MLIR for bytecode.
     """
     module = _parsed(case.data, context)
     return module is not None and (not taken or _is_taken(module, case.pipeline))
 
 
 def prepare(corpus: Corpus) -> list[ir.Context]:
-    """Does once what each child would do: loads what is loaded late, and makes its contexts."""
+    """Does once what each child would do: loads modules that are imported late, and creates contexts."""
     for name in _LATE:
         importlib.import_module(name)
     for name in registry.names():
@@ -172,14 +172,14 @@ def prepare(corpus: Corpus) -> list[ir.Context]:
 
 def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:
     try:
-        data.decode()  # The bindings do so too, and abort where they cannot.
+        data.decode()  # The bindings decode the text, too, and abort if that fails.
         return ir.Module.parse(data, context)
     except (ir.MLIRError, ValueError, MemoryError):
         return None
 
 
 def _is_taken(module: ir.Module, pipeline: tuple[str, ...]) -> bool:
-    """Returns whether the first pass takes a module, or the verifier fails at it, which is worth a closer look."""
+    """Returns whether the first pass accepts a module, or the verifier fails at it, which is a finding."""
     name = pipeline[0].partition("{")[0] if pipeline else ""
     takes = registry.load(name).input_forms if name in registry.MODULES else ()
     try:
@@ -212,7 +212,7 @@ def execute(
 
 
 def _noting_memory(original: Callable[..., int], frames: list[str]) -> Callable[..., int]:
-    """Returns the tools tell of a lack of memory in one line, which does not say where."""
+    """Returns a `run` of tools that records the frames of a lack of memory, which they report in one line."""
 
     def run_here(parser: FlagParser, work: command.Work, arguments: Sequence[str]) -> int:
         def noted(options: argparse.Namespace) -> int:
@@ -245,7 +245,7 @@ def _run(case: Case) -> Verdict:
 
 
 def _tool(main: Callable[[], int]) -> Verdict:
-    """Runs a tool; what it raises is left to the caller."""
+    """Runs a tool; the caller handles its exceptions."""
     sys.stderr.flush()
     start = os.fstat(2).st_size
     code = main()
@@ -293,11 +293,11 @@ def judge(ending: Ending) -> Verdict:
         read = json.loads((ending.folder / "verdict.json").read_text())
         return dataclasses.replace(Verdict(**read), note=ending.note)
     stack = [(file, int(line), name) for file, line, name in _FRAME.findall(ending.stderr)]
-    # Whoever calls it: the tool, or this file, which looks first whether it is worth to run the tool.
+    # The caller does not matter: the tool, or this file, which checks first whether to run the tool.
     frame = PARSER if stack and stack[0][2] in ("parse", "_parse_bytecode", "_parsed") else _ours(stack)
     doing = _general(ending.note)
     if ending.late:
-        # Where in a loop it is stopped is chance; that it is this pass is not.
+        # The position in a loop at which it is stopped is random, but the pass is not.
         passes = [f for f in stack if "/passes/" in f[0] and "/driver.py" not in f[0]]
         where = frame if frame == PARSER else _ours(passes[-1:] or stack).split(":")[0]
         return Verdict("hang", f"{where} {doing}", frame, ending.note)

@@ -1,4 +1,4 @@
-"""What mutations start from: every `.mlir` file of the project, forms of programs, and the words in them."""
+"""Corpus of mutations: every `.mlir` file of the project, forms of programs, and the words in them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SOURCES = (
     *("compiler/**/*.py", "dialect/*.py", "passes/**/*.py", "test/compiler/**/*.py", "test/fuzz/programs.py"),
     *("test/**/*.mlir", "examples/*.mlir", "examples/*.py"),
 )
-"""What seeds depend on."""
+"""Patterns of the files that seeds depend on."""
 
 PRINTED = ("examples/figure2.py", "examples/transformer_sharded.py")
-"""Examples that write every form of their programs; those of the others are too large to be quick."""
+"""Examples that write every form of their programs; the forms of other examples are too large to be quick."""
 
 _LARGEST = 100_000
-"""Bytes of a seed; one that is larger takes longer than many small ones and tells no more."""
+"""Maximum of bytes of a seed: a larger one takes longer than many small ones, and tests no more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """A module to start from: text, or bytecode, and the pipelines that the file asks for."""
+    """Module as text or bytecode, with the pipelines that its file runs."""
 
     name: str
     data: bytes
@@ -57,13 +57,13 @@ class Seed:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """All seeds, in a fixed order, and what is written in them.
+    """All seeds, in a fixed order, and the words in them.
 
     Attributes:
       texts: seeds in text.
       bytecodes: seeds in bytecode.
       values: the values of attributes by key.
-      keys: the keys of attributes; one that is used often stands there often.
+      keys: the keys of attributes, each as often as it is used.
       types: the types of tensors.
       functions: single functions as text.
       symbols: single operations that declare symbols, as text.
@@ -79,12 +79,12 @@ class Corpus:
 
     @functools.cached_property
     def weights(self) -> tuple[float, ...]:
-        """How often to take each of the texts: small ones tell more in less time."""
+        """The weight of each text: small ones test more in less time."""
         return tuple(min(1.0, (1500 / len(seed.data)) ** 0.5) for seed in self.texts)
 
 
 def read_corpus() -> Corpus:
-    """Returns the corpus of the sources as they are; the first call after a change takes some seconds."""
+    """Returns the corpus of the current sources; the first call after a change takes some seconds."""
     _refresh()
     texts = [
         *_written(),
@@ -128,7 +128,7 @@ def corpus_of(texts: Sequence[Seed], bytecodes: Sequence[Seed] = ()) -> Corpus:
 def _written() -> Iterator[Seed]:
     """Yields the pieces of the project's own files, without their comments."""
     for path in sorted([*ROOT.glob("test/**/*.mlir"), *ROOT.glob("examples/*.mlir")]):
-        # `stock` are files that MLIR itself cannot stand.
+        # `stock` has files that crash MLIR itself.
         if not {"Inputs", "Output", "stock"}.isdisjoint(path.parts):
             continue
         text = path.read_text()
@@ -140,7 +140,7 @@ def _written() -> Iterator[Seed]:
 
 
 def _pipelines(text: str) -> Iterator[str]:
-    """Yields the pipelines in the lines by which lit runs a file."""
+    """Yields the pipelines in the RUN lines of a file."""
     for command in re.findall(r"(?m)^// RUN: .*?pw-opt (.*)$", text):
         passes = [
             name + (f"{{{value}}}" if value else "")
@@ -162,7 +162,7 @@ def _is_pipeline(text: str) -> bool:
 
 
 def _refresh() -> None:
-    """Makes the folder of seeds anew when sources changed."""
+    """Creates the folder of seeds again if sources have changed."""
     digest = hashlib.sha256()
     for pattern in SOURCES:
         for path in sorted(ROOT.glob(pattern)):
@@ -199,12 +199,12 @@ def _print_otherwise() -> None:
 
 
 def _print_one(seed: Seed, folder: Path, note: Callable[[str], None]) -> None:
-    os.chdir(folder)  # The name of the file becomes part of bytecode, and must not depend on the folder.
+    os.chdir(folder)  # Bytecode has the name of the file, which must not depend on the folder.
     Path("seed.mlir").write_bytes(seed.data)
     name = re.sub(r"[^\w.]+", "_", seed.name)
     for target, flag in (
         (FOLDER / "generic" / f"{name}.mlir", "--mlir-print-op-generic"),
         (FOLDER / f"{name}.bytecode", "--emit-bytecode"),
     ):
-        with contextlib.suppress(Exception):  # One that is refused is no seed.
+        with contextlib.suppress(Exception):  # An input that is rejected is no seed.
             pw_opt.main(["seed.mlir", "--verify-each=0", flag, "-o", str(target)])

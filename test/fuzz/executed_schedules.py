@@ -1,6 +1,6 @@
-"""Programs of JAX under a random schedule file: taken or refused as its order says, and right.
+"""Programs of JAX under a random schedule file: accepted or rejected as its order requires, and right.
 
-Imported by the processes that run cases alone: their parent must not hold JAX.
+Imported by the processes that run cases alone: their parent must not import JAX.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 
 def _step(line: Line, place: list[Any]) -> Any:
-    """Returns a step of a pipeline whose stages are what the line says; `place[n]` is the function of stage n."""
+    """Returns a step of the pipeline of a line; `place[n]` is the function of stage n."""
 
     def loss(trained: Any, frozen: Any, x: Any) -> Any:
-        weights, made = [*frozen, *trained], list[Any]()
+        weights, outputs = [*frozen, *trained], list[Any]()
         for n, read in enumerate(line.reads):
-            made.append(place[n](weights[n], *([made[k] for k in read] or [x])))
-        return jnp.sum(made[-1] ** 2), made[-1]
+            outputs.append(place[n](weights[n], *([outputs[k] for k in read] or [x])))
+        return jnp.sum(outputs[-1] ** 2), outputs[-1]
 
     def of_microbatch(parameters: Any, x: Any) -> Any:
         frozen, trained = parameters[: line.trained], parameters[line.trained :]
@@ -43,7 +43,7 @@ def _layer(w: Any, *values: Any) -> Any:
 
 
 def verdict(case: ScheduleCase, path: Path) -> str:
-    """What is wrong with what becomes of a program under a file; nothing if all is as it should be."""
+    """Returns the failure of a program under a file; empty if there is none."""
     line = case.line
     rng = np.random.default_rng(0)
     arguments = (

@@ -1,4 +1,4 @@
-"""The flags that all harnesses have."""
+"""Flags that all harnesses have."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def parser_of(description: str | None, folder: str, count: int) -> argparse.Argu
 
     Args:
       description: the docstring of the harness.
-      folder: the folder in `build/fuzz` for what fails.
-      count: how many cases it runs unless told.
+      folder: the folder in `build/fuzz` for failures.
+      count: the default number of cases.
     """
     flags = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter

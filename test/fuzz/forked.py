@@ -25,32 +25,32 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 2 << 30
-"""Bytes of address space that a child may take, unless more is asked for."""
+"""Default limit of a child's address space in bytes."""
 
-_PATIENCE = 3
-"""By how much a child may take longer than it computes: other processes want the processors too."""
+_WALL_TIME_FACTOR = 3
+"""Wall-clock limit of a child as a multiple of its processor time, since other processes compute, too."""
 
 _LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1  # Nobody else would end what hangs when its parent is killed.
+_PR_SET_PDEATHSIG = 1  # A child that hangs must not outlive a parent that is killed.
 _NOTE = 1024
 _BROKEN = 70
-"""The exit code of a child in which the task itself raised."""
+"""Exit code of a child whose task raised."""
 
 Task = Callable[[Path, Callable[[str], None]], None]
-"""What runs in a child: it gets a folder of its own, and a function that notes what it is about to do."""
+"""Function that runs in a child: it gets its own folder, and a function that notes its current work."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a task ended.
+    """End of a task.
 
     Attributes:
-      folder: the folder of the task, which is there until the next ending is asked for.
-      signal: what killed it; None when it returned.
-      late: whether it was killed because it took too long.
-      note: what it noted last.
-      stderr: what it, and MLIR in it, wrote there; after a signal or too long a time with the stack.
-      seconds: how long it took.
+      folder: the folder of the task, which exists until the next ending is requested.
+      signal: the signal that killed it; None if it returned.
+      late: whether it was killed at its time limit.
+      note: its last note.
+      stderr: its standard error, with MLIR's; after a signal or at the time limit, with the stack.
+      seconds: its duration.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class Ending:
 
 @dataclasses.dataclass
 class _Slot:
-    """A place in which one task at a time runs."""
+    """Slot for one task at a time."""
 
     folder: Path
     note: mmap.mmap
@@ -81,18 +81,18 @@ class _Child:
 def run_all[T](
     tasks: Iterable[tuple[T, Task]], jobs: int, seconds: float, memory: int = MEMORY
 ) -> Iterator[tuple[T, Ending]]:
-    """Runs tasks, several at a time; yields how they ended, in the order in which they did.
+    """Runs tasks, several at a time; yields their endings, in the order in which they end.
 
     Args:
-      tasks: each with what names it.
-      jobs: how many run at the same time.
-      seconds: how long each may compute.
-      memory: bytes of address space that each may take.
+      tasks: the tasks, each with a tag.
+      jobs: the number of tasks that run at the same time.
+      seconds: the limit of processor time of each.
+      memory: the limit of address space of each, in bytes.
 
     Raises:
-      RuntimeError: when a task raised, which is a mistake in it.
+      RuntimeError: a task raised, which is a bug in it.
     """
-    # In memory where there is such a folder: a case writes many small files.
+    # In memory if there is such a folder, since a case writes many small files.
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=shared) as root:
         free = [_Slot(Path(root) / str(n), mmap.mmap(-1, _NOTE)) for n in range(jobs)]
@@ -105,8 +105,8 @@ def run_all[T](
                     running[child.descriptor] = child
                 if not running:
                     return
-                for child, late in _ended(running, _PATIENCE * seconds):
-                    yield child.tag, _bury(child, late)
+                for child, late in _ended(running, _WALL_TIME_FACTOR * seconds):
+                    yield child.tag, _ending_of(child, late)
                     shutil.rmtree(child.slot.folder, ignore_errors=True)
                     free.append(child.slot)
         finally:
@@ -123,19 +123,19 @@ def run_batches(
     memory: int,
     run: Callable[[list[int], Path, Callable[[str], None]], None],
 ) -> Iterator[tuple[Ending, dict[int, Any], int | None]]:
-    """Runs numbered cases, several in each child; those after a case that ends its child run in another one.
+    """Runs numbered cases, several in each child; cases after one that ends its child run in another child.
 
     Args:
       numbers: the cases.
-      size: how many a child runs at most.
-      jobs: how many children run at the same time.
-      seconds: how long each case may compute; its child has as long as `size` of them.
-      memory: bytes of address space that each child may take.
-      run: runs cases in a child; for each that is done it writes a line to the file `verdicts` of its folder,
-        in JSON: the number and a verdict.
+      size: the maximum of cases in a child.
+      jobs: the number of children that run at the same time.
+      seconds: the limit of processor time of each case; a child has the time of `size` cases.
+      memory: the limit of address space of each child, in bytes.
+      run: runs cases in a child; for each finished case, it writes a line of JSON to the file `verdicts` of
+        its folder: the number and a verdict.
 
     Yields:
-      how a child ended, the verdicts of its cases, and the number of the case that ended it.
+      The ending of a child, the verdicts of its cases, and the number of the case that ended it.
     """
     step = min(size, max(1, len(numbers) // jobs))
     waiting = collections.deque(list(numbers[n : n + step]) for n in range(0, len(numbers), step))
@@ -161,7 +161,7 @@ def _start(tag: Any, task: Task, slot: _Slot, seconds: float, memory: int) -> _C
     slot.note[:] = bytes(_NOTE)
     sys.stdout.flush()
     sys.stderr.flush()
-    # What the parent has is shared with the child: collecting it would copy it.
+    # Pages of the parent are shared with the child: a garbage collection would copy them.
     gc.freeze()
     pid = os.fork()
     if pid == 0:
@@ -170,7 +170,7 @@ def _start(tag: Any, task: Task, slot: _Slot, seconds: float, memory: int) -> _C
 
 
 def _live(task: Task, slot: _Slot, seconds: float, memory: int) -> None:
-    """Returns the life of a child; does not return."""
+    """Runs a task in a child; does not return."""
     code = _BROKEN
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -201,7 +201,7 @@ def _live(task: Task, slot: _Slot, seconds: float, memory: int) -> None:
 
 
 def _ended(running: dict[int, _Child], seconds: float) -> Iterator[tuple[_Child, bool]]:
-    """Waits until a child ends or is late; yields, and forgets, those that are."""
+    """Waits until a child ends or is late; yields those children, and removes them."""
     poll = select.poll()
     for descriptor in running:
         poll.register(descriptor, select.POLLIN)
@@ -214,9 +214,9 @@ def _ended(running: dict[int, _Child], seconds: float) -> Iterator[tuple[_Child,
             yield child, late
 
 
-def _bury(child: _Child, late: bool) -> Ending:
+def _ending_of(child: _Child, late: bool) -> Ending:
     if late:
-        os.kill(child.pid, signal.SIGUSR1)  # Prints where it is.
+        os.kill(child.pid, signal.SIGUSR1)  # The child prints its stack.
         time.sleep(0.2)
         os.kill(child.pid, signal.SIGKILL)
     _, status = os.waitpid(child.pid, 0)

@@ -1,4 +1,4 @@
-"""Losses with gradients of themselves in them: what a loop differentiates twice, or more often."""
+"""Losses that contain gradients of themselves, so that loops are differentiated more than once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 type Loss = Callable[[Any], tuple[jax.Array, Any]]
-"""A loss of parameters, with what else there is of it."""
+"""Loss of parameters, with auxiliary values."""
 
 
 def _value(loss: Loss) -> Callable[[Any], jax.Array]:
@@ -21,7 +21,7 @@ def _slope(loss: Loss, c: Any) -> Any:
 
 
 def _size(gradients: Any) -> jax.Array:
-    """Returns a number of all gradients that stays small."""
+    """Returns a small number that depends on all gradients."""
     leaves = [(x * x.conj()).real.astype(jnp.float32) for x in jax.tree.leaves(gradients) if x.size]
     return sum((jnp.mean(x / (1 + x)) for x in leaves), start=jnp.float32(0))
 
@@ -41,12 +41,12 @@ def _penalty(loss: Loss) -> Loss:
 
 
 def _descent(loss: Loss) -> Loss:
-    """Returns the loss behind a step of gradient descent."""
+    """Returns the loss after a step of gradient descent."""
     return lambda c: loss(_descended(loss, c, _slope(loss, c)))
 
 
 def _descent_of_first_order(loss: Loss) -> Loss:
-    """Returns the same, where the step is not differentiated."""
+    """Returns the loss after a step of gradient descent that is not differentiated."""
     return lambda c: loss(_descended(loss, c, jax.lax.stop_gradient(_slope(loss, c))))
 
 
@@ -83,4 +83,4 @@ INNER: dict[str, Callable[[Loss], Loss]] = {
     "of repeated": lambda loss: _penalty(jax.checkpoint(loss)),
     "of jitted": lambda loss: _penalty(jax.jit(loss)),
 }
-"""By name, what becomes of a loss."""
+"""Transformations of a loss, by name."""

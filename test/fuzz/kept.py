@@ -1,4 +1,4 @@
-"""Examples as files whose first line says which passes they are for, and how they end."""
+"""Examples as files whose first line has their passes and their verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST = re.compile(rb"// pw-opt (.*?)   was: .*\n")
 
 
 def write(bucket: Bucket, folder: Path) -> Path:
-    """Writes the example of a bucket; those that are MLIR's own fault go to a folder below."""
+    """Writes the example of a bucket; those of failures of MLIR itself go to a folder below."""
     folder = folder / "stock" if bucket.stock else folder
     folder.mkdir(parents=True, exist_ok=True)
     case, verdict = bucket.case, bucket.verdict
@@ -33,7 +33,7 @@ def write(bucket: Bucket, folder: Path) -> Path:
 
 
 def read(folder: Path) -> Iterator[tuple[Path, Case]]:
-    """Yields the cases of the files of a folder: with the passes of the first line, or with all there are."""
+    """Yields the cases of the files of a folder, with the passes of the first line, or with all passes."""
     for path in sorted(folder.rglob("*.mlir")):
         data = path.read_bytes()
         first = _FIRST.match(data)
@@ -52,7 +52,7 @@ def read(folder: Path) -> Iterator[tuple[Path, Case]]:
 
 
 def cause(verdict: Verdict) -> str:
-    """What failures of MLIR's own that are alike have in common: how it ends, and what it was doing."""
+    """Returns the cause of a failure of MLIR itself: its kind, and the work at that moment."""
     how = verdict.bucket.split()[0] if verdict.kind == "crash" else verdict.kind
     return f"{how} while {verdict.note}"
 

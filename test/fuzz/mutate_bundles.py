@@ -1,11 +1,11 @@
-"""Loads, compiles and runs mutated bundles with right digests: each gives results or one clear error.
+"""Harness that loads, compiles and runs mutated bundles: each gives results or one clear error.
 
   python test/fuzz/mutate_bundles.py --seed 0 --count 5000 --jobs 2 --keep build/fuzz/bundles
 
-Case number n of a seed is always the same, for the same sources. Each runs in a child process, which stands
-for two: first for the one in which a bundle from a stranger is examined and compiled, where a crash or too
-long a time is as good as a refusal, then for the one that loads and runs it, where neither is. The exit code
-is 1 when there is a traceback, a crash or a hang.
+The digests of the bundles are right. Case number n of a seed is always the same, for the same sources. Each
+runs in a child process, which stands for two: first for the process that examines and compiles an untrusted
+bundle, where a crash or a hang counts as a rejection, then for the process that loads and runs it, where they
+are failures. The exit code is 1 after a traceback, a crash or a hang.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pathways.runtime.xla import compile_cache, rehearse
 
 SECONDS = 30.0
 MEMORY = 16 << 30
-"""Of address space: XLA reserves more than it takes."""
+"""Limit of address space: XLA reserves more than it uses."""
 
 REFUSALS = (BundleError, ResourceError, compile_cache.CompileError)
 BAD = ("traceback", "crash", "hang")
@@ -64,7 +64,7 @@ def main() -> int:
 def fuzz(
     seed: int, numbers: range, jobs: int, keep: Path
 ) -> tuple[collections.Counter[tuple[str, str]], int]:
-    """Runs random cases; returns how often each ending came, and the number of failures."""
+    """Runs random cases; returns the count of each ending, and the number of failures."""
     kinds: collections.Counter[tuple[str, str]] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         # In a child: a process that has started JAX must not fork.
@@ -92,7 +92,7 @@ def fuzz(
 
 
 def judge(ending: Ending) -> tuple[str, str]:
-    """Returns the kind of an ending, and where or how it came."""
+    """Returns the kind of an ending, and its place or reason."""
     if (ending.folder / VERDICT).exists():
         kind, what = json.loads((ending.folder / VERDICT).read_text())
         return kind, what
@@ -146,7 +146,7 @@ def execute(path: Path, note: Callable[[str], None]) -> tuple[str, str]:
     except MemoryError:
         return "refused", f"{stage}: memory"
     except jax.errors.JaxRuntimeError as error:
-        # XLA's own word, when a program runs.
+        # An error of XLA while a program runs.
         return ("ran", "an error of XLA") if stage == _RUNNING else ("traceback", f"{stage}: {error}"[:200])
     except Exception as error:
         traceback.print_exc()
@@ -157,5 +157,5 @@ def execute(path: Path, note: Callable[[str], None]) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    os.environ["PW_CACHE_DIR"] = ""  # What is compiled here is of no use to anybody.
+    os.environ["PW_CACHE_DIR"] = ""  # Other processes have no use for this code.
     sys.exit(main())

@@ -1,11 +1,11 @@
-"""Sends mutated bytes and frames to the sockets of a proxy server, which ends such calls and connections.
+"""Harness that sends mutated bytes and frames to a proxy server, which must end such calls and connections.
 
   python test/fuzz/mutate_connections.py --seed 0 --count 5000 --jobs 2 --keep build/fuzz/connections
 
-A case is one connection: bytes of a client's calls that are changed, or frames that are valid one by one and
-too many or too large together. Case number n of a seed is always the same. A failure is a crash, an exception
-in a thread, a connection or session that does not end with its client, a server that answers nobody else
-afterwards, or memory that is not given back. The exit code is 1 when there is one.
+A case is one connection: changed bytes of a client's calls, or frames that are valid one by one, but too many
+or too large together. Case number n of a seed is always the same. A failure is a crash, an exception in a
+thread, a connection or session that does not end with its client, a server that does not serve other clients
+afterwards, or memory that is not freed. The exit code is 1 after a failure.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 BATCH = 250
 SECONDS = 60.0
-"""How long a connection may take, by the clock."""
+"""Wall-clock limit of a connection."""
 
 MEMORY = 24 << 30
-"""Bytes of address space: XLA reserves more than it takes."""
+"""Limit of address space in bytes: XLA reserves more than it uses."""
 
 MAX_GROWTH_BYTES = 200 << 20
-"""How much a batch may add to what its process has in memory."""
+"""Maximal growth of the resident memory of a process in a batch."""
 
 _SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
 _VERSION = {"protocol_version": 25, "ifrt_serdes_version_number": 6}
@@ -160,7 +160,7 @@ def changed_frames(chance: random.Random) -> list[bytes]:
 
 
 def header_bomb(chance: random.Random) -> list[bytes]:
-    """One large header in the table of HPACK, named again and again."""
+    """Returns one large header in the table of HPACK, and many references to it."""
     encoder = hpack.Encoder()
     first = encoder.encode([*_CALL, ("x", "a" * 4000)], huffman=False)
     again = encoder.encode([("x", "a" * 4000)]) * chance.choice((20, 1000, 16_000))
@@ -200,7 +200,7 @@ def resets(chance: random.Random) -> list[bytes]:
 
 
 def open_calls(chance: random.Random) -> list[bytes]:
-    """More calls at once than the server allows, of which none goes on."""
+    """Returns more calls at once than the server allows, without any message."""
     encoder = hpack.Encoder()
     path = chance.choice(("GetVersion", "IfrtSession", "HostBufferStore", "Unknown"))
     headers = [(name, f"{_SERVICE}{path}" if name == ":path" else value) for name, value in _CALL]
@@ -208,7 +208,7 @@ def open_calls(chance: random.Random) -> list[bytes]:
 
 
 def sessions(chance: random.Random) -> list[bytes]:
-    """Many sessions in one connection."""
+    """Returns many sessions in one connection."""
     metadata = _encode("GrpcIfrtSessionMetadata", version=_VERSION)
     client = HttpClient()
     for _ in range(chance.choice((2, 50, 100))):
@@ -289,7 +289,7 @@ def nested_messages(chance: random.Random) -> list[bytes]:
 
 
 def garbage(chance: random.Random) -> list[bytes]:
-    """What another protocol would say."""
+    """Returns bytes of another protocol."""
     return [
         chance.choice(
             (
@@ -319,10 +319,10 @@ ATTACKS: dict[Callable[[random.Random], list[bytes]], float] = {
     nested_messages: 6,
     garbage: 4,
 }
-"""What connections send, and how often each."""
+"""Attacks with their weights."""
 
 Verdict = tuple[str, str]
-"""How a case ended, `ended` where it is no failure, and what failures of one cause have in common."""
+"""Verdict on a case: its kind, `ended` if it is no failure, and a text that failures of one cause share."""
 
 
 def connection(seed: int, number: int) -> tuple[str, list[bytes], random.Random]:
@@ -357,7 +357,7 @@ def main() -> int:
 
 
 def run_cases(seed: int, numbers: Sequence[int], jobs: int) -> Iterator[tuple[int, Verdict, str]]:
-    """Runs cases in batches; yields the number of each, how it ended, and what its process wrote."""
+    """Runs cases in batches; yields the number, the verdict and the output of each."""
     run = functools.partial(_run_batch, seed)
     for ending, done, failed in run_batches(numbers, BATCH, jobs, SECONDS, MEMORY, run):
         for number, (kind, cause) in done.items():
@@ -373,7 +373,7 @@ def _judge_ending(ending: Ending) -> Verdict:
 
 
 def _run_batch(seed: int, batch: Sequence[int], folder: Path, note: Callable[[str], None]) -> None:
-    """Returns the task of a child."""
+    """Runs a batch in a child."""
     raised: list[str] = []
 
     def on_exception(found: threading.ExceptHookArgs) -> None:
@@ -410,14 +410,14 @@ def _resident_bytes() -> int:
 
 
 def _connect(path: Path, pieces: Sequence[bytes], chance: random.Random) -> None:
-    """Sends bytes, reading what the server says or not; ends the connection with or without a word."""
+    """Sends bytes, and may or may not read replies; closes or aborts the connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, contextlib.suppress(OSError):
         client.connect(str(path))
         reads = chance.random() < 0.7
         reader = threading.Thread(target=_read, args=(client,))
         if reads:
             reader.start()
-        # A server that waits for a client that does not read takes no more.
+        # A server that waits for a client to read accepts no more.
         client.settimeout(SECONDS if reads else 0.2)
         try:
             for piece in pieces:
@@ -439,9 +439,9 @@ def _read(client: socket.socket) -> None:
 
 
 def _verdict(server: ProxyServer, name: str, raised: list[str]) -> Verdict:
-    """Waits until nothing is left of a connection; checks that the server answers another one."""
+    """Waits until nothing is left of a connection; checks that the server serves another one."""
     while server._connections or server.sessions:
-        time.sleep(0.001)  # `faulthandler` ends what takes too long
+        time.sleep(0.001)  # `faulthandler` ends this process at the time limit.
     if raised:
         return "python", f"{name}: {raised.pop(0)}"
     other = SocketClient(server.path)

@@ -1,13 +1,13 @@
-"""Runs the tools on mutated IR: they are to give their result or one clear error, whatever they read.
+"""Harness that runs the tools on mutated IR: each run must give a result or one clear error.
 
   python test/fuzz/mutate_ir.py --seed 0 --count 5000 --jobs 2 --keep build/fuzz/kept
   python test/fuzz/mutate_ir.py --replay build/fuzz/kept
 
 Case number n of a seed is always the same, for the same sources. Each runs in a child process. A failure is a
-traceback, a crash, more than 10 s or 2 GiB, exit code 1 without an error, or output that is refused when it
-is read again. Failures of one cause are counted together; of each the smallest example is made smaller and
-kept. The exit code is 1 when there is one that is not MLIR's own; of MLIR's own those are marked that
-`stock/README.md` does not list. Ctrl-C or SIGTERM ends a run early.
+traceback, a crash, more than 10 s or 2 GiB, exit code 1 without an error, or output that the tools reject.
+Failures of one cause are counted together; the smallest example of each cause is reduced and kept. The exit
+code is 1 after a failure that is not one of MLIR itself; those of MLIR that `stock/README.md` does not list
+are marked. Ctrl-C or SIGTERM ends a run early.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> int:
         "--replay", type=Path, help="run the files of a folder, with the passes they name, instead"
     )
     options = parser.parse_args()
-    # So that folders of cases are removed, and what was run is reported.
+    # Handled so that folders of cases are removed, and the cases so far are reported.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.replay is not None:
         return replay(options.replay, options.jobs)
@@ -58,7 +58,7 @@ def fuzz(seed: int, numbers: range, jobs: int, keep: Path) -> int:
     refused: collections.Counter[str] = collections.Counter()
     buckets: Buckets = {}
     progress = _Progress(len(numbers))
-    # What was run until an interruption is reported as well.
+    # Cases until an interruption are reported, too.
     with contextlib.suppress(KeyboardInterrupt):
         for number, ending in run_all(tasks, jobs, SECONDS):
             verdict = judge(ending)
@@ -73,7 +73,7 @@ def fuzz(seed: int, numbers: range, jobs: int, keep: Path) -> int:
     each = (used.ru_utime + used.ru_stime) / done * 1000
     speed = f"{progress.rate(done):.0f} a second, {each:.0f} ms of computing each"
     progress.end()
-    # At once: making them smaller takes a while, and may be interrupted.
+    # Before the reduction, which takes a while and may be interrupted.
     paths = {key: kept.write(bucket, keep) for key, bucket in buckets.items()}
     print(f"making {len(buckets)} examples smaller ...", file=sys.stderr)
     for key, bucket in finish(buckets, jobs):
@@ -143,7 +143,7 @@ def _by_count(bucket: Bucket) -> tuple[int, str]:
 
 
 class _Progress:
-    """A line on standard error that is written over, or from time to time one more."""
+    """Line on standard error that is rewritten, or added to at intervals."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -151,11 +151,11 @@ class _Progress:
         self.shown = self.started
 
     def rate(self, done: int) -> float:
-        """Cases a second so far."""
+        """Returns the cases per second so far."""
         return done / max(time.monotonic() - self.started, 1e-3)
 
     def show(self, done: int, what: str) -> None:
-        """Shows how far it is, when it is time to."""
+        """Shows the progress, if it is time."""
         terminal = sys.stderr.isatty()
         if time.monotonic() - self.shown < (0.2 if terminal else 20):
             return
@@ -164,7 +164,7 @@ class _Progress:
         print(f"\r{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Leaves the line."""
+        """Ends the line."""
         if sys.stderr.isatty():
             print(file=sys.stderr)
 

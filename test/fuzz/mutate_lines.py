@@ -1,7 +1,7 @@
-"""Mutations of whole operations: deleted, repeated, moved, nested, and taken from other modules.
+"""Mutations of whole operations: deletions, repetitions, moves, nesting, and copies from other modules.
 
-Each takes a random generator, a text and the corpus, and returns the changed text, or None where the text has
-nothing that it could change.
+Each gets a random generator, a text and the corpus, and returns the changed text, or None if it does not
+apply to the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RETURN = re.compile(r"^\s*(func\.)?return\b|\"\w+\.return\"")
 
 
 def _pick(rng: random.Random, lines: Lines, *, inside: bool | None = None) -> syntax.Statement | None:
-    """Returns an operation, but no return; `inside` asks for one that is, or is not, part of a function."""
+    """Returns an operation that is no return; `inside` selects one inside or outside of functions."""
     functions = syntax.functions(lines)
 
     def is_inside(statement: syntax.Statement) -> bool:
@@ -45,35 +45,35 @@ def _cut(lines: Lines, statement: syntax.Statement) -> Lines:
 
 
 def _use_instead(rng: random.Random, lines: Lines, function: syntax.Function, names: list[str]) -> None:
-    """Lets readers of values read others of the same type, where there are any."""
+    """Has readers of values read other values of the same type, if there are any."""
     for number in range(function.first + 1, function.last + 1):
         for value in syntax.VALUE.findall(lines[number]):
             if value.partition("#")[0] not in names:
                 continue
             type_ = function.values.get(value)
-            others = [
+            candidates = [
                 other
                 for other, its in function.values.items()
                 if its == type_ and other.partition("#")[0] not in names
             ]
-            if others:
-                lines[number] = _substituted(lines[number], {value: rng.choice(others)})
+            if candidates:
+                lines[number] = _substituted(lines[number], {value: rng.choice(candidates)})
 
 
 def _substituted(line: str, names: dict[str, str]) -> str:
-    """Returns the line with other operands; what it makes keeps its names."""
-    made = re.match(r"\s*%[\w$.]+(:\d+)? = ", line)
-    start = made.end() if made else 0
+    """Returns the line with other operands; results keep their names."""
+    match = re.match(r"\s*%[\w$.]+(:\d+)? = ", line)
+    start = match.end() if match else 0
     return line[:start] + syntax.VALUE.sub(lambda m: names.get(m.group(), m.group()), line[start:])
 
 
 def _renamed(line: str, prefix: str) -> str:
-    """Returns the line with another name for what it makes."""
+    """Returns the line with another name for its results."""
     return re.sub(r"^(\s*)%([\w$.]+)(?=(:\d+)? = )", rf"\1%{prefix}_\2", line)
 
 
 def delete(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Deletes an operation; what read its results reads other values of their types."""
+    """Deletes an operation; readers of its results read other values of their types."""
     lines = text.split("\n")
     statement = _pick(rng, lines)
     if statement is None:
@@ -82,7 +82,7 @@ def delete(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def without(rng: random.Random, lines: Lines, statement: syntax.Statement) -> Lines:
-    """Returns the lines without an operation; what read its results reads other values of their types."""
+    """Returns the lines without an operation; readers of its results read other values of their types."""
     lines = list(lines)
     function = _function_at(lines, statement.first)
     names = syntax.results(lines[statement.first])
@@ -103,7 +103,7 @@ def delete_declaration(rng: random.Random, text: str, corpus: Corpus) -> str | N
 
 
 def repeat(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Repeats an operation behind itself, with results of other names."""
+    """Repeats an operation after itself, with results of other names."""
     lines = text.split("\n")
     statement = _pick(rng, lines)
     if statement is None:
@@ -155,7 +155,7 @@ def move(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def _inserted(rng: random.Random, lines: Lines, copy: Lines, source: syntax.Function | None) -> str | None:
-    """Returns the text with an operation inserted; its operands become values of the same type that are there."""
+    """Returns the text with an operation inserted; its operands become values of the same type there."""
     targets = syntax.functions(lines)
     if rng.random() < 0.2 or not targets or source is None:
         place = rng.randint(0, len(lines)) if rng.random() < 0.3 else min(1, len(lines))
@@ -172,9 +172,9 @@ def _inserted(rng: random.Random, lines: Lines, copy: Lines, source: syntax.Func
     }
     names = {}
     for value, type_ in source.values.items():
-        others = [other for other, its in there.items() if its == type_]
-        if others:
-            names[value] = rng.choice(others)
+        candidates = [other for other, its in there.items() if its == type_]
+        if candidates:
+            names[value] = rng.choice(candidates)
     names |= {name: f"%moved_{name[1:]}" for line in copy[1:] for name in syntax.results(line)}
     lines[place:place] = [_renamed(_substituted(line, names), "moved") for line in copy]
     return "\n".join(lines)
@@ -209,7 +209,7 @@ def drop_terminator(rng: random.Random, text: str, corpus: Corpus) -> str | None
 
 
 def add_block(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Adds a block to a function, before or behind its end, reached by nobody or by a branch."""
+    """Adds a block to a function, before or after its end, unreachable or reached by a branch."""
     label = f"^bb{rng.randint(7, 9)}"
     arguments = rng.choice(["", "(%extra: tensor<f32>)", "(%extra: tensor<4xf32>)"])
 
@@ -222,7 +222,7 @@ def add_block(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def wrap_in_region(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Puts an operation into a region, of an operation that nobody knows or of one that JAX makes."""
+    """Puts an operation into a region, of an unknown operation or of one that JAX creates."""
     lines = text.split("\n")
     statement = _pick(rng, lines)
     if statement is None:
@@ -321,7 +321,7 @@ def _list(text: str) -> list[str]:
 
 
 def change_signature(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Adds, drops or repeats an argument or a result of a function, whatever its callers do."""
+    """Adds, drops or repeats an argument or a result of a function, independently of its callers."""
     lines = text.split("\n")
     heads = [(n, head) for n, line in enumerate(lines) if (head := _HEAD.search(line))]
     if not heads:
@@ -361,7 +361,7 @@ def _repeated(parts: Lines, number: int) -> Lines:
 
 
 def drop_body(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Leaves only the declaration of a function."""
+    """Removes the body of a function."""
     lines = text.split("\n")
     functions = [f for f in syntax.functions(lines) if lines[f.first].rstrip().endswith("{")]
     if not functions:
@@ -379,7 +379,7 @@ def drop_body(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def recurse(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Lets a function call or launch itself, or two of them each other."""
+    """Has a function call or launch itself, or two of them each other."""
     lines = text.split("\n")
     functions = [(f, m) for f in syntax.functions(lines) if (m := syntax.SYMBOL.search(lines[f.first]))]
     if not functions:
@@ -441,7 +441,7 @@ def nest_deeply(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def _edited(rng: random.Random, text: str, pattern: str, edit: Callable[[str], Lines]) -> str | None:
-    """Returns the text with what `edit` makes of one of the lines that match."""
+    """Returns the text with one of the lines that match replaced by `edit`."""
     lines = text.split("\n")
     numbers = [n for n, line in enumerate(lines) if re.search(pattern, line)]
     if not numbers:

@@ -1,13 +1,13 @@
-"""Sends mutated requests to sessions of the proxy server: each gets one status or ends its session.
+"""Harness that sends mutated requests to the proxy server: each gets a status or ends its session.
 
   python test/fuzz/mutate_requests.py --seed 0 --count 2000 --jobs 2 --keep build/fuzz/requests
   python test/fuzz/mutate_requests.py --replay build/fuzz/requests
 
-A case is the session of a real client, recorded, in which some requests are changed, moved, left out or
+A case is the recorded session of a real client in which some requests are changed, moved, left out or
 repeated; case number n of a seed is always the same, for the same sources. Cases run in batches, each in a
-process of its own. A failure is a crash, an error of Python's that is no status, arrays that outlive their
-session, or too long a time outside of a program of the client. Of those of one cause the smallest case is
-made smaller and kept. The exit code is 1 when there is one.
+separate process. A failure is a crash, a Python error that is no status, arrays that outlive their session,
+or a hang outside of a program of the client. The smallest case of each cause is reduced and kept. The exit
+code is 1 after a failure.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 BATCH = 100
 SECONDS = 60.0
-"""How long one request may take, by the clock."""
+"""Wall-clock limit of a request."""
 
 MEMORY = 24 << 30
-"""Bytes of address space: XLA reserves more than it takes."""
+"""Limit of address space in bytes: XLA reserves more than it uses."""
 
 _EFFORT = 120.0
-"""Seconds that go into making one example smaller."""
+"""Seconds for the reduction of an example."""
 
 FAILURES = ("crash", "hang", "python", "left")
 
 Requests = list[tuple[bytes, bool]]
-"""Requests, each with whether it was mutated."""
+"""Sequence of requests, each with whether it was mutated."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RequestCase:
-    """A session: what it receives, and the host buffers that it finds."""
+    """Session of a case: its requests and host buffers."""
 
     requests: Requests
     buffers: dict[int, bytes]
@@ -79,13 +79,13 @@ class RequestCase:
 
 @dataclasses.dataclass(frozen=True)
 class CaseVerdict:
-    """What became of a case.
+    """Verdict on a case.
 
     Attributes:
       kind: `ended`, `loops`, `unmade`, or one of `FAILURES`.
-      cause: what failures of one cause have in common.
-      statuses: how often replies had each status.
-      mutated: how many mutated requests were sent.
+      cause: a text that failures of one cause share.
+      statuses: the number of replies with each status.
+      mutated: the number of mutated requests that were sent.
     """
 
     kind: str
@@ -151,7 +151,7 @@ class Mutated:
 
 
 def text_of(data: bytes) -> str | None:
-    """Returns the text of a program; None where it is none."""
+    """Returns the text of a program; None if the bytes are no program."""
     try:
         return str(pjrt.parse(data))
     except (ir.MLIRError, ValueError, RuntimeError, jax.errors.JaxRuntimeError):
@@ -226,7 +226,7 @@ def shown_case(case: RequestCase) -> str:
 def run_cases(
     make: Callable[[int], RequestCase], numbers: Sequence[int], jobs: int
 ) -> Iterator[tuple[int, CaseVerdict, RequestCase | None]]:
-    """Runs cases in batches; yields verdicts, and what was sent by cases that failed."""
+    """Runs cases in batches; yields verdicts, and the requests of cases that failed."""
     run = functools.partial(_run_batch, make)
     for ending, done, failed in run_batches(numbers, BATCH, jobs, SECONDS, MEMORY, run):
         for number, fields in done.items():
@@ -240,7 +240,7 @@ def run_cases(
 def _run_batch(
     make: Callable[[int], RequestCase], batch: list[int], folder: Path, note: Callable[[str], None]
 ) -> None:
-    """Returns the task of a child."""
+    """Runs a batch in a child."""
     os.chdir(folder)
     served = ServedDevices(jax.devices("cpu"), descriptors.messages())
     _keep_programs()
@@ -274,10 +274,10 @@ def _keep_programs() -> None:
 
 
 class StoredBuffers(HostBuffers):
-    """Host buffers of a session that would wait for ever for one that is never stored."""
+    """Host buffers of a session, without waits: a buffer that is missing would never be stored."""
 
     def take(self, handle: int) -> Buffer:
-        """Returns a buffer that was stored, and forgets it."""
+        """Removes a stored buffer and returns it."""
         if handle not in self._buffers:
             raise StatusError(StatusCode.CANCELLED, "no such host buffer")
         return super().take(handle)
@@ -326,7 +326,7 @@ def run_case(served: ServedDevices, case: RequestCase, note: Callable[[str], Non
     if ended.counts != (0, 0, 0, 0):
         return CaseVerdict("left", f"counts {ended.counts}", dict(statuses), sent)
     del ended
-    # What a device computes holds its operands.
+    # A pending computation holds its operands.
     deadline = time.monotonic() + SECONDS
     while (left := len(served.client.live_arrays()) - before) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -378,7 +378,7 @@ def verdict_of(case: RequestCase) -> CaseVerdict:
 
 
 def reduced(case: RequestCase, verdict: CaseVerdict) -> RequestCase:
-    """Returns the case with as few requests as end in the same way."""
+    """Returns the case with as few requests as have the same verdict."""
     deadline = time.monotonic() + _EFFORT
     size = max(1, len(case.requests) // 2)
     while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Mutations of what stands in a line: attributes, symbols, types, shardings, meshes, operands, bytes.
+"""Mutations within a line: attributes, symbols, types, shardings, meshes, operands, bytes.
 
-Each takes a random generator, a text and the corpus, and returns the changed text, or None where the text has
-nothing that it could change.
+Each gets a random generator, a text and the corpus, and returns the changed text, or None if it does not
+apply to the text.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def change_value(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def _similar(rng: random.Random, value: str, text: str) -> str:
-    """Another value of the same kind."""
+    """Returns another value of the same kind."""
     if value.startswith("@"):
         return strange_symbol(rng, text)
     if value.startswith('"'):
@@ -116,7 +116,7 @@ def rename_key(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 
 
 def swap_values(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Gives two attributes each other's value."""
+    """Swaps the values of two attributes."""
     one, two = (_pick_attribute(rng, text, valued=True) for _ in range(2))
     if one is None or two is None:
         return None
@@ -168,7 +168,7 @@ def retype_everywhere(rng: random.Random, text: str, corpus: Corpus) -> str | No
 
 
 def retype_line(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Gives all values of one line, or one of them, another type."""
+    """Changes the type of all values of one line, or of one of them."""
     lines = text.split("\n")
     numbers = [n for n, line in enumerate(lines) if syntax.TENSOR.search(line)]
     if not numbers:
@@ -234,7 +234,7 @@ def change_operation_name(rng: random.Random, text: str, corpus: Corpus) -> str 
 
 
 def change_operand(rng: random.Random, text: str, corpus: Corpus) -> str | None:
-    """Reads another value of the same type."""
+    """Replaces an operand by another value of the same type."""
     lines = text.split("\n")
     functions = syntax.functions(lines)
     if not functions:
@@ -249,16 +249,16 @@ def change_operand(rng: random.Random, text: str, corpus: Corpus) -> str | None:
         return None
     number, place = rng.choice(places)
     defined = "\n".join(lines[function.first : number])
-    others = [
+    candidates = [
         value
         for value, type_ in function.values.items()
         if type_ == function.values.get(place.group())
         and value != place.group()
         and re.search(rf"{re.escape(value.partition('#')[0])}(:\d+)?( =|: )", defined)
     ]
-    if not others:
+    if not candidates:
         return None
-    lines[number] = syntax.replace(lines[number], *place.span(), rng.choice(others))
+    lines[number] = syntax.replace(lines[number], *place.span(), rng.choice(candidates))
     return "\n".join(lines)
 
 

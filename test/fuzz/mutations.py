@@ -1,4 +1,4 @@
-"""All mutations, how often each is taken, and mutated seeds."""
+"""All mutations with their weights, and mutated seeds."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ MUTATIONS: dict[Mutation, float] = {
     lines.shuffle_declarations: 1,
     lines.nest_deeply: 0.1,
 }
-"""The weight of each mutation."""
+"""Weights of mutations."""
 
 
 def mutate(rng: random.Random, seed: Seed, corpus: Corpus) -> bytes:
-    """Returns a mutated seed: one to five mutations, seldom none."""
+    """Returns a mutated seed: with one to five mutations, seldom none."""
     if seed.is_bytecode:
         return _flip(rng, seed.data)
     text = seed.text
@@ -65,7 +65,7 @@ def mutate(rng: random.Random, seed: Seed, corpus: Corpus) -> bytes:
 
 
 def _flip(rng: random.Random, data: bytes) -> bytes:
-    """Bytecode with some bytes changed; more often where operations are than where names are."""
+    """Returns bytecode with some bytes changed, more often in operations than in names."""
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 4])):
         position = rng.randrange(4, len(changed))

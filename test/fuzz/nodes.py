@@ -12,12 +12,12 @@ import numpy as np
 import pathways as pw
 
 strangers: set[str] = set()
-"""Types of what nodes were built of that is neither an array nor a number."""
+"""Types of children of nodes that are neither arrays nor numbers."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
 class Node:
-    """A node that tells `strangers` what it is built of, and keeps a note as its structure."""
+    """Node that adds the types of its children to `strangers`, and keeps a note as its structure."""
 
     def __init__(self, children: Any, note: str) -> None:
         self.children = children
@@ -36,14 +36,14 @@ class Node:
 
 
 def node_of(leaves: int) -> Node:
-    """Returns a tree with so many leaves, always the same."""
+    """Returns a tree with a number of leaves, always the same."""
     arrays = [jnp.full((n % 3,) if n % 5 else (), n % 7, jnp.float32) for n in range(leaves)]
     half = leaves // 2
     return Node({"a": arrays[:half], "b": Node(tuple(arrays[half:]), "inner")}, "outer")
 
 
 def changed(node: Node) -> Node:
-    """Other leaves: some as they are, some left out."""
+    """Returns a node with changed leaves: some unchanged, some left out."""
 
     def of(leaves: Any) -> list[Any]:
         kinds = (lambda x: x + 1, lambda x: x, None, lambda x: jnp.sin(x) * 2)

@@ -1,4 +1,4 @@
-"""What random programs compute: operations on any two arrays, which they bring into the form they need."""
+"""Operations of random programs, on any two arrays, which they convert to the form that they need."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def integral(x: Any) -> Any:
         return x
     if x.dtype == jnp.bool_:
         return x.astype(jnp.int32)
-    # What is not a number or not finite is converted differently from platform to platform.
+    # Platforms convert values that are not finite differently.
     return jnp.clip(jnp.nan_to_num(real(x).astype(jnp.float32) * 4), -99, 99).astype(jnp.int32)
 
 
@@ -238,7 +238,7 @@ def _random(x: Any, y: Any, n: int) -> Any:
 
 
 def _constrained(mesh: dict[str, int] | None, constrain: Constrain) -> Operation:
-    """Returns a constraint over the axes of a slice; nothing where there is none."""
+    """Returns a constraint over the axes of a slice; a no-op without a slice."""
 
     def apply(x: Any, y: Any, n: int) -> Any:
         x = plain(x)
@@ -247,7 +247,7 @@ def _constrained(mesh: dict[str, int] | None, constrain: Constrain) -> Operation
         axes = list(mesh)
         choice = [axes[0], axes[-1], None, tuple(axes)][n % 4]
         sizes = {None: 1, tuple(axes): int(np.prod(list(mesh.values()))), **mesh}
-        # Mostly one that divides.
+        # Most specs divide the array.
         dims = [d for d in range(x.ndim) if x.shape[d] % sizes[choice] == 0]
         dim = n % x.ndim if n % 16 == 15 else dims[n % len(dims)] if dims else None
         if dim is None:
@@ -280,7 +280,7 @@ def _compare(x: Any, y: Any, n: int) -> Any:
     a = plain(x)
     if jnp.issubdtype(a.dtype, jnp.complexfloating):
         return a == fit(y, a)
-    # Quantized, so that what is nearly equal is equal.
+    # Quantized, so that nearly equal values are equal.
     a = jnp.round(a.astype(jnp.float32) * 4) if jnp.issubdtype(a.dtype, jnp.floating) else a
     b = fit(y, a)
     return a == b if n % 2 else a >= b

@@ -1,6 +1,6 @@
 """Small programs whose forms are seeds: `python programs.py FOLDER` writes each form of each to a file.
 
-Run in a process of its own, since it imports JAX, which the processes that run cases must not hold.
+Runs in a separate process, since it imports JAX, which the processes that run cases must not do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def figure2() -> Any:
 
 
 def gradient() -> Any:
-    """Glue forwards and backwards between two stages, donation, and a counter on both slices."""
+    """Returns a program with glue in both directions between stages, donation, and a mirrored counter."""
     on_first, on_second = slices((1,), (1,))
     first = pw.jit(layer, devices=on_first)
     second = pw.jit(lambda w, h: h @ w, devices=on_second)
@@ -91,7 +91,7 @@ def eager_on_two_devices() -> Any:
 
 
 def replicated() -> Any:
-    """Three replicas of two stages, one of them on two devices; gradients are exchanged in pieces."""
+    """Returns a program on three replicas of two stages, whose gradients are exchanged in pieces."""
     return pipeline(2, "1f1b", lambda: slices((1,), (2,), replicas=3), microbatches=6)
 
 
@@ -126,7 +126,7 @@ def sharded() -> Any:
 
 
 def resharded() -> Any:
-    """One value on meshes of other shapes and axes."""
+    """Returns a program with one value on meshes of different shapes and axes."""
     on_row, on_square, on_one = slices((4,), (2, 2), (1,))
     row = pw.jit(lambda x: x + 1, devices=on_row, out_shardings=P("data"))
     square = pw.jit(lambda x: x * 2, devices=on_square, in_shardings=P("model", "data"))
@@ -144,11 +144,11 @@ def control_flow() -> Any:
         return jax.lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
 
     @pw.jit(devices=on_second)
-    def look_up(x: Any, key: Any) -> Any:
+    def add_noise(x: Any, key: Any) -> Any:
         noise = jax.random.normal(key, x.shape)
         return jax.lax.cond(x.sum() > 0, lambda: x + noise, lambda: x * table[: x.size])
 
-    program = pw.program(lambda x, n, key: look_up(scan(x, n).astype("float32"), key))
+    program = pw.program(lambda x, n, key: add_noise(scan(x, n).astype("float32"), key))
     return program.lower(abstract(8, dtype="bfloat16"), abstract(dtype="int32"), jax.random.key(0))
 
 

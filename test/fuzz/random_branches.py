@@ -3,8 +3,8 @@
     python test/fuzz/random_branches.py --count 300 --keep build/fuzz/branches
 
 Some are differentiated, under `jax.checkpoint` or not, some are the loss of a `pw.accumulate` under one of
-several schedules. A case is always the same for its seed and number. What has no place in a program by the
-manual is refused, and counted apart.
+several schedules. A case is always the same for its seed and number. Programs that the manual excludes are
+rejected, and counted separately.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def layer(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def drawn(rng: random.Random, depth: int) -> Any:
-    """Returns a nest: what it is, and what is in it."""
+    """Returns a random nest: its kind, and its contents."""
     kinds = ["call", "call", "call", "glue"] + (["cond", "switch", "scan", "chain", "chain"] if depth else [])
     match rng.choice(kinds):
         case "call":
@@ -64,7 +64,7 @@ GLUE: dict[str, Fun] = {
 
 
 def apply(nest: Any, layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
-    """Does what a nest says."""
+    """Applies a nest to an array."""
 
     def inside(nest: Any, k: Any = 0) -> Fun:
         return lambda x: apply(nest, layers, w, x, n + k)
@@ -80,8 +80,8 @@ def apply(nest: Any, layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
         case "switch", nests:
             return jax.lax.switch(n % len(nests), [inside(nest) for nest in nests], x)
         case "scan", count, nest:
-            turn = lambda x, k: (inside(nest, k)(x), x.sum())  # noqa: E731
-            x, sums = jax.lax.scan(turn, x, jnp.arange(count))
+            body = lambda x, k: (inside(nest, k)(x), x.sum())  # noqa: E731
+            x, sums = jax.lax.scan(body, x, jnp.arange(count))
             return x + sums.mean()
     for each in nest[1]:
         x = inside(each)(x)
@@ -89,7 +89,7 @@ def apply(nest: Any, layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
 
 
 def program_of(rng: random.Random) -> tuple[Fun, str, Any]:
-    """Returns a function of layers, weights, a batch and a number; the policy of its schedule; and what it does."""
+    """Returns a function of layers, weights, a batch and a number; its policy; and its description."""
     nest = ("chain", [("call", 0), drawn(rng, 3), ("call", rng.randrange(SLICES))])
     how = rng.choice(["value", "gradient", "gradient", "checkpoint", "accumulate"])
 
@@ -107,7 +107,7 @@ def program_of(rng: random.Random) -> tuple[Fun, str, Any]:
 
 
 def difference(number: int) -> str:
-    """What a case gives otherwise than `jax.jit`; empty where it is equal."""
+    """Returns the difference of a case from `jax.jit`; empty if there is none."""
     fun, policy, (how, _) = program_of(random.Random(number))
     devices = pw.make_virtual_device_set()
     placed: list[Fun] = [pw.jit(layer, devices=devices.add_slice((1,), ("x",))) for _ in range(SLICES)]
@@ -134,9 +134,9 @@ REFUSED = (
     "cannot be scheduled by",
     "or use 'program'",
 )
-"""What is said of programs that the manual excludes: a scan over slices in a microbatch, and pipelines of
-another shape than a policy is for. What a condition does on a slice for several stages may tie these to each
-other, so that only the order of the program fits."""
+"""Patterns of errors of programs that the manual excludes: a scan over slices in a microbatch, and pipelines
+of another shape than a policy supports. Work of a condition on a slice of several stages may connect these,
+so that only the order of the program is possible."""
 
 
 def run(
@@ -145,9 +145,9 @@ def run(
     """Checks cases, prints and keeps those that fail, and returns the exit code.
 
     Args:
-      check: says what is wrong with a case, by its number; nothing if all is right.
-      described: writes a case down.
-      refused: of errors that count as right, what they say.
+      check: returns the failure of a case, by its number; empty if there is none.
+      described: describes a case.
+      refused: patterns of errors that are no failures.
       options: `seed`, `first`, `count` and `keep` of the command line.
     """
     outcomes: Counter[str] = Counter()
@@ -174,7 +174,7 @@ def run(
 
 
 def flags(doc: str | None) -> argparse.ArgumentParser:
-    """Returns the flags that `run` takes."""
+    """Returns a parser of the flags of `run`."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of all cases")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")

@@ -1,10 +1,10 @@
-"""Random loops that pass on several values from turn to turn, against `jax.jit` of the same function.
+"""Random loops that pass on several values between iterations, against `jax.jit` of the same function.
 
     python test/fuzz/random_carries.py --count 300 --keep build/fuzz/carries
 
-What they start from and pass on is drawn from arguments, of which slices have a copy each, from other carried
-values, and from what calls on other slices make of these. Loops of all kinds follow each other, and some
-programs are differentiated. A case is always the same for its seed and number.
+Their initial and next values are drawn from arguments, which each slice has a copy of, from other carried
+values, and from results of calls on other slices. Loops of all kinds follow each other, and some programs are
+differentiated. A case is always the same for its seed and number.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class LoopCase:
     """One loop; expressions are of arguments and of the values that it carries, or that were carried before.
 
     Attributes:
-      kind: what JAX calls it.
-      count: how many turns it has.
-      starts: what its values start from.
-      nexts: what a turn passes on, one for each value.
-      rows: what a turn returns besides.
+      kind: its kind in JAX.
+      count: the number of its iterations.
+      starts: the initial expression of each value.
+      nexts: the expression of each value for the next iteration.
+      rows: the expressions that an iteration stacks.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class LoopCase:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A program: its loops, what it makes of the last one's values, and how it is compiled and called."""
+    """Program: its loops, its results from the values of the last one, and options of its compilation."""
 
     loops: tuple[LoopCase, ...]
     results: tuple[Any, ...]
@@ -61,7 +61,7 @@ class Case:
 
 
 def drawn(rng: random.Random, carried: int, depth: int = 2) -> Any:
-    """Returns an expression of arguments and of so many carried values."""
+    """Returns an expression of arguments and of a number of carried values."""
     kinds = ["argument"] + 3 * ["carried"] * bool(carried) + ["call", "call", "sum"] * bool(depth)
     match rng.choice(kinds):
         case "argument":
@@ -81,7 +81,7 @@ def case_of(number: int) -> Case:
     carried = 0
     for _ in range(rng.choice([1, 1, 2])):
         before, carried = carried, rng.randint(1, 4)
-        # JAX takes no gradient of loops whose ends it does not know.
+        # JAX differentiates no loops whose trip count it does not know.
         kind = rng.choice(KINDS[:-1] if is_differentiated else KINDS)
         starts = tuple(drawn(rng, before) for _ in range(carried))
         nexts = tuple(drawn(rng, carried) for _ in range(carried))
@@ -94,7 +94,7 @@ def case_of(number: int) -> Case:
 
 
 def value_of(expression: Any, call: Fun, arguments: Sequence[Any], carried: Sequence[Any]) -> Any:
-    """What an expression gives; `call` runs the layer of a number."""
+    """Returns the value of an expression; `call` runs the layer of a number."""
     match expression:
         case "argument", number:
             return arguments[number]
@@ -106,36 +106,36 @@ def value_of(expression: Any, call: Fun, arguments: Sequence[Any], carried: Sequ
 
 
 def program_of(case: Case, layers: list[Fun]) -> Fun:
-    """Returns a function of two arrays, of weights, and of the number of turns of loops that are told it."""
+    """Returns a function of two arrays, of weights, and of the trip count of loops that get it as a value."""
 
     def loops(x: Any, y: Any, w: Any, end: Any) -> Any:
         call = lambda number, value: layers[number](w[number], value)  # noqa: E731
-        made = lambda each, carried: value_of(each, call, (x, y), carried)  # noqa: E731
+        value = lambda each, carried: value_of(each, call, (x, y), carried)  # noqa: E731
         carried: tuple[Any, ...] = ()
         rows: list[Any] = []
         for loop in case.loops:
-            carried = tuple(made(start, carried) for start in loop.starts)
+            carried = tuple(value(start, carried) for start in loop.starts)
 
-            def turn(state: Any, _: Any, loop: LoopCase = loop) -> Any:
-                nexts = tuple(made(each, state) for each in loop.nexts)
-                return nexts, tuple(made(row, state) for row in loop.rows)
+            def iterate(state: Any, _: Any, loop: LoopCase = loop) -> Any:
+                nexts = tuple(value(each, state) for each in loop.nexts)
+                return nexts, tuple(value(row, state) for row in loop.rows)
 
-            def twice(state: Any, _: Any, turn: Fun = turn) -> Any:
-                return jax.lax.scan(turn, state, None, length=2)
+            def twice(state: Any, _: Any, iterate: Fun = iterate) -> Any:
+                return jax.lax.scan(iterate, state, None, length=2)
 
             if loop.kind == "while":
-                one = lambda s, turn=turn: (s[0] + 1, turn(s[1], None)[0])  # noqa: E731
+                one = lambda s, iterate=iterate: (s[0] + 1, iterate(s[1], None)[0])  # noqa: E731
                 _, carried = jax.lax.while_loop(lambda s: s[0] < end, one, (0, carried))
             elif loop.kind == "counted":
-                one = lambda _, state, turn=turn: turn(state, None)[0]  # noqa: E731
+                one = lambda _, state, iterate=iterate: iterate(state, None)[0]  # noqa: E731
                 carried = jax.lax.fori_loop(0, loop.count, one, carried)
             else:
-                body = twice if loop.kind == "nested" else turn
+                body = twice if loop.kind == "nested" else iterate
                 carried, filled = jax.lax.scan(
                     body, carried, None, length=loop.count, reverse=loop.kind == "backwards"
                 )
                 rows.append(filled)
-        return carried, rows, [made(result, carried) for result in case.results]
+        return carried, rows, [value(result, carried) for result in case.results]
 
     def loss(x: Any, y: Any, w: Any, end: Any) -> Any:
         return sum(jnp.mean(leaf**2) for leaf in jax.tree.leaves(loops(x, y, w, end)))
@@ -144,7 +144,7 @@ def program_of(case: Case, layers: list[Fun]) -> Fun:
 
 
 def difference(number: int) -> str:
-    """What a case gives otherwise than `jax.jit`; empty where it is equal."""
+    """Returns the difference of a case from `jax.jit`; empty if there is none."""
     case = case_of(number)
     devices = pw.make_virtual_device_set()
     placed: list[Fun] = [
@@ -167,7 +167,7 @@ def difference(number: int) -> str:
 
 
 REFUSED = ("calls no placed function",)
-"""What is said of programs all of whose calls JAX drops."""
+"""Patterns of errors of programs whose calls JAX drops."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,10 +1,10 @@
-"""Runs random JAX programs behind the proxy server: each gives what local JAX gives, bit by bit.
+"""Harness that runs random JAX programs behind the proxy server: each has the bits of local JAX.
 
   python test/fuzz/random_clients.py --seed 0 --count 500 --jobs 2 --keep build/fuzz/clients
 
 Program number n of a seed is always the same, and the same as of `random_programs.py`; every second one is
-over a mesh of devices. `--jobs` clients use one server at once. A failure is another value, an error on one
-side only, or a client or server that ends. The exit code is 1 when there is one.
+over a mesh of devices. `--jobs` clients use one server at once. A failure is a different value, an error on
+one side only, or a client or server that exits. The exit code is 1 after a failure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# Before JAX starts; a client has the variables of its server.
+# Set before JAX starts; a client has the variables of its server.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["PW_CACHE_DIR"] = ""
 os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
@@ -33,16 +33,16 @@ from sketches import Sketch, to_json
 from verdicts import run_plain
 
 SECONDS = 60.0
-"""How long one program may take, by the clock."""
+"""Wall-clock limit of a program."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a program returned or raised.
+    """Results or error of a program.
 
     Attributes:
       leaves: the arrays, each with dtype, shape and bytes; other values as text.
-      error: the class of the error, and what it says.
+      error: the class of the error, and its message.
     """
 
     leaves: tuple[Any, ...] = ()
@@ -107,13 +107,13 @@ def _read_outcomes(path: Path) -> Iterator[tuple[int, Outcome]]:
 
 
 def sketch_of(seed: int, number: int) -> tuple[Sketch, int | None]:
-    """Returns a program, and the slice like whose mesh its constraints are over; None for one device."""
+    """Returns a program, and the slice whose mesh its constraints are over; None for one device."""
     sketch = random_sketch(seed, number)
     return sketch, number // 2 % len(sketch.slices) if number % 2 else None
 
 
 def outcome_of(seed: int, number: int) -> Outcome:
-    """Runs a program on whatever backend JAX has."""
+    """Runs a program on the backend of JAX."""
     sketch, place = sketch_of(seed, number)
     try:
         return Outcome(tuple(map(_leaf, jax.tree.leaves(run_plain(sketch, place)))))
@@ -131,7 +131,7 @@ def _leaf(x: Any) -> Any:
 
 
 def report(seed: int, expected: dict[int, Outcome], found: dict[int, Outcome], keep: Path) -> int:
-    """Prints how many ended in which way, and keeps those that failed; returns the exit code."""
+    """Prints the count of each ending, and keeps programs that failed; returns the exit code."""
     kinds: collections.Counter[str] = collections.Counter()
     failures = 0
     for number, local in expected.items():
@@ -149,8 +149,8 @@ def report(seed: int, expected: dict[int, Outcome], found: dict[int, Outcome], k
             failures += 1
             keep.mkdir(parents=True, exist_ok=True)
             sketch, place = sketch_of(seed, number)
-            said = f"local: {local.error}\nproxied: {proxied.error}"
-            (keep / f"{number}.txt").write_text(f"{kind}\n{to_json(sketch)}\nmesh of {place}\n{said}\n")
+            errors = f"local: {local.error}\nproxied: {proxied.error}"
+            (keep / f"{number}.txt").write_text(f"{kind}\n{to_json(sketch)}\nmesh of {place}\n{errors}\n")
     for kind, count in kinds.most_common():
         print(f"{count:>6}  {kind}")
     print(f"{len(expected)} programs, {failures} failures")

@@ -1,4 +1,4 @@
-"""Random losses in plain JAX, cut by `pw.auto`, whose gradients must be those of the uncut ones.
+"""Random losses in plain JAX, cut by `pw.auto`, whose gradients must equal those of the uncut ones.
 
   python test/fuzz/random_losses.py [--seed N] [--count N] [--first N]
 
@@ -35,7 +35,7 @@ ROWS = 4
 
 @jax.custom_vjp
 def clipped(x: Value) -> Value:
-    """Returns a function with a rule of its own."""
+    """Clips an array; a function with its own derivative rule."""
     return x
 
 
@@ -43,11 +43,11 @@ clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.5, 0.5),))
 
 
 class RandomLoss:
-    """A loss that is made of random pieces.
+    """Loss of random pieces.
 
     Args:
-      seed: of all losses of a run.
-      number: which of them.
+      seed: the seed of all losses of a run.
+      number: the number of the loss.
     """
 
     def __init__(self, seed: int, number: int) -> None:
@@ -63,7 +63,7 @@ class RandomLoss:
         self._dense()
 
     def init(self) -> Params:
-        """Returns its parameters."""
+        """Returns the parameters."""
         keys = jax.random.split(jax.random.key(self.key), len(self.shapes))
         return {
             name: jax.random.normal(key, shape) / max(1.0, float(np.sqrt(shape[-1] if shape else 1)))
@@ -80,7 +80,7 @@ class RandomLoss:
         }
 
     def __call__(self, params: Params, batch: Any) -> Any:
-        """Returns the loss, with an auxiliary result where it has one."""
+        """Returns the loss, with an auxiliary result if it has one."""
         values = [batch["x"]]
         for piece in self.pieces:
             piece(params, values, batch)
@@ -97,7 +97,7 @@ class RandomLoss:
         return name
 
     def _old_or_new(self, *shape: int) -> str:
-        """Returns a weight, sometimes one that another piece has."""
+        """Returns a weight, sometimes that of another piece."""
         old = [name for name, known in self.shapes.items() if known == shape]
         return self.rng.choice(old) if old and self.rng.random() < 0.3 else self._weight(*shape)
 
@@ -151,15 +151,15 @@ class RandomLoss:
         self.pieces.append(piece)
 
     def _rnn(self) -> None:
-        """Returns a scan over the data, which is no loop over layers."""
+        """Adds a scan over the data, which is no loop over layers."""
         w = self._weight(self.width, self.width)
 
         def piece(params: Params, values: list[Value], batch: Any) -> None:
-            def turn(h: Value, token: Value) -> tuple[Value, Value]:
+            def cell(h: Value, token: Value) -> tuple[Value, Value]:
                 h = jnp.tanh(h @ params[w] + token[:, None])
                 return h, h.sum(-1)
 
-            h, sums = jax.lax.scan(turn, values[-1], batch["tokens"].T.astype(jnp.float32) / 6)
+            h, sums = jax.lax.scan(cell, values[-1], batch["tokens"].T.astype(jnp.float32) / 6)
             values.append(h + sums.mean())
 
         self.pieces.append(piece)
@@ -219,7 +219,7 @@ class RandomLoss:
         self.pieces.append(piece)
 
     def _normed(self) -> None:
-        """Returns a weight that is made of two weights."""
+        """Adds a layer whose weight is computed from two weights."""
         a, b = self._weight(self.width, self.width), self._weight(self.width)
 
         def piece(params: Params, values: list[Value], _: Any) -> None:
@@ -240,7 +240,7 @@ SCHEDULES = (("1f1b",), ("zb-h1",), ("1f1b", "zb-v"), ("zb-v",), ("search",), ("
 
 
 def check(seed: int, number: int) -> str:
-    """Cuts a loss and compares its gradients; returns what came of it.
+    """Cuts a loss and compares its gradients; returns the outcome.
 
     Raises:
       AssertionError: they differ by more than 1e-5 of their norm.
@@ -276,7 +276,7 @@ def check(seed: int, number: int) -> str:
 
 
 def relative_error(a: Any, b: Any) -> float:
-    """Returns the norm of the difference of two trees, as a part of that of the second."""
+    """Returns the norm of the difference of two trees, as a fraction of the norm of the second."""
     pairs = [
         (np.asarray(x, np.float64), np.asarray(y, np.float64))
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)

@@ -1,4 +1,4 @@
-"""Random pipelines of passes, fit for what a text claims to be or not."""
+"""Random pipelines of passes, which may or may not accept the form that a text claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILTINS = (
     *("symbol-privatize", "sccp", "topological-sort", "remove-dead-values", "func.func(cse)", "print-ir"),
 )
 SCHEDULE_FILE = "order.csv"
-"""A file of some order, in the folder in which a case runs."""
+"""Schedule file in the folder of a case."""
 
 _STRINGS = {
     "policy": ("program", "gpipe", "1f1b", "interleaved-1f1b", "eager", "zb-h1", "zb-v", "fastest"),
@@ -33,9 +33,9 @@ def random_pipeline(rng: random.Random, text: str, own: tuple[str, ...]) -> tupl
     """Returns the passes for a text, each with its options.
 
     Args:
-      rng: what decides.
-      text: what the passes will run on; the form that it claims decides where the real pipeline starts.
-      own: the pipelines that its file asks for.
+      rng: the generator.
+      text: the input of the passes; the form that it claims decides where the real pipeline starts.
+      own: the pipelines that its file runs.
     """
     choice = rng.random()
     if choice < 0.08:
@@ -60,23 +60,23 @@ def full_pipeline(text: str) -> tuple[str, ...]:
 
 
 def _claim(text: str) -> str | None:
-    """Returns the form that a text claims to be in; None when it claims none that there is."""
+    """Returns the form that a text claims to be in; None if it claims none, or one that does not exist."""
     claim = syntax.FORM.search(text)
     return claim[1] if claim and claim[1] in FORMS else None
 
 
 def _continued(rng: random.Random, text: str) -> list[str]:
-    """Passes of the real pipeline from the form of a text, up to somewhere."""
+    """Returns passes of the real pipeline, from the form of a text to a random one."""
     names = list(full_pipeline(text))
     if _claim(text) is None and "frontend_attributes" not in text:
-        # What JAX did not make, and claims nothing, may be in any form.
+        # A text that JAX did not write, and that claims no form, may be in any form.
         names = names[rng.randrange(len(names)) :]
     last = len(names) if rng.random() < 0.5 else rng.randint(1, max(1, len(names)))
     return [_with_options(rng, name) for name in names[:last]]
 
 
 def _sequence(rng: random.Random, text: str, count: int) -> list[str]:
-    """Some passes, of which most take the form that those before them leave."""
+    """Returns random passes; most accept the output form of those before them."""
     form = _claim(text)
     passes = []
     for _ in range(count):
@@ -110,7 +110,7 @@ def _random_value(rng: random.Random, field: dataclasses.Field[Any]) -> str:
 
 
 def random_order(rng: random.Random) -> str:
-    """Returns the text of a schedule file: an order that may be met by a program, or nonsense."""
+    """Returns the text of a schedule file: an order that a program may be able to follow, or nonsense."""
     if rng.random() < 0.1:
         return rng.choice(["", "\xff", "0F0", ",,,\n,", "0F99999999999999999999", "0F0,0F0", "a,b"])
     count = rng.choice([1, 2, 2, 4])

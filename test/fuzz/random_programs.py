@@ -1,16 +1,16 @@
-"""Runs random programs over slices, which are to give what `jax.jit` gives or be refused in words.
+"""Harness that runs random programs over slices: each has the results of `jax.jit`, or is rejected clearly.
 
   python test/fuzz/random_programs.py --seed 0 --count 1000 --jobs 2 --keep build/fuzz/programs
   python test/fuzz/random_programs.py --replay build/fuzz/programs
   python test/fuzz/random_programs.py --hosts 2 --count 1000 --jobs 1
   python test/fuzz/random_programs.py --hosts 4 --hosts-per-island 2 --count 1000 --jobs 1
 
-Program number n of a seed is always the same. They run in batches, each in a process of its own. A failure is
-a wrong value, an exception that is neither ours nor the one that JAX raises for the same function, a crash,
-or more than a minute. Of those of one cause the smallest program is made smaller and kept. The exit code is 1
-when there is one. With `--hosts` each batch has workers of its own, over which slices are spread; a worker
-that outlives its batch is a failure, too. With `--hosts-per-island` some slices are on two hosts. Some
-programs are steps of training on replicas; with `--training` all of them are.
+Program number n of a seed is always the same. Programs run in batches, each in a separate process. A failure
+is a wrong value, an exception that is neither ours nor the one that JAX raises for the same function, a
+crash, or more than a minute. The smallest program of each cause is reduced and kept. The exit code is 1 after
+a failure. With `--hosts`, each batch has its own workers, over which slices are spread; a worker that
+outlives its batch is a failure, too. With `--hosts-per-island`, some slices are on two hosts. Some programs
+are steps of training on replicas; with `--training`, all of them are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Before JAX starts.
+# Set before JAX starts.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["PW_CACHE_DIR"] = ""
 os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
@@ -47,44 +47,44 @@ import pathways as pw
 from pathways.runtime.hosts.client.connect import controller
 
 jax.config.update("jax_num_cpu_devices", 16)
-# Verdicts tell by frames who has raised an error.
+# Verdicts use the frames of errors.
 jax.config.update("jax_traceback_filtering", "off")
 
 FAILURES = ("wrong", "traceback", "crash", "hang", "left")
 BATCH = 20
 SECONDS = 60.0
-"""How long one program may take, by the clock."""
+"""Wall-clock limit of a program."""
 
 MEMORY = 64 << 30
-"""Bytes of address space of a batch: XLA reserves much more than it uses."""
+"""Limit of address space of a batch in bytes: XLA reserves much more than it uses."""
 
 DEVICES = 8
-"""What the slices of an island may need: two of four devices."""
+"""Number of devices that the slices of an island may need: two slices of four devices."""
 
 _GOODBYE = 20.0
-"""Seconds in which workers end after their controller."""
+"""Seconds in which workers exit after their controller."""
 
 _LOST_A_WORKER = "lost a worker"
-"""The note of a batch that ends early, since its other programs would fail only for that."""
+"""Note of a batch that ends early, since its other programs would fail for the same reason."""
 
 _TRAINING = 0.1
-"""The share of programs that are steps of training."""
+"""Share of programs that are steps of training."""
 
 _EFFORT = 150.0
-"""Seconds that go into making one example smaller."""
+"""Seconds for the reduction of an example."""
 
 Numbered = tuple[int, Sketch]
 
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """What programs run on: so many islands of so many hosts, none for the devices of this process."""
+    """Workers of programs: islands of hosts, or none for the devices of this process."""
 
     islands: int = 0
     hosts: int = 1
 
     def island(self) -> pw.Island:
-        """One of them; where it has several hosts, with devices of which some slices are on two."""
+        """Returns an island; if it has several hosts, some slices need devices of two of them."""
         return pw.Island(self.hosts, DEVICES if self.hosts == 1 else DEVICES // self.hosts + 1)
 
 
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def _numbered(seed: int, number: int, training: bool) -> Sketch:
-    """Returns the sketch of a seed with a number; it does not depend on the others."""
+    """Returns the sketch of a seed with a number, independent of other numbers."""
     chosen = training or random.Random(f"kind/{seed}/{number}").random() < _TRAINING
     return random_training(seed, number) if chosen else random_sketch(seed, number)
 
@@ -127,7 +127,7 @@ def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool, workers:
     for number, verdict in run_programs(programs, jobs, workers):
         verdicts[number] = verdict
         if verdict.kind in FAILURES:
-            # At once: a long run may be interrupted.
+            # Written at once, since a long run may be interrupted.
             write(keep, number, sketches[number], verdict)
         if time.monotonic() - shown > 20:
             shown = time.monotonic()
@@ -158,7 +158,7 @@ def path_of(keep: Path, number: int, verdict: ProgramVerdict) -> Path:
 
 
 def write(keep: Path, number: int, sketch: Sketch, verdict: ProgramVerdict) -> None:
-    """Writes a program that failed: as data on the first line, and for a reader behind it."""
+    """Writes a program that failed: as data on the first line, and for a reader below."""
     keep.mkdir(parents=True, exist_ok=True)
     text = f"{to_json(sketch)}\n{verdict.message}\n{_shown(sketch)}\n"
     path_of(keep, number, verdict).write_text(text)
@@ -167,7 +167,7 @@ def write(keep: Path, number: int, sketch: Sketch, verdict: ProgramVerdict) -> N
 def run_programs(
     programs: list[Numbered], jobs: int, workers: Workers = NONE
 ) -> Iterator[tuple[int, ProgramVerdict]]:
-    """Runs programs in batches; what a batch did not come to because another one ended it is run again."""
+    """Runs programs in batches; programs after one that ended their batch run again."""
     waiting = collections.deque(
         programs[n : n + min(BATCH, max(1, len(programs) // jobs))]
         for n in range(0, len(programs), min(BATCH, max(1, len(programs) // jobs)))
@@ -199,7 +199,7 @@ def run_programs(
 
 
 def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Callable[[str], None]) -> None:
-    """Returns the task of a child; workers are children of it."""
+    """Runs a batch in a child, whose workers are its children."""
     os.chdir(folder)
     if workers.islands:
         pw.connect(islands=[workers.island()] * workers.islands)
@@ -215,7 +215,7 @@ def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Call
             faulthandler.cancel_dump_traceback_later()
             file.write(json.dumps([number, dataclasses.asdict(verdict)]) + "\n")
             file.flush()
-            # So that slices give their devices back.
+            # Releases the devices of slices.
             gc.collect()
             if connected is not None and not connected.is_whole():
                 note(_LOST_A_WORKER)
@@ -223,11 +223,11 @@ def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Call
 
 
 def _left(ending: Ending) -> list[int]:
-    """Returns the workers of a batch that has ended that do not end."""
+    """Returns the workers that outlive their batch."""
     path = ending.folder / "workers"
     workers = json.loads(path.read_text()) if path.exists() else {}
     deadline = time.monotonic() + _GOODBYE
-    # Another process may have got the number of one that has ended.
+    # Another process may have the id of one that has exited.
     while left := [int(pid) for pid, started in workers.items() if started and _started(pid) == started]:
         if time.monotonic() > deadline:
             break
@@ -236,7 +236,7 @@ def _left(ending: Ending) -> list[int]:
 
 
 def _started(pid: int | str) -> str | None:
-    """When a process was started, in ticks of the system's clock; None for one that has ended."""
+    """Returns the start of a process in ticks of the system's clock; None if it has exited."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -273,10 +273,10 @@ def verdict_of(sketch: Sketch, workers: Workers = NONE) -> ProgramVerdict:
 
 
 def reduced(sketch: Sketch, verdict: ProgramVerdict, workers: Workers = NONE) -> Sketch:
-    """Returns the sketch with as little left as ends in the same way."""
+    """Returns the smallest sketch with the same verdict."""
     deadline = time.monotonic() + _EFFORT
     at = in_vain = 0
-    # What did not help before seldom does right after something else did.
+    # A step that failed before seldom succeeds right after another one did.
     while in_vain < len(candidates := [*smaller(sketch)]) and time.monotonic() < deadline:
         candidate = candidates[at % len(candidates)]
         outcome = verdict_of(candidate, workers)
@@ -288,7 +288,7 @@ def reduced(sketch: Sketch, verdict: ProgramVerdict, workers: Workers = NONE) ->
 
 
 def _shown(sketch: Sketch) -> str:
-    """Returns a sketch for a reader: what is as always is left out."""
+    """Returns a sketch for a reader, without defaults."""
     lines = [f"slices {sketch.slices}"]
     for field in dataclasses.fields(sketch):
         value = getattr(sketch, field.name)
@@ -301,7 +301,7 @@ def _shown(sketch: Sketch) -> str:
 
 
 def report(verdicts: dict[int, ProgramVerdict], seconds: float) -> None:
-    """Prints how many ended in which way."""
+    """Prints the count of each ending."""
     kinds = collections.Counter(v.kind for v in verdicts.values())
     print(f"{len(verdicts)} programs, {len(verdicts) / max(seconds, 1e-3):.1f} a second")
     for kind, count in kinds.most_common():

@@ -1,12 +1,12 @@
-"""Compares the verdict on random schedule files with what happens when slices run them.
+"""Harness that compares the verdict on random schedule files with a run of their slices.
 
   python test/fuzz/random_schedules.py --seed 0 --count 2000 --jobs 2 --keep build/fuzz/schedules
 
 Number n of a seed is always the same. Each file orders a pipeline; `schedules.faults_of` runs it, and
-`pw-schedule` with `pw-verify-schedule` are to take exactly those that end, and to name a mistake that there
-is. In what is taken, launches then trade places, and the proof is compared with a run of all events. Of each
-fiftieth, the program is made with JAX and compared with the scan, if `--execute` is said. The exit code is 1
-when there is a difference, a traceback or a crash.
+`pw-schedule` with `pw-verify-schedule` must accept exactly those that end, and name a mistake in the others.
+In accepted ones, launches then trade places, and the proof is compared with a run of all events. With
+`--execute`, every fiftieth program is built with JAX and compared with the scan. The exit code is 1 after a
+difference, a traceback or a crash.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from pathways.passes.schedule.verify_schedule import VerifySchedule
 
 BATCH = 100
 SECONDS = 120.0
-"""How long a batch may compute."""
+"""Limit of processor time of a batch."""
 
 MEMORY = 64 << 30
-"""Bytes of address space of a batch: XLA reserves much more than it uses."""
+"""Limit of address space of a batch in bytes: XLA reserves much more than it uses."""
 
 _MESSAGES = {
     "is not an action|is communication": "malformed",
@@ -55,7 +55,7 @@ _MESSAGES = {
 _UNREADABLE = "is not UTF-8 text|: row .*(quote|line|delimiter|NUL|end of data|new-line|expected after)"
 
 Outcome = tuple[str, str]
-"""`taken`, `refused`, or a failure: `wrong`, `traceback`, `crash`, `hang`; and more of it."""
+"""Kind, `taken`, `refused`, or a failure: `wrong`, `traceback`, `crash`, `hang`; and details."""
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def fuzz(seed: int, first: int, count: int, jobs: int, keep: Path, executed: int = 0) -> int:
-    """Runs cases, of which one of `executed` with JAX; returns the exit code."""
+    """Runs cases, one of every `executed` with JAX; returns the exit code."""
     batches = (range(n, min(n + BATCH, first + count)) for n in range(first, first + count, BATCH))
     tasks = ((batch, functools.partial(_examine_batch, seed, batch, executed)) for batch in batches)
     outcomes: dict[int, Outcome] = {}
@@ -88,7 +88,7 @@ def fuzz(seed: int, first: int, count: int, jobs: int, keep: Path, executed: int
 
 
 def report(outcomes: dict[int, Outcome], seed: int, keep: Path, seconds: float) -> int:
-    """Prints how many ended in which way, keeps those that failed, and returns the exit code."""
+    """Prints the count of each ending, keeps cases that failed, and returns the exit code."""
     kinds = collections.Counter(kind for kind, _ in outcomes.values())
     print(f"{len(outcomes)} schedules, {len(outcomes) / max(seconds, 1e-3):.0f} a second")
     for kind, number in kinds.most_common():
@@ -117,7 +117,7 @@ def _read(folder: Path) -> dict[int, Outcome]:
 
 
 def _examine_batch(seed: int, batch: range, executed: int, folder: Path, note: Callable[[str], None]) -> None:
-    """Returns the task of a child."""
+    """Runs a batch in a child."""
     os.chdir(folder)
     context = make_context()
     with Path("outcomes").open("a") as file:
@@ -140,8 +140,8 @@ def _examine_batch(seed: int, batch: range, executed: int, folder: Path, note: C
 
 
 def _executed(case: ScheduleCase) -> Outcome | None:
-    """What is wrong with a program under the order, if anything is."""
-    # Here alone: JAX is not to be in a process that forks.
+    """Returns the failure of a program under the order, if there is one."""
+    # Imported here, since a process that forks must not import JAX.
     import executed_schedules
 
     message = executed_schedules.verdict(case, Path("order.csv"))
@@ -178,7 +178,7 @@ def _judge_refusal(case: ScheduleCase, message: str) -> Outcome:
 
 
 def _trade_places(module: ir.Module, rng: random.Random) -> str:
-    """Lets launches and sends of a slice trade places; says what differs between the proof and a run."""
+    """Swaps launches and sends of a slice; returns the difference between the proof and a run."""
     for _ in range(4):
         with module.context:
             slices: dict[str, list[Event]] = {}
@@ -200,7 +200,7 @@ def _trade_places(module: ir.Module, rng: random.Random) -> str:
 
 
 def _runs(module: ir.Module) -> bool:
-    """Returns whether all events end: slices are processes that block, channels are first in, first out."""
+    """Returns whether all events end, where slices are processes that block, and channels are FIFO queues."""
     events = data_events(read_program(module))
     channels = {op.sym_name: op.capacity for op in module.body.operations if op.name == "pw.channel"}
     queues: dict[str, list[Event]] = {}

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from operations import OPERATIONS
-from sketched import TURNS
+from sketched import OUTER_LOOPS
 from sketches import Apply, Input, MicrobatchLoop, Piece, Sketch, Spec, results_of
 from transforms import REGIONS, TRANSFORMS
 
@@ -62,7 +62,7 @@ SCHEDULES = (
     "search(iterations=30, max-bytes=256)",
 )
 _LEAVES = (1, 2, 3, 9, 40, 40, 200, 1000)
-_MOST_DEVICES = 16
+_MAX_DEVICES = 16
 _NO_BACKWARD = ("while", "scan_rows")
 
 
@@ -71,9 +71,9 @@ def random_sketch(seed: int, number: int) -> Sketch:
     rng = random.Random(f"{seed}/{number}")
     slices = tuple(rng.choice(SLICES) for _ in range(rng.choice([1, 2, 2, 3])))
     sketch = _pipeline(rng, slices) if rng.random() < 0.3 else _program(rng, slices)
-    # Behind all else, so that what has no loop stays what it was.
+    # Drawn last, so that programs without a loop stay the same.
     if rng.random() < 0.2:
-        sketch = dataclasses.replace(sketch, turns=rng.choice(list(TURNS)))
+        sketch = dataclasses.replace(sketch, outer_loop=rng.choice(list(OUTER_LOOPS)))
     return dataclasses.replace(
         sketch,
         pieces=tuple(_beside(rng, piece) if rng.random() < 0.12 else piece for piece in sketch.pieces),
@@ -138,7 +138,7 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
     if folded:
         stages = 2 * len(slices)
     for n in range(stages):
-        # Slices that take turns, or down and up again, with a stage for each.
+        # Stages alternate over the slices, or go down and up again.
         place: int | None = min(n, stages - 1 - n) if folded else n % len(slices)
         if rng.random() < 0.12 and not folded:
             place = None
@@ -165,7 +165,7 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
         fuse=rng.random() < 0.2,
         calls=rng.choice([1, 2]),
         threads=rng.choice([1] * 14 + [2]),
-        # One that does not divide the microbatches is refused.
+        # A number that does not divide the microbatches is rejected.
         replicas=replicas_for(rng, slices, 0.4 if count > 1 else 0.05),
     )
 
@@ -173,7 +173,7 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
 def replicas_for(rng: random.Random, slices: tuple[tuple[int, ...], ...], share: float) -> int:
     """Returns a number of replicas for which there are devices."""
     wanted = rng.choice([2, 2, 2, 4]) if rng.random() < share else 1
-    return wanted if wanted * sum(map(math.prod, slices)) <= _MOST_DEVICES else 1
+    return wanted if wanted * sum(map(math.prod, slices)) <= _MAX_DEVICES else 1
 
 
 def _donated(each: Input) -> Input:
@@ -212,7 +212,7 @@ def random_piece(
     operands: tuple[int, ...],
     smooth: bool = False,
 ) -> Piece:
-    """Returns a piece on a slice; one that is smooth has a gradient."""
+    """Returns a piece on a slice; a smooth one has a gradient."""
     applies = tuple(_apply(rng, place, smooth) for _ in range(rng.choice([1, 1, 2, 3])))
     results = min(rng.choice([1, 1, 1, 2]), len(applies))
     inside: list[str] = [rng.choice(list(TRANSFORMS))] if rng.random() < 0.25 else []

@@ -1,13 +1,13 @@
-"""Trains random pipelines whose stages have collectives, on hosts with several devices, with calls ahead.
+"""Training of random pipelines with collectives in their stages, on hosts with several devices.
 
   python test/fuzz/random_steps_ahead.py --seed 0 --count 20
   python test/fuzz/random_steps_ahead.py --hosts 4 --schedule gpipe --count 1 --steps 20000
   python test/fuzz/random_steps_ahead.py --hosts 4 --hosts-per-island 2 --count 20
 
-Run number n of a seed is always the same, as far as the same flags are given. The losses of the first steps
-are those of `jax.jit` of the same function without slices, within a tolerance; then the state begins anew,
-and each further round gives the same losses to the last bit. A step that makes no progress in a minute is a
-failure. The exit code is 1 when there is one.
+Run number n of a seed is always the same for the same flags. The losses of the first steps are those of
+`jax.jit` of the same function without slices, within a tolerance; then the state is reset, and each further
+round gives the same losses to the last bit. A step without progress for a minute is a failure. The exit code
+is 1 after a failure.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ import pathways as pw
 
 WIDTH = 8
 ROUND = 25
-"""How many steps are trained from one state."""
+"""Number of steps from one state."""
 
 STAGES_OF_SLICE = {"interleaved-1f1b": 2, "looped-bfs": 2, "interleaved-zb": 2, "zb-v": 2}
-"""How many stages a slice has under some schedules; one under all others."""
+"""Number of stages of a slice under some schedules; one under all others."""
 
 SCHEDULES = ("program", "gpipe", "1f1b", "eager", "zb-h1", "zb-h2", *STAGES_OF_SLICE)
 
@@ -64,25 +64,25 @@ BODIES: Sequence[tuple[Callable[..., Any], Any, Any]] = (
     (_gather, (P("x"), P("x")), P("x")),
     (_exchange, (P(), P(None, "x")), P("x")),
 )
-"""What a stage may do on each device, and how its weights, what it takes and what it makes are cut."""
+"""Bodies of stages on each device, with the specs of their weights and inputs, and of their outputs."""
 
 
 def _mapped(number: int, w: jax.Array, x: jax.Array) -> Any:
-    body, taken, made = BODIES[number]
-    return jax.shard_map(body, in_specs=taken, out_specs=made)(w, x)
+    body, in_specs, out_specs = BODIES[number]
+    return jax.shard_map(body, in_specs=in_specs, out_specs=out_specs)(w, x)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A pipeline, and how it is trained.
+    """Pipeline, with the options of its training.
 
     Attributes:
       schedule: the order of its stages.
-      microbatches: into how many parts a batch is cut.
-      bodies: what each stage does, by its position in `BODIES`.
-      donates: whether a step takes over its state.
-      ahead: how many steps are issued at most before a loss is read.
-      reads: the seed of when losses are read.
+      microbatches: the number of microbatches of a batch.
+      bodies: the body of each stage, by its position in `BODIES`.
+      donates: whether a step consumes its state.
+      ahead: the maximum of steps that are issued before a loss is read.
+      reads: the seed of the times at which losses are read.
     """
 
     schedule: str
@@ -105,7 +105,7 @@ def random_run(rng: random.Random, slices: int, schedules: Sequence[str]) -> Run
 
 
 def training(stages: Sequence[Callable[..., Any]], run: Run, accumulate: Callable[..., Any]) -> Any:
-    """Returns a step of training with some stages."""
+    """Returns a step of training with given stages."""
 
     def loss(ws: Any, x: Any) -> Any:
         for stage, w in zip(stages, ws, strict=True):
@@ -137,7 +137,7 @@ def staged(run: Run, slices: Sequence[Any]) -> Any:
 
 
 def losses_of(run: Run, ws: Any, x: Any) -> np.ndarray:
-    """Losses by `jax.jit` of the step without slices."""
+    """Returns losses by `jax.jit` of the step without slices."""
     plain = [lambda w, x: jnp.tanh(x @ w)] * len(run.bodies)
     step = jax.jit(training(plain, run, lambda f, count: f))
     losses = []
@@ -148,7 +148,7 @@ def losses_of(run: Run, ws: Any, x: Any) -> np.ndarray:
 
 
 def problem(run: Run, slices: Sequence[Any], steps: int) -> str | None:
-    """Trains; returns what is wrong, None when nothing is."""
+    """Trains; returns the failure, None if there is none."""
     rng, draws = np.random.default_rng(run.reads), random.Random(run.reads)
     rows = run.microbatches * slices[0].size
     x = rng.normal(size=(rows, WIDTH)).astype(np.float32)
@@ -175,7 +175,7 @@ def problem(run: Run, slices: Sequence[Any], steps: int) -> str | None:
 
 
 def main() -> int:
-    """Runs what the command line says; returns the exit code."""
+    """Runs the harness; returns its exit code."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     flags.add_argument("--first", type=int, default=0, help="number of the first run (default: %(default)s)")

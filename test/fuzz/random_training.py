@@ -39,7 +39,7 @@ def random_training(seed: int, number: int) -> Sketch:
     count = replicas * rng.choice([1, 1, 2, 2, 3]) + (rng.random() < 0.03)
     kinds = [rng.choice(["mean", "sum", "concat"]) for _ in results]
     schedule = rng.choice([*["program", "gpipe", "1f1b"] * 10, *SCHEDULES])
-    # Of its own, so that all others are what they were.
+    # A separate generator, so that all other draws stay the same.
     inner_rng = random.Random(f"inner/{seed}/{number}")
     inner = inner_rng.choice([*INNER]) if inner_rng.random() < 0.2 else ""
     if inner:
@@ -70,7 +70,7 @@ def random_training(seed: int, number: int) -> Sketch:
 
 
 def _carries(rng: random.Random, slices: int) -> tuple[Carry, ...]:
-    """What microbatches hand on, in some programs: most often averages that nothing else reads."""
+    """Returns the carried values of some programs: most often averages that nothing else reads."""
     count = rng.choice([1, 1, 2, 3]) if rng.random() < 0.4 else 0
     return tuple(
         Carry(
@@ -104,7 +104,7 @@ def _inputs(rng: random.Random) -> list[Input]:
 def _pieces(
     rng: random.Random, slices: tuple[tuple[int, ...], ...], inputs: list[Input], parameters: list[int]
 ) -> list[Piece]:
-    """Stages, of which some share a parameter, and some read a state as well."""
+    """Returns stages: some share a parameter, and some also read a state."""
     pieces: list[Piece] = []
     values, last = len(inputs), len(inputs) - 1
     stages = rng.choice([1, 1, 2, 2, 3])
@@ -117,7 +117,7 @@ def _pieces(
             reads.append(rng.randrange(values))
         place = None if rng.random() < 0.05 else n % len(slices)
         pieces.append(random_piece(rng, slices, place, (last, *reads), smooth=True))
-        # So that all parameters have a gradient in most programs.
+        # In most programs, all parameters have a gradient.
         applies = tuple(
             dataclasses.replace(each, operands=(-1, each.operands[1]), wraps=())
             for each in pieces[-1].applies
@@ -130,7 +130,7 @@ def _pieces(
 
 
 def _reading(rng: random.Random, count: int) -> tuple[Apply, ...]:
-    """Operations that read the first operand of a piece and so many behind it, one after the other."""
+    """Returns operations that read the first operand of a piece and `count` further ones in sequence."""
     applies = []
     for n in range(count):
         pair = (-count - 1 if n == 0 else -1, -count)
@@ -143,7 +143,7 @@ def _reading(rng: random.Random, count: int) -> tuple[Apply, ...]:
 def _updates(
     rng: random.Random, inputs: list[Input], parameters: list[int], slices: int
 ) -> tuple[Update, ...]:
-    """For each parameter an optimizer, which may clip by a norm of all, and perhaps anything else."""
+    """Returns updates: an optimizer for each parameter, perhaps with a norm of all, and perhaps others."""
     updates: list[Update] = []
 
     def add(op: str, x: Ref, y: Ref | None = None, into: int | None = None) -> Ref:
@@ -163,7 +163,7 @@ def _updates(
         into = rng.choice([None, rng.choice([n for n, each in enumerate(inputs) if not each.cut])])
         x = ("input", into) if into is not None else _ref(rng, inputs, len(updates))
         if into is not None and rng.random() < 0.3:
-            # Such as state that changes places.
+            # For example, two states are swapped.
             shape = inputs[into].shape
             x = (
                 "input",
@@ -205,16 +205,16 @@ def _optimizer(
     if rng.random() < 0.12:
         step = add(rng.choice([*REDUCING]), step, step)
         step = add("scaled", ("gradient", parameter), step)
-    made = []
+    updated = []
     for state in states:
         if rng.random() < 0.12:
-            # It is only read, or not at all.
-            made.append(("input", state))
+            # The state is only read, or not at all.
+            updated.append(("input", state))
             continue
-        made.append(add(rng.choice(_SPLIT), ("input", state), rng.choice([step, step, *made]), state))
+        updated.append(add(rng.choice(_SPLIT), ("input", state), rng.choice([step, step, *updated]), state))
     if scalars and rng.random() < 0.3:
         step = add("corrected", step, ("input", rng.choice(scalars)))
-    for one in made:
+    for one in updated:
         step = add(rng.choice(["ratio", "average", "decay", "turned", "where"]), rng.choice([step, one]), one)
     if rng.random() < 0.2:
         step = add(
@@ -225,7 +225,7 @@ def _optimizer(
 
 
 def _ref(rng: random.Random, inputs: list[Input], updates: int) -> Ref:
-    """Any value outside of the loop, most often an update."""
+    """Returns any value outside of the loop, most often an update."""
     if updates and rng.random() < 0.5:
         return "update", rng.randrange(updates)
     kind = rng.choice(["input", "gradient", "gradient", "result"])

@@ -2,9 +2,9 @@
 
     python test/fuzz/random_while_loops.py --count 300 --keep build/fuzz/while_loops [--hosts 2]
 
-Loops follow each other, with nests of conditions, scans and calls in their turns; they carry numbers, flags,
-small floats and keys, end by a count or by a value, and come in chunks of any size. They read an array that
-the program closes over. Arguments may be donated, and slices have replicas, or several devices. A case is
+Loops follow each other, with nests of conditions, scans and calls in their bodies; they carry numbers, flags,
+small floats and keys, end by a count or by a value, and run in chunks of any size. They read an array that
+the program closes over. Arguments may be donated, and slices may have replicas, or several devices. A case is
 always the same for its seed and number.
 """
 
@@ -27,7 +27,7 @@ import pathways as pw
 
 Fun = Callable[..., Any]
 
-MOST_TURNS = 9
+MAX_ITERATIONS = 9
 EXTRAS: dict[str, tuple[Fun, Fun]] = {
     "flag": (lambda: jnp.array(False), lambda v, x: v ^ (x.sum() > 0)),
     "small": (lambda: jnp.zeros((3,), jnp.bfloat16), lambda v, x: v + x[0, :3].astype(v.dtype)),
@@ -37,17 +37,17 @@ EXTRAS: dict[str, tuple[Fun, Fun]] = {
     "key": (lambda: jax.random.key(7), lambda v, x: jax.random.fold_in(v, jnp.int32(x.sum() * 0))),
     "swap": (lambda: (jnp.float32(1), jnp.float32(2)), lambda v, x: (v[1], v[0])),
 }
-"""What a loop carries besides: what it starts from, and what a turn makes of it."""
+"""Further values that a loop carries: the initial value, and the update of an iteration."""
 
 TABLE = np.random.default_rng(0).normal(size=(1024, WIDTH)).astype(np.float32)
-"""An array that is too large to be part of a computation."""
+"""Array that is too large to be a constant of a computation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopCase:
-    """One loop: what a turn does, what ends it, what it carries, what is in front, and what reads `TABLE`."""
+    """Loop: its body, its condition, its carried values, the nest before it, and the readers of `TABLE`."""
 
-    turn: Any
+    body: Any
     ends_by: str
     extras: tuple[str, ...]
     before: Any
@@ -61,7 +61,7 @@ class LoopCase:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A program."""
+    """Program of loops, with the options of its compilation and calls."""
 
     loops: tuple[LoopCase, ...]
     chunk: int
@@ -83,40 +83,40 @@ def case_of(number: int) -> Case:
             tuple(sorted(rng.sample(list(EXTRAS), rng.randint(0, 3)))),
             drawn(rng, 1),
             rng.random() < 0.3,
-            frozenset(rng.sample(["before", "condition", "turn", "result"], rng.choice([0, 0, 1, 2]))),
+            frozenset(rng.sample(["before", "condition", "body", "result"], rng.choice([0, 0, 1, 2]))),
         )
         for _ in range(rng.choice([1, 1, 2, 3]))
     )
     ends = tuple(sorted(rng.sample([0, 1, chunk, chunk + 1, 2 * chunk], 3)))
     donated = tuple(n for n in (0, 1) if rng.random() < 0.3)
     replicas, threads = rng.choice([1, 1, 1, 2]), rng.choice([1, 1, 2])
-    # As many devices as there are: two for each slice.
+    # There are two devices for each slice.
     shapes = tuple(rng.choice([1, 1, 2]) if replicas == 1 else 1 for _ in range(SLICES))
     return Case(loops, chunk, donated, replicas, threads, shapes, ends)
 
 
 def program_of(case: Case, layers: list[Fun]) -> Fun:
-    """Returns a function of weights, rows and the number of turns."""
+    """Returns a function of weights, rows and the trip count."""
 
     def program(w: Any, x: Any, end: Any) -> Any:
         started, results = x, []
         for loop in case.loops:
             x = loop.read("before", apply(loop.before, layers, w, started if loop.restarts else x, end))
 
-            def goes_on(state: Any, loop: LoopCase = loop) -> Any:
+            def continues(state: Any, loop: LoopCase = loop) -> Any:
                 n, x, _ = state
                 by_count, by_value = n < end, jnp.abs(loop.read("condition", x)).sum() > 0.5 * end
                 return ({"count": by_count, "value": by_value, "both": by_count | by_value}[loop.ends_by]) & (
-                    n < MOST_TURNS
+                    n < MAX_ITERATIONS
                 )
 
-            def turn(state: Any, loop: LoopCase = loop) -> Any:
+            def body(state: Any, loop: LoopCase = loop) -> Any:
                 n, x, extras = state
-                x = apply(loop.turn, layers, w, loop.read("turn", x), n) * 0.7
+                x = apply(loop.body, layers, w, loop.read("body", x), n) * 0.7
                 return n + 1, x, tuple(EXTRAS[e][1](v, x) for e, v in zip(loop.extras, extras, strict=True))
 
             n, x, extras = jax.lax.while_loop(
-                goes_on, turn, (0, x, tuple(EXTRAS[e][0]() for e in loop.extras))
+                continues, body, (0, x, tuple(EXTRAS[e][0]() for e in loop.extras))
             )
             results.append((jnp.asarray(TABLE) if "result" in loop.readers else None, n, extras))
         return x, results
@@ -125,7 +125,7 @@ def program_of(case: Case, layers: list[Fun]) -> Fun:
 
 
 def difference(number: int) -> str:
-    """What a case gives otherwise than `jax.jit`; empty where it is equal."""
+    """Returns the difference of a case from `jax.jit`; empty if there is none."""
     case = case_of(number)
     devices = pw.make_virtual_device_set(replicas=case.replicas)
     placed: list[Fun] = [
@@ -141,7 +141,7 @@ def difference(number: int) -> str:
         pairs = zip(*(jax.tree.leaves(f(WEIGHTS, x, end)) for f in (program, expected)), strict=True)
         for n, (ours, theirs) in enumerate(pairs):
             if jax.dtypes.issubdtype(theirs.dtype, jax.dtypes.prng_key):
-                # Of keys on hosts numpy gets their data.
+                # For keys on hosts, numpy gets their data.
                 ours, theirs = (
                     jax.random.key_data(a) if isinstance(a, jax.Array) else np.asarray(a)
                     for a in (ours, theirs)

@@ -27,10 +27,10 @@ INNER = {
     "OpaqueSharding": "xla.ifrt.OpaqueShardingProto",
     "XlaCompileOptions": "xla.ifrt.XlaCompileOptionsProto",
 }
-"""Messages in the `data` of a `Serialized`, by the end of its `type_name`."""
+"""Names of the messages in the `data` of a `Serialized`, by the end of its `type_name`."""
 
 Site = tuple[Any, Any]
-"""A message and one of its fields."""
+"""Message and one of its fields."""
 
 
 class Pool:
@@ -38,7 +38,7 @@ class Pool:
 
     Args:
       messages: the classes of messages.
-      texts: gives a program as text, for mutations of lines and words.
+      texts: returns the text of a program, for mutations of lines and words.
     """
 
     def __init__(self, messages: Any, texts: Callable[[bytes], str | None]) -> None:
@@ -61,7 +61,7 @@ class Pool:
             self.add(inner)
 
     def opened(self, message: Any) -> Iterator[tuple[Any, Callable[[], None]]]:
-        """Yields messages inside of `bytes`, each with a function that puts it back."""
+        """Yields messages in fields of `bytes`, each with a function that writes it back."""
         for holder in [message, *_messages_in(message)]:
             if holder.DESCRIPTOR.name != "Serialized":
                 continue
@@ -79,7 +79,7 @@ class Pool:
             yield inner, put_back
 
     def value(self, chance: random.Random, field: Any) -> Any:
-        """Returns a value for a field: one of another seed, or an extreme one."""
+        """Returns a value for a field: of another seed, or an extreme one."""
         known = self._values.get(field.full_name, [])
         if field.name.endswith(("handle", "handles")) and chance.random() < 0.5:
             known = self._values.get("handles", known)
@@ -124,7 +124,7 @@ def _messages_in(message: Any) -> Iterator[Any]:
 
 
 def sites(message: Any) -> Iterator[Site]:
-    """Yields all fields that are set, in a message and in those that it holds."""
+    """Yields all fields that are set, in a message and in its nested messages."""
     for holder in [message, *_messages_in(message)]:
         for field, _ in holder.ListFields():
             if not (field.message_type is not None and field.message_type.GetOptions().map_entry):
@@ -132,7 +132,7 @@ def sites(message: Any) -> Iterator[Site]:
 
 
 def mutate(chance: random.Random, message: Any, pool: Pool) -> None:
-    """Mutates a message in place, one to four times; half of the time what is in its `bytes`."""
+    """Mutates a message in place, one to four times; half of the time in its fields of `bytes`."""
     if message.WhichOneof("request") == "compile_request" and chance.random() < 0.5:
         program = message.compile_request.program
         program.data = mutate_program(chance, program.data, pool)
@@ -287,7 +287,7 @@ def _change_number(chance: random.Random, text: str) -> str:
 
 
 def _change_dimension(chance: random.Random, text: str) -> str:
-    """Another size, where the type is written once or everywhere."""
+    """Changes a size, in one occurrence of a type or in all."""
     found = sorted(set(_DIMENSION.findall(text)))
     if not found:
         return text
@@ -346,13 +346,13 @@ _TEXT_MUTATIONS = (
 
 
 def mutate_stream(
-    chance: random.Random, requests: Sequence[bytes], others: Sequence[bytes], pool: Pool, share: float
+    chance: random.Random, requests: Sequence[bytes], foreign: Sequence[bytes], pool: Pool, share: float
 ) -> list[tuple[bytes, bool]]:
-    """Requests of a session, each with whether it was mutated: some are changed, moved, left out or added."""
+    """Returns requests of a session, some changed, moved, left out or added; each with whether it was."""
     kind = pool.messages["xla.ifrt.proxy.IfrtRequest"]
     mutated: list[tuple[bytes, bool]] = []
     for data in requests:
-        # There are few programs, and most of what can go wrong is in them.
+        # There are few programs, but they are the most fragile requests.
         is_program = b"xla::ifrt::XlaProgram" in data
         if chance.random() >= (0.5 if is_program else share):
             mutated.append((data, False))
@@ -367,7 +367,7 @@ def mutate_stream(
             case 3 if mutated:
                 mutated.insert(chance.randrange(len(mutated)), (data, True))
             case 4:
-                mutated += [(chance.choice(others), True), (data, False)]
+                mutated += [(chance.choice(foreign), True), (data, False)]
             case _:
                 request = kind.FromString(data)
                 mutate(chance, request, pool)

@@ -1,7 +1,7 @@
-"""Requests of real clients, recorded: the seeds of mutated ones.
+"""Recorded requests of real clients: the seeds of mutated ones.
 
-`python request_seeds.py FOLDER` runs each program of `proxy_programs.py` in a client of its own, behind a
-server in this process, and writes what each session received to a file. Runs in a process of its own, since
+`python request_seeds.py FOLDER` runs each program of `proxy_programs.py` in a separate client, behind a
+server in this process, and writes the requests of each session to a file. Runs in a separate process, since
 processes that start JAX must not fork.
 """
 
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 MAX_BUFFER_BYTES = 1 << 20
-"""Sessions with a larger host buffer are no seeds: they would make all cases slow."""
+"""Maximum of bytes of a host buffer of a seed: larger ones would make all cases slow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSession:
-    """What the session of one program received.
+    """Recorded session of a program.
 
     Attributes:
       name: the program.
@@ -37,13 +37,13 @@ class RecordedSession:
 
 
 def read_seeds(folder: Path) -> list[RecordedSession]:
-    """Returns the sessions in the files of a folder, without those that hold large host buffers."""
+    """Returns the sessions in the files of a folder, without those with large host buffers."""
     seeds = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.session"))]
     return [seed for seed in seeds if max(map(len, seed.buffers.values()), default=0) <= MAX_BUFFER_BYTES]
 
 
 def record(folder: Path, names: Sequence[str] = ()) -> None:
-    """Records the sessions of programs, by default of all of them, in a process of its own."""
+    """Records the sessions of programs, by default of all of them, in a separate process."""
     command = [sys.executable, __file__, str(folder), *names]
     subprocess.run(command, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
 
@@ -60,7 +60,7 @@ def _serve(folder: Path, names: Sequence[str]) -> None:
     sessions: list[RecordingSession] = []
 
     class RecordingSession(ProxySession):
-        """Session that keeps what it receives. It waits in its own thread, so that handles are the same."""
+        """Session that records its requests. It waits in its own thread, so that handles are the same."""
 
         def __init__(self, number: int, served: Any, send: Send, wait: Any, *rest: Any) -> None:
             super().__init__(number, served, send, lambda work: work(), *rest)
@@ -71,7 +71,7 @@ def _serve(folder: Path, names: Sequence[str]) -> None:
             store = self.host_buffers.store
 
             def record_buffer(handle: int, data: bytes, **flags: bool) -> None:
-                # The session itself stores what the client fetches.
+                # The session itself stores arrays that the client fetches.
                 if threading.get_ident() != self.thread:
                     self.buffers[handle] = bytes(data)
                 store(handle, data, **flags)
@@ -125,7 +125,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "--client":
         _run_programs(sys.argv[2:])
     else:
-        # Files of these classes are read under the name of this module.
+        # Pickles must refer to the classes by the name of this module.
         import request_seeds
 
         request_seeds._serve(Path(sys.argv[1]), sys.argv[2:])

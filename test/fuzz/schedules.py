@@ -1,6 +1,6 @@
-"""Random orders of pipelines, and whether they can be run: said by running them, action by action.
+"""Random orders of pipelines, and whether they can run, by running them action by action.
 
-Nothing here is taken from the compiler, whose verdict is compared with this one.
+The module is independent of the compiler, whose verdict is compared with this one.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import random
 import re
 
 Action = tuple[int, str, int]
-"""Stage, kind and microbatch."""
+"""Stage, kind and microbatch of an action."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A pipeline.
+    """Pipeline.
 
     Attributes:
-      owners: the number of the slice of each stage; every slice below the largest has one.
-      reads: for each stage the earlier stages whose forwards it reads.
-      count: of microbatches.
-      trained: the first stage with a backward; as many as there are stages for none.
+      owners: the number of the slice of each stage; every slice up to the largest number has one.
+      reads: for each stage, the earlier stages whose forwards it reads.
+      count: the number of microbatches.
+      trained: the first stage with a backward; the number of stages for none.
       split: whether backwards are two halves.
-      weight_first: whether the first of them is W alone, since nobody waits for more, as in real programs.
+      weight_first: whether the first backward has only a W half, since no stage waits for the other, as in
+        real programs.
     """
 
     owners: tuple[int, ...]
@@ -38,7 +39,7 @@ class Line:
         return max(self.owners) + 1
 
     def needs(self) -> dict[Action, set[Action]]:
-        """Every action, with those whose results it reads."""
+        """Returns every action, with the actions whose results it reads."""
         needs: dict[Action, set[Action]] = {}
         last = "I" if self.split else "B"
         for m in range(self.count):
@@ -59,12 +60,12 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleCase:
-    """A pipeline, the text of a schedule file for it, and what is wrong with that.
+    """Pipeline with the text of a schedule file and its faults.
 
     Attributes:
       line: the pipeline.
       text: the file.
-      faults: kinds of mistakes; None when the text was changed so that only the compiler can tell.
+      faults: the kinds of mistakes; None if the text was changed so that only the compiler can find them.
     """
 
     line: Line
@@ -73,7 +74,7 @@ class ScheduleCase:
 
 
 def random_line(rng: random.Random, largest: int = 5) -> Line:
-    """Returns a pipeline that files can order."""
+    """Returns a pipeline that schedule files support."""
     width = rng.randint(1, min(4, largest))
     owners = list(range(width)) + [rng.randrange(width) for _ in range(rng.randint(0, largest - width))]
     if rng.random() < 0.3:
@@ -88,7 +89,7 @@ def random_line(rng: random.Random, largest: int = 5) -> Line:
 
 
 def random_case(rng: random.Random, line: Line) -> ScheduleCase:
-    """Returns an order for a pipeline: one that can be run, or not, or a text that is none."""
+    """Returns an order for a pipeline that may or may not run, or a text that is no schedule file."""
     rows = _rows(rng, line)
     for _ in range(rng.choice([0, 0, 0, 1, 1, 2])):
         _spoil(rng, line, rows)
@@ -106,7 +107,7 @@ def random_case(rng: random.Random, line: Line) -> ScheduleCase:
 
 
 def _rows(rng: random.Random, line: Line) -> list[list[str]]:
-    """Returns the actions of each slice, in an order that is right, nearly right or at random."""
+    """Returns the actions of each slice, in an order that is right, nearly right or random."""
     needs = line.needs()
     noise = rng.choice([0.0, 0.0, 1.0, 3.0, 100.0])
     priority = {action: rng.random() * rng.choice([1, 4, 16]) for action in needs}
@@ -119,7 +120,7 @@ def _rows(rng: random.Random, line: Line) -> list[list[str]]:
     for stage, kind, m in order:
         rows[line.owners[stage]].append(f"{stage}{kind}{m}")
     if line.split and rng.random() < 0.5:
-        # One word for both halves.
+        # One word stands for both halves.
         for row in rows:
             cells = [cell.replace("I", "B") for cell in row]
             row[:] = [cell.replace("W", "B") for cell in cells if cell.replace("W", "B") not in cells]
@@ -168,7 +169,7 @@ def _spoil(rng: random.Random, line: Line, rows: list[list[str]]) -> None:
 
 
 def _written(rng: random.Random, rows: list[list[str]]) -> bytes:
-    """Returns a file, with what does not count strewn in."""
+    """Returns the text of a file, with ignored characters in it."""
     end = rng.choice(["\n", "\n", "\r\n"])
     layout = rng.random() < 0.4
 
@@ -186,7 +187,7 @@ def _written(rng: random.Random, rows: list[list[str]]) -> bytes:
 
 
 def faults_of(line: Line, rows: list[list[str]]) -> frozenset[str]:
-    """What is wrong with an order; nothing when it can be run."""
+    """Returns the faults of an order; none if it can run."""
     needs = line.needs()
     faults: set[str] = set()
     rows = list(rows)
@@ -229,7 +230,7 @@ def faults_of(line: Line, rows: list[list[str]]) -> frozenset[str]:
 
 
 def _ends(queues: list[list[Action]], needs: dict[Action, set[Action]]) -> bool:
-    """Returns whether the slices come to the end of their queues, each going on as soon as it can."""
+    """Returns whether all slices reach the end of their queues, if each continues as soon as it can."""
     position = [0] * len(queues)
     done: set[Action] = set()
     moved = True

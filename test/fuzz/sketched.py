@@ -1,4 +1,4 @@
-"""Sketches as functions: once of `pw.jit` and `pw.program`, once of `jax.jit` alone."""
+"""Functions of sketches: with `pw.jit` and `pw.program`, and with `jax.jit` alone."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ AXES = ("data", "model")
 
 
 def mesh_like(shape: tuple[int, ...]) -> jax.sharding.Mesh:
-    """Returns a mesh of JAX's, like that of a slice."""
+    """Returns a mesh of JAX like that of a slice."""
     kinds = (jax.sharding.AxisType.Auto,) * len(shape)
     return jax.make_mesh(shape, AXES[: len(shape)], axis_types=kinds)
 
 
 class Plain:
-    """Makes the program of `jax.jit`: nothing in it is placed, and constraints say nothing."""
+    """Maker of the program of `jax.jit`: it places no function, and constraints are empty."""
 
     def constrain(self, piece: Piece, x: Any, spec: P) -> Any:
-        # A constraint nevertheless: JAX treats it in another way than no operation at all, such as in loops.
+        # An empty constraint is kept: JAX treats it differently from no operation, such as in loops.
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_like((1,)), P()))
 
     def place(self, piece: Piece, fun: Function) -> Function:
@@ -49,7 +49,7 @@ class Plain:
 
 
 class OnMesh(Plain):
-    """Makes the program of `jax.jit` for a mesh like one of the slices, over which its constraints are."""
+    """Maker of the program of `jax.jit` over a mesh like one of the slices, for its constraints."""
 
     def __init__(self, place: int) -> None:
         self.chosen = place
@@ -59,11 +59,11 @@ class OnMesh(Plain):
 
 
 class Placed:
-    """Makes the program of Pathways.
+    """Maker of the program of Pathways.
 
     Args:
       sketch: the program.
-      hosts: over how many hosts its slices are spread; 0 when they are on devices of this process.
+      hosts: the number of hosts of its slices; 0 for devices of this process.
     """
 
     def __init__(self, sketch: Sketch, hosts: int = 0) -> None:
@@ -91,7 +91,7 @@ class Placed:
         if piece.in_specs is None and piece.out_spec is None:
             return put()
 
-        # Only here are the shapes known, to which most specs are to fit.
+        # The shapes, which most specs must fit, are known only here.
         def call(*operands: Any) -> Any:
             specs: dict[str, Any] = {}
             if piece.in_specs is not None:
@@ -114,12 +114,12 @@ Maker = Plain | Placed
 
 
 def _glue(piece: Piece, fun: Function) -> Function:
-    """What is not placed, the same both ways: tangents that JAX knows to be zero depend on `jax.jit`."""
+    """Returns glue, for both programs alike: symbolic zero tangents depend on `jax.jit`."""
     return jax.jit(fun, static_argnums=0) if piece.static else fun
 
 
 def _spec(spec: Spec | None, x: Any, chosen: pw.VirtualSlice, piece: Piece) -> P | None:
-    """Returns a spec, if it fits an array, or is not meant to fit."""
+    """Returns a spec, if it fits an array or need not fit."""
     if spec is None:
         return None
     sizes = {None: 1, **dict(zip(chosen.axis_names, chosen.shape, strict=True))}
@@ -134,7 +134,7 @@ def _mesh_of(piece: Piece, sketch: Sketch) -> dict[str, int] | None:
 
 
 def _computation(maker: Maker, piece: Piece, sketch: Sketch) -> Function:
-    """What a piece computes, as it is placed."""
+    """Returns the computation of a piece, to be placed."""
     mesh, constrain = _mesh_of(piece, sketch), functools.partial(maker.constrain, piece)
 
     def compute(*values: Any) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ def _piece_function(maker: Maker, piece: Piece, sketch: Sketch) -> Function:
 
 
 def _body(maker: Maker, sketch: Sketch) -> Function:
-    """Returns all pieces, as a function of all inputs."""
+    """Returns all pieces as a function of all inputs."""
     functions = [_piece_function(maker, piece, sketch) for piece in sketch.pieces]
 
     def body(*inputs: Any) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ def _body(maker: Maker, sketch: Sketch) -> Function:
 
 
 def _split(body: Function, sketch: Sketch) -> tuple[Function, list[int]]:
-    """Returns a body as a function of what can be differentiated and the rest."""
+    """Returns a body as a function of its smooth inputs and of all inputs."""
     smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
 
     def of_smooth(chosen: list[Any], *inputs: Any) -> Any:
@@ -244,7 +244,7 @@ def _transformed(body: Function, sketch: Sketch) -> Function:
 
 
 def _looped(maker: Maker, body: Function, sketch: Sketch) -> Function:
-    """Returns a body under `pw.accumulate`, a function of all inputs, some of which are cut."""
+    """Returns a body under `pw.accumulate`, a function of all inputs; some are split into microbatches."""
     loop = sketch.loop
     assert loop is not None
     of_smooth, smooth = _split(body, sketch)
@@ -290,17 +290,17 @@ def _looped(maker: Maker, body: Function, sketch: Sketch) -> Function:
 
 
 def _with_carried(sketch: Sketch, results: tuple[Any, ...], carried: Any) -> tuple[Any, ...]:
-    """Returns the results of a body, the last of which depends on what is carried and read."""
+    """Returns the results of a body, where the last one depends on the carried values that are read."""
     assert sketch.loop is not None
-    *others, last = results
+    *rest, last = results
     for each, value in zip(sketch.loop.carries, carried, strict=False):
         if each.read and jnp.issubdtype(last.dtype, jnp.inexact):
             last = (last * (1 + 0.1 * jnp.tanh(value.mean()))).astype(last.dtype)
-    return (*others, last)
+    return (*rest, last)
 
 
 def _trained(maker: Maker, whole: Function, sketch: Sketch) -> Function:
-    """Returns a step of training around a loop, a function of all inputs: what it returns, and inputs of the next."""
+    """Returns a step of training around a loop: a function of all inputs to results and next inputs."""
     training = sketch.training
     assert training is not None
     smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
@@ -312,21 +312,21 @@ def _trained(maker: Maker, whole: Function, sketch: Sketch) -> Function:
     def fun(*inputs: Any) -> Any:
         results, gradients = whole(*inputs) if smooth else (whole(*inputs), [])
         known = dict(zip(smooth, gradients, strict=True))
-        made: list[Any] = []
+        updates: list[Any] = []
 
         def value(ref: Ref) -> Any:
             kind, n = ref
             if kind == "result":
                 return results[n % len(results)]
-            if kind == "update" and made:
-                return made[n % len(made)]
+            if kind == "update" and updates:
+                return updates[n % len(updates)]
             n %= len(inputs)
             return known[n] if kind == "gradient" and n in known else inputs[n]
 
         for each, update in zip(training.updates, placed, strict=True):
-            made.append(update(value(each.x), value(each.y)))
+            updates.append(update(value(each.x), value(each.y)))
         kept = training.kept(sketch.inputs)
-        last = [next_of(made[kept[n]], inputs[n]) for n in sorted(kept)]
+        last = [next_of(updates[kept[n]], inputs[n]) for n in sorted(kept)]
         return (results, [value(ref) for ref in training.returned]), last
 
     return fun
@@ -337,42 +337,42 @@ def _update(each: Update, x: Any, y: Any) -> Any:
 
 
 def _placed_or_glue(maker: Maker, fun: Function, place: int | None, sketch: Sketch) -> Function:
-    """Returns a function, on a slice if one is said."""
+    """Returns a function, on a slice if one is given."""
     if place is None or place >= len(sketch.slices):
         return fun
     return maker.place(Piece(place, (), ()), fun)
 
 
-def _fori(turn: Function, carry: Any, rows: Any) -> Any:
-    return jax.lax.fori_loop(1, 4, lambda i, c: turn(c, rows[0] * i)[0], carry)
+def _fori(body: Function, carry: Any, rows: Any) -> Any:
+    return jax.lax.fori_loop(1, 4, lambda i, c: body(c, rows[0] * i)[0], carry)
 
 
-def _scan(turn: Function, carry: Any, rows: Any) -> Any:
-    return jax.lax.scan(turn, carry, rows)
+def _scan(body: Function, carry: Any, rows: Any) -> Any:
+    return jax.lax.scan(body, carry, rows)
 
 
-def _reverse(turn: Function, carry: Any, rows: Any) -> Any:
-    return jax.lax.scan(turn, carry, rows, reverse=True)
+def _reverse(body: Function, carry: Any, rows: Any) -> Any:
+    return jax.lax.scan(body, carry, rows, reverse=True)
 
 
-def _while(turn: Function, carry: Any, rows: Any) -> Any:
-    down = lambda s: (s[0] - 2, turn(s[1], rows[1])[0])  # noqa: E731
+def _while(body: Function, carry: Any, rows: Any) -> Any:
+    down = lambda s: (s[0] - 2, body(s[1], rows[1])[0])  # noqa: E731
     return jax.lax.while_loop(lambda s: s[0] > -2, down, (2, carry))
 
 
-def _nested(turn: Function, carry: Any, rows: Any) -> Any:
-    return jax.lax.scan(lambda c, row: jax.lax.scan(turn, c, row * rows[:2]), carry, rows)
+def _nested(body: Function, carry: Any, rows: Any) -> Any:
+    return jax.lax.scan(lambda c, row: jax.lax.scan(body, c, row * rows[:2]), carry, rows)
 
 
-TURNS = {"fori": _fori, "scan": _scan, "reverse": _reverse, "while": _while, "nested": _nested}
+OUTER_LOOPS = {"fori": _fori, "scan": _scan, "reverse": _reverse, "while": _while, "nested": _nested}
 
 
-def _turned(whole: Function, sketch: Sketch) -> Function:
-    """Returns a function of all inputs, in a loop that changes those that are smooth and collects all results."""
+def _iterated(whole: Function, sketch: Sketch) -> Function:
+    """Returns a function of all inputs, in a loop that changes the smooth ones and collects all results."""
     smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
 
     def fun(*inputs: Any) -> Any:
-        def turn(carry: Any, row: Any) -> Any:
+        def body(carry: Any, row: Any) -> Any:
             size, chosen = carry
             every = list(inputs)
             for n, value in zip(smooth, chosen, strict=True):
@@ -383,14 +383,16 @@ def _turned(whole: Function, sketch: Sketch) -> Function:
             return (size, [(x * 0.5 + size).astype(x.dtype) for x in chosen]), results
 
         rows = jnp.arange(3, dtype=jnp.float32)
-        return TURNS[sketch.turns](turn, (jnp.float32(0), [jnp.asarray(inputs[n]) for n in smooth]), rows)
+        return OUTER_LOOPS[sketch.outer_loop](
+            body, (jnp.float32(0), [jnp.asarray(inputs[n]) for n in smooth]), rows
+        )
 
     return fun
 
 
 @dataclasses.dataclass(frozen=True)
 class Sketched:
-    """A program and how its arguments are nested."""
+    """Program with the nesting of its arguments."""
 
     fun: Function
     arguments: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -402,11 +404,11 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
     whole = _looped(maker, body, sketch) if sketch.loop is not None else _transformed(body, sketch)
     if sketch.training is not None:
         whole = _trained(maker, whole, sketch)
-    if sketch.turns:
-        whole = _turned(whole, sketch)
+    if sketch.outer_loop:
+        whole = _iterated(whole, sketch)
     donated = [n for n, each in enumerate(sketch.inputs) if each.donated]
     kept = [n for n, each in enumerate(sketch.inputs) if not each.donated]
-    # What is donated stands in front, as one tree where arguments are nested.
+    # Donated arguments come first, as one tree if arguments are nested.
     order = donated + kept
 
     def of_ordered(*values: Any) -> Any:
@@ -452,12 +454,12 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
 def _with_nodes(
     maker: Maker, sketch: Sketch, fun: Function, nest: Function, options: dict[str, Any]
 ) -> tuple[Function, Function, dict[str, Any]]:
-    """Returns a program that takes and returns a tree of nodes of users besides all else."""
+    """Returns a program that also accepts and returns a tree of nodes of a registered class."""
     update = maker.place(Piece(0, (), ()), changed) if sketch.leaves % 2 else changed
 
     def of_both(*arguments: Any) -> Any:
-        *others, node = arguments
-        return {"node": update(node), "others": fun(*others)}
+        *rest, node = arguments
+        return {"node": update(node), "others": fun(*rest)}
 
     def nest_both(values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = nest(values)

@@ -1,4 +1,4 @@
-"""Programs as plain data: what a seed makes, what can be kept in a file, and made smaller piece by piece."""
+"""Programs as plain data, which seeds generate, files hold, and harnesses reduce."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from typing import Any
 
 Spec = tuple[str | None, ...]
-"""The axes of a `PartitionSpec`."""
+"""Axes of a `PartitionSpec`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """An argument of the program.
+    """Argument of the program.
 
     Attributes:
-      shape: of one microbatch, when it is cut.
-      dtype: or `key` for a typed PRNG key.
+      shape: its shape; that of one microbatch if it is cut.
+      dtype: its dtype, or `key` for a typed PRNG key.
       form: `array`, `numpy`, or `python` for a number.
-      donated: whether the caller gives it up.
+      donated: whether the caller donates it.
       cut: whether the loop over microbatches cuts it.
-      spec: what `in_shardings` of the program says of it.
-      state: whether the loop takes no gradient of it, as of what an optimizer keeps.
+      spec: its spec in `in_shardings` of the program.
+      state: whether the loop takes no gradient of it, as of the state of an optimizer.
     """
 
     shape: tuple[int, ...]
@@ -36,12 +36,12 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Apply:
-    """An operation on earlier values of its piece, by their numbers from the end.
+    """Operation on earlier values of its piece, by their numbers from the end.
 
     Attributes:
       op: a key of `operations.OPERATIONS`.
       operands: two numbers; -1 is the last value.
-      number: what else the operation wants to know, such as an axis.
+      number: a further parameter of the operation, such as an axis.
       wraps: keys of `transforms.TRANSFORMS`, the innermost first.
     """
 
@@ -53,22 +53,22 @@ class Apply:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A function of a few values, placed on a slice or glue, and how it is called.
+    """Function of a few values, placed on a slice or glue, with its call.
 
     Attributes:
       place: the number of its slice; None for glue.
-      operands: which values of the program it reads.
-      applies: what it computes.
-      results: how many of its last values it returns.
+      operands: the numbers of the values of the program that it reads.
+      applies: its operations.
+      results: the number of its last values that it returns.
       inside: transforms of the function itself.
-      around: transforms of what `pw.jit` makes of it.
-      in_specs: `in_shardings`, when one is said for each operand.
+      around: transforms of the result of `pw.jit`.
+      in_specs: `in_shardings`, if there is one for each operand.
       out_spec: `out_shardings`, for all results.
-      unfit: whether specs stay where they do not fit an array.
+      unfit: whether specs that do not fit an array are kept.
       static: values for a static argument; it is called with each.
-      nested: whether the call is a program of its own.
+      nested: whether the call is itself a program.
       tree: whether arguments and results are trees.
-      stage: the number of its stage, where it is said.
+      stage: the number of its stage, if it is set.
       beside: a region of JAX in which it is called, too; a key of `transforms.REGIONS`.
     """
 
@@ -90,12 +90,12 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """A value that microbatches hand on, of the shape of a row of the batch.
+    """Value that microbatches pass on, of the shape of a row of the batch.
 
     Attributes:
       step: a key of `carries.STEPS`.
       read: whether the last result depends on it.
-      place: the number of the slice of the step, where it is said.
+      place: the number of the slice of the step, if it is set.
     """
 
     step: str
@@ -105,15 +105,15 @@ class Carry:
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchLoop:
-    """A loop over microbatches.
+    """Loop over microbatches.
 
     Attributes:
-      count: how many.
+      count: the number of microbatches.
       schedule: the schedule.
-      reduce: what becomes of each result.
+      reduce: the reduction of each result.
       gradient: whether it takes the gradient of the last result.
-      inner: a key of `inner_gradients.INNER` where that has a gradient in it.
-      carries: what microbatches hand on; what it is in the end are further results.
+      inner: a key of `inner_gradients.INNER` for a gradient inside of that.
+      carries: the carried values; their final values are further results.
     """
 
     count: int
@@ -125,20 +125,20 @@ class MicrobatchLoop:
 
 
 Ref = tuple[str, int]
-"""A value outside of the loop: `input` n, the `gradient` of input n, `result` n of the loop, `update` n."""
+"""Value outside of the loop: `input` n, the `gradient` of input n, `result` n of the loop, `update` n."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What is computed outside of the loop over microbatches.
+    """Operation outside of the loop over microbatches.
 
     Attributes:
       op: a key of `updates.UPDATES`.
       x: its first operand.
-      y: its second.
-      number: what else the operation wants to know.
-      into: the input that it is in the next step; None for a value that others read.
-      place: the number of its slice, where it is said.
+      y: its second operand.
+      number: a further parameter of the operation.
+      into: the input of the next step that it becomes; None for a value that other updates read.
+      place: the number of its slice, if it is set.
     """
 
     op: str
@@ -151,12 +151,12 @@ class Update:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Steps of training: a loop takes gradients, and updates make the inputs of the next step.
+    """Steps of training: a loop takes gradients, and updates compute the inputs of the next step.
 
     Attributes:
-      updates: in order; of several into one input the last one counts.
-      returned: what else a step returns.
-      steps: how many.
+      updates: the updates in order; the last one into an input counts.
+      returned: the other values that a step returns.
+      steps: the number of steps.
       zero1: the option of the program.
       exchange_dtype: the option of the program.
     """
@@ -168,7 +168,7 @@ class Training:
     exchange_dtype: str | None = None
 
     def kept(self, inputs: tuple[Input, ...]) -> dict[int, int]:
-        """Returns the numbers of the updates that make the inputs of the next step, by those of the inputs."""
+        """Returns the numbers of the updates that compute the inputs of the next step, by input."""
         return {
             each.into: n
             for n, each in enumerate(self.updates)
@@ -178,28 +178,28 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """A program.
+    """Program.
 
     Attributes:
       slices: the shape of each slice.
       inputs: its arguments.
-      pieces: what it does; each appends its results to the values of the program.
-      results: which values it returns.
+      pieces: its pieces; each appends its results to the values of the program.
+      results: the numbers of the values that it returns.
       x64: whether JAX's 64 bit types are on.
       overlap: whether the slices share devices.
-      nesting: how arguments and results are nested: 0 to 3.
-      transform: what is done with the whole of it before it is a program; a key of `sketched.WHOLE`.
+      nesting: the nesting of arguments and results: 0 to 3.
+      transform: the transformation of the whole function before it is a program; a key of `sketched.WHOLE`.
       loop: the loop that all pieces are in.
-      turns: the loop of JAX around all of that; a key of `sketched.TURNS`.
+      outer_loop: the loop of JAX around all of that; a key of `sketched.OUTER_LOOPS`.
       static: values for a static argument of the program; it is called with each.
       fuse: the option of the program.
-      calls: how often it is called.
-      threads: in how many threads at the same time.
+      calls: the number of calls.
+      threads: the number of threads that call it at the same time.
       under_mesh: whether it is called under `jax.set_mesh`.
-      replicas: how many times every slice exists.
-      training: what is behind the loop, if that is a step of training.
-      leaves: how many leaves a tree of nodes of users has that it takes and returns, none without one.
-      ahead: whether it is compiled ahead, and called with other weak types.
+      replicas: the number of replicas of each slice.
+      training: the training after the loop, if there is one.
+      leaves: the number of leaves of a tree of registered nodes that it accepts and returns; 0 for no tree.
+      ahead: whether it is compiled ahead of time, and called with other weak types.
     """
 
     slices: tuple[tuple[int, ...], ...]
@@ -211,7 +211,7 @@ class Sketch:
     nesting: int = 0
     transform: str = ""
     loop: MicrobatchLoop | None = None
-    turns: str = ""
+    outer_loop: str = ""
     static: tuple[Any, ...] = ()
     fuse: bool = False
     calls: int = 1
@@ -285,7 +285,7 @@ def smaller(sketch: Sketch) -> Iterator[Sketch]:
 
 
 def _plainer(sketch: Sketch) -> Iterator[Sketch]:
-    """Yields the sketch with one of its options as it is unless something is said."""
+    """Yields the sketch with one of its options at its default."""
     for field in dataclasses.fields(Sketch):
         if field.name == "loop" and sketch.training is not None:
             continue
@@ -353,14 +353,14 @@ def _smaller_trainings(training: Training) -> Iterator[Training]:
 
 
 def _without_update(training: Training, number: int) -> Training:
-    """Without an update; what read it reads its first operand."""
-    gone = training.updates[number]
+    """Returns the training without an update; its readers read its first operand."""
+    removed = training.updates[number]
 
     def renumbered(ref: Ref) -> Ref:
         kind, n = ref
         if kind != "update" or n < number:
             return ref
-        return gone.x if n == number else (kind, n - 1)
+        return removed.x if n == number else (kind, n - 1)
 
     updates = tuple(
         dataclasses.replace(each, x=renumbered(each.x), y=renumbered(each.y))
@@ -383,7 +383,7 @@ def _smaller_inputs(each: Input) -> Iterator[Input]:
 
 
 def _without_piece(sketch: Sketch, number: int) -> Sketch:
-    """Without a piece; what read its results reads its first operand."""
+    """Returns the sketch without a piece; readers of its results read its first operand."""
     piece = sketch.pieces[number]
     first = len(sketch.inputs) + sum(results_of(p) for p in sketch.pieces[:number])
     count = results_of(piece)
@@ -401,7 +401,7 @@ def _without_piece(sketch: Sketch, number: int) -> Sketch:
 
 
 def _without_input(sketch: Sketch, number: int) -> Sketch:
-    """Without an input; what read it reads the one beside it."""
+    """Returns the sketch without an input; its readers read the one before it."""
 
     def renumbered(operands: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(max(0, n - (n >= number)) for n in operands)
@@ -415,7 +415,7 @@ def _without_input(sketch: Sketch, number: int) -> Sketch:
 
 
 def _beside_input(training: Training, number: int) -> Training:
-    """Without an input; what read it, or made it, reads or makes the one beside it."""
+    """Returns the training without an input; its readers and updates use the one before it."""
 
     def renumbered(ref: Ref) -> Ref:
         kind, n = ref
@@ -434,5 +434,5 @@ def _beside_input(training: Training, number: int) -> Training:
 
 
 def results_of(piece: Piece) -> int:
-    """How many values a piece adds to those of the program."""
+    """Returns the number of values that a piece adds to those of the program."""
     return max(1, len(piece.static)) * piece.results

@@ -1,4 +1,4 @@
-"""Values, types, symbols and shardings that IR may hold and a compiler may not have thought of."""
+"""Values, types, symbols and shardings that are valid in IR, but that a compiler may not expect."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SYMBOLS = (
     "@s0::@s0",
     "@main::@s1",
 )
-OTHERS = (
+FURTHER_VALUES = (
     *(
         "unit",
         "true",
@@ -201,7 +201,7 @@ AXES = (
 
 
 def strange_value(rng: random.Random, text: str) -> str:
-    """Returns a value for an attribute, of whatever kind."""
+    """Returns a value of any kind for an attribute."""
     match rng.randrange(8):
         case 0 | 1:
             return rng.choice(INTEGERS) + rng.choice(["", "", " : i64", " : i32", " : index"])
@@ -211,11 +211,11 @@ def strange_value(rng: random.Random, text: str) -> str:
             return strange_symbol(rng, text)
         case 4:
             return f"#sdy.sharding<{strange_symbol(rng, text)}, {strange_dims(rng)}>"
-    return rng.choice(OTHERS)
+    return rng.choice(FURTHER_VALUES)
 
 
 def strange_symbol(rng: random.Random, text: str) -> str:
-    """Returns a reference: to something in the text, to nothing, or nested."""
+    """Returns a reference: to a symbol in the text, to none, or nested."""
     here = list(dict.fromkeys(syntax.SYMBOL.findall(text))) or ["@main"]
     if rng.random() < 0.1:
         return f"{rng.choice(here)}::{rng.choice(here)}"

@@ -1,6 +1,6 @@
 """Just enough of MLIR's syntax to change a text so that much of it still parses.
 
-All of this reads text, never the bindings: what stands here must not crash on what it makes.
+The module reads text without the bindings, which might crash on mutated input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLOSING = {"{": "}", "[": "]", "(": ")", "<": ">"}
 
 @dataclasses.dataclass(frozen=True)
 class Attribute:
-    """One attribute of a dictionary, where it stands in the text; no value for a unit attribute."""
+    """Attribute of a dictionary, with its position in the text; no value for a unit attribute."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class Attribute:
 
 @dataclasses.dataclass(frozen=True)
 class Dictionary:
-    """The attributes between two braces; `start` is behind the opening one, `end` before the closing one."""
+    """Attributes between two braces; `start` is after the opening one, `end` at the closing one."""
 
     start: int
     end: int
@@ -42,7 +42,7 @@ class Dictionary:
 
 
 def dictionaries(text: str) -> list[Dictionary]:
-    """Returns all attribute dictionaries of a text, those within others too."""
+    """Returns all attribute dictionaries of a text, including nested ones."""
     tokens = list(_TOKEN.finditer(text))
     partners = _partners(tokens)
     found = []
@@ -55,7 +55,7 @@ def dictionaries(text: str) -> list[Dictionary]:
 
 
 def _partners(tokens: list[re.Match[str]]) -> dict[int, int]:
-    """Returns the number of the closing bracket for that of each opening one; what does not pair is left out."""
+    """Returns the number of the closing bracket of each opening one that has one."""
     partners, opened = {}, list[tuple[int, str]]()
     for number, token in enumerate(tokens):
         text = token.group()
@@ -69,7 +69,7 @@ def _partners(tokens: list[re.Match[str]]) -> dict[int, int]:
 def _attributes(
     text: str, tokens: list[re.Match[str]], partners: dict[int, int], first: int, last: int
 ) -> tuple[Attribute, ...] | None:
-    """Returns the attributes between two tokens; None when something else stands there."""
+    """Returns the attributes between two tokens; None if the text there is no list of attributes."""
     attributes = []
     number = first
     while number < last:
@@ -104,7 +104,7 @@ def _skip_space(tokens: list[re.Match[str]], number: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """An operation with its regions: lines `first` to `last` of a text, both included."""
+    """Operation with its regions: lines `first` to `last` of a text, both included."""
 
     first: int
     last: int
@@ -112,7 +112,7 @@ class Statement:
 
 
 def statements(lines: list[str]) -> list[Statement]:
-    """Returns the operations of a text that is indented as MLIR's printer does, those in regions too."""
+    """Returns the operations of a text that is indented as by MLIR's printer, including those in regions."""
     found: list[Statement] = []
     opened: list[int] = []
     depth = 0
@@ -135,19 +135,19 @@ def statements(lines: list[str]) -> list[Statement]:
 
 
 def balance_of(line: str) -> int:
-    """How many more braces and parentheses a line opens than it closes."""
+    """Returns the number of braces and parentheses that a line opens, minus those that it closes."""
     bare = STRING.sub("", line)
     return sum(bare.count(c) for c in "{(") - sum(bare.count(c) for c in "})")
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function with a body: its lines, and the types of the values that are made in it."""
+    """Function with a body: its lines, and the types of the values that it computes."""
 
     first: int
     last: int
     values: dict[str, str]
-    """The type of each value, as it is written; values of which it is not known are left out."""
+    """Types of values, as they are written; values of unknown type are left out."""
 
 
 _ARGUMENT = re.compile(r"(%[\w$.]+): ((?:!|tensor<)[^,(){}\s]*>?)")
@@ -168,39 +168,39 @@ def functions(lines: list[str]) -> list[Function]:
 
 
 def _results(line: str) -> Iterator[tuple[str, str]]:
-    """Yields the values that an operation makes, with their types."""
-    made = _RESULTS.match(line)
-    if made is None or " : " not in line:
+    """Yields the results of an operation, with their types."""
+    match = _RESULTS.match(line)
+    if match is None or " : " not in line:
         return
     signature = line.rpartition(" : ")[2]
     types = split_list(signature.rpartition("->")[2].strip().removeprefix("(").removesuffix(")"))
-    if made[2] is None:
-        yield made[1], types[-1]
+    if match[2] is None:
+        yield match[1], types[-1]
         return
     for number, type_ in enumerate(types):
-        yield f"{made[1]}#{number}", type_
+        yield f"{match[1]}#{number}", type_
 
 
 def results(line: str) -> list[str]:
-    """Returns the names of the values that an operation makes, without the numbers of those of one name."""
-    made = _RESULTS.match(line)
-    return [] if made is None else [made[1]]
+    """Returns the names of the results of an operation, without the numbers of those of one name."""
+    match = _RESULTS.match(line)
+    return [] if match is None else [match[1]]
 
 
 def split_list(text: str) -> list[str]:
-    """Returns the parts of a list between its commas outside of brackets; at least one, which may be empty."""
-    parts, depth, start = [], 0, 0
+    """Returns the items between the commas of a list, outside of brackets; at least one, maybe empty."""
+    items, depth, start = [], 0, 0
     for token in _TOKEN.finditer(text):
         if token.group() in _CLOSING:
             depth += 1
         elif token.group() in _CLOSING.values():
             depth -= 1
         elif token.group() == "," and depth == 0:
-            parts.append(text[start : token.start()].strip())
+            items.append(text[start : token.start()].strip())
             start = token.end()
-    return [*parts, text[start:].strip()]
+    return [*items, text[start:].strip()]
 
 
 def replace(text: str, start: int, end: int, new: str) -> str:
-    """Returns the text with one part of it replaced."""
+    """Returns the text with a range replaced."""
     return text[:start] + new + text[end:]

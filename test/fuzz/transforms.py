@@ -15,7 +15,7 @@ Function = Callable[..., tuple[Any, ...]]
 
 
 def total(results: Any) -> Any:
-    """One number of all arrays in a tree, which can be differentiated."""
+    """Returns a differentiable number of all arrays in a tree."""
     leaves = jax.tree.leaves(results)
     parts = [jnp.sum(real(leaf)).astype(jnp.float32) / max(1, leaf.size) for leaf in leaves]
     return sum(parts, start=jnp.float32(0))
@@ -27,22 +27,22 @@ def is_inexact(x: Any) -> bool:
 
 
 def cotangents(results: Any) -> Any:
-    """Ones for what can be differentiated."""
+    """Returns ones for arrays that can be differentiated."""
     return jax.tree.map(
         lambda r: jnp.ones_like(r) if is_inexact(r) else np.zeros(r.shape, jax.dtypes.float0), results
     )
 
 
 def tangents_or(results: Any, tangents: Any) -> Any:
-    """Returns the tangents, and results where there are none."""
+    """Returns the tangents, and the results that have none."""
     return jax.tree.map(lambda r, t: t if is_inexact(r) else r, results, tangents)
 
 
 def _scan(f: Function, n: int) -> Function:
     def g(x: Any, *rest: Any) -> tuple[Any, ...]:
         def body(carry: Any, _: Any) -> tuple[Any, tuple[Any, ...]]:
-            first, *others = f(carry, *rest)
-            return fit(first, carry), tuple(others)
+            first, *stacked = f(carry, *rest)
+            return fit(first, carry), tuple(stacked)
 
         carry, stacked = lax.scan(body, plain(x), None, length=n % 4)
         return carry, *stacked
@@ -191,25 +191,25 @@ TRANSFORMS: dict[str, Callable[[Function, int], Function]] = {
 }
 
 
-def _turned(operands: tuple[Any, ...], row: Any) -> tuple[Any, ...]:
-    """Operands that differ from turn to turn, where they are numbers with a fraction."""
+def _shifted(operands: tuple[Any, ...], row: Any) -> tuple[Any, ...]:
+    """Returns operands that differ between iterations, if they are floating-point numbers."""
     x, *rest = map(jnp.asarray, operands)
     return (x * (1 + row).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x, *rest)
 
 
 def _in_scan(f: Function, operands: tuple[Any, ...]) -> list[Any]:
-    rows = lax.scan(lambda c, row: (c, list(f(*_turned(operands, row)))), 0, jnp.arange(2.0))[1]
+    rows = lax.scan(lambda c, row: (c, list(f(*_shifted(operands, row)))), 0, jnp.arange(2.0))[1]
     return [each[-1] for each in rows]
 
 
 def _in_cond(f: Function, operands: tuple[Any, ...]) -> list[Any]:
     holds = plain(jnp.asarray(operands[0])).astype(bool).any()
-    return lax.cond(holds, lambda: list(f(*_turned(operands, jnp.float32(1)))), lambda: list(f(*operands)))
+    return lax.cond(holds, lambda: list(f(*_shifted(operands, jnp.float32(1)))), lambda: list(f(*operands)))
 
 
 def _in_while(f: Function, operands: tuple[Any, ...]) -> list[Any]:
-    turn = lambda s: (s[0] + 1, list(f(*_turned(operands, s[0].astype(jnp.float32)))))  # noqa: E731
-    return lax.while_loop(lambda s: s[0] < 2, turn, (jnp.int32(0), list(f(*operands))))[1]
+    body = lambda s: (s[0] + 1, list(f(*_shifted(operands, s[0].astype(jnp.float32)))))  # noqa: E731
+    return lax.while_loop(lambda s: s[0] < 2, body, (jnp.int32(0), list(f(*operands))))[1]
 
 
 REGIONS: dict[str, Callable[[Function, tuple[Any, ...]], list[Any]]] = {
@@ -217,7 +217,7 @@ REGIONS: dict[str, Callable[[Function, tuple[Any, ...]], list[Any]]] = {
     "cond": _in_cond,
     "while": _in_while,
 }
-"""Regions of JAX in which a function of some operands is called, which has results of the same types."""
+"""Regions of JAX that call a function of operands whose results have the same types."""
 
 
 def wrapped(f: Function, names: tuple[str, ...], number: int) -> Function:

@@ -1,4 +1,4 @@
-"""What random training steps do with parameters, gradients and state, behind the loop over microbatches."""
+"""Operations of random training steps on parameters, gradients and state, after the microbatches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Operation = Callable[[Any, Any, int], Any]
 
 
 def _beside(x: Any, y: Any) -> Any:
-    """Returns a second operand: as it is where it has the same shape or none, else brought into the shape."""
+    """Returns a second operand: unchanged if it has the same shape or is a scalar, else in the shape."""
     y = plain(y)
     return y if y.shape in ((), x.shape) else fit(y, x)
 
@@ -42,7 +42,7 @@ def _noise(x: Any, y: Any, n: int) -> Any:
 
 
 def _corrected(x: Any, y: Any, n: int) -> Any:
-    """Divided by what a count says of the bias of an average."""
+    """Returns an average divided by its bias after a number of steps."""
     a = inexact(x)
     count = real(y).astype(jnp.float32)
     count = count if count.shape == () else jnp.float32(n)
@@ -50,7 +50,7 @@ def _corrected(x: Any, y: Any, n: int) -> Any:
 
 
 def _every_second(x: Any, y: Any, n: int) -> Any:
-    """What is done in some steps only, in a branch."""
+    """Returns an update that a branch applies in some steps only."""
     a, b = inexact(x), fit(y, inexact(x))
     count = jnp.sum(real(y)) if n % 2 else jnp.float32(n)
     return lax.cond(
@@ -108,7 +108,7 @@ ELEMENTWISE: dict[str, Operation] = {
     "same": lambda x, y, n: x,
     "fresh": lambda x, y, n: jnp.full(x.shape, n, jnp.float32),
 }
-"""What is done element by element; the shape is that of the first operand."""
+"""Operations by elements; the shape is that of the first operand."""
 
 REDUCING: dict[str, Operation] = {
     "norm": lambda x, y, n: jnp.sqrt(jnp.sum(jnp.square(jnp.abs(inexact(x)))).astype(jnp.float32)),
@@ -121,7 +121,7 @@ REDUCING: dict[str, Operation] = {
         real(x) if not x.size else jax.nn.softmax(jnp.atleast_1d(real(x))).reshape(x.shape)
     ),
 }
-"""What is reduced of each part, and again."""
+"""Operations that reduce each block, and then the results of all blocks."""
 
 MIXING: dict[str, Operation] = {
     "flipped": lambda x, y, n: jnp.flip(jnp.atleast_1d(plain(x)), -1).reshape(x.shape),
@@ -132,7 +132,7 @@ MIXING: dict[str, Operation] = {
     "flat": lambda x, y, n: (jnp.arange(x.size) % 3 * 0.5 * real(x).reshape(-1)).reshape(x.shape),
     "first": lambda x, y, n: real(x).reshape(-1)[:1].reshape(()) if x.size else jnp.float32(0),
 }
-"""What may need all of an array; it is then refused if replicas have parts of it."""
+"""Operations that may need a whole array, and are rejected if replicas have blocks of it."""
 
 UPDATES = {**ELEMENTWISE, **REDUCING, **MIXING}
 
@@ -140,5 +140,5 @@ TO_SCALARS = ("norm", "sum", "all finite", "first")
 
 
 def next_of(value: Any, old: Any) -> Any:
-    """Returns a value as what takes the place of an argument."""
+    """Returns a value with the type of the argument that it replaces."""
     return (value if is_key(value) else old) if is_key(old) else fit(value, old)

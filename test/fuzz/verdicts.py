@@ -1,4 +1,4 @@
-"""What becomes of a sketch: it is run both ways, and the results, or the refusals, are compared."""
+"""Verdicts on sketches: each runs both ways, and the results or the errors are compared."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ OURS = ("compiler", "dialect", "passes", "runtime")
 
 @dataclasses.dataclass(frozen=True)
 class ProgramVerdict:
-    """What became of a program.
+    """Verdict on a program.
 
     Attributes:
-      kind: `ok`; `refused`, `both refuse`; `more`: taken although JAX refuses it; `unstable`: other rounding
-        changes it as much; `both wrong`: so is JAX on a mesh; failures are `wrong`, `traceback`, `crash`,
-        `hang`.
-      bucket: what failures of one cause have in common.
-      message: more of it.
+      kind: `ok`; `refused`, `both refuse`; `more`: accepted although JAX rejects it; `unstable`: other
+        rounding changes it as much; `both wrong`: JAX on a mesh is wrong, too; failures are `wrong`,
+        `traceback`, `crash`, `hang`.
+      bucket: a text that failures of one cause share.
+      message: details.
     """
 
     kind: str
@@ -54,7 +54,7 @@ def judge(sketch: Sketch, hosts: int = 0) -> ProgramVerdict:
             return _judge_error(sketch, error, refusal, hosts)
         if refusal is not None:
             return ProgramVerdict("more", type(refusal).__name__, str(refusal)[:200])
-        # A worker may die when its results are there and have not been read.
+        # A worker may crash after its results are ready, before they are read.
         differences, error = _attempt(lambda: [_difference(each, expected, sketch) for each in results])
         if error is not None:
             return _judge_error(sketch, error, None, hosts)
@@ -94,7 +94,7 @@ def _run(maker: Maker, sketch: Sketch, values: list[Any], calls: int) -> list[An
 
 
 def _ahead(fun: Any, sketch: Sketch, args: tuple[Any, ...], calls: int) -> list[Any]:
-    """Returns the results of what is compiled ahead, called with other weak types than it is lowered for."""
+    """Returns the results of a program that is compiled ahead of time, called with other weak types."""
     every = [fun.lower(*static, *args).compile() for static in _statics(sketch)]
     results = []
     for n in range(calls):
@@ -105,7 +105,7 @@ def _ahead(fun: Any, sketch: Sketch, args: tuple[Any, ...], calls: int) -> list[
 
 
 def _of_weakness(x: Any, n: int) -> Any:
-    """Returns a number or scalar as it is, as an array, as one that is weakly typed, or as a number of Python."""
+    """Returns a number or scalar unchanged, as an array, as a weakly typed array, or as a Python number."""
     if jnp.shape(x) or not isinstance(x, bool | int | float | complex | jax.Array | np.ndarray):
         return x
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended):
@@ -117,14 +117,14 @@ def _of_weakness(x: Any, n: int) -> Any:
 
 
 def _train(program: Sketched, sketch: Sketch, values: list[Any]) -> Any:
-    """What all steps return, and what the last one leaves: before it steps may donate what they leave."""
+    """Returns the results of all steps, and the inputs after the last one: earlier ones may be donated."""
     assert sketch.training is not None
     kept = sorted(sketch.training.kept(sketch.inputs))
     every, last = [], []
     for n in range(sketch.training.steps):
-        made = dict(zip(kept, last, strict=bool(n)))
+        updated = dict(zip(kept, last, strict=bool(n)))
         given = [_fresh(x) if each.donated else x for each, x in zip(sketch.inputs, values, strict=True)]
-        args, _ = program.arguments([made.get(number, x) for number, x in enumerate(given)])
+        args, _ = program.arguments([updated.get(number, x) for number, x in enumerate(given)])
         if n % 2 and isinstance(program.fun, pw.Program):
             args = program.fun.place(*args)
         returned, last = program.fun(*args)
@@ -137,13 +137,13 @@ def _statics(sketch: Sketch) -> list[tuple[Any, ...]]:
 
 
 def _passed(fun: Any, n: int, static: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the arguments of a call; every second one gets them where the program reads them."""
+    """Returns the arguments of a call; every second call gets them on the slices that read them."""
     every = (*static, *_fresh(args))
     return fun.place(*every) if n % 2 else every
 
 
 def _fresh(tree: Any) -> Any:
-    """Copies of arrays: those that are donated end."""
+    """Returns copies of arrays, which may be donated."""
     return jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, tree)
 
 
@@ -204,15 +204,15 @@ REFUSALS = (
     r"is not divisible by",
     r"microbatches, which is not divisible by \d+ replicas",
 )
-"""What may be said of a program that `jax.jit` takes."""
+"""Patterns of errors that programs may have which `jax.jit` accepts."""
 
 
 NO_CODE_ON_HOSTS = r"calls back into Python .* which workers on hosts cannot"
-"""What may be said, over hosts, of a program with a callback."""
+"""Pattern of the error that a program with a callback may have on hosts."""
 
 
 CANNOT_BE_SPLIT = r"zero1 cannot split the update of arguments? "
-"""What may be said of updates that mix elements."""
+"""Pattern of the error that updates which mix elements may have."""
 
 
 def _eager_refuses(sketch: Sketch, error: BaseException) -> bool:
@@ -226,19 +226,19 @@ def _judge_error(
 ) -> ProgramVerdict:
     message = f"{type(error).__name__}: {error}"[:600]
     ours = frame_of(error)
-    said = isinstance(error, (pw.ProgramError, pw.ResourceError)) or (
+    is_clear = isinstance(error, (pw.ProgramError, pw.ResourceError)) or (
         isinstance(error, (TypeError, ValueError, NotImplementedError)) and _raised_by_us(error)
     )
-    if refusal is not None and (said or type(error) is type(refusal)):
+    if refusal is not None and (is_clear or type(error) is type(refusal)):
         return ProgramVerdict("both refuse", general(message), message)
     calls_back = any(apply.op == "callback" for piece in sketch.pieces for apply in piece.applies)
     refusals = (*REFUSALS, NO_CODE_ON_HOSTS) if hosts and calls_back else REFUSALS
     if sketch.training is not None and _mixes(sketch):
         refusals = (*refusals, CANNOT_BE_SPLIT)
-    if said and any(re.search(words, message) for words in refusals):
+    if is_clear and any(re.search(words, message) for words in refusals):
         return ProgramVerdict("refused", general(message), message)
     if _eager_refuses(sketch, error):
-        # Behind `jax.jit` it would never be known: what makes the error is not needed.
+        # `jax.jit` drops the operation that raises the error, since its result is not needed.
         return ProgramVerdict("both refuse", general(message), message)
     where = f"{type(error).__name__} {ours}"
     trace = "".join(traceback.format_exception(error))[-3000:]
@@ -263,13 +263,13 @@ def _frames(error: BaseException) -> list[tuple[str, int | None, str]]:
 
 
 def _raised_by_us(error: BaseException) -> bool:
-    """Returns whether a `raise` of ours made the error."""
+    """Returns whether our code raised the error."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return _frames(error)[-1][0].startswith(OURS) and (last.line or "").startswith("raise ")
 
 
 def frame_of(error: BaseException) -> str:
-    """Returns the innermost frame that is ours."""
+    """Returns the innermost frame of our code."""
     for file, line, name in reversed(_frames(error)):
         if file.startswith(OURS):
             return f"{file}:{line} {name}"
@@ -277,7 +277,7 @@ def frame_of(error: BaseException) -> str:
 
 
 def _tolerance(sketch: Sketch, expected: Any) -> float:
-    """By the coarsest dtype of all that is computed: rounding there shows in everything behind it."""
+    """Returns the tolerance for the coarsest dtype in the program, whose rounding affects later values."""
     program = build(Plain(), sketch)
     args, kwargs = program.arguments(values_of(sketch))
     static = sketch.static[:1]
@@ -287,7 +287,7 @@ def _tolerance(sketch: Sketch, expected: Any) -> float:
 
 
 def _difference(result: Any, expected: list[Any], sketch: Sketch, bound: float = 2e-5) -> str:
-    """What differs between a result and the expected one; nothing if they agree."""
+    """Returns the difference between a result and the expected one; empty if they agree."""
     if jax.tree.structure(result) != jax.tree.structure(expected[0]):
         return f"structure {jax.tree.structure(result)} for {jax.tree.structure(expected[0])}"
     pairs = zip(jax.tree.leaves(result), jax.tree.leaves(expected[0]), strict=True)
@@ -312,7 +312,7 @@ def _difference(result: Any, expected: list[Any], sketch: Sketch, bound: float =
 
 
 def _numbers(x: Any) -> np.ndarray:
-    """Returns the elements of an array or a number, keys as what they hold."""
+    """Returns the elements of an array or a number, and of keys, their data."""
     return x.fetch() if isinstance(x, pw.Array) else np.asarray(plain(jnp.asarray(x)))
 
 
@@ -321,7 +321,7 @@ def _type_of(x: Any) -> Any:
 
 
 def _shards_agree(x: Any) -> bool:
-    """Returns whether every device holds its part of an array; a look at the whole sees one copy of each part."""
+    """Returns whether every device holds its shard of an array; a read of the array sees one copy of each."""
     if isinstance(x, pw.Array):
         return shards_agree(x)
     if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
@@ -332,20 +332,20 @@ def _shards_agree(x: Any) -> bool:
 
 
 def _judge_bits(sketch: Sketch, results: list[Any], hosts: int) -> ProgramVerdict:
-    """Returns whether updates of parts, element by element, give the bits that updates of all do."""
+    """Judges whether elementwise updates of blocks give the same bits as updates of whole arrays."""
     training = sketch.training
     if training is None or not training.zero1 or training.exchange_dtype is not None:
         return ProgramVerdict("ok")
     if any(each.op not in ELEMENTWISE for each in training.updates) or _mixes(sketch):
         return ProgramVerdict("ok")
-    # XLA may contract products and sums by the shape where it widens 16 bits, such as in
-    # `0.9 * v + 0.1 * g * g` of (24, 4) and of (12, 4), and where devices of a slice gather what was summed.
+    # XLA may contract products and sums depending on the shape if it widens 16 bits, such as in
+    # `0.9 * v + 0.1 * g * g` of (24, 4) and of (12, 4), and if devices of a slice gather sums.
     narrow = any(each.dtype in ("bfloat16", "float16", "complex64") for each in sketch.inputs)
     if narrow or any(math.prod(shape) > 1 for shape in sketch.slices):
         return ProgramVerdict("ok")
     plain_sketch = dataclasses.replace(sketch, training=dataclasses.replace(training, zero1=False))
-    (others,) = _run_placed(plain_sketch, hosts)
-    pairs = zip(jax.tree.leaves(results[0]), jax.tree.leaves(others), strict=True)
+    (expected,) = _run_placed(plain_sketch, hosts)
+    pairs = zip(jax.tree.leaves(results[0]), jax.tree.leaves(expected), strict=True)
     for n, (one, other) in enumerate(pairs):
         one, other = _numbers(one), _numbers(other)
         if one.tobytes() != other.tobytes():
@@ -355,7 +355,7 @@ def _judge_bits(sketch: Sketch, results: list[Any], hosts: int) -> ProgramVerdic
 
 
 def _mixes(sketch: Sketch) -> bool:
-    """Returns whether an update may need all of an array: by what it does, or for operands of two shapes."""
+    """Returns whether an update may need a whole array: by its operation, or for operands of two shapes."""
     training = sketch.training
     assert training is not None
     shapes: list[Any] = []
@@ -379,7 +379,7 @@ def _mixes(sketch: Sketch) -> bool:
 
 
 def _judge_difference(sketch: Sketch, expected: list[Any], difference: str, hosts: int) -> ProgramVerdict:
-    """Returns whether a difference is one of rounding: the same happens to JAX's own results."""
+    """Judges whether a difference is one of rounding, as in JAX's own results."""
     if not difference.startswith("values"):
         return ProgramVerdict("wrong", general(difference), difference)
     bound = _tolerance(sketch, expected)
@@ -405,8 +405,8 @@ def _judge_difference(sketch: Sketch, expected: list[Any], difference: str, host
 def _differs_on_mesh(sketch: Sketch, place: int, expected: list[Any], bound: float) -> bool:
     """Returns whether the constraints on one slice change what `jax.jit` computes on a mesh like it.
 
-    XLA's partitioner is wrong then. It is for the gradient of the kernel of a convolution whose result is cut
-    along a spatial dimension by one axis of several: the sum goes over all devices.
+    XLA's partitioner is wrong then. It is for the gradient of the kernel of a convolution whose result is
+    split along a spatial dimension by one axis of several: it sums over all devices.
     """
     with jax.set_mesh(mesh_like(sketch.slices[place])):
         results, error = _attempt(lambda: _run(OnMesh(place), sketch, values_of(sketch), 1))

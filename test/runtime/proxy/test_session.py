@@ -110,7 +110,7 @@ def test_the_end_frees_everything(client: Client) -> None:
 
 
 def test_an_array_that_failed_holds_nothing_else(client: Client) -> None:
-    """It holds neither the arguments of the failed function, nor frames that raised or read the error."""
+    """Neither the arguments of the failed function stay alive, nor frames that raised or read the error."""
     two = "%x: tensor<f32>, %y: tensor<f32>"
     compile_text(client, module("return %x : tensor<f32>").replace("%x: tensor<f32>", two))
     program = client.replies[-1].compile_response.loaded_executable_handle
