@@ -19,8 +19,7 @@ from pathways.compiler.program import Program
 from pathways.compiler.stages import Lowered
 from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.pipeline import Options
-from pathways.runtime.resources.process import ProcessBound
-from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 _SHOWN = 8

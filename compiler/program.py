@@ -42,7 +42,7 @@ from pathways.compiler.lower.pipelining import why_not_pipelined
 from pathways.compiler.stages import Lowered
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
-from pathways.runtime.resources.process import ProcessBound
+from pathways.runtime.resources.virtual import ProcessBound
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 

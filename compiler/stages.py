@@ -28,8 +28,7 @@ from pathways.passes.analysis.links import read_link
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
-from pathways.runtime.resources.process import ProcessBound
-from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import ReplayTimes, read_times, stated_times, times_in, title_of
 from pathways.runtime.timelines.timeline import Timeline

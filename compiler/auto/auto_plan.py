@@ -14,8 +14,7 @@ from pathways.compiler.auto.request import AutoRequest
 from pathways.compiler.auto.source import source_of
 from pathways.compiler.auto.tried_cuts import TriedCut, write_cuts
 from pathways.compiler.frontend.names import symbol_of
-from pathways.runtime.resources.process import ProcessBound
-from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.timelines.tables import duration_with_unit, html_table, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
 

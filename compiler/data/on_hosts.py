@@ -34,8 +34,7 @@ from pathways.runtime.hosts.worker.calls import numpy_of
 from pathways.runtime.hosts.worker.modules import found
 from pathways.runtime.local.devices import bind, mesh_of
 from pathways.runtime.resources.manager import Binding
-from pathways.runtime.resources.process import ProcessBound
-from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")

@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import ops_named
 from pathways.passes.manager.text import Item, item_name
 from pathways.passes.schedule.unroll.unroll_microbatches import UnrollMicrobatches
-from pathways.runtime.resources.status_line import StatusLine
+from pathways.runtime.xla.compile_threads import StatusLine
 
 PATIENCE_S = 3.0
 """After how many seconds a line says which pass runs."""

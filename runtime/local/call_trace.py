@@ -8,8 +8,7 @@ from typing import Any
 
 from pathways.passes.analysis.quantities import SECONDS
 from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
-from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.timelines.timeline import StepSpan, Timeline, timeline_of
 
 _NANOSECOND = 1e-9
 

@@ -9,12 +9,24 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import NoReturn, SupportsIndex
 
 from pathways.dialect.attributes.names import MOST_DEVICES
 from pathways.runtime.plan.plan import SliceSpec
-from pathways.runtime.resources.process import ProcessBound
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class ProcessBound:
+    """Base of objects that are bound to devices of this process: they cannot be pickled or copied."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{self!r} belongs to this process and cannot be pickled or copied; save a bundle: "
+            "program.lower(*args).save('program.pwb'); pathways.load('program.pwb') runs it elsewhere"
+        )
 
 
 class _SliceNames:

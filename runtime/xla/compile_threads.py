@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import ClassVar, cast
 
-from pathways.runtime.resources.status_line import StatusLine
 from pathways.runtime.resources.threads import start_thread
 
 Progress = Callable[[int, int], None]
@@ -26,6 +25,30 @@ type _Outcomes[K, T] = queue.SimpleQueue[tuple[K, T | None, BaseException | None
 
 _busy: set[threading.Lock] = set()
 """Locks of the compiling threads, each held until its thread has no tasks left."""
+
+
+class StatusLine:
+    """Line that is rewritten on a terminal; elsewhere only the first text is written, for logs.
+
+    Attributes:
+      written: whether any text was written.
+    """
+
+    def __init__(self) -> None:
+        self.written = False
+
+    def write(self, text: str) -> None:
+        """Replaces the text of the line."""
+        if sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        elif not self.written:
+            print(text, file=sys.stderr, flush=True)
+        self.written = True
+
+    def close(self) -> None:
+        """Removes the line from a terminal."""
+        if self.written and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 class ProgressLine:
