@@ -41,7 +41,6 @@ PENDING = (
     "dialect",
     "docs",
     "examples",
-    "passes",
     "runtime/control",
     "runtime/hosts/client",
     "runtime/hosts/cluster",

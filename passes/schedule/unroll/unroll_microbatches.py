@@ -128,8 +128,8 @@ def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[dialect.LoopOp]
 
 
 @dataclasses.dataclass
-class _Operations:
-    """Operations of a loop.
+class _LoopMembers:
+    """Members of a loop.
 
     Attributes:
       opening: the operations that begin an iteration.
@@ -197,9 +197,9 @@ class _Unroller:
             loop.operation.erase()
         return [loop for loop in self.copied_loops if loop.parent is None]
 
-    def partition(self) -> _Operations:
+    def partition(self) -> _LoopMembers:
         """Returns the operations of the loop; everything that waits for its reductions moves after them."""
-        parts = _Operations()
+        parts = _LoopMembers()
         family = {self.loop.sym_name, *(loop.sym_name for loop in self.inside)}
         after: list[ir.OpView] = []
         waiting: set[ir.Value] = set()

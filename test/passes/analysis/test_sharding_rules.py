@@ -20,8 +20,8 @@ def parse(operation: str) -> ir.Module:
     [
         pytest.param("%0 = stablehlo.tanh %a : tensor<8x4xf32>", [(0, 1)], [(0, 1)], id="elementwise"),
         pytest.param(
-            "%0 = stablehlo.clamp %z, %a, %z"
-            " : (tensor<f32>, tensor<8x4xf32>, tensor<f32>) -> tensor<8x4xf32>",
+            "%0 = stablehlo.clamp %z, %a, %z : "
+            "(tensor<f32>, tensor<8x4xf32>, tensor<f32>) -> tensor<8x4xf32>",
             [(), (0, 1), ()],
             [(0, 1)],
             id="scalars go with every block",
