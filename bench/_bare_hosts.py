@@ -119,7 +119,7 @@ class _Process:
         return "ok"
 
     def value(self, nbytes: int) -> Any:
-        """An array that is there."""
+        """Returns an array that is there."""
         if nbytes not in self.values:
             host = np.zeros(nbytes // 4, np.float32)
             self.values[nbytes] = self.jax.block_until_ready(self.jax.device_put(host, self.sharding))
@@ -146,7 +146,7 @@ class _Process:
         return "ok"
 
     def move(self, run: str, nbytes: str) -> str:
-        """The first process sends an array to the second, which answers when it is there."""
+        """Returns the first process sends an array to the second, which answers when it is there."""
         uuid = int(run) * 1000
         if self.index == 0:
             self.server.await_pull(uuid, [self.value(int(nbytes))])

@@ -104,7 +104,7 @@ def cut(one: HostProcess, other: HostProcess) -> None:
 
 
 def _has(pid: int, port: int) -> bool:
-    """Whether a process has the connection with a port of this machine."""
+    """Returns whether a process has the connection with a port of this machine."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     sockets = {f"socket:[{fields[9]}]" for fields in lines if fields[1].endswith(f":{port:04X}")}
     with contextlib.suppress(OSError):

@@ -58,7 +58,7 @@ def _attention_params() -> Params:
 
 
 def encoder_decoder(microbatches: int) -> tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]:
-    """Two layers that encode and two that decode, with one embedding for both and for the logits."""
+    """Returns two layers that encode and two that decode, with one embedding for both and for the logits."""
 
     def mlp(params: Params, x: jax.Array) -> jax.Array:
         return jax.nn.relu(_norm(x) @ params["up"]) @ params["down"]
@@ -157,7 +157,7 @@ def unet(microbatches: int) -> tuple[Callable[[Place], Callable[..., Any]], tupl
 
 
 def recurrent(microbatches: int) -> tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]:
-    """A scan over time that calls a placed cell, and a head on another slice."""
+    """Returns a scan over time that calls a placed cell, and a head on another slice."""
 
     def cell(params: Params, state: tuple[jax.Array, jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
         hidden, kept = state

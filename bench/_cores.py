@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_seconds(processes: Iterable[int]) -> float:
-    """What cores have done for some processes so far."""
+    """Returns what cores have done for some processes so far."""
     ticks = 0
     for process in processes:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

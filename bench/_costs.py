@@ -54,7 +54,7 @@ class Group:
 
 
 def machine() -> str:
-    """What kind of machine this is, without its name."""
+    """Returns what kind of machine this is, without its name."""
     model = platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -64,7 +64,7 @@ def machine() -> str:
 
 
 def writable(text: str) -> Path:
-    """The path of a file that is written when all is measured; makes its folder.
+    """Returns the path of a file that is written when all is measured; makes its folder.
 
     Raises:
       argparse.ArgumentTypeError: it cannot be written.
@@ -82,7 +82,7 @@ def writable(text: str) -> Path:
 
 
 def costs_file(text: str) -> Path:
-    """The path of a file of costs that is written when all is measured; one that is there is kept.
+    """Returns the path of a file of costs that is written when all is measured; one that is there is kept.
 
     Raises:
       argparse.ArgumentTypeError: it cannot be written, or it is something else.

@@ -21,5 +21,5 @@ class Rows:
 
 
 def rows(parts: int) -> Rows:
-    """A row for each part of a batch."""
+    """Returns a row for each part of a batch."""
     return Rows(parts)

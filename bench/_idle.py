@@ -10,13 +10,14 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, S
 
 
 def load_idle(controller: Client, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
-    """A program of which so many islands, of so many hosts each, have a part with nothing to do."""
+    """Returns a program of which so many islands, of so many hosts each, have a part with nothing to do."""
     program = idle_program(name, range(islands), hosts)
     return controller.load(program, lambda **_: empty_parts(program))
 
 
 def idle_program(name: str, islands: Iterable[int], hosts: int = 1) -> BoundProgram:
-    """A program with a slice on each of some islands, of so many hosts each, and with nothing to do."""
+    """Returns a program with a slice on each of some islands, of so many hosts each, and with nothing to
+    do."""
     ranks = tuple(range(hosts))
     slices = {
         f"s{n}": SlicePlace(n, ranks, tuple(n * hosts + rank for rank in ranks), None, (hosts,), ("x",))
@@ -26,7 +27,7 @@ def idle_program(name: str, islands: Iterable[int], hosts: int = 1) -> BoundProg
 
 
 def empty_parts(program: BoundProgram) -> SplitProgram:
-    """The parts of islands that have nothing to do."""
+    """Returns the parts of islands that have nothing to do."""
     parts = {
         place.island: IslandPart(empty_part(place.owners[0]), (), (), (), (), {}, {})
         for place in program.slices.values()
@@ -35,7 +36,7 @@ def empty_parts(program: BoundProgram) -> SplitProgram:
 
 
 def empty_part(host: int) -> bytes:
-    """The part of a host that has nothing to do."""
+    """Returns the part of a host that has nothing to do."""
     return f"""module attributes {{pw.form = "host"}} {{
       func.func public @host_{host}() attributes {{pw.host = {host} : i64}} {{ return }}
     }}""".encode()

@@ -27,7 +27,7 @@ def check(
     measured: dict[int, MeasuredHosts | None],
     clients: dict[ClientCase, MeasuredClients | None],
 ) -> Table:
-    """The simulator beside what it simulates.
+    """Returns the simulator beside what it simulates.
 
     Hosts with a controller of their own have what steps without work cost in this run, which is set beside
     what the file says; clients of a service have the costs of the file.
@@ -48,7 +48,7 @@ def check(
 
 
 def fitted(found: Sequence[MeasuredHosts], plain: Inputs) -> ControlCosts:
-    """What steps without work cost in this run; each host is an island."""
+    """Returns what steps without work cost in this run; each host is an island."""
     counts, idle = [hosts.count for hosts in found], [hosts.steps[0.0] for hosts in found]
     each, once = statistics.linear_regression(counts, [steps.control for steps in idle])
     worker = statistics.linear_regression(counts, [steps.workers for steps in idle]).slope
@@ -109,7 +109,7 @@ def served_entries(found: MeasuredClients, costs: ControlCosts) -> Iterator[Entr
 
 
 def simulated(case: ClientCase, costs: ControlCosts) -> Usage:
-    """What clients have of simulated hosts, which are one process as the measured ones are."""
+    """Returns what clients have of simulated hosts, which are one process as the measured ones are."""
     shape = FleetShape([1] * case.hosts, is_joined=False, cores=1)
     islands = tuple(range(case.hosts))
     models = [ClientModel(islands, case.seconds, weight, MOST_UNFINISHED) for weight in case.weights]
@@ -117,7 +117,7 @@ def simulated(case: ClientCase, costs: ControlCosts) -> Usage:
 
 
 def why(had: Cores, *, is_slower: bool, simulated: Usage) -> str:
-    """Why what is measured is slower or faster than what is simulated, as far as that is measured."""
+    """Returns why what is measured is slower or faster than what is simulated, as far as that is measured."""
     wanted = simulated.control / simulated.rate if simulated.rate else 0.0
     facts = (
         f"{had.name} took {microseconds(had.each)} of CPU a step, simulated {microseconds(wanted)}, "
@@ -135,7 +135,8 @@ def why(had: Cores, *, is_slower: bool, simulated: Usage) -> str:
 
 
 def compared(case: str, measured: float, simulated: float, unit: str, reason: str) -> Entry:
-    """A row of something both measured and simulated; `reason` is said where they are far from each other."""
+    """Returns a row of something both measured and simulated; `reason` is said where they are far from each
+    other."""
     off = simulated / measured - 1 if measured else float(simulated > 0)
     over = abs(off) > CLOSE
     return Entry(
@@ -149,5 +150,5 @@ def compared(case: str, measured: float, simulated: float, unit: str, reason: st
 
 
 def figure(value: float) -> str:
-    """A figure as text, with four digits or more."""
+    """Returns a figure as text, with four digits or more."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -20,11 +20,11 @@ class Inputs:
     what_if: str
 
     def controller(self, messages: int) -> ControlCosts:
-        """What a controller costs that tells so many hosts by itself, all or the heads of groups."""
+        """Returns what a controller costs that tells so many hosts by itself, all or the heads of groups."""
         return self._controller(messages).changed(self.what_if)
 
     def service(self, messages: int) -> ControlCosts:
-        """What a service costs, as measured, scheduler and all."""
+        """Returns what a service costs, as measured, scheduler and all."""
         seconds = self.file.seconds
         costs = dataclasses.replace(
             self._controller(messages),
@@ -50,12 +50,12 @@ class Inputs:
 
 
 def milliseconds(seconds: float) -> str:
-    """A time as text."""
+    """Returns a time as text."""
     return f"{seconds * 1e3:.3g} ms"
 
 
 def microseconds(seconds: float) -> str:
-    """A short time as text."""
+    """Returns a short time as text."""
     return f"{seconds * 1e6:.2f} us"
 
 

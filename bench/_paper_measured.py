@@ -38,7 +38,7 @@ class Cores:
 
 
 def count_of(clients: int) -> str:
-    """How many clients, in words."""
+    """Returns how many clients, in words."""
     return f"{clients} client{'s' * (clients > 1)}"
 
 
@@ -53,7 +53,7 @@ class Measuring:
         self._until = until
 
     def take[T](self, case: str, measure: Callable[[], T]) -> T | None:
-        """What is measured; None when it is late."""
+        """Returns what is measured; None when it is late."""
         began = time.monotonic()
         if began > self._until:
             print(f"{case}: {LATE}", flush=True)
@@ -83,7 +83,7 @@ class ClientCase:
         return f"{count_of(len(self.weights))}{weights}, {steps}, {self.hosts} host{'s' * (self.hosts > 1)}"
 
     def is_alike(self) -> bool:
-        """Whether all have the same share."""
+        """Returns whether all have the same share."""
         return len({*self.weights}) == 1
 
 
@@ -124,7 +124,7 @@ class MeasuredClients:
 
 
 def name_of(number: int) -> str:
-    """The name of a client."""
+    """Returns the name of a client."""
     return f"client{number}"
 
 
@@ -174,7 +174,7 @@ class MeasuredHosts:
     hidden: float
 
     def cores(self, seconds: float) -> Cores:
-        """What of cores processes had while steps took so long."""
+        """Returns what of cores processes had while steps took so long."""
         had = self.steps[seconds]
         everything = had.rate * (had.control + had.workers)
         return Cores("the controller", had.control, had.rate * had.control, everything, had.idle)

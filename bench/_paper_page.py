@@ -91,7 +91,7 @@ class Table:
 
 
 def text_of(table: Table) -> str:
-    """A table as text; each figure says whether it is of the paper, measured or simulated."""
+    """Returns a table as text; each figure says whether it is of the paper, measured or simulated."""
     lines = [f"{table.title}"]
     for entry in table.entries:
         figures = [
@@ -111,7 +111,7 @@ def text_of(table: Table) -> str:
 
 
 def page_of(title: str, notes: Sequence[str], tables: Sequence[Table]) -> str:
-    """All tables as a page."""
+    """Returns all tables as a page."""
     body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(note)}</p>" for note in notes)]
     for table in tables:
         body += [f"<h2>{escape(table.title)}</h2>", *_table(table)]
@@ -178,7 +178,7 @@ class _Axis:
         self._low, self._high = 0.0, self.ticks[-1]
 
     def at(self, value: float) -> float:
-        """Where a value is."""
+        """Returns where a value is."""
         if self._is_log:
             value = math.log10(value) if value > 0 else self._low
         part = (value - self._low) / (self._high - self._low)

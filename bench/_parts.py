@@ -17,7 +17,8 @@ Row = dict[str, Any]
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """The command line of such a bench, of which the first line of its docstring says what it does."""
+    """Returns the command line of such a bench, of which the first line of its docstring says what it
+    does."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--only", default="", help="only what has this text in its name")

@@ -63,7 +63,7 @@ class ProgramRow:
 
 @functools.cache
 def pipeline(stages: int, microbatches: int) -> Compiled:
-    """A training step of so many stages, one on each slice."""
+    """Returns a training step of so many stages, one on each slice."""
     devices = pw.make_virtual_device_set()
     layers = [pw.jit(replicas.layer, devices=devices.add_slice(1, "x")) for _ in range(stages)]
     step = pw.program(replicas.step_of(layers, microbatches), schedule="gpipe", donate_argnums=0)
@@ -93,7 +93,7 @@ def seconds(stages: int, microbatches: int, part: float, sent: float = 0.0) -> f
 
 
 def pipelines() -> Iterator[ProgramRow]:
-    """The 3B model as pipelines, against SPMD, and over islands."""
+    """Yields the 3B model as pipelines, against SPMD, and over islands."""
     # All devices together, without bubbles; from S=4 M=16.
     whole = TOKENS / PIPELINE_4 / (seconds(4, 16, 1.0) / 16)
 

@@ -32,7 +32,7 @@ Array = jax.Array
 
 
 def seconds_of(work: Callable[[], Any], times: int) -> float:
-    """The median of some runs, after one that is not counted."""
+    """Returns the median of some runs, after one that is not counted."""
     work()
     taken = []
     for _ in range(times):
@@ -79,7 +79,7 @@ def fetches() -> dict[str, float]:
 
 @functools.cache
 def _training() -> Callable[[], None]:
-    """A step of a small transformer on a mesh of 2 x 4, all of whose state is donated."""
+    """Returns a step of a small transformer on a mesh of 2 x 4, all of whose state is donated."""
     mesh = jax.make_mesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
     rng = np.random.default_rng(0)
     across, along = P(None, "model"), P("model", None)
@@ -139,7 +139,7 @@ def many_calls(calls: int = 5000) -> dict[str, float]:
 
 
 def very_many_calls() -> dict[str, float]:
-    """As many calls as show what a process keeps of each."""
+    """Returns as many calls as show what a process keeps of each."""
     return many_calls(100_000)
 
 

@@ -113,7 +113,7 @@ def _medians(times: tuple[list[float], list[float]]) -> Pair:
 
 
 def _middle(pairs: tuple[Pair, ...]) -> Pair:
-    """The pair whose ratio is the median of all ratios."""
+    """Returns the pair whose ratio is the median of all ratios."""
     return sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
 
 

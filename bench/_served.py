@@ -145,7 +145,7 @@ class ServedIslands:
         return msgspec.json.decode(_line(self._process), type=ServiceStatus)
 
     def measure(self, seconds: float = 5.0) -> ServedSteps:
-        """What clients that are processes have in some seconds, after the first ones."""
+        """Returns what clients that are processes have in some seconds, after the first ones."""
         time.sleep(WARM_UP)
         before, began, cpu = self.status(), time.perf_counter(), self._seconds()
         time.sleep(seconds)
@@ -163,7 +163,7 @@ class ServedIslands:
 
 
 def load(controller: Client, islands: Sequence[int], seconds: float) -> HostedProgram:
-    """A program whose steps have the devices of these islands for so long, if they are timers."""
+    """Returns a program whose steps have the devices of these islands for so long, if they are timers."""
     sizes = {len(controller.pool.gangs[n].hosts) for n in islands}
     program = idle_program(str(seconds), islands, *sizes)
     # The service cuts it.

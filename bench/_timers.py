@@ -149,7 +149,7 @@ class _Hosts:
             self._connections[steps].send(Done(run, None, {}, took))
 
     def _ready(self, seconds: float | None) -> list[int]:
-        """The connections on which there is something."""
+        """Returns the connections on which there is something."""
         if len(self._heard) < _FEW:
             # Others wait for whole milliseconds.
             return select.select(self._heard, (), (), seconds)[0]

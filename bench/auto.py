@@ -80,7 +80,7 @@ def lm(
     heads: int = 4,
     scan: bool = True,
 ) -> Model:
-    """A language model with tied embeddings, its layers under `jax.lax.scan` or one by one."""
+    """Returns a language model with tied embeddings, its layers under `jax.lax.scan` or one by one."""
 
     def init(key: jax.Array) -> Any:
         keys = iter(jax.random.split(key, 8))
@@ -124,7 +124,7 @@ def lm(
 
 
 def unet(rows: int = 2, size: int = 32, channels: int = 8) -> Model:
-    """Two levels down, two up, with a skip at each."""
+    """Returns two levels down, two up, with a skip at each."""
     levels = [channels, 2 * channels, 4 * channels]
 
     def init(key: jax.Array) -> Any:
@@ -159,12 +159,12 @@ def unet(rows: int = 2, size: int = 32, channels: int = 8) -> Model:
 
 
 def crossing(plan: pw.AutoPlan) -> float:
-    """The megabytes that cross between slices in a step."""
+    """Returns the megabytes that cross between slices in a step."""
     return sum(event.nbytes for event in plan.timeline().transfers) / 1e6
 
 
 def planned(model: Model, count: int, **options: Any) -> pw.AutoPlan:
-    """The plan of a model."""
+    """Returns the plan of a model."""
     loss, init, batch = model
     params = jax.eval_shape(init, jax.random.key(0))
     return pw.auto(loss, slices=slices(count), microbatches=MICROBATCHES, args=(params, batch), **options)
@@ -199,7 +199,7 @@ def simulated() -> Iterator[Row]:
 
 
 def skips() -> Iterator[Row]:
-    """A U-Net on two slices: a row of stages against a V."""
+    """Yields a U-Net on two slices: a row of stages against a V."""
     row = planned(unet(), 2, schedules=("1f1b", "zb-h1", "search"))
     v = planned(unet(), 2, schedules=("zb-v",))
     yield {
@@ -229,7 +229,7 @@ def real(runs: int) -> Iterator[Row]:
 
 
 def even_of(model: Model, plan: pw.AutoPlan) -> pw.AutoPlan:
-    """The even split among the cuts that a plan has tried."""
+    """Returns the even split among the cuts that a plan has tried."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         plan.save(file)
@@ -241,7 +241,7 @@ def even_of(model: Model, plan: pw.AutoPlan) -> pw.AutoPlan:
 
 
 def step_of(model: Model, plan: pw.AutoPlan) -> tuple[Callable[[], Any], str]:
-    """A function that makes a step and waits for it."""
+    """Returns a function that makes a step and waits for it."""
     _, init, batch = model
 
     @pw.program(schedule=plan.schedule)
@@ -258,7 +258,7 @@ def step_of(model: Model, plan: pw.AutoPlan) -> tuple[Callable[[], Any], str]:
 
 
 def recorded(model: Model, plan: pw.AutoPlan, path: Path) -> Path:
-    """A trace of a few steps."""
+    """Returns a trace of a few steps."""
     run, _ = step_of(model, plan)
     run()
     with pw.trace(path):
@@ -293,7 +293,7 @@ def real_row(name: str, model: Model, even: pw.AutoPlan, plan: pw.AutoPlan, runs
 
 
 def searches() -> Iterator[Row]:
-    """How long a search takes for a language model layer by layer."""
+    """Yields how long a search takes for a language model layer by layer."""
     model = lm(4096, layers=17, scan=False)
     loss, init, batch = model
     args = jax.eval_shape(init, jax.random.key(0)), batch

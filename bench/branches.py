@@ -65,7 +65,7 @@ def optimizer() -> None:
 
 
 def skipped(layers: Sequence[Fun], weights: Any, x: Any, p: Any, choose: Fun) -> Any:
-    """A call, a branch of three slices, and what chooses."""
+    """Returns a call, a branch of three slices, and what chooses."""
     x = layers[0](weights[0], x)
     return choose(p, lambda x: through(layers[1:], weights[1:], x), lambda x: x, x)
 
@@ -95,7 +95,7 @@ def branch(rounds: int) -> None:
 
 
 def by_hand(weights: Any, x: Any) -> Callable[[], Any]:
-    """What a skipped branch of three slices is at least: a `jax.jit` and a transfer for each."""
+    """Returns what a skipped branch of three slices is at least: a `jax.jit` and a transfer for each."""
     slices = jax.devices()[:SLICES]
     placed = [jax.device_put((w, np.bool_(False)), slice) for w, slice in zip(weights, slices, strict=True)]
     x = jax.device_put(x, slices[0])
@@ -131,7 +131,7 @@ def decoding(width: int, chunk: int, ends: Sequence[int], rounds: int) -> None:
 
 
 def attend(w: jax.Array, cache: jax.Array, x: jax.Array, n: Any) -> tuple[jax.Array, jax.Array]:
-    """A turn with a cache: one row is written, and one read."""
+    """Returns a turn with a cache: one row is written, and one read."""
     cache = jax.lax.dynamic_update_slice(cache, x[None], (n, 0))
     return cache, jnp.tanh((x + cache[n] / 2) @ w)
 

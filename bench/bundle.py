@@ -46,7 +46,7 @@ def first_result(step: Any) -> None:
 
 
 def _arguments() -> tuple[Any, Any]:
-    """A state and a batch, as numpy arrays; made before anything is timed."""
+    """Returns a state and a batch, as numpy arrays; made before anything is timed."""
     return _made["state"], _made["batch"]
 
 
@@ -75,7 +75,7 @@ def prepare(mesh: tuple[int, int]) -> None:
 
 
 def program(mesh: tuple[int, int]) -> Any:
-    """The train step of the demo."""
+    """Returns the train step of the demo."""
     import char_lm
 
     import pathways as pw
@@ -128,7 +128,7 @@ def from_file(path: Path, trust: bool) -> dict[str, Any]:
 
 
 def digests(bound: Any) -> dict[str, str]:
-    """What the plan and the optimized modules of a program come to."""
+    """Returns what the plan and the optimized modules of a program come to."""
     import dataclasses
 
     plan = bound.plan
@@ -141,7 +141,7 @@ def digests(bound: Any) -> dict[str, str]:
 
 
 def child(mode: str, mesh: tuple[int, int], path: Path) -> dict[str, Any]:
-    """One run in a process of its own."""
+    """Returns one run in a process of its own."""
     command = [sys.executable, __file__, "--mode", mode, "--mesh", f"{mesh[0]}x{mesh[1]}"]
     command += ["--bundle", str(path)]
     environment = {**os.environ, "PW_CACHE_DIR": "", "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"}
@@ -150,7 +150,7 @@ def child(mode: str, mesh: tuple[int, int], path: Path) -> dict[str, Any]:
 
 
 def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run of median length."""
+    """Returns the run of median length."""
     return sorted(runs, key=seconds)[len(runs) // 2]
 
 

@@ -53,7 +53,7 @@ HELD = 10
 
 
 def microseconds_an_event(clients: int) -> float:
-    """The CPU time of the core for an event, while all islands are busy with steps of 3 ms."""
+    """Returns the CPU time of the core for an event, while all islands are busy with steps of 3 ms."""
     timers = DeviceTimers([1.0] * clients, ISLANDS, is_timed=True)
     for client in range(clients):
         timers.keep(client, (client % ISLANDS,) if clients > 1 else (0,), 0.003)
@@ -62,7 +62,7 @@ def microseconds_an_event(clients: int) -> float:
 
 
 def core() -> Iterable[str]:
-    """The core, against itself with one client."""
+    """Yields the core, against itself with one client."""
     measured = {n: [] for n in (1, 8, 64)}
     for _ in range(ROUNDS):
         for clients, times in measured.items():
@@ -77,7 +77,7 @@ def core() -> Iterable[str]:
 
 
 def simulated_shares() -> Iterable[str]:
-    """How far the shares of a simulated device are from those of the weights."""
+    """Yields how far the shares of a simulated device are from those of the weights."""
     for weights in ((1, 1, 1, 1), (1, 2, 4, 8)):
         for seconds in (0.003, 0.00033):
             timers = DeviceTimers(weights)
@@ -93,7 +93,7 @@ def simulated_shares() -> Iterable[str]:
 
 
 def gangs() -> Iterable[str]:
-    """How busy two simulated devices are with steps of both among those of one."""
+    """Yields how busy two simulated devices are with steps of both among those of one."""
     for first, second, both, steps in GANGS:
         timers = DeviceTimers((1, 1, 1), 2)
         timers.keep(0, (0,), first, steps)
@@ -108,7 +108,7 @@ def gangs() -> Iterable[str]:
 
 
 def busy() -> Iterable[str]:
-    """How busy the timers of two islands are with steps of several clients."""
+    """Yields how busy the timers of two islands are with steps of several clients."""
     for seconds, target in ((0.003, "to reach 0.94"), (0.00033, "report")):
         for clients in (1, 2, 4, 8):
             with ServedIslands(2) as served:
@@ -123,7 +123,7 @@ def busy() -> Iterable[str]:
 
 
 def wide() -> Iterable[str | Cost]:
-    """What a step of many hosts costs the service, when it does nothing else.
+    """Yields what a step of many hosts costs the service, when it does nothing else.
 
     They are hosts of one island, and then islands of one host.
     """
@@ -164,7 +164,7 @@ def steps_of(islands: int, hosts: int) -> ServedSteps:
 
 
 def served_shares() -> Iterable[str]:
-    """How far the shares of a timer are from those of the weights, with clients that are processes."""
+    """Yields how far the shares of a timer are from those of the weights, with clients that are processes."""
     for weights in ((1, 1, 1, 1), (1, 2, 4, 8)):
         for seconds, target in ((0.003, "3 %"), (0.00033, "5 %")):
             names = [f"client{n}" for n in range(len(weights))]
@@ -180,7 +180,7 @@ def served_shares() -> Iterable[str]:
 
 
 def without_work() -> Iterable[str]:
-    """A step without work on two workers, until they say so: through the service, and of one's own."""
+    """Yields a step without work on two workers, until they say so: through the service, and of one's own."""
     with ServedIslands(2, is_timed=False) as served, Hosts(2):
         own = Idle(2)
         client = served.attach("client")
@@ -236,7 +236,7 @@ def kills() -> Iterable[str]:
 
 
 def arrays(status: ServiceStatus) -> int:
-    """How many arrays all hosts have."""
+    """Returns how many arrays all hosts have."""
     return sum(host.arrays or 0 for island in status.islands for host in island.hosts)
 
 

@@ -86,12 +86,12 @@ class Stage:
         self._stage = jax.jit(lambda x: x + 1)
 
     def run(self, x: Any) -> Any:
-        """A stage: from the object store, and into it."""
+        """Returns a stage: from the object store, and into it."""
         return np.asarray(self._stage(x))
 
 
 def in_turn(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The median seconds of each side."""
+    """Returns the median seconds of each side."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds + WARM_UP):
         for name in random.sample(list(sides), len(sides)):
@@ -102,7 +102,7 @@ def in_turn(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
 
 
 def ring(rounds: int) -> Iterator[str]:
-    """A value goes round four hosts."""
+    """Yields a value goes round four hosts."""
     import ray
     from ray.dag import InputNode
 
@@ -160,7 +160,7 @@ def ring(rounds: int) -> Iterator[str]:
 
 
 def sums(rounds: int) -> Iterator[str]:
-    """A sum over two hosts of an island."""
+    """Yields a sum over two hosts of an island."""
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
 
@@ -198,7 +198,7 @@ def sums(rounds: int) -> Iterator[str]:
 
 
 def kills(count: int, minutes: float) -> Iterator[str]:
-    """How long a lost host holds up a program."""
+    """Yields how long a lost host holds up a program."""
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
 

@@ -56,7 +56,7 @@ class Size:
 
 
 def parameters(size: Size) -> list[Params]:
-    """The parameters of each stage; those of its layers are stacked."""
+    """Returns the parameters of each stage; those of its layers are stacked."""
     random = np.random.default_rng(0)
 
     def normal(*shape: int) -> np.ndarray:
@@ -93,7 +93,7 @@ def layer(x: jax.Array, params: Params) -> jax.Array:
 
 
 def stack(params: Params, x: jax.Array, scan: bool) -> jax.Array:
-    """The layers of a stage."""
+    """Returns the layers of a stage."""
     layers = {name: params[name] for name in ("qkv", "out", "up", "down")}
     if scan:
         return jax.lax.scan(lambda carry, of_layer: (layer(carry, of_layer), None), x, layers)[0]
@@ -103,18 +103,18 @@ def stack(params: Params, x: jax.Array, scan: bool) -> jax.Array:
 
 
 def front(params: Params, tokens: jax.Array, scan: bool) -> jax.Array:
-    """The first stage."""
+    """Returns the first stage."""
     return stack(params, params["embedding"][tokens], scan)
 
 
 def loss_of(params: Params, x: jax.Array, targets: jax.Array, scan: bool) -> jax.Array:
-    """The last stage and the loss."""
+    """Returns the last stage and the loss."""
     logits = stack(params, x, scan) @ params["head"]
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1).mean()
 
 
 def step_of(size: Size, place: Callable[[Callable, int], Callable]) -> Callable[..., Any]:
-    """A training step by gradient descent; `place` puts the function of a stage somewhere."""
+    """Returns a training step by gradient descent; `place` puts the function of a stage somewhere."""
     stages = [place(lambda p, x: front(p, x, size.scan), 0)]
     stages += [place(lambda p, x: stack(p, x, size.scan), n) for n in range(1, size.stages - 1)]
     last = place(lambda p, x, y: loss_of(p, x, y, size.scan), size.stages - 1)
@@ -149,7 +149,7 @@ Place = Callable[[Callable, int], Callable]
 
 
 def made(case: Case) -> tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]:
-    """What makes the step of a case, and its arguments."""
+    """Returns what makes the step of a case, and its arguments."""
     if isinstance(case, Other):
         return MODELS[case.model](case.microbatches)
     tokens = np.zeros((ROWS * case.microbatches, LENGTH), np.int32)
@@ -189,7 +189,7 @@ def measure(case: Case, side: str) -> dict[str, list[float]]:
 
 
 def cases(microbatches: int) -> Iterator[Case]:
-    """What is measured."""
+    """Yields what is measured."""
     for stages in (2, 4):
         for scan in (True, False):
             yield Size(stages, 8, scan, microbatches)

@@ -52,7 +52,8 @@ class Family:
 
 
 def pipeline(launches: int) -> str:
-    """A pipeline of so many placed calls: microbatches run forward and backward through four stages."""
+    """Returns a pipeline of so many placed calls: microbatches run forward and backward through four
+    stages."""
     microbatches = launches // (2 * SLICES)
     weights = ", ".join(f"%w{s}: {X} {{jax.buffer_donor = true}}" for s in range(SLICES))
     batch = ", ".join(f"%x{m}: {X}" for m in range(microbatches))
@@ -173,7 +174,7 @@ FAMILIES = (
 
 
 def seconds(text: str) -> tuple[dict[str, float], float]:
-    """The CPU time of each pass over a program, and of parsing and verifying it by MLIR."""
+    """Returns the CPU time of each pass over a program, and of parsing and verifying it by MLIR."""
     began = time.process_time()
     module = ir.Module.parse(text, make_context())
     module.operation.verify()
@@ -188,7 +189,7 @@ def seconds(text: str) -> tuple[dict[str, float], float]:
 
 
 def measure(family: Family, rounds: int) -> list[dict[str, Any]]:
-    """A row for each size; sizes take turns, so that all of them see the machine alike."""
+    """Returns a row for each size; sizes take turns, so that all of them see the machine alike."""
     runs = [[seconds(family.write(size)) for size in family.sizes] for _ in range(rounds)]
     rows: list[dict[str, Any]] = []
     for size, of_size in zip(family.sizes, zip(*runs, strict=True), strict=True):

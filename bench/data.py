@@ -64,7 +64,7 @@ def cpu_seconds() -> float:
 
 
 def most_memory() -> float:
-    """The most that this process ever had, in MiB."""
+    """Returns the most that this process ever had, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

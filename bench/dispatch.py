@@ -31,7 +31,7 @@ MANY = 200
 
 
 def tiny(x: jax.Array) -> jax.Array:
-    """A computation that takes XLA far less time than its launch."""
+    """Returns a computation that takes XLA far less time than its launch."""
     return x * 2 + 1
 
 
@@ -41,14 +41,14 @@ def total(arrays: list[jax.Array]) -> jax.Array:
 
 
 def chain(x: jax.Array) -> jax.Array:
-    """The whole chain as one computation."""
+    """Returns the whole chain as one computation."""
     for _ in range(LENGTH):
         x = tiny(x)
     return x
 
 
 def lower(fn: Callable[..., Any], operands: int) -> plan.Computation:
-    """The computation that `jax.jit` makes of a function of so many vectors, with one result."""
+    """Returns the computation that `jax.jit` makes of a function of so many vectors, with one result."""
     lowered = jax.jit(lambda *arrays: fn(*arrays)).lower(
         *[jax.ShapeDtypeStruct((WIDTH,), jnp.float32)] * operands
     )
@@ -59,7 +59,8 @@ def lower(fn: Callable[..., Any], operands: int) -> plan.Computation:
 
 
 def hand_made(computation: plan.Computation, slices: list[VirtualSlice], length: int) -> Executable:
-    """A loaded plan of `length` launches, each of the result of the one before, going round the slices."""
+    """Returns a loaded plan of `length` launches, each of the result of the one before, going round the
+    slices."""
     count = len(computation.operands)
     steps: list[plan.Step] = []
     operands, slot = tuple(range(count)), count
@@ -88,7 +89,7 @@ def hand_made(computation: plan.Computation, slices: list[VirtualSlice], length:
 
 
 def bare_loop(loaded: Executable, slices: list[VirtualSlice]) -> Callable[[jax.Array], jax.Array]:
-    """What one would write by hand over the same executables: launches, and copies between slices."""
+    """Returns what one would write by hand over the same executables: launches, and copies between slices."""
     executables = [loaded.executables[key] for key in loaded.executables]
     shardings = [jax.NamedSharding(mesh_of(bind([slice], "chain")[slice]), jax.P()) for slice in slices]
     aval = jax.core.ShapedArray((WIDTH,), jnp.float32)
@@ -157,7 +158,7 @@ def our_side(slices: list[VirtualSlice]) -> Ours:
 
 
 def cases() -> Iterator[Case]:
-    """All cases of the table."""
+    """Yields all cases of the table."""
     devices = make_virtual_device_set()
     slices = [devices.add_slice(1, "x") for _ in range(2)]
     loops = [bare_loop(hand_made(lower(tiny, 1), used, LENGTH), used) for used in (slices[:1], slices)]

@@ -116,11 +116,11 @@ class Hosts:
             pathways.release(virtual)
 
     def jit(self, fun: Callable[..., Any], host: int) -> Callable[..., Any]:
-        """A function on a host."""
+        """Returns a function on a host."""
         return pathways.jit(fun, devices=self.slices[host])
 
     def chain(self, length: int, over: int) -> Side:
-        """A value that goes through stages that take no time, on so many hosts in turn."""
+        """Returns a value that goes through stages that take no time, on so many hosts in turn."""
         stages = [self.jit(tiny, n % over) for n in range(length)]
 
         def chain(x: jax.Array) -> jax.Array:
@@ -159,12 +159,12 @@ class Idle:
 
 
 def tiny(x: jax.Array) -> jax.Array:
-    """A computation that takes XLA no time."""
+    """Returns a computation that takes XLA no time."""
     return x + 1
 
 
 def clocked(work: Callable[[], Any]) -> Side:
-    """What a piece of work takes until its results are ready."""
+    """Returns what a piece of work takes until its results are ready."""
 
     def side() -> float:
         began = time.perf_counter()
@@ -175,7 +175,7 @@ def clocked(work: Callable[[], Any]) -> Side:
 
 
 def in_turn(ours: Side, theirs: Side, rounds: int) -> tuple[float, float]:
-    """The medians of both sides, of the batch whose ratio is the median."""
+    """Returns the medians of both sides, of the batch whose ratio is the median."""
     sides = (ours, theirs)
     batches = []
     for batch in range(BATCHES):
@@ -190,12 +190,13 @@ def in_turn(ours: Side, theirs: Side, rounds: int) -> tuple[float, float]:
 
 
 def typical(side: Side, rounds: int) -> float:
-    """The median of one side alone."""
+    """Returns the median of one side alone."""
     return statistics.median([side() for _ in range(rounds + WARM_UP)][WARM_UP:])
 
 
 def ring(rounds: int) -> Iterator[Row]:
-    """A value goes round four hosts through 32 stages of tiny computations; then the parts of a hop."""
+    """Yields a value goes round four hosts through 32 stages of tiny computations; then the parts of a
+    hop."""
     hops = STAGES - 1
     with Hosts(4) as hosts:
         around, alone, single = (
@@ -215,7 +216,7 @@ def ring(rounds: int) -> Iterator[Row]:
 
 
 def idle(rounds: int) -> Iterator[Row]:
-    """A step without work, until all hosts say that they have issued it."""
+    """Yields a step without work, until all hosts say that they have issued it."""
     for count in (2, 4, 8):
         with Hosts(count), bare(count) as processes:
             pair = in_turn(clocked(Idle(count).step), clocked(processes.fan_out), rounds * 20)
@@ -237,12 +238,12 @@ def ahead(rounds: int) -> Iterator[Row]:
 
 
 def touch(x: jax.Array) -> jax.Array:
-    """An array that is made at once of one that is donated."""
+    """Returns an array that is made at once of one that is donated."""
     return x.at[0].add(1)
 
 
 def moves(rounds: int) -> Iterator[Row]:
-    """A large array goes from one host to the other, and a small one while a large one does."""
+    """Yields a large array goes from one host to the other, and a small one while a large one does."""
     small, large, huge = 64, 64 << 20, 256 << 20
     with Hosts(2) as hosts, bare(2) as processes:
         here = hosts.jit(touch, 0)
@@ -304,7 +305,7 @@ class Mlp:
         self.loss: Any = None
 
     def steps(self) -> float:
-        """The seconds that a step takes where several are under way."""
+        """Returns the seconds that a step takes where several are under way."""
         began = time.perf_counter()
         for _ in range(UNDER_WAY):
             self.loss, self.weights = self.program(self.weights, self.batch)
@@ -325,12 +326,12 @@ class OneProcess:
 
     @classmethod
     def steps(cls) -> tuple[float, float]:
-        """The seconds of a step, and the last loss."""
+        """Returns the seconds of a step, and the last loss."""
         return cls.mlp.steps(), float(cls.mlp.loss)
 
 
 def mlp(rounds: int) -> Iterator[Row]:
-    """A pipelined MLP over two hosts, and in one process.
+    """Yields a pipelined MLP over two hosts, and in one process.
 
     Both compute the same. What moves between the stages is copied within the process, and goes through two
     sockets between hosts: that shows in what cores do. Hosts issue their parts at the same time, each with a
@@ -372,7 +373,7 @@ def mlp(rounds: int) -> Iterator[Row]:
 
 
 def spin(count: jax.Array) -> jax.Array:
-    """A computation that takes one core a time in proportion to a number."""
+    """Returns a computation that takes one core a time in proportion to a number."""
     return jax.lax.fori_loop(0, count, lambda _, x: x @ x, jnp.eye(16))[0, 0]
 
 
@@ -389,7 +390,7 @@ class Spinning:
         self.short = self.program.place(np.int32(1), np.int32(1))[1]
 
     def seconds(self, count: int, steps: int = 1) -> float:
-        """What some steps take, each with a computation of `count` rounds."""
+        """Returns what some steps take, each with a computation of `count` rounds."""
         long = self.program.place(np.int32(count), np.int32(1))[0]
         jax.block_until_ready(self.program(long, self.short))
         began = time.perf_counter()
@@ -399,7 +400,7 @@ class Spinning:
         return time.perf_counter() - began
 
     def smallest(self) -> float:
-        """The seconds of the shortest computation that hides all else."""
+        """Returns the seconds of the shortest computation that hides all else."""
         count = 64
         while True:  # What has to be hidden does not grow.
             # One step with the work of all has nothing to hide.
@@ -426,7 +427,7 @@ class IdleSteps:
 
 
 def idle_steps(count: int, steps: int) -> IdleSteps:
-    """What steps without work of so many hosts take, which have to be there."""
+    """Returns what steps without work of so many hosts take, which have to be there."""
     idle = Idle(count)
     idle.steps(100)
     workers = [host.pid for host in pathways.status().hosts]
@@ -437,7 +438,7 @@ def idle_steps(count: int, steps: int) -> IdleSteps:
 
 
 def control(rounds: int) -> Iterator[Row]:
-    """What control costs: a simulated cluster has that."""
+    """Yields what control costs: a simulated cluster has that."""
     counts = (1, 2, 4, 8)
     found = []
     for count in counts:
@@ -454,7 +455,7 @@ def control(rounds: int) -> Iterator[Row]:
 
 
 def hidden(rounds: int) -> Iterator[Row]:
-    """The smallest computation that hides all control."""
+    """Yields the smallest computation that hides all control."""
     for count in (2, 4, 8):
         with Hosts(count) as hosts:
             shortest = Spinning(hosts).smallest()

@@ -39,7 +39,7 @@ SIZES = [Size(stages, 8, width) for stages in (2, 4) for width in (8, 512)]
 
 
 def partitioned(size: Size, schedule: str = "ONE_FWD_ONE_BWD") -> Any:
-    """What Shardy's front end makes of the step of a pipeline."""
+    """Returns what Shardy's front end makes of the step of a pipeline."""
     # Makes the front end importable.
     importlib.import_module("pathways.mpmd")
     mpmd = importlib.import_module(FRONT_END)
@@ -167,7 +167,7 @@ class IfrtWalk:
 
 
 def cases() -> Iterator[Case]:
-    """The cases of the table."""
+    """Yields the cases of the table."""
     for size in SIZES:
         lowered = partitioned(size)
         devices = [mesh.devices.flat[0] for mesh in lowered.topology.values()]
@@ -207,7 +207,7 @@ def report_import() -> None:
 
 
 def module_of(launches: int) -> str:
-    """A program of Shardy's with so many fragments, which go through 4 meshes in turn."""
+    """Returns a program of Shardy's with so many fragments, which go through 4 meshes in turn."""
     tensor = [f"!m{n}" for n in range(4)]
     lines = [f'!m{n} = !mpmd.mesh_tensor<"mesh{n}", tensor<8x4xf32>>' for n in range(4)]
     topology = ", ".join(f'<"mesh{n}" : <["x"=1]>>' for n in range(4))

@@ -87,7 +87,7 @@ class Row:
 
 @contextlib.contextmanager
 def machines(count: int, *, delay: float = 0.0, **settings: Any) -> Iterator[Session]:
-    """A controller and so many hosts on machines of their own, that are ready.
+    """Yields a controller and so many hosts on machines of their own, that are ready.
 
     The delay is there from the start: TCP with BBR believes the shortest round trip of the last ten seconds,
     and is slow where that was shorter.
@@ -104,13 +104,13 @@ def median(measure: Callable[[], float], rounds: int, warm_up: int = 1) -> float
 
 
 def step_seconds(session: Session) -> float:
-    """What a training step adds to those before it."""
+    """Returns what a training step adds to those before it."""
     long, short = (session.ask("train", steps=steps)["seconds"] for steps in (6, 1))
     return (long - short) / 5
 
 
 def hops(rounds: int) -> Iterator[Row]:
-    """A value from host to host, and pipelines of it."""
+    """Yields a value from host to host, and pipelines of it."""
     with machines(2, delay=DELAY) as session:
         hop = median(lambda: session.ask("links")["latency"], max(1, rounds // 4), 0)
         yield Row("hop, 20 ms", "delay", hop * 1e3, DELAY * 1e3, 1.15)
@@ -122,7 +122,7 @@ def hops(rounds: int) -> Iterator[Row]:
 
 
 def rounds_trips(rounds: int) -> Iterator[Row]:
-    """What waits for answers."""
+    """Yields what waits for answers."""
     with machines(2) as session:
 
         def touch() -> float:
@@ -184,7 +184,7 @@ def moves(rounds: int) -> Iterator[Row]:
 
 
 def cuts(rounds: int) -> Iterator[Row]:
-    """The time from the end of a cut until values are right; once, since it takes minutes."""
+    """Yields the time from the end of a cut until values are right; once, since it takes minutes."""
     del rounds
     with machines(2, heartbeat=5) as session:
         session.check()
@@ -240,7 +240,7 @@ def run_steps(controller: Client, program: HostedProgram, count: int) -> None:
 
 
 def controllers(rounds: int) -> Iterator[Row]:
-    """The controller's own time, for many hosts: of one island, and each an island of its own."""
+    """Yields the controller's own time, for many hosts: of one island, and each an island of its own."""
     for count in (64, 512):
         steps = rounds * 10240 // count
         shapes = ((1, count), (count, 1))
@@ -269,7 +269,7 @@ def controller_seconds(islands: int, hosts: int, steps: int) -> float:
 
 
 def idle(rounds: int) -> Iterator[Row]:
-    """A step without work, until all hosts say that they have issued it."""
+    """Yields a step without work, until all hosts say that they have issued it."""
     with bare(1) as process:
         round_trip = statistics.median(clocked(process.fan_out)() for _ in range(rounds * 200))
     yield Row("60 bytes one way, half of there and back", "", round_trip / 2 * 1e6, None, None, "us", "net")
@@ -292,7 +292,7 @@ time.sleep(1)
 
 
 def strangers(rounds: int) -> Iterator[Row]:
-    """What a worker's memory grows by when a stranger claims to send a gigabyte."""
+    """Yields what a worker's memory grows by when a stranger claims to send a gigabyte."""
     del rounds
     with machines(2) as session:
         at = session.ask("addresses")

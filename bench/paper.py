@@ -70,7 +70,7 @@ NAIVE = ControlCosts(15e-6, 55e-6)
 
 
 def costs_of(inputs: Inputs) -> Table:
-    """All costs that are simulated with."""
+    """Returns all costs that are simulated with."""
     plain = dataclasses.replace(inputs, what_if="")
     few, many, served = (
         (get(plain), get(inputs))
@@ -99,7 +99,7 @@ def costs_of(inputs: Inputs) -> Table:
 
 
 def hidden(inputs: Inputs) -> Table:
-    """The paper's Figure 6."""
+    """Returns the paper's Figure 6."""
 
     @functools.cache
     def simulated(hosts: int, ahead: int = 8, heads: int | None = None) -> float:
@@ -161,7 +161,7 @@ def hidden(inputs: Inputs) -> Table:
 
 
 def clients(inputs: Inputs, seconds: float = 2.0) -> Table:
-    """The paper's Figures 8 to 11: many clients on one cluster, for so many simulated seconds."""
+    """Returns the paper's Figures 8 to 11: many clients on one cluster, for so many simulated seconds."""
     entries = []
     small = FleetShape([16])
     points = []
@@ -209,7 +209,7 @@ def clients(inputs: Inputs, seconds: float = 2.0) -> Table:
 
 
 def used(case: str, usage: Usage, target: float | None, paper: str, costs: ControlCosts) -> Entry:
-    """A row of how busy devices are."""
+    """Returns a row of how busy devices are."""
     return Entry(
         case,
         paper,
@@ -227,7 +227,7 @@ T5 = (("Base", 618e3, 32), ("Large", 90.4e3, 32), ("3B", 282.8e3, 512), ("11B", 
 
 
 def one_program(inputs: Inputs) -> Table:
-    """The paper's Table 1: T5, as fast as with a controller in each host."""
+    """Returns the paper's Table 1: T5, as fast as with a controller in each host."""
     entries = []
     for name, rate, cores in T5:
         hosts, step = cores // 8, BATCH / rate
@@ -244,7 +244,7 @@ def one_program(inputs: Inputs) -> Table:
 
 
 def chains(rounds: int) -> Table:
-    """The paper's Figure 5, in one process."""
+    """Returns the paper's Figure 5, in one process."""
     wanted = {
         f"jax.jit called {dispatch.LENGTH} times": "chained: ahead of JAX op by op up to 256 cores",
         "one jax.jit": "fused: as JAX",
@@ -266,7 +266,7 @@ def chains(rounds: int) -> Table:
 
 
 def programs() -> Iterator[Table]:
-    """The paper's Table 2 and Figure 12, and PaLM."""
+    """Yields the paper's Table 2 and Figure 12, and PaLM."""
     for title, rows in (
         ("Pipelines of a 3B model", _programs.pipelines()),
         ("Two islands, and two pods", _programs.islands()),
@@ -321,7 +321,7 @@ def client_entries(found: dict[ClientCase, MeasuredClients | None]) -> list[Entr
 
 
 def with_measured(table: Table, entries: Sequence[Entry], series: Series) -> Table:
-    """A table of what is simulated, with rows and points of what is measured."""
+    """Returns a table of what is simulated, with rows and points of what is measured."""
     plot = table.plot
     assert plot is not None
     if series.points:
@@ -417,7 +417,7 @@ def main() -> int:
 
 
 def noted(inputs: Inputs, load: float | None) -> Iterator[str]:
-    """What is said of all figures."""
+    """Yields what is said of all figures."""
     sources: dict[tuple[str, str, str, float], list[str]] = {}
     for bench, groups in inputs.file.benches.items():
         for group in groups.values():

@@ -54,7 +54,7 @@ class Size:
         return f"S={self.stages} M={self.microbatches}, {self.rows} rows of {self.width}"
 
     def weights(self) -> list[np.ndarray]:
-        """The weights that all sides start from."""
+        """Returns the weights that all sides start from."""
         random = np.random.default_rng(0)
         shape = (self.stages, self.width, self.width)
         return list((random.standard_normal(shape) / self.width**0.5).astype(np.float32))
@@ -68,17 +68,17 @@ class Size:
 
 
 def layer(w: jax.Array, x: jax.Array) -> jax.Array:
-    """One stage."""
+    """Returns one stage."""
     return jnp.tanh(x @ w)
 
 
 def loss_of_layer(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The last stage and the loss."""
+    """Returns the last stage and the loss."""
     return jnp.mean((layer(w, x) - y) ** 2)
 
 
 def step_of(layers: Sequence[Callable[..., jax.Array]], microbatches: int) -> Step:
-    """A training step over these layers, the last of which computes the loss."""
+    """Returns a training step over these layers, the last of which computes the loss."""
 
     def loss(weights: Arrays, batch: Batch) -> jax.Array:
         x, y = batch
@@ -94,14 +94,14 @@ def step_of(layers: Sequence[Callable[..., jax.Array]], microbatches: int) -> St
 
 
 def one_program(size: Size, device: jax.Device) -> Training:
-    """The whole step as one `jax.jit`, a `lax.scan` over the microbatches."""
+    """Returns the whole step as one `jax.jit`, a `lax.scan` over the microbatches."""
     layers = [layer] * (size.stages - 1) + [loss_of_layer]
     step = jax.jit(step_of(layers, size.microbatches), donate_argnums=0)
     return Training(step, size, [device] * size.stages)
 
 
 def ours(size: Size, schedule: str = "1f1b") -> tuple[Training, list[jax.Device]]:
-    """The pipeline as a program, and the devices of its slices."""
+    """Returns the pipeline as a program, and the devices of its slices."""
     made = make_virtual_device_set()
     slices = [made.add_slice(1, "x") for _ in range(size.stages)]
     layers = [pathways.jit(layer, devices=slice) for slice in slices[:-1]]
@@ -133,7 +133,7 @@ Action = tuple[int, bool, int]
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> list[Action]:
-    """The actions of all stages, by the time at which they run if all take as long."""
+    """Returns the actions of all stages, by the time at which they run if all take as long."""
     rows: list[list[Action]] = []
     for stage in range(stages - 1):
         ahead = min(stages - 1 - stage, microbatches)
@@ -184,17 +184,18 @@ class ByHand:
         self.order = one_forward_one_backward(size.stages, size.microbatches)
 
     def block(self, given: Arrays) -> jax.Array:
-        """A microbatch: as it came from another stage, or cut from the batch by its number."""
+        """Returns a microbatch: as it came from another stage, or cut from the batch by its number."""
         if len(given) == 1:
             return given[0]
         return jax.lax.dynamic_slice_in_dim(given[0], given[1] * self.size.rows, self.size.rows)
 
     def forward(self, stage: int) -> tuple[Any, Any]:
-        """The executable of a forward, and the handlers that wrap its results."""
+        """Returns the executable of a forward, and the handlers that wrap its results."""
         return self.compile(stage, lambda w, given: [layer(w, self.block(given))], self.given(stage))
 
     def backward(self, stage: int, m: int) -> tuple[Any, Any]:
-        """The same for the backward of microbatch `m`, which starts the sums, adds to them, or ends them."""
+        """Returns the same for the backward of microbatch `m`, which starts the sums, adds to them, or ends
+        them."""
         last, final = self.size.stages - 1, m == self.size.microbatches - 1
 
         def finish(w: jax.Array, terms: Arrays, sums: Arrays) -> Arrays:
@@ -220,7 +221,7 @@ class ByHand:
         return self.compile(stage, fun, self.given(stage), sums, *others, donated=donated)
 
     def types(self) -> tuple[Any, Any, Any, Any]:
-        """The types of weights, microbatches, the batch with the number of one, and the loss."""
+        """Returns the types of weights, microbatches, the batch with the number of one, and the loss."""
         size, f32 = self.size, np.float32
         batch = jax.ShapeDtypeStruct((size.microbatches * size.rows, size.width), f32)
         return (
@@ -231,14 +232,15 @@ class ByHand:
         )
 
     def given(self, stage: int) -> Any:
-        """The types of what a stage gets."""
+        """Returns the types of what a stage gets."""
         _, block, batch, _ = self.types()
         return [block] if stage else batch
 
     def compile(
         self, stage: int, fun: Callable[..., Any], *others: Any, donated: Sequence[int] = ()
     ) -> tuple[Any, Any]:
-        """The executable of a function of weights and others on a stage, and handlers of its results."""
+        """Returns the executable of a function of weights and others on a stage, and handlers of its
+        results."""
         operands = (self.types()[0], *others)
         sharding = self.shardings[stage]
         jitted = jax.jit(
@@ -279,7 +281,7 @@ class ByHand:
 
 
 def spmd(size: Size, devices: Sequence[jax.Device]) -> Training:
-    """The same model as one program over all devices: GPipe by `shard_map` and `ppermute`."""
+    """Returns the same model as one program over all devices: GPipe by `shard_map` and `ppermute`."""
     stages, count = size.stages, size.microbatches
     mesh = Mesh(np.array(devices), ("stage",))
     P = PartitionSpec
@@ -322,7 +324,7 @@ def check(*sides: Training) -> None:
 
 
 def cases() -> Iterator[Case]:
-    """All cases of the table."""
+    """Yields all cases of the table."""
     overhead = [Size(stages, count, 8) for stages in (2, 4) for count in (8, 32)]
     for size in (*overhead, Size(4, 8, 512)):
         program, devices = ours(size)
@@ -350,7 +352,7 @@ def cases() -> Iterator[Case]:
 
 
 def another_process(*initializer: Any) -> ProcessPoolExecutor:
-    """A new Python that waits for work."""
+    """Returns a new Python that waits for work."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer[0], initializer[1:])
 
 
@@ -372,7 +374,8 @@ class OneCore:
 
 
 def compile_seconds() -> tuple[float, float]:
-    """How long a long pipeline takes from the call to code on its devices, and the passes within that."""
+    """Returns how long a long pipeline takes from the call to code on its devices, and the passes within
+    that."""
     size = Size(16, 64, 8)
     connect(cpu_devices=size.stages)
     program, _ = ours(size)

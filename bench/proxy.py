@@ -50,7 +50,7 @@ class Server:
 
 @contextlib.contextmanager
 def served() -> Iterator[Server]:
-    """A server, and what its clients need in their environment."""
+    """Yields a server, and what its clients need in their environment."""
     with tempfile.TemporaryDirectory(prefix="pw-bench-") as folder:
         environment = os.environ | {"PW_CACHE_DIR": folder}
         command = [*SERVER, f"unix:{folder}/jax"]
@@ -102,7 +102,7 @@ class Client:
 
 @contextlib.contextmanager
 def client_of(environment: dict[str, str], *works: str, server: Server | None = None) -> Iterator[Client]:
-    """A client that has started, and waits to be measured."""
+    """Yields a client that has started, and waits to be measured."""
     with subprocess.Popen(
         [sys.executable, str(WORK), *works],
         stdin=subprocess.PIPE,

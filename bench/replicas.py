@@ -36,12 +36,12 @@ MOST_EXPOSED = 0.35
 
 
 def layer(w: jax.Array, x: jax.Array) -> jax.Array:
-    """One placed function."""
+    """Returns one placed function."""
     return jnp.tanh(x @ w)
 
 
 def step_of(layers: Sequence[Callable[..., Any]], microbatches: int) -> Callable[..., Any]:
-    """A training step of a stack of layers."""
+    """Returns a training step of a stack of layers."""
 
     def loss(params: list[Any], batch: Any) -> Any:
         x, y = batch
@@ -57,7 +57,7 @@ def step_of(layers: Sequence[Callable[..., Any]], microbatches: int) -> Callable
 
 
 def momentum_of(layers: Sequence[Callable[..., Any]], microbatches: int) -> Callable[..., Any]:
-    """A training step with momentum."""
+    """Returns a training step with momentum."""
     step = step_of(layers, microbatches)
 
     def with_momentum(params: list[Any], moments: list[Any], batch: Any) -> Any:
@@ -77,7 +77,7 @@ def arrays(layers: int, width: int, rows: int) -> tuple[list[np.ndarray], tuple[
 
 
 def replicated(replicas: int, layers: int, microbatches: int, schedule: str | None = None) -> Any:
-    """A program of so many placed functions on the one slice of each replica."""
+    """Returns a program of so many placed functions on the one slice of each replica."""
     slice = pw.make_virtual_device_set(replicas=replicas).add_slice((1,), ("x",))
     placed = [pw.jit(layer, devices=slice, stage=n) for n in range(layers)]
     return pw.program(step_of(placed, microbatches), schedule=schedule, donate_argnums=0)
@@ -135,7 +135,7 @@ class Run:
 
 
 def runs() -> Iterator[Run]:
-    """The paper's figures for data parallelism over two islands."""
+    """Yields the paper's figures for data parallelism over two islands."""
     # 6 operations for each parameter and token.
     compute = 6 * 64e9 * 2**20 / (512 * 123e12 * 0.35)
     yield Run(
@@ -188,7 +188,7 @@ def report_simulated() -> None:
 
 
 def cases() -> Iterator[Case]:
-    """The measured cases."""
+    """Yields the measured cases."""
     for replicas, width, rows in ((2, 512, 256), (2, 128, 256), (4, 512, 256)):
         yield data_parallel(replicas, width, rows)
     for replicas in (2, 4):
@@ -209,7 +209,8 @@ def data_parallel(replicas: int, width: int, rows: int) -> Case:
 
 
 def one_slice(devices: int, width: int, rows: int) -> Case:
-    """The whole step as one placed function on a slice of some devices, against the same without us."""
+    """Returns the whole step as one placed function on a slice of some devices, against the same without
+    us."""
     slice = pw.make_virtual_device_set().add_slice((devices,), ("data",))
     placed = pw.jit(
         spmd_step,
@@ -223,7 +224,7 @@ def one_slice(devices: int, width: int, rows: int) -> Case:
 
 
 def spmd_step(params: list[Any], batch: Any) -> Any:
-    """A training step as one writes it for `jax.jit`."""
+    """Returns a training step as one writes it for `jax.jit`."""
 
     def loss(params: list[Any], batch: Any) -> Any:
         x, y = batch
@@ -236,7 +237,7 @@ def spmd_step(params: list[Any], batch: Any) -> Any:
 
 
 def against_spmd(name: str, program: Any, devices: int, weights: Any, batch: Any) -> Case:
-    """A program against one SPMD program with a data axis on as many devices."""
+    """Returns a program against one SPMD program with a data axis on as many devices."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
     everywhere, by_rows = (NamedSharding(mesh, spec) for spec in (PartitionSpec(), PartitionSpec("data")))
     plain = jax.jit(spmd_step, donate_argnums=0, out_shardings=(everywhere, everywhere))

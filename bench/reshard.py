@@ -58,7 +58,7 @@ class Move:
     inside: bool = False
 
     def largest_ratio(self, size: str) -> float | None:
-        """The largest ratio to `jax.device_put`; None where the ratio is only reported.
+        """Returns the largest ratio to `jax.device_put`; None where the ratio is only reported.
 
         A reshard of a value that is ready and that somebody waits for has nothing to hide its passes behind.
         With 64 MB, who gets fresh pages from the system decides: one side alone varies by ten times.
@@ -112,7 +112,7 @@ MOVES = [
 
 
 def text(move: Move, slices: list[VirtualSlice], shape: tuple[int, ...]) -> str:
-    """The program that moves an array and does nothing else."""
+    """Returns the program that moves an array and does nothing else."""
     type_ = f"tensor<{'x'.join(map(str, shape))}xf32>"
     declared = []
     written = []
@@ -136,7 +136,7 @@ def text(move: Move, slices: list[VirtualSlice], shape: tuple[int, ...]) -> str:
 
 
 def moves() -> Iterator[Case]:
-    """Every move with both sizes."""
+    """Yields every move with both sizes."""
     for move in MOVES:
         devices = make_virtual_device_set()
         names = ("x", "y")
@@ -248,7 +248,7 @@ def check(ours: jax.Array, theirs: jax.Array) -> None:
 
 
 def launches() -> Iterator[Case]:
-    """A computation over a 2x2 mesh, with a collective in it, small and large."""
+    """Yields a computation over a 2x2 mesh, with a collective in it, small and large."""
     devices = make_virtual_device_set()
     slice = devices.add_slice((2, 2), ("x", "y"))
     mesh = mesh_of(bind([slice], "launch")[slice])
@@ -277,7 +277,7 @@ def launches() -> Iterator[Case]:
 
 
 def every() -> Iterator[Case]:
-    """All cases of the table."""
+    """Yields all cases of the table."""
     for cases in (moves, between, launches):
         yield from cases()
 

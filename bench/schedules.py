@@ -67,7 +67,7 @@ Stage = Callable[[Any, jax.Array], jax.Array]
 
 
 def block(w: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """A transformer block on one sequence: attention with one head, then two products."""
+    """Returns a transformer block on one sequence: attention with one head, then two products."""
     h = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * w["scale"]
     q, k, v = (h @ w[name] for name in ("q", "k", "v"))
     x = x + jax.nn.softmax(q @ k.T / x.shape[-1] ** 0.5) @ v
@@ -75,7 +75,8 @@ def block(w: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
 
 
 def stage_of(scanned: bool, remat: bool) -> Stage:
-    """A stage of some blocks, as a scan or unrolled, with its forward repeated in the backward or not."""
+    """Returns a stage of some blocks, as a scan or unrolled, with its forward repeated in the backward or
+    not."""
     one = jax.checkpoint(block) if remat else block
 
     def in_turn(w: Any, x: jax.Array) -> jax.Array:
@@ -90,7 +91,7 @@ def stage_of(scanned: bool, remat: bool) -> Stage:
 
 
 def weights(seed: int) -> dict[str, np.ndarray]:
-    """The weights of a stage."""
+    """Returns the weights of a stage."""
     rng = np.random.default_rng(seed)
     shapes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH)}
     shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH), "scale": (WIDTH,)}
@@ -103,7 +104,7 @@ def weights(seed: int) -> dict[str, np.ndarray]:
 def lower_pipeline(
     stage: Stage, count: int, microbatches: int, schedule: str, params: Any, batch: Any
 ) -> Lowered:
-    """A pipeline of equal stages with its loss, on a slice each."""
+    """Returns a pipeline of equal stages with its loss, on a slice each."""
     devices = pathways.make_virtual_device_set()
     stages = [pathways.jit(stage, devices=devices.add_slice((1,), ("x",))) for _ in range(count)]
 
@@ -133,7 +134,8 @@ def traced(programs: Mapping[str, Compiled], steps: int, *arguments: Any) -> dic
 
 
 def seconds_alone(programs: Mapping[str, Compiled], stage: int, steps: int) -> dict[str, float]:
-    """How long the launches of the backward of a stage take together, one after the other on an idle device.
+    """Returns how long the launches of the backward of a stage take together, one after the other on an idle
+    device.
 
     In a pipeline the halves of one stage run beside other stages, which share the cores of the machine. All
     launches of all programs take turns, so that what else runs on the machine meets them alike.
@@ -164,7 +166,8 @@ def seconds_alone(programs: Mapping[str, Compiled], stage: int, steps: int) -> d
 
 
 def halves(steps: int) -> Iterator[Row]:
-    """The backward of the second of three stages in halves, against the whole: nothing is fused with it."""
+    """Yields the backward of the second of three stages in halves, against the whole: nothing is fused with
+    it."""
     params = [weights(n) for n in range(3)]
     batch = np.random.default_rng(9).normal(size=(1, ROWS, WIDTH)).astype(np.float32)
     for scanned, remat in itertools.product((False, True), (False, True)):
@@ -209,19 +212,19 @@ def _backward_launches(module: ir.Module, stage: int) -> list[LaunchOp]:
 
 
 def work_of_backward(module: ir.Module, stage: int) -> float:
-    """The floating point operations of the backward of a stage, by our estimate."""
+    """Returns the floating point operations of the backward of a stage, by our estimate."""
     work = WorkEstimate(symbol_table(module))
     return float(sum(work.of(op.callee) for op in _backward_launches(module, stage)))
 
 
 def passed_on(module: ir.Module, stage: int) -> int:
-    """The bytes that the first half of a backward gives to the second one."""
+    """Returns the bytes that the first half of a backward gives to the second one."""
     first, second = _backward_launches(module, stage)
     return sum(byte_size(v.type) for v in dict.fromkeys(second.operands) if v in set(first.results))
 
 
 def read_by_backward(module: ir.Module, stage: int) -> int:
-    """The bytes of what launches made that the whole backward reads."""
+    """Returns the bytes of what launches made that the whole backward reads."""
     (whole,) = _backward_launches(module, stage)
     made = [v for v in whole.operands if not isinstance(v, ir.BlockArgument)]
     return sum(byte_size(v.type) for v in dict.fromkeys(made))
@@ -276,7 +279,7 @@ def real_steps(steps: int) -> Iterator[Row]:
 def line(
     slices: tuple[int, ...], microbatches: int, kinds: str = "FIW", reads: tuple[frozenset[int], ...] = ()
 ) -> Work:
-    """The actions of a pipeline of these kinds, in a row unless it is said what stages read."""
+    """Returns the actions of a pipeline of these kinds, in a row unless it is said what stages read."""
     pipeline = Pipeline(slices, microbatches, reads=reads)
     actions = [
         Action(stage, kind, m) for stage in range(len(slices)) for kind in kinds for m in range(microbatches)
@@ -287,7 +290,8 @@ def line(
 
 
 def bubbles() -> Iterator[Row]:
-    """The idle time of a slice from its first to its last action, against the formulas, at F = I = W."""
+    """Yields the idle time of a slice from its first to its last action, against the formulas, at F = I =
+    W."""
     formulas: dict[str, Callable[[int], int]] = {
         "1f1b": lambda s: 3 * (s - 1),
         "zb-h1": lambda s: s - 1,
@@ -313,7 +317,8 @@ TOWERS = (frozenset(), frozenset({0}), frozenset(), frozenset({2}), frozenset({3
 
 
 def towers() -> Iterator[Row]:
-    """Two towers on slices of their own, 8 microbatches: time in units of F = 1, B = 2, and what is alive."""
+    """Yields two towers on slices of their own, 8 microbatches: time in units of F = 1, B = 2, and what is
+    alive."""
     work = {kinds: line(tuple(range(len(TOWERS))), 8, kinds, TOWERS) for kinds in ("FB", "FIW")}
     units = {kinds: {a: 1.0 + (a.kind == "B") for a in w.needs} for kinds, w in work.items()}
     dear = {
@@ -333,7 +338,7 @@ def towers() -> Iterator[Row]:
 
 
 def grad_cache() -> Iterator[Row]:
-    """The same towers, contrastive over the whole batch: images in 8 microbatches, text in 4."""
+    """Yields the same towers, contrastive over the whole batch: images in 8 microbatches, text in 4."""
     devices = pathways.make_virtual_device_set()
     places = [devices.add_slice((1,), ("x",)) for _ in range(6)]
     stages = [pathways.jit(lambda w, x: jnp.tanh(x @ w), devices=place) for place in places[:5]]
@@ -373,7 +378,8 @@ def most_alive(order: Sequence[Action]) -> int:
 
 
 def idle(orders: Any, work: Work) -> float:
-    """The longest time that a slice idles between its first and its last action; B takes two units."""
+    """Returns the longest time that a slice idles between its first and its last action; B takes two
+    units."""
     problem = problem_of(work, {action: 1.0 + (action.kind == "B") for action in work.needs})
     numbers, takes = problem.numbered(orders), problem.durations
     run = replay(problem, numbers)
@@ -392,12 +398,13 @@ class Drawn:
     limit: int
 
     def problem(self, limits: Sequence[Limit] = ()) -> SearchProblem:
-        """The pipeline, to be replayed."""
+        """Returns the pipeline, to be replayed."""
         assert self.costs.durations is not None
         return problem_of(self.work, self.costs.durations, limits, self.costs.delays)
 
     def step_time(self, costs: Costs, policy: str, **options: int) -> float:
-        """How long a step takes by a policy that is told these costs; infinite for one that does not fit."""
+        """Returns how long a step takes by a policy that is told these costs; infinite for one that does not
+        fit."""
         try:
             orders = orders_by(ScheduleRequest(policy, max_live=self.limit, **options), self.work, costs, str)
         except PolicyError:
@@ -406,7 +413,7 @@ class Drawn:
 
 
 def draw(rng: random.Random) -> Drawn:
-    """What `DRAWN` says."""
+    """Returns what `DRAWN` says."""
     stages = rng.choice([4, 6, 8])
     half = stages // 2
     is_v = rng.random() < 0.5
@@ -436,7 +443,8 @@ DRAWN = (
 
 
 def searches() -> Iterator[Row]:
-    """What a search gains over the best policy under the same limits, on pipelines of unequal stages."""
+    """Yields what a search gains over the best policy under the same limits, on pipelines of unequal
+    stages."""
     named, timed, gaps, seconds, worse = [], [], [], [], 0
     print(f"drawn 50 times: {DRAWN}")
     for seed in range(50):
@@ -468,13 +476,13 @@ def problem_of(
     limits: Sequence[Limit] = (),
     delays: Mapping[tuple[Action, Action], float] | None = None,
 ) -> SearchProblem:
-    """What a search orders."""
+    """Returns what a search orders."""
     place = {stage: work.rows.index(slice) for stage, slice in work.slices.items()}
     return SearchProblem(place, work.needs, durations, limits, delays)
 
 
 def replayed(problem: SearchProblem, orders: Any) -> float:
-    """How long a step takes."""
+    """Returns how long a step takes."""
     run = replay(problem, problem.numbered(orders))
     assert run is not None
     return run.step_time

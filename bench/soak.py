@@ -200,12 +200,12 @@ def wait_for(what: str, is_so: Callable[[], bool]) -> None:
 
 
 def count_threads() -> int:
-    """The threads of this process that are not those of cables."""
+    """Returns the threads of this process that are not those of cables."""
     return sum(not thread.name.startswith(_cables.NAME) for thread in threading.enumerate())
 
 
 def children() -> list[int]:
-    """The processes of which this one is the parent."""
+    """Returns the processes of which this one is the parent."""
     pids: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         # A thread may end in between.

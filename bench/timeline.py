@@ -99,7 +99,7 @@ Side = Callable[[], Any]
 
 
 def pipeline(case: Case) -> tuple[Plan, Side]:
-    """A compiled program of two stages, and a step of it."""
+    """Returns a compiled program of two stages, and a step of it."""
     devices = make_virtual_device_set()
 
     def stage(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -121,7 +121,7 @@ def pipeline(case: Case) -> tuple[Plan, Side]:
 
 
 def seconds(step: Side, steps: int) -> float:
-    """The median time of a step."""
+    """Returns the median time of a step."""
     times = []
     for _ in range(steps):
         began = time.perf_counter()
@@ -131,7 +131,7 @@ def seconds(step: Side, steps: int) -> float:
 
 
 def measure(case: Case, steps: int) -> Measured:
-    """The figures of a case: medians over several runs."""
+    """Returns the figures of a case: medians over several runs."""
     plan, step = pipeline(case)
     runs = []
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def measure(case: Case, steps: int) -> Measured:
 
 
 def figures(name: str, plan: Plan, timelines: Sequence[EventLog], tracing: float) -> Measured:
-    """The figures of one run."""
+    """Returns the figures of one run."""
     launches = []
     overlaps = 0
     for slice in timelines[0].slices:

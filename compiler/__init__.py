@@ -1,1 +1,1 @@
-"""The compile driver: what users call, and the stages of a program; only here and below is JAX traced."""
+"""Compile driver: the public API and the stages of a program. JAX is traced in this package alone."""

@@ -1,4 +1,4 @@
-"""The front end: `pw.jit` places functions, `pw.program` makes a program of the code that calls them."""
+"""Front end: `pw.jit` places functions, `pw.program` compiles the code that calls them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, Protocol, TypedDict, Unpack, overload
 import jax
 
 from pathways.compiler.frontend.arguments import conventions_of
-from pathways.compiler.frontend.names import symbol_of
+from pathways.compiler.frontend.user_code import symbol_of
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
-from pathways.dialect.attributes.names import MOST_MICROBATCHES
+from pathways.dialect.attributes.names import MAX_MICROBATCHES
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.policies.request import RequestError, policy_or_file
 from pathways.passes.schedule.replicas.exchange import WIRES
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
-class _Places(Protocol):
-    """`pw.jit` with everything but the function."""
+class _JitDecorator(Protocol):
+    """Decorator that `pw.jit` returns without a function."""
 
     def __call__[**P, R](self, fun: Callable[P, R], /) -> PlacedFunction[P, R]: ...
 
 
-class _MakesProgram(Protocol):
-    """`pw.program` with everything but the function."""
+class _ProgramDecorator(Protocol):
+    """Decorator that `pw.program` returns without a function."""
 
     def __call__[**P, R](self, fun: Callable[P, R], /) -> Program[P, R]: ...
 
@@ -38,7 +38,7 @@ Names = str | Sequence[str] | None
 
 
 class _Placement(TypedDict, total=False):
-    """The options of `pw.jit` besides the slice."""
+    """Options of `pw.jit` besides the slice."""
 
     stage: int | None
     in_shardings: Any
@@ -48,7 +48,7 @@ class _Placement(TypedDict, total=False):
 
 
 class _ProgramKeywords(TypedDict, total=False):
-    """The options of `pw.program`."""
+    """Options of `pw.program`."""
 
     donate_argnums: Numbers
     donate_argnames: Names
@@ -76,7 +76,7 @@ def jit(
     *,
     devices: VirtualSlice,
     **options: Unpack[_Placement],
-) -> _Places: ...
+) -> _JitDecorator: ...
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -90,7 +90,7 @@ def jit(
     """Places a function on a slice: it runs as one computation on all devices of it.
 
     Args:
-      fun: a function that `jax.jit` would take; without it, returns a decorator.
+      fun: a function that `jax.jit` accepts; without it, returns a decorator.
       devices: the slice.
       stage: the pipeline stage it belongs to; by default runs of calls on one slice are numbered.
       in_shardings: a `PartitionSpec` over the axes of the slice for each positional argument, as a tree or a
@@ -103,7 +103,7 @@ def jit(
       A function to call inside a program, or alone as a program of one launch.
 
     Raises:
-      TypeError: what is no function, or no slice.
+      TypeError: `fun` is not a function, or `devices` not a slice.
 
     Example:
       ```python
@@ -140,7 +140,7 @@ def program[**P, R](
 def program(
     fun: None = ...,
     **options: Unpack[_ProgramKeywords],
-) -> _MakesProgram: ...
+) -> _ProgramDecorator: ...
 def program(
     fun: Callable[..., Any] | None = None,
     *,
@@ -156,11 +156,11 @@ def program(
     zero1: bool = False,
     chunk: int = 8,
 ) -> Any:
-    """Makes a program of a function that calls placed functions.
+    """Compiles a function that calls placed functions.
 
     The function is traced once per signature of its arguments. Placed calls in it run on their slices;
-    plain `jax.numpy` code between them is placed so that the fewest bytes move; values move between
-    slices by themselves. Calling the program returns at once with arrays that become ready later.
+    plain `jax.numpy` code between them is placed so that the fewest bytes move; values are transferred
+    between slices automatically. Calling the program returns at once with arrays that become ready later.
 
     Args:
       fun: the function; without it, returns a decorator.
@@ -169,26 +169,28 @@ def program(
       static_argnums: positions of arguments that are compile-time constants.
       static_argnames: their names, likewise.
       in_shardings: a `PartitionSpec` for each positional argument that is not static, as a tree or a prefix
-        of one, over the axes of the slice on which the argument turns out to live; None leaves it open.
+        of one, over the axes of the slice on which the argument is placed; None leaves it open.
       out_shardings: the same for the results.
       schedule: the order in which the microbatches of `pw.accumulate` go through the slices: `gpipe`, `1f1b`,
         `interleaved-1f1b`, `looped-bfs`, `eager`, `zb-h1`, `zb-h2`, `zb-v`, `interleaved-zb` or `search`,
-        with options such as `zb-h1(max-live=4, times=times.json)`; or the path of a CSV file that says it,
-        action by action. Unless given, one microbatch goes after the other.
-      fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
-      exchange_dtype: `bfloat16` or `float16`: replicas send each other sums of wider floats rounded to it,
+        with options such as `zb-h1(max-live=4, times=times.json)`; or the path of a CSV file that lists it,
+        action by action. By default the microbatches run one after the other.
+      fuse: also fuse placed calls that follow each other on a slice, unless that delays a transfer.
+      exchange_dtype: `bfloat16` or `float16`: replicas round the sums that they send each other to it,
         half of the bytes or less, and add them up in their own dtype.
-      zero1: each replica updates a part of the parameters, and keeps that part of the optimizer's state: of
-        arrays that only updates read, and whose places results take. They lie as `P(..., "replica", ...)`.
-      chunk: how many turns are issued at once of a `jax.lax.while_loop` over several slices whose end depends
-        on values; then the call waits for one number, and issues the next ones or what comes after the loop.
+      zero1: each replica updates a shard of the parameters, and keeps only that shard of the optimizer's
+        state: of arrays that only updates read, and that the results replace. Their sharding is `P(...,
+        "replica", ...)`.
+      chunk: the number of iterations that are issued at once of a `jax.lax.while_loop` over two or more
+        slices that ends depending on values; after each chunk the call waits for one boolean before it issues
+        more.
 
     Returns:
       The program, to be called like the function.
 
     Raises:
-      TypeError: what is no function, or no schedule.
-      ValueError: arguments that the function does not have, or a schedule that is not there.
+      TypeError: `fun` is not a function, or `schedule` of another type.
+        ValueError: an argument does not exist, or the schedule is unknown.
 
     Example:
       ```python
@@ -216,10 +218,10 @@ def program(
     if isinstance(chunk, bool) or not hasattr(chunk, "__index__"):
         raise TypeError(f"chunk must be a number of iterations, got {chunk!r}")
     chunk = operator.index(chunk)
-    if not 1 <= chunk <= MOST_MICROBATCHES:
-        raise ValueError(f"chunk must be a number of iterations from 1 to {MOST_MICROBATCHES}, got {chunk}")
+    if not 1 <= chunk <= MAX_MICROBATCHES:
+        raise ValueError(f"chunk must be a number of iterations from 1 to {MAX_MICROBATCHES}, got {chunk}")
     if not callable(fun):
-        raise TypeError(f"expected a function to make a program of, got {type(fun).__name__}")
+        raise TypeError(f"expected a function to compile as a program, got {type(fun).__name__}")
     conventions = conventions_of(
         fun, symbol_of(fun), donate_argnums, donate_argnames, static_argnums, static_argnames
     )
@@ -235,10 +237,10 @@ def program(
 
 
 def _exchange_dtype(dtype: Any) -> str:
-    """The name of the dtype in which replicas send floats; empty for their own.
+    """Returns the name of the dtype of sums that replicas send each other; empty for their own dtype.
 
     Raises:
-      ValueError: it is none for that.
+      ValueError: it cannot be used for that.
     """
     if dtype is None:
         return ""
@@ -252,7 +254,7 @@ def _exchange_dtype(dtype: Any) -> str:
 
 
 def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None, str]:
-    """The policy that a schedule names, or the file that it is in."""
+    """Returns the policy that a schedule names, or the path of its file."""
     if schedule is None:
         return None, ""
     if not isinstance(schedule, (str, os.PathLike)):

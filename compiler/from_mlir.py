@@ -5,12 +5,10 @@ from __future__ import annotations
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler.chunks import lowered
-from pathways.compiler.frontend.arguments import Signature
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import ProgramError, run_phases
-from pathways.compiler.stages import Lowered
+from pathways.compiler.stages import Lowered, lowered_of
 from pathways.dialect.attributes.names import ARGUMENT_INFO, BLOCK, CONSTANT, REPLICA
 from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
 from pathways.dialect.relations.program_view import Attributes, ProgramView, read_program
@@ -24,16 +22,16 @@ from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, m
 def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     """Takes a module through the phases that follow its form.
 
-    Its arguments are positional; one result is returned as it is, several as a tuple.
+    Its arguments are positional; one result is returned as it is, more than one as a tuple.
 
     Args:
       module: a module that the verifier of the dialect accepts: StableHLO with the metadata of placed calls,
-        what Shardy's MPMD compiler makes, or one in any of its forms.
-      name: what to call the program if the module has no name.
-      options: of the compiler.
+        the output of Shardy's MPMD compiler, or one in any of our forms.
+      name: the name of the program if the module has none.
+      options: the options of the compiler.
 
     Raises:
-      ProgramError: it has no function `@main` with a body, or a pass refuses it.
+      ProgramError: the module has no function `@main` with a body, or a pass rejects it.
     """
     if "sym_name" in module.operation.attributes:
         name = module.operation.attributes["sym_name"].value
@@ -43,7 +41,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
             raise ProgramError(
                 f"program '{name}' keeps the order chosen by Shardy, so a schedule cannot be given"
             )
-        # Its types say where values are; those of the placed form say what they are.
+        # Its types hold the placement; those of the placed form are plain.
         forms = run_phases(module, name, options)
         module = ir.Module.parse(forms.bytecode["placed"], module.context)
     program = read_program(module)
@@ -69,7 +67,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     )
     in_tree = jax.tree.structure(((0,) * len(passed), {}))
     signature = Signature(in_tree, keys_of(in_tree), in_avals, (), None)
-    return lowered(forms or run_phases(module, name, options), interface, signature)
+    return lowered_of(forms or run_phases(module, name, options), interface, signature)
 
 
 def _path(attributes: Attributes, n: int) -> str:

@@ -1,4 +1,4 @@
-"""What the network between islands does: measured by programs that send values there and back."""
+"""Latency and bandwidth of the network between islands, as programs measure it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _TRIES = 5
 _BYTES = 8 << 20
 
 _ENOUGH_SECONDS = 0.5
-"""After so many seconds something is not tried again; the first try, which compiles it, does not count."""
+"""Time after which nothing is measured again; the first run, which compiles, does not count."""
 
 
 @dataclasses.dataclass(frozen=True)
 class IslandLink:
-    """The network between two islands.
+    """Network between two islands.
 
     Attributes:
-      latency: seconds from the end of a computation on one to the begin of one on the other that takes its
-        result, which is small.
-      bandwidth: bytes of a large array that arrive in a second.
+      latency: seconds from the end of a computation on one island to the begin of one on the other that reads
+        its small result.
+      bandwidth: bytes per second of a large array.
     """
 
     latency: float
@@ -42,13 +42,13 @@ class IslandLink:
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """The networks between the islands of a cluster. `str` is what policies that go by times take:
+    """Network between all islands of a cluster. `str` gives the options of policies that use times:
 
         links = pw.measure_links()
         step = pw.program(train, schedule=f"search(times=times.json, {links})")
 
     Attributes:
-      pairs: that between each two islands, by their names.
+      pairs: the network between each two islands, by their names.
     """
 
     __module__ = "pathways"
@@ -57,7 +57,7 @@ class Links:
 
     @property
     def latency(self) -> float:
-        """The longest latency, in seconds; policies know of one for all links."""
+        """The longest latency, in seconds; policies assume one for all links."""
         return max((link.latency for link in self.pairs.values()), default=0.0)
 
     @property
@@ -71,7 +71,7 @@ class Links:
         return f"latency={self.latency * 1e6:.0f}us, bandwidth={self.bandwidth / 1e6:.3g}MB/s"
 
     def table(self) -> str:
-        """All of them, one in a line."""
+        """Returns a table with a line for each pair."""
         rows = [
             (*names, f"{link.latency * 1e3:.3g} ms", f"{size(int(link.bandwidth))}/s")
             for names, link in self.pairs.items()
@@ -83,13 +83,13 @@ class Links:
 def measure_links() -> Links:
     """Measures the network between each two islands, one pair after the other.
 
-    Four small programs are compiled for each pair, and an array of 8 MiB is sent two to five times. That
+    Four small programs are compiled for each pair, and an array of 8 MiB is sent two to five times. This
     takes a few seconds for a pair, and more where links are slow.
 
-    Programs that run at the same time make it slower than it is. The islands of one process have links too.
+    Programs that run at the same time slow it down. The islands of one process have links, too.
 
     Raises:
-      HostError: a host is gone.
+      HostError: a host was lost.
       ResourceError: JAX has no devices here.
     """
     names = [island.name for island in cluster().islands]
@@ -104,7 +104,7 @@ def _measure(one: str, other: str) -> IslandLink:
         around = _seconds(_chain([here, *[there, here] * (_HOPS // 2)]), np.zeros(1, np.float32))
         latency = max(0.0, around - alone) / _HOPS
         large = _chain([here])(np.zeros(_BYTES // 4, np.float32))
-        # Made anew for each call: a copy of an argument would stay there.
+        # A new array for each call: the runtime caches copies of arguments where they were sent.
         moved = _seconds(_chain([here, there]), jax.block_until_ready(large))
         return IslandLink(latency, _BYTES / max(moved - alone - latency, 1e-6))
 
@@ -123,7 +123,7 @@ def _chain(stages: Sequence[Any]) -> Any:
 
 
 def _seconds(work: Any, argument: Any) -> float:
-    """What a call takes until its result is ready: the least of some, of which the first ones are slow."""
+    """Returns the shortest time from a call to its result, after warm-up runs."""
     took: list[float] = []
     while len(took) < _TRIES and (len(took) < 2 or sum(took[1:]) < _ENOUGH_SECONDS):
         began = time.perf_counter()

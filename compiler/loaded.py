@@ -10,15 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.backends.backend import Scheduled
-from pathways.compiler.backends.current import backend
-from pathways.compiler.backends.executable import ProgramExecutable
-from pathways.compiler.backends.local import LocalBackend
-from pathways.compiler.backends.local_executable import UNLIKE
-from pathways.compiler.chunks import ChunkedExecutable, part_ports
+from pathways.compiler.backends.backend import LocalBackend, backend
+from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, Scheduled
+from pathways.compiler.chunks import ChunkedExecutable, subprogram_ports
 from pathways.compiler.frontend import jax_internals
-from pathways.compiler.frontend.arguments import Signature
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.structures import aval_of, is_key, key_of
 from pathways.compiler.stages import Bound
@@ -49,19 +45,18 @@ def load(
     Args:
       path: the file.
       trust: whether to trust the file as you would a Python module. Only then is native code in it used,
-        and custom calls that JAX does not make by itself are allowed. Without it the file is first examined
-        in a process of its own, and what it says is compiled.
-      slices: slices of yours to use for slices of the bundle, by their names there, so that several programs
-        share them. The others get new ones.
+        and custom calls are allowed that JAX does not emit by itself. Without it the file is first examined
+        in a process of its own, and its program is compiled.
+      slices: your slices for slices of the bundle, by their names there, so that programs can share them. New
+        ones are added for the rest.
 
     Returns:
       The program, to be called like a `Compiled`.
 
     Raises:
-      BundleError: the file is no bundle, damaged, of another version or platform, or asks for what only a
-        trusted one may.
-      ResourceError: the cluster has not the devices.
-      CompileError: XLA refused a computation.
+      BundleError: the file is no bundle, damaged, of another version or platform, or needs `trust`.
+      ResourceError: the cluster has too few devices.
+      CompileError: XLA rejected a computation.
     """
     return load_bundle(read_bundle(path), trust=trust, slices=slices)
 
@@ -69,12 +64,13 @@ def load(
 def load_bundle(
     bundle: Bundle, *, trust: bool = False, slices: Mapping[str, VirtualSlice] | None = None
 ) -> LoadedProgram:
-    """Loads a bundle that was read; see `load`."""
+    """Loads a bundle that was read already; see `load`."""
     manifest = bundle.manifest
     platform = cluster().platform
     if manifest.platform != platform:
         raise BundleError(
-            f"{bundle.path}: made for platform {manifest.platform}, but the cluster has {platform} devices"
+            f"{bundle.path}: compiled for platform {manifest.platform}, "
+            f"but the cluster has {platform} devices"
         )
     if not trust:
         rehearse_apart(bundle, len(cluster().devices))
@@ -97,7 +93,7 @@ def load_bundle(
     structure = jax.tree.structure((args, kwargs))
     signature = Signature(structure, keys_of(structure), interface.in_avals, (), None, strict=False)
     calls = stored.calls
-    ports = {"": (interface, signature)} if calls is None else part_ports(calls, interface, None)
+    ports = {"": (interface, signature)} if calls is None else subprogram_ports(calls, interface, None)
     executables: dict[str, ProgramExecutable] = {}
     pairs, found = 0, 0
     for name, part in stored.sub_programs.items():
@@ -118,7 +114,7 @@ def load_bundle(
 
 
 def _slices(bundle: Bundle, chosen: Mapping[str, VirtualSlice]) -> dict[str, VirtualSlice]:
-    """A slice for each of the bundle: the one that the caller chose, or a new one."""
+    """Returns a slice for each of the bundle: the one that the caller chose, or a new one."""
     specs = {spec.name: spec for spec in bundle.manifest.slices}
     for name, virtual in chosen.items():
         spec = specs.get(name)
@@ -138,7 +134,7 @@ def _slices(bundle: Bundle, chosen: Mapping[str, VirtualSlice]) -> dict[str, Vir
 def _matching_code(
     bundle: Bundle, part: str, plan: Plan, bindings: Mapping[str, Binding]
 ) -> dict[tuple[str, str], memoryview]:
-    """The stored code of each computation of a part on each slice, where it was made for such devices."""
+    """Returns the stored code of each computation of a sub-program on each slice with matching devices."""
     stored = {(code.computation, code.devices, code.target): raw for code, raw in bundle.executables}
     if not stored:
         return {}
@@ -156,11 +152,11 @@ def _matching_code(
 
 
 class LoadedProgram(Bound):
-    """A program from a bundle, bound to devices.
+    """Program from a bundle, bound to devices.
 
     Call it with arguments of the structure that was saved, or of any other whose leaves have the same names:
-    what was a named tuple when it was saved may be a dict now. Nodes of types that are not dict, list, tuple
-    or None come back as `OrderedDict`s of their fields.
+    a named tuple when it was saved may be a dict now. Results of node types other than dict, list, tuple or
+    None are `OrderedDict`s of their fields.
     """
 
     def __init__(
@@ -199,16 +195,16 @@ class LoadedProgram(Bound):
 
     @property
     def in_parts(self) -> bool:
-        """Whether it has loops whose end depends on values; then its plan is that of a chunk of one."""
+        """Whether it has loops that end depending on values; then its plan is that of a chunk of one."""
         return self._manifest.version == VERSION_OF_SUB_PROGRAMS
 
     @property
     def origins(self) -> tuple[int, int]:
-        """How many executables came out of the bundle, and how many were compiled."""
+        """Number of executables that came from the bundle, and number that were compiled."""
         return self._origins
 
     def as_text(self, phase: str = "scheduled") -> str:
-        """The program as MLIR text.
+        """Returns the program as MLIR text.
 
         Args:
           phase: `scheduled`, or `device` for XLA's optimized module of each computation on each slice.
@@ -221,7 +217,7 @@ class LoadedProgram(Bound):
         """Runs the program and returns at once, with arrays that become ready later.
 
         Raises:
-          TypeError: when an argument does not have the shape, dtype or names that were saved.
+          TypeError: an argument has not the shape, dtype or names that were saved.
         """
         # As `boundary`, without the time of a wrapper.
         try:
@@ -240,7 +236,7 @@ class LoadedProgram(Bound):
         """Runs the program on arrays by the names of arguments; returns the results by theirs.
 
         Raises:
-          TypeError: when one is missing, unknown, or of another shape or dtype.
+          TypeError: an array is missing, unknown, or of another shape or dtype.
         """
         order = self._numbers(list(arrays))
         leaves = list(arrays.values())
@@ -248,7 +244,7 @@ class LoadedProgram(Bound):
         return dict(zip(self.outputs, results, strict=True))
 
     def from_buffers(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Arguments by name from plain arrays, in which typed PRNG keys are given as their bits."""
+        """Returns arguments by name from plain arrays, in which typed PRNG keys are given as their bits."""
         avals = self.inputs
         return {
             name: jax.random.wrap_key_data(
@@ -260,27 +256,28 @@ class LoadedProgram(Bound):
         }
 
     def to_buffers(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Plain arrays from results by name."""
+        """Returns plain arrays from results by name."""
         return {
             name: np.asarray(jax.random.key_data(array) if is_key(array) else array)
             for name, array in arrays.items()
         }
 
     def place_by_name(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Puts arrays on the slices of the arguments that they are for, so that calls need not."""
+        """Puts arrays on the slices of the arguments that they are for, so that calls need not move them."""
         paths = self._interface.argument_paths
         numbers = {name: n for n, name in enumerate(paths) if name in arrays}
-        placed = self.executable.place({n: arrays[name] for name, n in numbers.items()})
+        placed = self.executable.put_arguments({n: arrays[name] for name, n in numbers.items()}, copy=True)
         return {**arrays, **{paths[n]: array for n, array in placed.items()}}
 
     def _execute(self, leaves: list[Any]) -> Any:
-        result = self.executable.execute_if_like_last(leaves)
-        if result is not UNLIKE:
+        result = self.executable.try_fast_path(leaves)
+        if result is not CACHE_MISS:
             return result
-        return self.executable.execute(self.executable.transfer_in_or_fail(leaves, self.executable.tree))
+        return self.executable.execute(self.executable.transfer_or_raise(leaves, self.executable.tree))
 
     def _order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-        """Where each argument is in trees that are not quite those that were saved."""
+        """Returns the position of each argument's leaves in trees that differ from the saved ones in node
+        types."""
         roots = [root.name for root in self._manifest.positional]
         if len(args) != len(roots):
             raise TypeError(
@@ -296,7 +293,7 @@ class LoadedProgram(Bound):
         return self._numbers(names)
 
     def _numbers(self, names: Sequence[str]) -> list[int]:
-        """The position of each argument in a list of names."""
+        """Returns the position of each argument in a list of names."""
         own = self._interface.argument_paths
         positions = {name: n for n, name in enumerate(names)}
         missing = [name for name in own if name not in positions]

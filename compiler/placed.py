@@ -1,4 +1,4 @@
-"""`pw.jit`: functions that live on a slice."""
+"""Placed functions of `pw.jit`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from pathways.compiler.frontend.arguments import conventions_of, join_static, without_handles
 from pathways.compiler.frontend.jax_internals import Tracer, placed_call
 from pathways.compiler.frontend.meshes import NO_MESH, off_mesh, refuse_mesh, results_off_mesh
-from pathways.compiler.frontend.names import documentation_of, symbol_of
 from pathways.compiler.frontend.specs import abstract_mesh, checked, flat_specs, positional_only
 from pathways.compiler.frontend.trace_state import active_trace, register_slice
+from pathways.compiler.frontend.user_code import documentation_of, symbol_of
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Lowered
 from pathways.dialect.operations.metadata import CallMetadata
@@ -23,11 +23,11 @@ from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 _SHOWN = 8
-"""How many arguments a message has room for."""
+"""Limit of the arguments that a message lists."""
 
 
 class PlacedFunction[**P, R](ProcessBound):
-    """A function that runs on all devices of a slice; made by `pw.jit`.
+    """Function that runs on all devices of a slice; created by `pw.jit`.
 
     Called inside a program it becomes one computation of it. Called alone it is a program of one launch.
     """
@@ -53,7 +53,7 @@ class PlacedFunction[**P, R](ProcessBound):
         self._conventions = conventions_of(
             fun, self.name, static_argnums=static_argnums, static_argnames=static_argnames
         )
-        # Set here also because `fun` may be a placed function, of which everything was copied.
+        # `fun` may be a placed function itself, whose attributes `update_wrapper` has copied.
         self._alone: Program[P, R] | None = None
         self._with_static: dict[Any, Callable[..., Any]] = {}
         self._mesh = abstract_mesh(devices)
@@ -68,13 +68,13 @@ class PlacedFunction[**P, R](ProcessBound):
 
     @property
     def alone(self) -> Program[P, R]:
-        """The program of one launch that it is outside of other programs."""
+        """The program of one launch that a call outside of other programs runs."""
         if self._alone is None:
             self._alone = Program(self, self._conventions, Options())
         return self._alone
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the function on its slice, or makes it a part of the program that is being traced."""
+        """Runs the function on its slice, or adds the call to the program that is being traced."""
         # As `boundary`, without the time of a wrapper.
         try:
             if active_trace.program is None:
@@ -97,8 +97,7 @@ class PlacedFunction[**P, R](ProcessBound):
                 without_handles((passed, named), f"'{self.name}', placed on {self.devices.name},")
             )
             try:
-                # Outside of the call, where it leaves no result apart from what the backward call
-                # reads.
+                # Outside of the call, which then has no residuals besides those that its backward reads.
                 return results_off_mesh(call(*passed, **named))
             except Exception as error:
                 error.add_note(f"'{self.name}', placed on {self.devices.name}, got {_types(passed, named)}")
@@ -113,12 +112,13 @@ class PlacedFunction[**P, R](ProcessBound):
         return self.alone.lower(*args, **kwargs)
 
     def _on_mesh(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as it is traced: on the mesh of its slice, its arguments and results constrained."""
+        """Returns the function as it is traced: on the mesh of its slice, with constrained arguments and
+        results."""
 
         @functools.wraps(fun)
         def body(*args: Any, **kwargs: Any) -> Any:
             with (
-                # JAX goes from a mesh to one of another size by way of none.
+                # JAX cannot switch between meshes of different sizes directly, only through no mesh.
                 jax.sharding.use_abstract_mesh(NO_MESH),
                 jax.sharding.use_abstract_mesh(self._mesh),
                 active_trace.set(placed=True, loop=None),
@@ -165,7 +165,7 @@ class PlacedFunction[**P, R](ProcessBound):
 
 
 def _types(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The types of arguments, for a message."""
+    """Returns the types of arguments, for a message."""
     leaves = jax.tree.leaves((args, kwargs))
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
     return (", ".join(map(_type, leaves[:_SHOWN])) or "nothing") + more

@@ -1,4 +1,4 @@
-"""A function compiled once for each signature of its arguments."""
+"""Programs of `pw.program`: functions compiled once for each signature of their arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.backends.executable import ProgramExecutable
+from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable
 from pathways.compiler.backends.homes import homes_of
-from pathways.compiler.backends.local_executable import UNLIKE
-from pathways.compiler.chunks import lowered
 from pathways.compiler.frontend.abstract_call import abstract_call
 from pathways.compiler.frontend.arguments import (
     Conventions,
@@ -30,16 +28,15 @@ from pathways.compiler.frontend.jax_internals import (
     trace_context,
     unflatten,
 )
-from pathways.compiler.frontend.names import documentation_of
-from pathways.compiler.frontend.notices import warn
 from pathways.compiler.frontend.specs import Spec, flat_specs, positional_only
 from pathways.compiler.frontend.trace import ProgramOptions, Traced, trace
 from pathways.compiler.frontend.trace_state import active_trace
 from pathways.compiler.frontend.trees import of_sealed
+from pathways.compiler.frontend.user_code import documentation_of, warn
 from pathways.compiler.lower.donation import unusable_donations
 from pathways.compiler.lower.phases import ProgramError, run_phases
 from pathways.compiler.lower.pipelining import why_not_pipelined
-from pathways.compiler.stages import Lowered
+from pathways.compiler.stages import Lowered, lowered_of
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.virtual import ProcessBound
@@ -47,10 +44,10 @@ from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
 class Program[**P, R](ProcessBound):
-    """A function compiled for many slices; made by `pw.program`.
+    """Function compiled for many slices; created by `pw.program`.
 
-    A call runs it and returns at once. The first one with arguments of new types compiles it for them;
-    `lower` and then `compile` do so without a call, and show what becomes of it on the way.
+    A call runs it and returns at once. The first call with arguments of new types compiles it for them;
+    `lower` and then `compile` do the same without a call, and give access to each stage.
     """
 
     def __init__(
@@ -67,11 +64,11 @@ class Program[**P, R](ProcessBound):
             fun,
             "A program of pathways: a call runs it on its slices and returns arrays that are ready later.\n"
             "`lower(...)` takes it through the passes without devices, `lower(...).compile()` compiles it,\n"
-            "`place(...)` moves arguments to where the program reads them.",
+            "`place(...)` moves arguments to the slices that read them.",
         )
         self.name = conventions.name
         self._fun = fun
-        # One object for all signatures: JAX remembers what it traced by it.
+        # One object for all signatures: JAX caches traces by it.
         self._traced = of_sealed(fun, conventions.name)
         self._options = options
         self._conventions = conventions
@@ -108,8 +105,8 @@ class Program[**P, R](ProcessBound):
                 and last.context == trace_context()
                 and active_trace.program is None
             ):
-                result = last.execute_if_like_last(leaves)
-                if result is not UNLIKE:
+                result = last.try_fast_path(leaves)
+                if result is not CACHE_MISS:
                     return result
             return self._call_slowly(leaves, tree, static, args, kwargs)
         except Exception as error:
@@ -118,7 +115,7 @@ class Program[**P, R](ProcessBound):
 
     @property
     def executables(self) -> tuple[ProgramExecutable, ...]:
-        """What it has been compiled for so far."""
+        """The executables that it has been compiled to so far."""
         return tuple(self._executables)
 
     @boundary
@@ -130,7 +127,7 @@ class Program[**P, R](ProcessBound):
           **kwargs: likewise.
 
         Raises:
-          ProgramError: when a pass refuses the program; names the place in the user's code.
+          ProgramError: a pass rejects the program; names the place in the user's code.
         """
         signature, traced = self.traced(*args, **kwargs)
         if not traced.interface.out_avals and not traced.callbacks:
@@ -146,7 +143,7 @@ class Program[**P, R](ProcessBound):
             if reason not in self._warned:
                 self._warned.add(reason)
                 warn(f"program '{self.name}': {reason}")
-        return lowered(
+        return lowered_of(
             forms,
             traced.interface,
             signature,
@@ -156,24 +153,25 @@ class Program[**P, R](ProcessBound):
         )
 
     def traced(self, *args: Any, **kwargs: Any) -> tuple[Signature, Traced]:
-        """The program before all passes, for arguments as `lower` takes them, and their signature."""
+        """Returns the traced program and its signature, for arguments as of `lower`."""
         signature = self._signature(args, kwargs)
         with outside_meshes():
             return signature, self._trace(signature, args, kwargs)
 
     @boundary
     def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Puts arguments on the slices that read them, so that calls need not; see `Compiled.place`.
+        """Puts arguments on the slices that read them, so that calls need not move them; see
+        `Compiled.place`.
 
         Args:
           *args: all arguments of a call; static ones as they are.
-          **kwargs: likewise. They are compiled for, and not placed.
+          **kwargs: likewise. They are part of the signature, and are not placed.
 
         Returns:
           The positional arguments.
 
         Raises:
-          ProgramError: a pass refuses the program, which is compiled for arguments that are new to it.
+          ProgramError: a pass rejects the program, when it is compiled for a new signature.
         """
         dynamic, named, static = self._conventions.split_static(args, kwargs)
         signature = self._signature(args, kwargs)
@@ -183,14 +181,16 @@ class Program[**P, R](ProcessBound):
                 executable = self.lower(*args, **kwargs).load(strict=True)
                 self._keep(executable)
         leaves, structure = flatten(dynamic)
-        placed = unflatten(structure, list(executable.place(dict(enumerate(leaves))).values()))
+        placed = unflatten(
+            structure, list(executable.put_arguments(dict(enumerate(leaves)), copy=True).values())
+        )
         return join_static(placed, named, static)[0]
 
     def with_options(self, **changes: Any) -> Program[P, R]:
-        """The same program with some options of the compiler changed.
+        """Returns the same program with some options of the compiler changed.
 
         Args:
-          **changes: `policy` or `schedule_file`, `fuse`, and the others of `passes.pipeline.Options`.
+          **changes: `policy` or `schedule_file`, `fuse`, and other fields of `passes.pipeline.Options`.
         """
         options = dataclasses.replace(self._options, **changes)
         changed = Program(
@@ -207,9 +207,10 @@ class Program[**P, R](ProcessBound):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """A call that brings something new: arguments to move, or a signature to compile."""
+        """Calls the program when the fast path does not apply: arguments must move, or the signature is
+        new."""
         if active_trace.program is not None:
-            # A program called inside a program is part of it.
+            # A program called inside a program is inlined into it.
             dynamic, named, static = self._conventions.split_static(args, kwargs)
             dynamic, named = without_handles((dynamic, named), f"program '{self.name}'")
             args, kwargs = join_static(dynamic, named, static)
@@ -219,30 +220,30 @@ class Program[**P, R](ProcessBound):
         ready = self._ready_executable(leaves, tree, static)
         if ready is None:
             with self._compiling:
-                # Another thread may have been faster.
+                # Another thread may have compiled it in the meantime.
                 ready = self._ready_executable(leaves, tree, static)
                 if ready is None:
                     executable = self.lower(*args, **kwargs).load(strict=True)
                     self._keep(executable)
-                    ready = executable, executable.transfer_in_or_fail(leaves, tree)
+                    ready = executable, executable.transfer_or_raise(leaves, tree)
         self._last, brought = ready
         return self._last.execute(brought)
 
     def _keep(self, executable: ProgramExecutable) -> None:
-        """Keeps what was compiled, and no more what is for devices that were left."""
+        """Caches an executable, and drops those of devices that were disconnected."""
         self._executables = [*(kept for kept in self._executables if kept.context is not None), executable]
 
     def _abstract_call(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call under a trace of JAX, which gets results of the right types."""
+        """Binds the call to a trace of JAX, with results of the right types."""
         interface = self._trace(self._signature(args, kwargs, traced=True), args, kwargs).interface
         paths = functools.partial(self._conventions.paths, args, kwargs)
         return interface.out_tree.unflatten(abstract_call(self.name, leaves, paths, interface.out_avals))
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, traced: bool = False) -> Signature:
-        """What these arguments specialise the program for; `traced` for tracers among them.
+        """Returns the signature of arguments; `traced` if there may be tracers among them.
 
         Raises:
-          TypeError: one of them is nothing that a program takes.
+          TypeError: one of them is not a valid argument of a program.
         """
         dynamic, named, static = self._conventions.split_static(args, kwargs)
         pairs, tree = jax.tree_util.tree_flatten_with_path((dynamic, named))
@@ -253,7 +254,8 @@ class Program[**P, R](ProcessBound):
     def _ready_executable(
         self, leaves: list[Any], tree: Any, static: Static
     ) -> tuple[ProgramExecutable, list[Any]] | None:
-        """The compiled signature that these arguments have, and the arguments on their slices."""
+        """Returns a compiled executable of these arguments, and the arguments on their slices; None if there
+        is none."""
         context = trace_context()
         # The last one first: most programs get a new array from the host in every call.
         for executable in sorted(self._executables, key=lambda known: known is not self._last):
@@ -261,7 +263,7 @@ class Program[**P, R](ProcessBound):
                 homes = executable.interface.homes
                 if homes and homes != homes_of(leaves):
                     continue
-                brought = executable.transfer_in(leaves)
+                brought = executable.transfer_arguments(leaves)
                 if brought is not None:
                     return executable, brought
         return None
@@ -284,12 +286,12 @@ class Program[**P, R](ProcessBound):
         return trace(jitted, self.name, sealed_args, sealed_kwargs, cluster().platform, options)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The flat arguments, without static ones."""
+        """Returns the flat arguments, without static ones."""
         dynamic, named, _ = self._conventions.split_static(args, kwargs)
         return flatten((dynamic, named))[0]
 
     def _argument_specs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Spec]:
-        """What the user says of the sharding of each flat argument."""
+        """Returns the sharding that the user specified for each flat argument."""
         if self._in_shardings is None:
             return []
         dynamic, named, _ = self._conventions.split_static(args, kwargs)
@@ -299,7 +301,7 @@ class Program[**P, R](ProcessBound):
 
 
 def _type_of(leaf: Any) -> Any:
-    """The type of a tracer, without the mesh that it may name; anything else as it is."""
+    """Returns the type of a tracer, without its mesh; anything else as it is."""
     if not isinstance(leaf, Tracer):
         return leaf
     return jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=jax.typeof(leaf).weak_type)

@@ -12,22 +12,24 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.backends.backend import Scheduled
-from pathways.compiler.backends.current import backend
-from pathways.compiler.backends.executable import ProgramExecutable
-from pathways.compiler.backends.local_executable import UNLIKE
+from pathways.compiler.backends.backend import backend
+from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, Scheduled
 from pathways.compiler.backends.replicated import with_replicas
+from pathways.compiler.chunks import ChunkedExecutable, subprogram_ports
 from pathways.compiler.frontend import jax_internals
-from pathways.compiler.frontend.arguments import Signature
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.lower.bundles import save
 from pathways.compiler.lower.phases import Forms
-from pathways.dialect import ops_named
+from pathways.dialect import form_of, ops_named
+from pathways.dialect.operations.operation import parts_of, symbol_name
+from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.syntax.pretty import pretty as for_people
+from pathways.dialect.verification.forms import PARTS
 from pathways.passes.analysis.links import read_link
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
+from pathways.runtime.plan.sub_programs import calls_of
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import ReplayTimes, read_times, stated_times, times_in, title_of
@@ -37,14 +39,14 @@ from pathways.runtime.xla.compile_cache import Request
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 _SHOWN_LINES = 1000
-"""How much of a module a notebook shows."""
+"""Limit of the lines of a module that a notebook shows."""
 
 
 class Lowered(ProcessBound):
-    """A program in all forms of the IR, ready to be compiled.
+    """Program in all forms of the IR, ready to be compiled; created by `Program.lower`.
 
-    Made by `Program.lower`. `remarks` holds what the passes found worth saying, `schedule` the policy or the
-    schedule file of all loops; None where each has its own, or none.
+    `remarks` holds the remarks of the passes, `schedule` the policy or schedule file of all loops; None if
+    each has its own, or none.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Lowered(ProcessBound):
         return f"<lowered program {self.name}>"
 
     def _repr_html_(self) -> str:
-        """Its slices and remarks, and its last form, in a notebook."""
+        """Returns its slices and remarks, and its last form, as HTML for a notebook."""
         lines = self.as_text().splitlines()
         more = len(lines) - _SHOWN_LINES
         text = "\n".join([*lines[:_SHOWN_LINES], *([f"... {more} more lines"] if more > 0 else [])])
@@ -107,11 +109,11 @@ class Lowered(ProcessBound):
         return self._interface.out_tree
 
     def as_text(self, phase: str = "scheduled", *, pretty: bool = False) -> str:
-        """The module after a phase, as MLIR text.
+        """Returns the module after a phase, as MLIR text.
 
         Args:
           phase: one of `stablehlo`, `imported`, `placed`, `sharded`, `scheduled`.
-          pretty: prints `pw` operations for people; what tools read is the generic form.
+          pretty: prints `pw` operations in a form for people; tools read the generic form.
         """
         text = self._forms.text(phase)
         return for_people(text) if pretty else text
@@ -134,18 +136,18 @@ class Lowered(ProcessBound):
         """Binds the slices to devices, compiles every computation, and generates the launch path.
 
         Raises:
-          ResourceError: when there are too few devices; says how many there are and what is in the way. When
-            they have too little memory; says what each slice takes.
-          CompileError: when XLA refuses a computation; names it.
+          ResourceError: there are too few devices; says how many there are and what uses them. Or they have
+            too little memory; says how much each slice needs.
+          CompileError: XLA rejects a computation; names it.
         """
         return Compiled(self, self.load(strict=False))
 
     def load(self, *, strict: bool) -> ProgramExecutable:
-        """What `compile` does; returns what runs.
+        """Compiles the program, and returns the executable below `compile`'s result.
 
         Args:
-          strict: whether arguments of other weak types have another signature. They do where they would be
-            traced anew; what was compiled ahead takes both, as that of `jax.jit` does.
+          strict: whether arguments of other weak types have another signature. They do if they would be
+            traced again; code that was compiled ahead accepts both, as that of `jax.jit` does.
         """
         # With `jax_debug_nans`, an error names the line that a value comes from.
         plan = plan_of(self._forms.scheduled, self.name, proved=True, located=pjrt.checks_values())
@@ -163,11 +165,48 @@ class Lowered(ProcessBound):
         save(path, self._forms.scheduled, self.name, self._interface, self._signature, requests)
 
 
+class ChunkedLowered(Lowered):
+    """Program of sub-programs, each in all forms of the IR; its plan is that of a chunk.
+
+    Args:
+      forms: the whole program.
+      interface: the arguments, results and slices of the whole.
+      signature: the signature of its arguments.
+      more: the other arguments of `Lowered`.
+    """
+
+    def __init__(self, forms: Forms, interface: Interface, signature: Signature, **more: Any) -> None:
+        self._calls = calls_of(forms.scheduled)
+        ports = subprogram_ports(self._calls, interface, signature.context)
+        self._subprograms: dict[str, Lowered] = {}
+        for module in parts_of(forms.scheduled):
+            name = symbol_name(module.operation.opview) or ""
+            own = Forms(f"{forms.name}_{name}", copy_of(module), {}, ())
+            self._subprograms[name] = Lowered(own, *ports[name], **more)
+        chunk = self._subprograms[self._calls.repeated]
+        super().__init__(forms, interface, signature, **more)
+        self._interface = dataclasses.replace(interface, slices=chunk.slices)
+
+    @property
+    def args_info(self) -> Any:
+        """`(args, kwargs)` with a `jax.stages.ArgInfo` for each: its type, and whether it is consumed."""
+        donated = self._calls.donated
+        return self._signature.tree.unflatten(
+            jax.stages.ArgInfo(aval, n in donated) for n, aval in enumerate(self.in_avals)
+        )
+
+    def load(self, *, strict: bool) -> ProgramExecutable:
+        """See `Lowered.load`."""
+        subprograms = {name: lowered.load(strict=False) for name, lowered in self._subprograms.items()}
+        signature = dataclasses.replace(self._signature, strict=strict)
+        return ChunkedExecutable(self._calls, subprograms, self._interface, signature, self.name)
+
+
 class Bound(ProcessBound):
-    """A program bound to devices: what `Compiled` and `LoadedProgram` have in common.
+    """Program bound to devices: the common base of `Compiled` and `LoadedProgram`.
 
     Attributes:
-      executable: what runs it there.
+      executable: the loaded program.
     """
 
     def __init__(self, executable: ProgramExecutable) -> None:
@@ -177,18 +216,18 @@ class Bound(ProcessBound):
         """Runs the program and returns at once, with arrays that become ready later.
 
         Raises:
-          TypeError: when an argument does not have the shape, dtype or structure it was compiled for. Weak
-            types do not count: a number may be passed for an array of its dtype, and the other way round.
+          TypeError: an argument has not the shape, dtype or structure that it was compiled for. Weak types do
+            not count: a number may be passed for an array of its dtype, and the other way round.
         """
         # As `boundary`, without the time of a wrapper.
         try:
             leaves, tree = jax_internals.flatten((args, kwargs))
             executable = self.executable
             if tree == executable.tree:
-                result = executable.execute_if_like_last(leaves)
-                if result is not UNLIKE:
+                result = executable.try_fast_path(leaves)
+                if result is not CACHE_MISS:
                     return result
-            return executable.execute(executable.transfer_in_or_fail(leaves, tree))
+            return executable.execute(executable.transfer_or_raise(leaves, tree))
         except Exception as error:
             filter_traceback(error)
             raise
@@ -205,14 +244,14 @@ class Bound(ProcessBound):
 
     @property
     def out_info(self) -> Any:
-        """A tree like the results, with a `jax.ShapeDtypeStruct` for each that says where it lives.
+        """Tree like the results, with a `jax.ShapeDtypeStruct` for each with its sharding.
 
-        On hosts its sharding is over a mesh without devices; `checkpoint.restore` knows which are meant.
+        On hosts the sharding is over a mesh without devices; `checkpoint.restore` finds its devices.
         """
         return self.out_tree.unflatten(self.executable.result_types())
 
     def argument_info(self, name: str) -> Any:
-        """A tree like an argument, with a `jax.ShapeDtypeStruct` for each array that says where it has to be.
+        """Returns a tree like an argument, with a `jax.ShapeDtypeStruct` and sharding for each array.
 
         Raises:
           ValueError: there is no such argument, or it has no leaves.
@@ -222,15 +261,15 @@ class Bound(ProcessBound):
 
     @property
     def input_shardings(self) -> Any:
-        """`(args, kwargs)` with the sharding that each argument should have: then no call moves it.
+        """`(args, kwargs)` with the sharding of each argument that no call has to move.
 
-        None for an argument that nothing reads; of one that several slices read, that on the first.
+        None for an argument that nothing reads; of one that slices share, the sharding on the first.
         """
         return self.executable.tree.unflatten(self.executable.argument_shardings)
 
     @property
     def output_shardings(self) -> Any:
-        """A tree like the results, with the sharding of each; of one on several slices, that on the first."""
+        """Tree like the results, with the sharding of each; of one on more slices, that on the first."""
         return self.out_tree.unflatten(self.executable.result_shardings)
 
     @property
@@ -240,18 +279,18 @@ class Bound(ProcessBound):
 
     @boundary
     def place(self, *args: Any) -> tuple[Any, ...]:
-        """Puts arguments on the slices that read them, so that calls need not.
+        """Puts arguments on the slices that read them, so that calls need not move them.
 
         Args:
           *args: the first positional arguments of a call, in any number; static ones are left out.
 
         Returns:
-          As many, with arrays where there were arrays or numbers. What is in place already is not copied,
-          unless the slice may share its devices (`overlap=True`). Copies live on when the arrays that they
-          were made of are donated. What is made of a NumPy array above 64 KiB may share its memory.
-
+          As many, with arrays in place of arrays and numbers. An array that is in place already is not
+          copied,
+            unless the slice may share its devices (`overlap=True`). Copies stay valid when the original
+            arrays are donated. A copy of a NumPy array above 64 KiB may share its memory.
         Raises:
-          TypeError: when one does not have the shape, dtype or structure of an argument.
+          TypeError: an argument has not the expected shape, dtype or structure.
 
         Example:
           ```python
@@ -268,7 +307,7 @@ class Bound(ProcessBound):
                 f"program '{self.executable.name}' takes arguments of structure {whole}, but {tree} "
                 "is not a prefix of it"
             )
-        return tree.unflatten(self.executable.place(dict(enumerate(leaves))).values())
+        return tree.unflatten(self.executable.put_arguments(dict(enumerate(leaves)), copy=True).values())
 
     @property
     def plan(self) -> Plan:
@@ -276,14 +315,14 @@ class Bound(ProcessBound):
         return self.executable.plan
 
     def cost_analysis(self) -> dict[str, Any]:
-        """Counts what one call does.
+        """Counts the work of one call.
 
         Returns:
           `launches` and `transfers` between slices, `bytes transferred` by them, and the `flops` of all
           computations by XLA's estimate, on all devices together.
 
         Raises:
-          HostError: a host of the program is gone.
+          HostError: a host of the program was lost.
         """
         launches = [s for s in self.plan.steps if isinstance(s, Launch)]
         counts = collections.Counter((s.computation, s.slice) for s in launches)
@@ -296,21 +335,23 @@ class Bound(ProcessBound):
         }
 
     def flops(self, computation: str, slice: str) -> float:
-        """The floating-point operations of one launch on a slice, by XLA's estimate, on all its devices."""
+        """Returns the floating-point operations of one launch on a slice, by XLA's estimate, on all
+        devices."""
         return self.executable.flops(computation, slice)
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """The memory that one call takes on each slice, in bytes over all devices of the slice together.
+        """Returns the memory that one call needs on each slice, in bytes over all devices of the slice.
 
         Returns:
-          By the name of the slice, a `SliceMemory`: arguments, results, temporaries, and the peak of all that
-          is alive at once, under the names of `jax.stages.Compiled.memory_analysis()`. `print` shows a table.
+          By the name of the slice, a `SliceMemory`: arguments, results, temporaries, and the peak of bytes
+          alive
+            at once, under the names of `jax.stages.Compiled.memory_analysis()`. `print` shows a table.
 
-        On hosts, what is received counts from the beginning and what is sent up to the end. Up to four calls
-        may be under way there.
+        On hosts, received values count from the beginning and sent values up to the end. Up to four calls may
+        be in flight there.
 
         Raises:
-          HostError: a host of the program is gone.
+          HostError: a host of the program was lost.
         """
         return self.executable.memory_analysis()
 
@@ -322,14 +363,14 @@ class Bound(ProcessBound):
         latency: str | float | None = None,
         bandwidth: str | float | None = None,
     ) -> Timeline:
-        """When everything in a call would run, by a replay of the plan; nothing is executed.
+        """Simulates one call by a replay of the plan; nothing is executed.
 
         Args:
-          times: how long launches take, as `{"kinds": {"fwd": "1ms", "bwd": "2ms"}}`; see
-            `passes.analysis.times` for all of the form. Or the path of such a JSON file, or of a file that
-            `pw.trace` wrote. Or a word: `flops` for the operations of placed calls on each device,
-            `units` for one unit of time for each call. By default those that the schedule was made with,
-            which are `flops` for `search`, and `units` for policies without `times`.
+          times: the duration of launches, as `{"kinds": {"fwd": "1ms", "bwd": "2ms"}}`; see
+            `passes.util.times` for the format. Or the path of such a JSON file, or of a file that `pw.trace`
+            wrote. Or a word: `flops` for the operations of placed calls on each device, `units` for one unit
+            of time for each call. By default the times that the schedule was computed with: `flops` for
+            `search`, and `units` for policies without `times`.
           latency: of links between slices, such as `5us`; none by default.
           bandwidth: of links between slices, such as `10GB/s`; no limit by default.
 
@@ -356,7 +397,7 @@ class Bound(ProcessBound):
 
 
 class Compiled(Bound):
-    """A program bound to devices: call it with arguments of the signature it was lowered for."""
+    """Program bound to devices: call it with arguments of the signature it was lowered for."""
 
     def __init__(self, lowered: Lowered, executable: ProgramExecutable) -> None:
         super().__init__(executable)
@@ -371,7 +412,7 @@ class Compiled(Bound):
         return self._lowered.args_info
 
     def as_text(self, phase: str = "scheduled") -> str:
-        """The module after a phase; see `Lowered.as_text`.
+        """Returns the module after a phase; see `Lowered.as_text`.
 
         Args:
           phase: one of those, or `device` for XLA's optimized module of each computation on each slice.
@@ -384,10 +425,16 @@ class Compiled(Bound):
 
         Args:
           path: the file, by custom `*.pwb`.
-          executables: also store the code that XLA made, for processes on such machines that trust it.
+          executables: also store XLA's code, for equal machines whose processes trust the file.
 
         Raises:
           BundleError: see `Lowered.save`.
           CompileError: the platform cannot serialise its executables.
         """
         self._lowered._save(path, self.executable.requests() if executables else {})
+
+
+def lowered_of(forms: Forms, interface: Interface, signature: Signature, **more: Any) -> Lowered:
+    """Returns a lowered program, of sub-programs or not; `more` are further arguments of `Lowered`."""
+    kind = ChunkedLowered if form_of(forms.scheduled) == PARTS.name else Lowered
+    return kind(forms, interface, signature, **more)

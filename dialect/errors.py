@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PathwaysError(Exception):
-    """Something that `pathways` was asked to do cannot be done; the classes derived from it say what.
+    """Base of the errors of `pathways`; each derived class names one kind of failure.
 
     Each of them is also the built-in exception that fits: a `ProgramError` is a `ValueError`, a `HostError` a
     `RuntimeError`.

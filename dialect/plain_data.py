@@ -1,4 +1,4 @@
-"""Plain data from outside, JSON and TOML above all: read as records, or refused by an error with the place.
+"""Plain data from outside, JSON and TOML above all, read as records or rejected by an error with the place.
 
 A record is a `msgspec.Struct`; the constraints of its fields have descriptions, which messages repeat:
 
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pathways.dialect.attributes.names import MOST_ELEMENTS
+from pathways.dialect.attributes.names import MAX_ELEMENTS
 from pathways.dialect.spelling import nearest
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="a printable string")]
@@ -24,25 +24,25 @@ Symbol = Annotated[
     str,
     msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z", description="a name of letters, digits and _"),
 ]
-Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_ELEMENTS, description="a whole number of at least 1")]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_ELEMENTS, description="a whole number of at least 1")]
 
 _NO_HINTS: Mapping[str, str] = types.MappingProxyType({})
 _MISMATCHES = (msgspec.ValidationError, UnicodeEncodeError, RecursionError)
-"""What msgspec raises of data of another type, of texts with half a pair of surrogates, and of deep data."""
+"""Errors of msgspec: data of another type, texts with half a pair of surrogates, and deeply nested data."""
 
 _WORD = re.compile(r"[\w-]+")
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list"}
 
 
 class PlainDataError(ValueError):
-    """Data that is no JSON, or is not of its type; the message begins with the place in it."""
+    """Data is not JSON, or not of its type; the message begins with the place in it."""
 
 
 def parse_json(data: bytes | memoryview) -> Any:
-    """Returns the value that JSON stands for, in which no key occurs twice in an object.
+    """Returns the value of a JSON text in which no key occurs twice in an object.
 
     Raises:
-      PlainDataError: it is no JSON.
+      PlainDataError: the text is not such JSON.
     """
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -68,23 +68,23 @@ def read_record[T](value: Any, kind: type[T], hints: Mapping[str, str] = _NO_HIN
     Args:
       value: the data.
       kind: the type of the record.
-      hints: what to say of some unknown keys, in place of the nearest known one.
+      hints: the message for some unknown keys, in place of the nearest known one.
 
     Raises:
-      PlainDataError: it is no such record; says which entry, what it is, and what is expected.
+      PlainDataError: the data is not such a record; names the entry, its value, and what is expected.
     """
     try:
         return msgspec.convert(value, kind)
     except _MISMATCHES:
-        # Msgspec names neither keys of dictionaries nor what a pattern stands for.
+        # Msgspec names neither keys of dictionaries nor the meaning of a pattern.
         raise PlainDataError(next(_problems(value, kind, "", hints))) from None
 
 
 def check_fields(record: msgspec.Struct) -> None:
-    """Checks the fields of a record that a caller has made, for its `__post_init__`.
+    """Checks the fields of a record that a caller has created, for its `__post_init__`.
 
     Raises:
-      ValueError: one of them cannot be; the message begins with its name.
+      ValueError: a field is invalid; the message begins with its name.
     """
     for field in msgspec.structs.fields(type(record)):
         value = getattr(record, field.name)
@@ -93,7 +93,7 @@ def check_fields(record: msgspec.Struct) -> None:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Returns what to say of a key that is none of those that are known."""
+    """Returns the message about a key that is not a known one."""
     names = list(known)
     near = nearest(key, names)
     hint = f"did you mean {near}?" if near else f"expected some of {', '.join(names)}"
@@ -115,7 +115,7 @@ def _key(key: str) -> str:
 
 
 def _mismatch(value: Any, kind: Any) -> str | None:
-    """Returns why a value is no such type; None where it is."""
+    """Returns why a value is not of a type; None if it is."""
     try:
         msgspec.convert(value, kind)
     except _MISMATCHES as error:
@@ -124,12 +124,12 @@ def _mismatch(value: Any, kind: Any) -> str | None:
 
 
 def _problems(value: Any, kind: Any, place: str, hints: Mapping[str, str]) -> Iterator[str]:
-    """Yields what is wrong with a value, the innermost entry first; nothing where it is right."""
+    """Yields the problems of a value, the innermost entry first."""
     if (mismatch := _mismatch(value, kind)) is None:
         return
     yield from _inner_problems(value, _bare(kind), place, hints)
     if isinstance(value, dict) and _is_record(_bare(kind)):
-        # Its `__post_init__` says so.
+        # The reason is in the message of its `__post_init__`.
         yield f"{place}: {mismatch}" if place else mismatch
     else:
         expected = _expected(kind, mismatch)
@@ -161,15 +161,15 @@ def _inner_problems(value: Any, kind: Any, place: str, hints: Mapping[str, str])
 
 
 def _expected(kind: Any, mismatch: str) -> str:
-    """Returns what is expected of a value that is no such type."""
+    """Returns a description of the values of a type."""
     kind = _required(kind)
     metas = typing.get_args(kind)[1:] if typing.get_origin(kind) is typing.Annotated else ()
-    said = [meta.description for meta in metas if isinstance(meta, msgspec.Meta) and meta.description]
+    descriptions = [meta.description for meta in metas if isinstance(meta, msgspec.Meta) and meta.description]
     bare = _bare(kind)
     words = "an object" if _is_record(bare) else _EXPECTED.get(typing.get_origin(bare) or bare)
     if typing.get_origin(bare) is typing.Literal:
         words = f"one of {', '.join(map(repr, typing.get_args(bare)))}"
-    expected = said[-1] if said else words
+    expected = descriptions[-1] if descriptions else words
     return f"expected {expected}" if expected else mismatch
 
 

@@ -46,7 +46,7 @@ def main(check: bool) -> int:
 
 
 def summaries() -> str:
-    """What listings say of each pass."""
+    """Returns what listings say of each pass."""
     said = {
         name: {
             "does": " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split()),
@@ -61,12 +61,13 @@ def summaries() -> str:
 
 
 def read(path: Path) -> str | None:
-    """The text of a page, None when it does not exist."""
+    """Returns the text of a page, None when it does not exist."""
     return path.read_text() if path.exists() else None
 
 
 def notebook(page: Path) -> str:
-    """A page as a notebook without outputs: its blocks of Python are cells of code, the rest is text."""
+    """Returns a page as a notebook without outputs: its blocks of Python are cells of code, the rest is
+    text."""
     cells: list[dict[str, object]] = []
     for number, part in enumerate(re.split(r"^```python\n(.*?)^```\n", page.read_text(), flags=re.M | re.S)):
         if source := part.strip().splitlines(keepends=True):
@@ -82,7 +83,7 @@ def notebook(page: Path) -> str:
 
 
 def picture(page: Path) -> str:
-    """The pipeline of a page under two schedules, as `pw-viz` draws it."""
+    """Returns the pipeline of a page under two schedules, as `pw-viz` draws it."""
     programs = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
     (program,) = (text for text in programs if "schedule=" in text)
     environment = {**os.environ, "PW_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
@@ -98,7 +99,7 @@ def picture(page: Path) -> str:
 
 
 def ops_page() -> str:
-    """The reference of the `pw` dialect."""
+    """Returns the reference of the `pw` dialect."""
     parts = [
         NOTICE.format(source="`dialect/operations/ops.py`"),
         "# Operations of the `pw` dialect\n",
@@ -109,7 +110,7 @@ def ops_page() -> str:
 
 
 def forms_page() -> str:
-    """The reference of the forms of the IR."""
+    """Returns the reference of the forms of the IR."""
     parts = [
         NOTICE.format(source="`dialect/verification/forms.py`"),
         "# Forms of the IR\n",
@@ -123,7 +124,7 @@ def forms_page() -> str:
 
 
 def describe_form(form: Form) -> str:
-    """The section of one form."""
+    """Returns the section of one form."""
     passes = [(name, registry.load(name)) for name in registry.names()]
     rows = [
         (
@@ -150,7 +151,7 @@ def describe_form(form: Form) -> str:
 
 
 def names_of(chosen: Collection[type[PwOp]]) -> list[str]:
-    """The names of operations in the order of their declaration."""
+    """Returns the names of operations in the order of their declaration."""
     return [f"`{name}`" for name, op in OPERATIONS.items() if op in chosen]
 
 
@@ -162,7 +163,7 @@ def attributes_of(fields: Mapping[type[PwOp], Iterable[str]]) -> str:
 
 
 def passes_page() -> str:
-    """The reference of the passes."""
+    """Returns the reference of the passes."""
     parts = [
         NOTICE.format(source="the docstrings in `passes/`"),
         "# Passes\n",
@@ -175,12 +176,12 @@ def passes_page() -> str:
 
 
 def contents(names: Iterable[str]) -> str:
-    """A list of links to the headings of a page."""
+    """Returns a list of links to the headings of a page."""
     return "".join(f"- [`{name}`](#{re.sub('[^a-z0-9_-]', '', name)})\n" for name in names)
 
 
 def describe_op(name: str, op: type[PwOp]) -> str:
-    """The section of one operation."""
+    """Returns the section of one operation."""
     attributes = [
         (f"`{field.name}`", field.kind.description, "required" if field.required else "optional", field.doc)
         for field in op.fields().values()
@@ -201,7 +202,7 @@ def describe_op(name: str, op: type[PwOp]) -> str:
 
 
 def describe_pass(name: str, pass_type: type[Pass]) -> str:
-    """The section of one pass."""
+    """Returns the section of one pass."""
     options = [
         (f"`{field.name.replace('_', '-')}`", f"`{shown(field)}`", field.metadata["help"])
         for field in options_of(pass_type).values()
@@ -213,12 +214,12 @@ def describe_pass(name: str, pass_type: type[Pass]) -> str:
 
 
 def section(name: str, described: type, *tables: str) -> str:
-    """A heading, the docstring, and the tables that are not empty."""
+    """Returns a heading, the docstring, and the tables that are not empty."""
     return "\n".join([f"## `{name}`\n", prose(described), *filter(None, tables)])
 
 
 def shown(field: dataclasses.Field[object]) -> str:
-    """The default of an option, as one would write it."""
+    """Returns the default of an option, as one would write it."""
     return default_of(field) or "''"
 
 
@@ -227,18 +228,18 @@ def default_of(field: dataclasses.Field[object]) -> str:
 
 
 def count(values: Values) -> str:
-    """How many operands or results an operation has."""
+    """Returns how many operands or results an operation has."""
     return "any" if values.count is None else str(values.count)
 
 
 def prose(described: type) -> str:
-    """A docstring as Markdown: `Requires:` and its like open a paragraph and are bold."""
+    """Returns a docstring as Markdown: `Requires:` and its like open a paragraph and are bold."""
     text = inspect.cleandoc(described.__doc__ or "")
     return re.sub(r"\n*^(Requires|Guarantees|Invariants):", r"\n\n**\1:**", text, flags=re.MULTILINE) + "\n"
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table, nothing when it has no rows."""
+    """Returns a Markdown table, nothing when it has no rows."""
     if not rows:
         return ""
     lines = [header, ("---",) * len(header), *rows]

@@ -11,7 +11,7 @@ import pathways as pw
 
 
 def fit(platform: str, count: int, slices: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-    """How slices fit on the devices that there are.
+    """Returns how slices fit on the devices that there are.
 
     Args:
       platform: JAX's default platform. There may be any number of CPU devices.

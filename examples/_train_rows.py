@@ -28,5 +28,5 @@ def excerpts(seed: int, held_out: bool = False) -> grain.MapDataset:
 
 
 def norm(params: Any) -> float:
-    """The Euclidean norm of all parameters that are here."""
+    """Returns the Euclidean norm of all parameters that are here."""
     return float(sum(float((np.asarray(w, np.float64) ** 2).sum()) for w in jax.tree.leaves(params)) ** 0.5)

@@ -54,7 +54,7 @@ def born(key: jax.Array) -> Any:
 
 
 def policy(weights: Any, contexts: jax.Array) -> jax.Array:
-    """The logits of the actions (batch, ACTIONS), of contexts (batch, CONTEXTS)."""
+    """Returns the logits of the actions (batch, ACTIONS), of contexts (batch, CONTEXTS)."""
     return jnp.tanh(contexts @ weights["hidden"]) @ weights["out"]
 
 
@@ -68,7 +68,8 @@ def play(weights: Any, key: jax.Array) -> dict[str, jax.Array]:
 
 
 def update(state: Any, seen: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
-    """One step of REINFORCE with the mean reward as its baseline; the state after it, and that mean."""
+    """Returns one step of REINFORCE with the mean reward as its baseline; the state after it, and that
+    mean."""
     weights, moments = state
     mean = seen["rewards"].mean()
 
@@ -82,7 +83,7 @@ def update(state: Any, seen: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
 
 
 def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
-    """The actor, the learner, and the state of the learner."""
+    """Returns the actor, the learner, and the state of the learner."""
     act = pw.program(pw.jit(play, devices=s0))
     learn = pw.program(pw.jit(update, devices=s1), donate_argnums=0)
     state = pw.program(pw.jit(born, devices=s1))(jax.random.key(0))
@@ -90,7 +91,8 @@ def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
 
 
 def train(act: Any, learn: Any, state: Any, steps: int) -> list[float]:
-    """The mean rewards of some steps; the actor gets new weights before each, and works one behind."""
+    """Returns the mean rewards of some steps; the actor gets new weights before each, and works one
+    behind."""
     rewards, seen = [], None
     for key in jax.random.split(jax.random.key(1), steps):
         weights, _ = act.place(state[0], key)

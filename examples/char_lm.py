@@ -67,7 +67,8 @@ Stage = Callable[[Params, Any], jax.Array]
 
 
 def read_text() -> tuple[np.ndarray, np.ndarray]:
-    """The codes of all characters of the standard library: for training, and held out (every tenth file)."""
+    """Returns the codes of all characters of the standard library: for training, and held out (every tenth
+    file)."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     train = b"".join(file.read_bytes() for n, file in enumerate(files) if n % 10)
     held_out = b"".join(file.read_bytes() for file in files[::10])
@@ -91,7 +92,7 @@ def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[Ba
 
 
 def init_params(rng: np.random.Generator, length: int) -> list[Params]:
-    """The parameters of each stage, as float32 numpy arrays."""
+    """Returns the parameters of each stage, as float32 numpy arrays."""
 
     def normal(*shape: int, scale: float) -> np.ndarray:
         return rng.normal(scale=scale, size=shape).astype(np.float32)
@@ -122,7 +123,7 @@ def init_params(rng: np.random.Generator, length: int) -> list[Params]:
 
 
 def param_specs(params: Params) -> Params:
-    """How the parameters of a stage lie over its slice."""
+    """Returns how the parameters of a stage lie over its slice."""
     return jax.tree_util.tree_map_with_path(lambda path, _: SPECS.get(path[-1].key, P()), params)
 
 
@@ -132,7 +133,7 @@ def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def apply_block(params: Params, x: jax.Array) -> jax.Array:
-    """One block, from (batch, length, width) to the same."""
+    """Returns one block, from (batch, length, width) to the same."""
     q, k, v = jnp.einsum("btw,wchd->cbthd", normalize(x, params["attention_norm"]), params["qkv"])
     attended = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     x = x + attended.reshape(x.shape) @ params["project"]
@@ -140,19 +141,19 @@ def apply_block(params: Params, x: jax.Array) -> jax.Array:
 
 
 def front(params: Params, inputs: jax.Array) -> jax.Array:
-    """The first stage: from characters (batch, length) to activations (batch, length, width)."""
+    """Returns the first stage: from characters (batch, length) to activations (batch, length, width)."""
     return middle(params, params["embed"][inputs] + params["position"])
 
 
 def middle(params: Params, x: jax.Array) -> jax.Array:
-    """A stage between: from activations to activations."""
+    """Returns a stage between: from activations to activations."""
     for block in params["blocks"]:
         x = apply_block(block, x)
     return x
 
 
 def back(params: Params, x: jax.Array) -> jax.Array:
-    """The last stage: from activations to logits (batch, length, vocabulary)."""
+    """Returns the last stage: from activations to logits (batch, length, vocabulary)."""
     return normalize(middle(params, x), params["norm"]) @ params["head"]
 
 
@@ -160,7 +161,7 @@ MODEL: list[Stage] = [front, *[middle] * (STAGES - 2), back]
 
 
 def place(slices: list[pw.VirtualSlice], params: list[Params]) -> list[Stage]:
-    """The stages on slices, which take turns."""
+    """Returns the stages on slices, which take turns."""
     # What the placed functions take is all that is said; whatever is made of it lies accordingly.
     return [
         pw.jit(stage, devices=slices[n % len(slices)], in_shardings=(param_specs(part), P("data")))
@@ -172,7 +173,7 @@ def place(slices: list[pw.VirtualSlice], params: list[Params]) -> list[Stage]:
 
 
 def mean_loss(stages: list[Stage], params: list[Params], batch: Batch) -> jax.Array:
-    """The mean cross-entropy of the next character, in nats."""
+    """Returns the mean cross-entropy of the next character, in nats."""
     x, targets = batch
     for stage, part in zip(stages, params, strict=True):
         x = stage(part, x)
@@ -186,7 +187,7 @@ def update(
     state: State,
     batch: Batch,
 ) -> tuple[State, jax.Array]:
-    """The state after one more batch, and the loss on that batch."""
+    """Returns the state after one more batch, and the loss on that batch."""
     params, optimizer_state = state
     loss_fn = functools.partial(mean_loss, stages)
     loss, gradients = pw.accumulate(jax.value_and_grad(loss_fn), microbatches)(params, batch)
@@ -241,7 +242,7 @@ def train(
 
 
 def measure(step: Callable[..., Any], state: State, data: Iterator[Batch], folder: Path) -> EventLog:
-    """The timeline of the last of a few steps; the trace of all of them is left in the folder."""
+    """Returns the timeline of the last of a few steps; the trace of all of them is left in the folder."""
     trace = folder / "train_step.trace.json"
     with pw.trace(trace):
         for batch in itertools.islice(data, TRACED_STEPS):
@@ -346,7 +347,7 @@ def main() -> int:
 
 
 def mesh_shape(text: str) -> tuple[int, int]:
-    """The sizes of both axes, from text such as 2x1."""
+    """Returns the sizes of both axes, from text such as 2x1."""
     data, model = map(int, text.split("x"))
     return data, model
 

@@ -40,7 +40,7 @@ Params = dict[str, Any]
 
 
 def attend(w: Params, x: jax.Array, memory: jax.Array, causal: bool = False) -> jax.Array:
-    """One head of attention, from (batch, length, width) to the same."""
+    """Returns one head of attention, from (batch, length, width) to the same."""
     q, k, v = x @ w["q"], memory @ w["k"], memory @ w["v"]
     heads = (a[:, :, None] for a in (q, k, v))
     return x + jax.nn.dot_product_attention(*heads, is_causal=causal)[:, :, 0] @ w["o"]
@@ -60,7 +60,7 @@ def encode(embed: jax.Array, params: Params, words: jax.Array) -> jax.Array:
 
 
 def decode(embed: jax.Array, params: Params, memory: jax.Array, words: jax.Array) -> jax.Array:
-    """The logits of each next word (batch, length, WORDS)."""
+    """Returns the logits of each next word (batch, length, WORDS)."""
     x = embed[words] + params["position"]
     for w in params["blocks"]:
         x = attend(w["self"], x, x, causal=True)
@@ -85,7 +85,7 @@ def init(key: jax.Array) -> Params:
 
 
 def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
-    """A train step, its state, and a batch of sentences."""
+    """Returns a train step, its state, and a batch of sentences."""
     on_s0, on_s1 = pw.jit(encode, devices=s0), pw.jit(decode, devices=s1)
     optimizer = optax.adam(1e-3)
 

@@ -36,7 +36,7 @@ import pathways as pw
 
 
 def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
-    """A train step of an autoencoder, its state, and a batch of 32 rows."""
+    """Returns a train step of an autoencoder, its state, and a batch of 32 rows."""
     keys = jax.random.split(jax.random.key(0), 3)
     encoder = eqx.nn.MLP(16, 4, width_size=64, depth=2, key=keys[0])
     decoder = eqx.nn.MLP(4, 16, width_size=64, depth=2, key=keys[1])

@@ -48,7 +48,7 @@ class Head(nn.Module):
 
 
 def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, TrainState, Any]:
-    """A train step, its state, and a batch of 32 images with their classes."""
+    """Returns a train step, its state, and a batch of 32 images with their classes."""
     encoder, head = Encoder(), Head()
     encode, predict = pw.jit(encoder.apply, devices=s0), pw.jit(head.apply, devices=s1)
 

@@ -48,7 +48,7 @@ class Mixer(nnx.Module):
 
 
 def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
-    """A train step, its state, and a batch: 32 inputs with their targets."""
+    """Returns a train step, its state, and a batch: 32 inputs with their targets."""
     graph_0, front_params = nnx.split(Mixer(16, 32, nnx.Rngs(0)))
     graph_1, back_params = nnx.split(Mixer(32, 16, nnx.Rngs(1)))
     optimizer = optax.adamw(1e-3)

@@ -37,7 +37,7 @@ Params, Cache = dict[str, jax.Array], dict[str, jax.Array]
 
 
 def layer(w: Params, cache: Cache, x: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
-    """One token through one layer: x is (BATCH, WIDTH), keys and values (BATCH, LENGTH, WIDTH)."""
+    """Returns one token through one layer: x is (BATCH, WIDTH), keys and values (BATCH, LENGTH, WIDTH)."""
     write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=position, axis=1)
     cache = {name: write(cache[name], (x @ w[name])[:, None]) for name in ("k", "v")}
     scores = jnp.einsum("bw,btw->bt", x @ w["q"], cache["k"]) / WIDTH**0.5
@@ -53,7 +53,8 @@ def init(key: jax.Array) -> Params:
 
 
 def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
-    """A program that decodes, its state (caches, last tokens, number of tokens so far), and parameters."""
+    """Returns a program that decodes, its state (caches, last tokens, number of tokens so far), and
+    parameters."""
     front, back = pw.jit(layer, devices=s0), pw.jit(layer, devices=s1)
 
     @pw.program(donate_argnums=0)

@@ -64,7 +64,7 @@ def front(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
 
 
 def back(params: dict[str, jax.Array], x: jax.Array, targets: jax.Array) -> jax.Array:
-    """The mean cross-entropy of the next character, in nats."""
+    """Returns the mean cross-entropy of the next character, in nats."""
     logits = jax.nn.gelu(x @ params["hidden"]) @ params["head"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 

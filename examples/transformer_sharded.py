@@ -88,7 +88,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def apply_block(params: Params, x: jax.Array) -> jax.Array:
-    """One block, from (batch, length, width) to the same; sums over heads and hidden units cross "model"."""
+    """Returns one block, from (batch, length, width) to the same; sums over heads and hidden units cross
+    "model"."""
     q, k, v = jnp.einsum("btw,wchd->cbthd", normalize(x, params["attention_norm"]), params["qkv"])
     x = x + jnp.einsum("bthd,hdw->btw", attend(q, k, v), params["project"])
     x = jax.lax.with_sharding_constraint(x, P("data"))
@@ -97,12 +98,12 @@ def apply_block(params: Params, x: jax.Array) -> jax.Array:
 
 
 def front(params: Params, inputs: jax.Array) -> jax.Array:
-    """The first stage: from tokens (batch, length) to activations (batch, length, width)."""
+    """Returns the first stage: from tokens (batch, length) to activations (batch, length, width)."""
     return apply_block(params["block"], params["embed"][inputs] + params["position"])
 
 
 def back(params: Params, x: jax.Array) -> jax.Array:
-    """The second stage: from activations to logits (batch, length, vocabulary)."""
+    """Returns the second stage: from activations to logits (batch, length, vocabulary)."""
     return normalize(apply_block(params["block"], x), params["norm"]) @ params["head"]
 
 
@@ -117,7 +118,7 @@ def loss_and_gradients(front: Stage, back: Stage, params: Params, batch: Batch) 
 
 def make_step(front: Stage, back: Stage, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
     def train_step(state: Any, batch: Batch) -> tuple[Any, jax.Array]:
-        """The state after one more batch, and the loss on that batch."""
+        """Returns the state after one more batch, and the loss on that batch."""
         params, optimizer_state = state
         loss, gradients = loss_and_gradients(front, back, params, batch)
         updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
@@ -161,7 +162,8 @@ def run(jit: Callable[..., Any], front: Stage, back: Stage, params: Params, batc
 
 
 def difference(ours: Any, theirs: Any, elementwise: bool) -> float:
-    """The relative difference of two arrays: of the whole, by the norm, or the largest of any element."""
+    """Returns the relative difference of two arrays: of the whole, by the norm, or the largest of any
+    element."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if not elementwise:
         return float(np.linalg.norm(a - b) / np.linalg.norm(b))
@@ -170,7 +172,7 @@ def difference(ours: Any, theirs: Any, elementwise: bool) -> float:
 
 
 def leaves_of(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their paths."""
+    """Returns the leaves of a tree by their paths."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
 

@@ -24,21 +24,11 @@ FOLDERS = ("dialect", "passes", "runtime", "compiler", "tools", "bench", "exampl
 
 PENDING = (
     "bench",
-    "compiler/_root",
-    "compiler/api.py",
     "compiler/auto",
     "compiler/backends",
-    "compiler/chunks.py",
     "compiler/data",
     "compiler/frontend",
-    "compiler/links.py",
-    "compiler/loaded.py",
     "compiler/lower",
-    "compiler/mpmd",
-    "compiler/placed.py",
-    "compiler/program.py",
-    "compiler/stages.py",
-    "dialect",
     "docs",
     "examples",
     "runtime/control",
@@ -75,21 +65,19 @@ PENDING = (
     "tools/drivers",
     "tools/inputs",
     "tools/lsp",
-    "tools/pw_bundle.py",
     "tools/pw_cluster.py",
     "tools/pw_compile.py",
-    "tools/pw_completion.py",
-    "tools/pw_lsp.py",
     "tools/pw_opt.py",
-    "tools/pw_proxy.py",
-    "tools/pw_run.py",
-    "tools/pw_sim.py",
-    "tools/pw_viz.py",
 )
-"""Folders and modules that break the rules today. Narrow or remove an entry as its folders get clean: one
+"""Folders and modules that break the rules today. Narrow or remove an entry when its folders get clean; one
 without findings fails."""
 
-EXCEPTIONS: set[str] = set()
+EXCEPTIONS = {
+    # The key of `pw.times` in the IR.
+    "dialect/attributes/call_times.py: name: made_with has 'made'",
+    "dialect/attributes/fields.py: name: _MADE_WITH has 'made'",
+    "dialect/attributes/fields.py: name: made_with has 'made'",
+}
 """Findings that are right as they are, written as the test prints them without their line."""
 
 VAGUE = re.compile(
@@ -268,7 +256,9 @@ def noun_first(line: int, subject: str, doc: str, also: tuple[str, ...] = ()) ->
     first, second = first_two(doc)
     if VAGUE.fullmatch(first) and first not in also:
         yield line, "vague first word", f"{subject} begins with {first}"
-    elif VERBS.fullmatch(first) or (is_third_person(first) and DETERMINERS.fullmatch(second)):
+    elif (VERBS.fullmatch(first) and second != "of") or (
+        is_third_person(first) and DETERMINERS.fullmatch(second)
+    ):
         yield line, "verb instead of noun", f"{subject} begins with {first}"
 
 
@@ -395,6 +385,7 @@ def test_no_two_classes_have_one_name() -> None:
         ("_log.info('%s connected.')", "1: log line: '%s connected.' ends in a full stop"),
         ("x = 1\n# Its last turn frees it.", "2: prose: 'last turn' (iteration)"),
     ],
+    ids=("pronoun", "no-verb", "plural", "verb", "class", "most", "message", "full-stop", "comment"),
 )
 def test_each_rule_finds_what_breaks_it(source: str, expected: str) -> None:
     assert [str(found) for found in findings("tools/example.py", source)] == [f"tools/example.py:{expected}"]

@@ -36,7 +36,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     parser = FlagParser("pw-bundle", "pw-bundle inspect|verify FILE [flags]", _DESCRIPTION)
     add = parser.add_argument
     add("command", nargs="?", choices=_COMMANDS, metavar="inspect|verify")

@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     usage = "pw-cluster up|list|status|end|down|logs [CLUSTER] [flags]"
     parser = FlagParser("pw-cluster", usage, _DESCRIPTION, library=None)
     up = parser.add_command("up", "FILE [flags]", "Starts the cluster of a file.")

@@ -114,7 +114,7 @@ def _more_help() -> str:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     parser = FlagParser(
         "pw-compile",
         "pw-compile TARGET [--args ARG ...] [--kwargs NAME=ARG ...] [-o FILE] [flags]",

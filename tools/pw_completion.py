@@ -37,7 +37,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parsers() -> list[FlagParser]:
-    """The flags of all tools."""
+    """Returns the flags of all tools."""
     from pathways.tools import (
         pw_bundle,
         pw_cluster,
@@ -55,7 +55,7 @@ def make_parsers() -> list[FlagParser]:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     parser = FlagParser("pw-completion", "pw-completion bash|zsh|fish [flags]", _DESCRIPTION, library=None)
     add = parser.add_argument
     add("shell", nargs="?", choices=SHELLS, metavar="bash|zsh|fish", help="the shell")

@@ -35,7 +35,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     parser = FlagParser("pw-lsp", "pw-lsp [--timeout SECONDS]", _DESCRIPTION, library="pygls")
     add = parser.add_argument
     add("--timeout", type=count, default=10, metavar="SECONDS", help="time limit of one parse; default: 10")

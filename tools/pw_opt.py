@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     return _OptParser()
 
 

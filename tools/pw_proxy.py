@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     parser = FlagParser(
         "pw-proxy",
         "pw-proxy [flags] -- PROGRAM [ARGUMENT ...] | pw-proxy --listen ADDRESS [flags]",

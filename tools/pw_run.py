@@ -45,7 +45,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     parser = FlagParser(
         "pw-run",
         "pw-run BUNDLE [--inputs FILE] [--outputs FILE] [--steps N] [--feed OUT:IN ...] [flags]",

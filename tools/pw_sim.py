@@ -28,7 +28,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     parser = FlagParser(
         "pw-sim", "pw-sim [FILE] [--times FILE] [flags]", _DESCRIPTION, lambda: TIMES_HELP, library=None
     )

@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser() -> FlagParser:
-    """The flags of the tool."""
+    """Returns the flags of the tool."""
     parser = FlagParser(
         "pw-viz",
         "pw-viz [FILE] [--trace FILE ...] [-o FILE] [flags]",

@@ -56,7 +56,7 @@ class Control:
         self._ended = ended
 
     def gangs(self, islands: Sequence[int]) -> list[Gang]:
-        """The workers of islands."""
+        """Returns the workers of islands."""
         return [self.core.gangs[n] for n in islands]
 
     def issue(self, islands: Sequence[int], seconds: float, owner: int, moment: float) -> tuple[Step, float]:

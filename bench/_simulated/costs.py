@@ -40,7 +40,7 @@ class ControlCosts:
     net: float = 0.0
 
     def changed(self, what_if: str) -> ControlCosts:
-        """The same with changes, such as `per_host=7.5us,net=2x`.
+        """Returns the same with changes, such as `per_host=7.5us,net=2x`.
 
         Raises:
           CostsError: a change cannot be read, or there is no such cost.
@@ -113,7 +113,7 @@ class CostsFile:
     benches: Mapping[str, Mapping[str, MeasuredGroup]]
 
     def seconds(self, bench: str, name: str) -> float:
-        """A cost.
+        """Returns a cost.
 
         Raises:
           CostsError: the file does not have it.

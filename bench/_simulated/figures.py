@@ -40,7 +40,7 @@ class Usage:
 
 
 def used_alone(shape: FleetShape, costs: ControlCosts, seconds: float, ahead: int = 8) -> Usage:
-    """What a program with a controller of its own makes of a cluster.
+    """Returns what a program with a controller of its own makes of a cluster.
 
     Args:
       shape: the hosts.
@@ -60,7 +60,7 @@ def _steps(shape: FleetShape) -> int:
 
 
 def longest(shape: FleetShape, costs: ControlCosts) -> float:
-    """The seconds of all control of a step that nothing hides, and no less."""
+    """Returns the seconds of all control of a step that nothing hides, and no less."""
     messages = sum(map(len, shape.groups())) * costs.per_host + len(shape.hosts) * costs.per_island
     handed_on = max(shape.heads or 0, 1) * costs.per_handed_on
     work = costs.per_worker * (1 + sum(shape.hosts) / (shape.cores or sum(shape.hosts)))
@@ -74,7 +74,7 @@ def used_together(
     seconds: float,
     ahead: int = 4,
 ) -> Usage:
-    """What clients of a service make of a cluster in so many seconds, after half a second."""
+    """Returns what clients of a service make of a cluster in so many seconds, after half a second."""
     model = ServiceModel(shape, costs, clients, ahead)
     model.run(0.5)
     weights = [client.weight for client in clients]
@@ -97,7 +97,8 @@ def _usage(control: Control, time: SimulatedTime, run: Callable[[], None], weigh
 
 
 def smallest_hidden(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> float:
-    """The shortest computation, in seconds, that hides all control of a program with a controller of its own.
+    """Returns the shortest computation, in seconds, that hides all control of a program with a controller of
+    its own.
 
     Args:
       shape: the hosts.
@@ -110,7 +111,8 @@ def smallest_hidden(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> f
 
 
 def smallest_served(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> float:
-    """The same for a client of a service, which has the cluster for itself and runs on all its islands."""
+    """Returns the same for a client of a service, which has the cluster for itself and runs on all its
+    islands."""
     islands = tuple(range(len(shape.hosts)))
 
     def is_hidden(seconds: float) -> bool:
@@ -123,7 +125,7 @@ def smallest_served(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> f
 
 
 def least_hidden(is_hidden: Callable[[float], bool], guess: float) -> float:
-    """The shortest computation, in seconds, that hides all else.
+    """Returns the shortest computation, in seconds, that hides all else.
 
     Args:
       is_hidden: whether one does; if it does, longer ones do, too.

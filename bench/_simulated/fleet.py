@@ -139,7 +139,7 @@ class Fleet:
         return ready, moment
 
     def _hand_on(self, step: FleetStep, island: int, group: int, moment: float) -> float:
-        """The job of a head: tells the others of its group, then its own devices."""
+        """Returns the job of a head: tells the others of its group, then its own devices."""
         assert self._shape.heads is not None
         first = self._first[island] + group * self._shape.heads
         count = self._groups[island][group]
@@ -198,14 +198,14 @@ class Fleet:
                 head.add_at(self._time.now + net, back)
 
     def _take(self, step: FleetStep, island: int, moment: float) -> float:
-        """The job of who controls: answers of all hosts of an island, which come at the same time."""
+        """Returns the job of who controls: answers of all hosts of an island, which come at the same time."""
         message = self._costs.per_host / 2
         for group in range(len(self._groups[island])):
             moment = self._answer(step, island, group, moment + message)
         return moment
 
     def _hand_back(self, step: FleetStep, island: int, group: int, moment: float) -> float:
-        """The job of a head: takes the answers of its group, and gives one of all."""
+        """Returns the job of a head: takes the answers of its group, and gives one of all."""
         moment += (self._groups[island][group] - 1) * self._costs.per_handed_on / 2
         self._send_back(step, island, group, moment)
         return moment

@@ -40,7 +40,7 @@ class ControllerModel:
             self.time.step()
 
     def _issue(self, moment: float) -> float:
-        """A job: the next step, if there is room."""
+        """Returns a job: the next step, if there is room."""
         if any(gang.window.blocker() is not None for gang in self._gangs):
             self._waits = True
             return moment

@@ -94,7 +94,7 @@ class ServiceModel:
             self.time.step()
 
     def _ask(self, number: int, moment: float) -> float:
-        """The job of a client: its next step."""
+        """Returns the job of a client: its next step."""
         moment += self._costs.per_client
         islands = self._clients[number].islands
         nothing: dict[int, tuple[int, ...]] = dict.fromkeys(islands, ())
@@ -103,12 +103,13 @@ class ServiceModel:
         return moment
 
     def _take(self, step: QueuedStep, moment: float) -> float:
-        """The job of the service: a step that a client asks for."""
+        """Returns the job of the service: a step that a client asks for."""
         self._events.append(WorkAsked(step))
         return moment + self._costs.per_step
 
     def _settle(self, moment: float) -> float:
-        """What the service does when it has read all: it tells the scheduler, and sends what it issues."""
+        """Returns what the service does when it has read all: it tells the scheduler, and sends what it
+        issues."""
         events, self._events = self._events, []
         for effect in self.scheduler.handle_all(events, moment):
             # No client leaves here, none does what it may not, and no island is lost.
@@ -130,8 +131,8 @@ class ServiceModel:
 
 
 def shares(served: Sequence[float], weights: Sequence[float]) -> float:
-    """How far the shares of clients are from those of their weights: the largest part of one by which it is
-    off; 0 while none had anything."""
+    """Returns how far the shares of clients are from those of their weights: the largest part of one by which
+    it is off; 0 while none had anything."""
     total = sum(served) / sum(weights)
     if not total:
         return 0.0

@@ -1,21 +1,21 @@
 """One Python process, one JAX program, many slices of accelerators.
 
-make_virtual_device_set   the slices that a program asks for: `.add_slice(shape, axis_names)`
+make_virtual_device_set   the slices that a program requests: `.add_slice(shape, axis_names)`
 jit                       places a function on a slice
-program                   makes a program of a function that calls placed functions
+program                   compiles a function that calls placed functions
 accumulate                runs a function on microbatches, which go through the stages as a pipeline
-auto                      cuts a loss into stages on slices, where a simulated step is shortest
+auto                      cuts a loss into stages on slices, with the shortest simulated step
 from_mpmd                 runs a program of Shardy's MPMD compiler
 load                      runs a program that was saved: `program.lower(*args).save(path)`
 on_hosts                  calls functions in the processes of hosts, beside the arrays there
-prefetch                  puts batches where a program reads them, while the step before runs
+prefetch                  puts batches on the slices that read them, during the previous step
 resilient                 runs training steps, and goes on by itself when islands are lost
 checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
-connect, cluster          the devices of this process, or of hosts, until `disconnect`; `release` gives those
-                          of a slice back
-trace                     records when what ran
-measure_links             what the network between islands does, for policies that go by times
-status                    what hosts hold, where slices are, which steps are not done
+connect, cluster          the devices of this process, or of hosts, until `disconnect`; `release` unbinds a
+                          slice from its devices
+trace                     records the times of launches and transfers
+measure_links             measures the network between islands, for policies that use times
+status                    the arrays of hosts, the devices of slices, the steps in flight
 
 import jax.numpy as jnp
 import pathways as pw
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pathways.compiler.data.on_hosts import on_hosts
     from pathways.compiler.data.prefetch import prefetch
     from pathways.compiler.frontend.accumulate import accumulate
-    from pathways.compiler.frontend.notices import PathwaysWarning
+    from pathways.compiler.frontend.user_code import PathwaysWarning
     from pathways.compiler.links import Links, measure_links
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.lower.phases import ProgramError
@@ -145,7 +145,7 @@ _MODULES = {
     "Links": "compiler.links",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
-    "PathwaysWarning": "compiler.frontend.notices",
+    "PathwaysWarning": "compiler.frontend.user_code",
     "Program": "compiler.program",
     "ProgramError": "compiler.lower.phases",
     "ResourceError": "runtime.resources.manager",
@@ -172,28 +172,28 @@ _MODULES = {
 }
 
 
-def _tell_jax() -> None:
-    """Has JAX make as many devices as PW_CPU_DEVICES says, also when it starts before any program."""
+def _configure_jax() -> None:
+    """Makes JAX create PW_CPU_DEVICES devices, also if it starts before any program."""
     count = os.environ.get("PW_CPU_DEVICES", "")
-    # What is wrong with it, `cluster` says.
+    # `cluster` reports an invalid value.
     if not count.isdecimal() or int(count) < 1:
         return
     jax = sys.modules.get("jax")
     if jax is None:
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
         return
-    # When it has started, with fewer, `cluster` says so.
+    # JAX has started with fewer devices, which `cluster` reports.
     with contextlib.suppress(RuntimeError):
         if jax.config.jax_num_cpu_devices < int(count):
             jax.config.update("jax_num_cpu_devices", int(count))
 
 
-_tell_jax()
+_configure_jax()
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        # With both, Python guesses what was meant.
+        # With `name` and `obj`, Python suggests a name.
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message, name=name, obj=sys.modules[__name__])
     module = importlib.import_module(f"{__name__}.{_MODULES[name]}")

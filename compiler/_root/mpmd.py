@@ -1,4 +1,4 @@
-"""Makes Shardy's MPMD front end importable on the jaxlib that is installed.
+"""Access to Shardy's MPMD front end: makes it importable on the jaxlib that is installed.
 
 ```python
 import pathways as pw
@@ -8,11 +8,11 @@ import shardy.integrations.python.jax.mpmd as mpmd
 step = pw.from_mpmd(mpmd.jit(f, config).lower(*args)).compile()
 ```
 
-Its bindings are in every jaxlib, under names that they had where Shardy was built: `jax.jaxlib._jax`, and
-`mlir` for the front end itself. Where nothing else has these names, they stand for jaxlib's from here on.
+Its bindings are in every jaxlib, under the names that they had where Shardy was built: `jax.jaxlib._jax`, and
+`mlir` for the front end itself. Unless another module has these names, they refer to jaxlib's from here on.
 
 Raises:
-  ImportError: the front end is not installed; says how to install it.
+  ImportError: the front end is not installed; the message says how to install it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PIP = (
     'pip install "shardy-mpmd @ git+https://github.com/openxla/shardy'
     '#subdirectory=shardy/integrations/python/jax/mpmd" immutabledict'
 )
-"""What installs the front end, which is on no package index."""
+"""Command that installs the front end, which is on no package index."""
 
 
 def _make_importable() -> None:

@@ -1,4 +1,4 @@
-"""Serves unmodified JAX programs on devices of this process, as the tool `pw-proxy` does.
+"""Server of unmodified JAX programs on devices of this process, like the tool `pw-proxy`.
 
 ```python
 import os

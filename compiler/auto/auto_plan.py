@@ -13,7 +13,7 @@ from pathways.compiler.auto.cut_loss import CutLoss
 from pathways.compiler.auto.request import AutoRequest
 from pathways.compiler.auto.source import source_of
 from pathways.compiler.auto.tried_cuts import TriedCut, write_cuts
-from pathways.compiler.frontend.names import symbol_of
+from pathways.compiler.frontend.user_code import symbol_of
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.timelines.tables import duration_with_unit, html_table, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
@@ -108,7 +108,8 @@ class AutoPlan(ProcessBound):
         return self.loss.blocks.split(tree)
 
     def merge(self, tree: Any) -> Any:
-        """The opposite of `split`, for checkpoints and other cuts; leaves that were cut come to the host.
+        """Returns the opposite of `split`, for checkpoints and other cuts; leaves that were cut come to the
+        host.
 
         Raises:
           TypeError: there are no parameters of the plan in it.
@@ -192,7 +193,8 @@ class AutoPlan(ProcessBound):
         write_cuts(path, self.tried, self._request, self.loss.flat)
 
     def timeline(self) -> Timeline:
-        """The simulated step of the chosen cut under its schedule: forward, backward, sums of gradients."""
+        """Returns the simulated step of the chosen cut under its schedule: forward, backward, sums of
+        gradients."""
         return self._timeline()
 
 

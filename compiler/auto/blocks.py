@@ -41,19 +41,19 @@ class Blocks:
         return tuple(stages[0] if stages else 0 for leaf in self.readers for stages in leaf)
 
     def numbers(self, leaf: int, rows: Rows) -> list[int]:
-        """The numbers, among the leaves of the plan, of the blocks that rows of a leaf are in."""
+        """Returns the numbers, among the leaves of the plan, of the blocks that rows of a leaf are in."""
         before = sum(len(edges) - 1 for edges in self.edges[:leaf])
         edges = self.edges[leaf]
         return [before + n for n in range(len(edges) - 1) if edges[n] < rows[1] and rows[0] < edges[n + 1]]
 
     def split(self, tree: Any) -> Any:
-        """A tree with the parameters of the plan for each tree with those of the user in it."""
+        """Returns a tree with the parameters of the plan for each tree with those of the user in it."""
         return self._replaced(
             tree, self.structure, lambda part: self._split(self.structure.flatten_up_to(part))
         )
 
     def merge(self, tree: Any) -> Any:
-        """The opposite of `split`."""
+        """Returns the opposite of `split`."""
         structure = self.cut_structure
         return self._replaced(tree, structure, lambda part: self._merge(structure.flatten_up_to(part)))
 
@@ -92,7 +92,7 @@ class Blocks:
 
 
 def blocks_of(flat: FlatLoss, structure: Any, parts: Sequence[StagePart]) -> Blocks:
-    """How the leaves of a loss are cut for its stages."""
+    """Returns how the leaves of a loss are cut for its stages."""
     edges: list[set[int]] = [set(whole_rows(leaf)) for leaf in flat.parameters]
     for part in parts:
         for leaf, rows in part.leaves:

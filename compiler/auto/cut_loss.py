@@ -64,7 +64,7 @@ class CutLoss:
         ]
 
     def __call__(self, params: Any, *args: Any) -> Any:
-        """What the loss returns for parameters of the plan and a microbatch."""
+        """Returns what the loss returns for parameters of the plan and a microbatch."""
         leaves = self._checked(params, *args)
         values = dict(zip(self.flat.inputs, jax.tree.leaves(args), strict=True))
         for part, stage in zip(self.parts, self._stages, strict=True):
@@ -75,7 +75,7 @@ class CutLoss:
         return self.out_structure.unflatten(results)
 
     def _checked(self, params: Any, *args: Any) -> list[Any]:
-        """The leaves of the parameters, of arguments that are as those that it was cut for.
+        """Returns the leaves of the parameters, of arguments that are as those that it was cut for.
 
         Raises:
           TypeError: names the first leaf that is not.

@@ -70,7 +70,7 @@ class Node:
         return tuple(a for a in self.operands[: len(self.operands) - len(self.stacked)] if is_variable(a))
 
     def rows(self, turns: tuple[int, int]) -> tuple[int, int]:
-        """The rows of stacked operands that turns of its loop read."""
+        """Returns the rows of stacked operands that turns of its loop read."""
         first, end = turns
         length = self.equation.params["length"]
         return (length - end, length - first) if self.equation.params["reverse"] else (first, end)
@@ -104,14 +104,15 @@ class FlatLoss:
     makers: Mapping[Variable, Node]
 
     def leaf_by_rows(self, atom: Any) -> list[Variable]:
-        """The parameters of which a row alone is needed for a row of a variable."""
+        """Returns the parameters of which a row alone is needed for a row of a variable."""
         if atom in self.parameters_set:
             return [atom]
         node = self.by_rows(atom)
         return [] if node is None else [leaf for read in node.reads for leaf in self.leaf_by_rows(read)]
 
     def by_rows(self, atom: Any) -> Node | None:
-        """The free node that makes a variable, where rows of that are made of rows of what it reads."""
+        """Returns the free node that makes a variable, where rows of that are made of rows of what it
+        reads."""
         node = self.makers.get(atom) if is_variable(atom) else None
         if node is None or node.equation.primitive.name not in _BY_ROWS or node.turn is not None:
             return None
@@ -140,7 +141,7 @@ class FlatLoss:
 
 
 def is_variable(atom: Any) -> bool:
-    """Whether an operand is a variable, not a literal."""
+    """Returns whether an operand is a variable, not a literal."""
     return not isinstance(atom, core.Literal)
 
 
@@ -168,7 +169,7 @@ def flatten_loss(loss: Callable[..., Any], args: tuple[Any, ...], name: str) -> 
             f"pw.auto of '{name}': it has effects ({effects}){line}, which nothing orders between stages: "
             "take them out of the loss"
         )
-    needed = jax_internals.needed_part(closed)
+    needed = jax_internals.without_dead_equations(closed)
     count = len(jax.tree.leaves(args[0]))
     return _LossFlattener(name, needed, count).flat(), shapes
 
@@ -280,7 +281,8 @@ class _LossFlattener:
             carry = tuple(handed)
 
     def _has_turns(self, equation: Any, operands: Sequence[Any]) -> bool:
-        """Whether an equation is a loop over layers: it carries all that it makes, and cuts no microbatch."""
+        """Returns whether an equation is a loop over layers: it carries all that it makes, and cuts no
+        microbatch."""
         if equation.primitive.name != "scan" or equation.params["length"] < 2:
             return False
         constants, carried, _ = jax_internals.scan_operands(equation)
@@ -302,7 +304,8 @@ def _is_float(variable: Variable) -> bool:
 
 
 def _late(nodes: Sequence[Node], learned: Iterable[Variable]) -> list[Node]:
-    """The nodes, with those that read no parameter right before what first reads them: targets, masks."""
+    """Returns the nodes, with those that read no parameter right before what first reads them: targets,
+    masks."""
     trained = set(learned)
     makers = {v: node for node in nodes for v in node.results}
     moves = {n for n in nodes if not any(v in trained for v in (*n.reads, *n.results))}

@@ -43,19 +43,19 @@ class NodeWork:
         self._params: dict[int, str] = {}
 
     def of(self, node: Node) -> float:
-        """The operations of a node for a microbatch, with those of its backward."""
+        """Returns the operations of a node for a microbatch, with those of its backward."""
         key = self._key(node)
         if key not in self._known:
             self._known[key] = float(self._count(node))
         return self._known[key]
 
     def kinds(self, nodes: Sequence[Node]) -> tuple[int, ...]:
-        """A number for each node, equal for equal ones."""
+        """Returns a number for each node, equal for equal ones."""
         numbers: dict[Any, int] = {}
         return tuple(numbers.setdefault(self._key(node), len(numbers)) for node in nodes)
 
     def _key(self, node: Node) -> Any:
-        """What nodes of equal work have in common."""
+        """Returns what nodes of equal work have in common."""
         equation = node.equation
         if id(equation) not in self._params:
             self._params[id(equation)] = str(equation.params)
@@ -78,7 +78,7 @@ class NodeWork:
 
 
 def _differentiated(node: Node, learned: Collection[Variable]) -> int:
-    """The operations of a node and of its backward."""
+    """Returns the operations of a node and of its backward."""
     variables = [a for a in node.operands if is_variable(a)]
     shapes = [_one_row(node, a) for a in node.operands if is_variable(a)]
     moving = [n for n, v in enumerate(variables) if v in learned]
@@ -100,7 +100,7 @@ def _differentiated(node: Node, learned: Collection[Variable]) -> int:
 
     wanted = [node.results[n].aval for n in floats]
     closed = jax.make_jaxpr(backward)(shapes, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in wanted])
-    return count(jax_internals.needed_part(closed).jaxpr)
+    return count(jax_internals.without_dead_equations(closed).jaxpr)
 
 
 def _one_row(node: Node, atom: Any) -> jax.ShapeDtypeStruct:
@@ -110,7 +110,7 @@ def _one_row(node: Node, atom: Any) -> jax.ShapeDtypeStruct:
 
 
 def is_product(node: Node) -> bool:
-    """Whether a node multiplies matrices or convolves."""
+    """Returns whether a node multiplies matrices or convolves."""
     return _has_product(node.equation)
 
 
@@ -121,12 +121,12 @@ def _has_product(equation: Any) -> bool:
 
 
 def count(jaxpr: Any) -> int:
-    """The operations of a jaxpr."""
+    """Returns the operations of a jaxpr."""
     return sum(operations(equation) for equation in jaxpr.eqns)
 
 
 def operations(equation: Any, turns: int | None = None) -> int:
-    """The operations of an equation; of a loop for some turns, all of its own unless given."""
+    """Returns the operations of an equation; of a loop for some turns, all of its own unless given."""
     name = equation.primitive.name
     if name in _FREE:
         return 0

@@ -50,7 +50,7 @@ class Partition:
     v: bool = False
 
     def slices(self) -> tuple[int, ...]:
-        """The slice of each stage, by its place among the slices."""
+        """Returns the slice of each stage, by its place among the slices."""
         stages = len(self.positions) + 1
         return tuple(min(n, stages - 1 - n) for n in range(stages)) if self.v else tuple(range(stages))
 
@@ -70,11 +70,11 @@ class Machine:
     link: Link = NO_LINK
 
     def uneven(self, work: Any, units: Units) -> Any:
-        """What stages of some work count for their squares."""
+        """Returns what stages of some work count for their squares."""
         return _BALANCE * work**2 * sum(self.speeds) / max(units.work, 1e-30)
 
     def loads(self, units: Units, positions: Sequence[int], slices: Sequence[int]) -> list[float]:
-        """How long each stage takes."""
+        """Returns how long each stage takes."""
         edges = [0, *positions, units.count]
         return [
             float(units.before[end] - units.before[first]) / self.speeds[slice]
@@ -95,7 +95,8 @@ class Machine:
 def best_partitions(
     units: Units, candidates: Sequence[int], machine: Machine, *, v: bool, most: int
 ) -> list[Partition]:
-    """The partitions with the least closed bounds, best first; none where there are too few candidates."""
+    """Returns the partitions with the least closed bounds, best first; none where there are too few
+    candidates."""
     stages = len(machine.speeds) * (2 if v else 1)
     if len(candidates) < stages - 1:
         return []
@@ -141,7 +142,8 @@ def _neighbours(positions: tuple[int, ...], candidates: Sequence[int]) -> Iterat
 
 
 def _solutions(units: Units, table: _RowCosts | _CostsOfV, machine: Machine) -> Iterator[list[int]]:
-    """The partition of least sum for each bound on the longest slice, from the least that there can be."""
+    """Yields the partition of least sum for each bound on the longest slice, from the least that there can
+    be."""
     least = table.least_longest()
     first, whole = table.solve(least), table.solve(math.inf)
     if first is None or whole is None:
@@ -179,7 +181,8 @@ class _RowCosts:
         self.crossing[[0, -1]] = 0.0
 
     def solve(self, bound: float) -> list[int] | None:
-        """The positions of least sum where no stage is longer than a bound; None if there are none."""
+        """Returns the positions of least sum where no stage is longer than a bound; None if there are
+        none."""
         count = len(self.edges)
         speeds = self.machine.speeds
         sums = np.full(count, math.inf)
@@ -201,11 +204,12 @@ class _RowCosts:
         return positions[-2::-1]
 
     def extra(self, time: Array) -> Array:
-        """What counts besides the time of stages: what crosses in front of them, and how uneven they are."""
+        """Returns what counts besides the time of stages: what crosses in front of them, and how uneven they
+        are."""
         return self.crossing[:, None] + self.machine.uneven(time, self.units)
 
     def least_longest(self) -> float:
-        """The least time that the longest stage can have."""
+        """Returns the least time that the longest stage can have."""
         longest = np.zeros(len(self.edges))
         longest[1:] = math.inf
         follows = np.triu(np.ones_like(self.work, bool), 1)
@@ -241,7 +245,7 @@ class _CostsOfV:
         self.crossing[[0, -1]] = 0.0
 
     def least_longest(self) -> float:
-        """The least time that the slice with most to do can have."""
+        """Returns the least time that the slice with most to do can have."""
         lowest = self.before[-1] / sum(self.machine.speeds)
         high = self.before[-1] / min(self.machine.speeds)
         if self.solve(high) is None:
@@ -252,7 +256,7 @@ class _CostsOfV:
         return float(high)
 
     def solve(self, bound: float) -> list[int] | None:
-        """The positions of least sum where no slice has more to do than a bound."""
+        """Returns the positions of least sum where no slice has more to do than a bound."""
         count = len(self.edges)
         sums = np.full((count, count), math.inf)
         sums[0, count - 1] = 0.0

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from pathways.compiler.frontend.arguments import abstract
-from pathways.compiler.frontend.names import symbol_of
 from pathways.compiler.frontend.trees import name_of
+from pathways.compiler.frontend.user_code import symbol_of
 from pathways.passes.analysis.quantities import read_bytes
 from pathways.passes.schedule.policies.request import RequestError, read_request
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -148,7 +148,7 @@ def _bytes(what: str, max_bytes: str | int | None) -> int | None:
 
 
 def _types(name: str, number: int, arg: Any) -> Any:
-    """The types of the leaves of an argument."""
+    """Returns the types of the leaves of an argument."""
     structure: Any
     pairs, structure = jax.tree_util.tree_flatten_with_path(arg)
     avals = abstract(

@@ -71,7 +71,7 @@ class CutSearch:
         self.refusals: dict[str, None] = {}
 
     def plan(self) -> AutoPlan:
-        """The plan with the fastest step within memory.
+        """Returns the plan with the fastest step within memory.
 
         Raises:
           ProgramError: there is none.
@@ -99,7 +99,7 @@ class CutSearch:
         return self._plan(chosen.loss, cuts, chosen.timeline)
 
     def again(self, cuts: list[TriedCut]) -> AutoPlan:
-        """The plan of a search before, of which these are the cuts, the chosen one first."""
+        """Returns the plan of a search before, of which these are the cuts, the chosen one first."""
         cut = cuts[0]
         return self._plan(self._loss(Partition(cut.bound, cut.positions, cut.kind == "v")), cuts, None)
 
@@ -127,7 +127,7 @@ class CutSearch:
         return read_link(latency, bandwidth)
 
     def _partitions(self) -> list[tuple[str, Partition]]:
-        """The cuts to simulate: the best by their closed bounds, and the even one."""
+        """Returns the cuts to simulate: the best by their closed bounds, and the even one."""
         count = len(self.request.slices)
         candidates = self.units.candidates(count)
         if len(candidates) < count - 1:
@@ -153,7 +153,7 @@ class CutSearch:
         return partitions
 
     def _line(self) -> str:
-        """The line of the last operation of the loss."""
+        """Returns the line of the last operation of the loss."""
         lines = [node.line for node in self.flat.nodes[-1:]]
         return f" at {lines[0]}" if lines and lines[0] else ""
 
@@ -175,7 +175,8 @@ class CutSearch:
         raise ProgramError(f"{self.request.what}{self._largest(len(loads) - idle)}".replace("; ", ": ", 1))
 
     def _largest(self, enough: int) -> str:
-        """What the operation with most work is to all of it, where that is more than a slice's part."""
+        """Returns what the operation with most work is to all of it, where that is more than a slice's
+        part."""
         work = self.units.before[1:] - self.units.before[:-1]
         if not work.sum() or work.max() * len(self.request.slices) <= work.sum():
             return ""
@@ -186,7 +187,7 @@ class CutSearch:
         )
 
     def _tried(self, partitions: list[tuple[str, Partition]]) -> Iterator[_Simulated | TriedCut]:
-        """Each cut, simulated unless no schedule of it can be better than the best before."""
+        """Yields each cut, simulated unless no schedule of it can be better than the best before."""
         best = float("inf")
         for n, (kind, partition) in enumerate(partitions):
             if time.monotonic() - self.began > _PATIENCE:
@@ -205,7 +206,7 @@ class CutSearch:
                 yield simulated
 
     def _least_step(self, partition: Partition) -> float:
-        """What no schedule of a cut can do better than: a slice without gaps, once it can begin."""
+        """Returns what no schedule of a cut can do better than: a slice without gaps, once it can begin."""
         slices = partition.slices()
         loads = self.machine.loads(self.units, partition.positions, slices)
         bounds = []
@@ -220,7 +221,7 @@ class CutSearch:
         return CutLoss(self.flat, self.request.args, self.shapes, partition.positions, slices)
 
     def _simulated(self, cut: TriedCut, loss: CutLoss) -> _Simulated | None:
-        """The cut under the schedule that is the best for it; None if none of them fits."""
+        """Returns the cut under the schedule that is the best for it; None if none of them fits."""
         trial = Trial(loss, self.request.microbatches, self.request.has_aux)
         results = []
         for schedule in self.request.schedules:
@@ -245,7 +246,7 @@ class CutSearch:
         return min(results, key=lambda one: one.cut.rank, default=None)
 
     def _timeline(self, plan: Plan, loss: CutLoss, cut: TriedCut) -> Timeline:
-        """A step whose calls take what the units in them do."""
+        """Returns a step whose calls take what the units in them do."""
         edges = [0, *cut.positions, self.units.count]
         factors = []
         for n, slice in enumerate(loss.slices):

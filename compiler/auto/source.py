@@ -54,7 +54,7 @@ def source_of(loss: CutLoss) -> str:
 
 
 def _loss_lines(loss: CutLoss) -> list[str]:
-    """The function that calls the stages."""
+    """Returns the function that calls the stages."""
     flat = loss.flat
     names: dict[Variable, str] = {v: f"inputs[{n}]" for n, v in enumerate(flat.inputs)}
     lines = ["leaves = jax.tree.leaves(params)", "inputs = jax.tree.leaves(args)"]
@@ -96,7 +96,7 @@ class _BodySource:
         self.line = ""
 
     def fresh(self) -> str:
-        """A new name."""
+        """Returns a new name."""
         self.count[0] += 1
         return f"v{self.count[0]}"
 
@@ -116,7 +116,7 @@ class _BodySource:
         self.lines_.append(f"{', '.join(made)}{',' if several and len(made) == 1 else ''} = {call}")
 
     def call(self, equation: Any, operands: list[str], length: int | None = None) -> str:
-        """The expression of an equation."""
+        """Returns the expression of an equation."""
         name, params = equation.primitive.name, equation.params
         given = ", ".join(operands)
         match name:
@@ -147,7 +147,7 @@ class _BodySource:
         return f"primitives.{name}_p.bind({', '.join([*operands, *options])})"
 
     def scan(self, equation: Any, operands: Sequence[str], length: int) -> str:
-        """A call of `lax.scan`, whose constants the body closes over."""
+        """Returns a call of `lax.scan`, whose constants the body closes over."""
         params = equation.params
         constants, carried, _ = jax_internals.scan_operands(equation)
         (inner,) = jax_internals.jaxprs_within(equation)
@@ -168,7 +168,7 @@ class _BodySource:
         return f"jax.tree.leaves({call})"
 
     def function(self, closed: Any) -> str:
-        """The name of a function that is written for a jaxpr."""
+        """Returns the name of a function that is written for a jaxpr."""
         inner = getattr(closed, "jaxpr", closed)
         name = self.fresh()
         arguments = [self.fresh() for _ in inner.invars]
@@ -178,7 +178,7 @@ class _BodySource:
         return name
 
     def nested(self, jaxpr: Any, names: dict[Variable, str], closed: Any) -> _BodySource:
-        """The equations of a jaxpr, in a function of this one."""
+        """Returns the equations of a jaxpr, in a function of this one."""
         constants = zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True)
         body = _BodySource(names | {v: _array(value) for v, value in constants}, self.count)
         for equation in jaxpr.eqns:
@@ -197,7 +197,7 @@ class _StageSource(_BodySource):
         self.first: dict[Variable, int] = {}
 
     def lines(self) -> list[str]:
-        """All of them."""
+        """Returns all of them."""
         for n, (number, (first, _)) in enumerate(self.part.leaves):
             leaf = self.flat.parameters[number]
             self.names[leaf] = self.fresh()
@@ -254,7 +254,7 @@ def _refusal(equation: Any, reason: str) -> ProgramError:
 
 
 def _activation(equation: Any) -> str:
-    """The name in `jax.nn` of a function with a derivative of its own; empty for another."""
+    """Returns the name in `jax.nn` of a function with a derivative of its own; empty for another."""
     (inner,) = jax_internals.jaxprs_within(equation)
     name, _, where = str(inner.debug_info.func_src_info).partition(" at ")
     is_of_jax = where.startswith(jax.__path__[0]) and len(inner.invars) == 1
@@ -289,7 +289,7 @@ def _number(value: Any) -> str:
 
 
 def _written(value: Any) -> str:
-    """A parameter of a primitive as Python.
+    """Returns a parameter of a primitive as Python.
 
     Raises:
       ValueError: there is no way to write it.

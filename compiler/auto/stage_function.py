@@ -18,7 +18,8 @@ Values = dict[Variable, Any]
 def stage_function(
     flat: FlatLoss, part: StagePart, name: str
 ) -> Callable[[Sequence[Sequence[Any]], Sequence[Any]], tuple[Any, ...]]:
-    """A function of the blocks of parameters that a stage reads, and of what it gets; returns what it makes.
+    """Returns a function of the blocks of parameters that a stage reads, and of what it gets; returns what it
+    makes.
 
     Args:
       flat: the loss.
@@ -77,7 +78,7 @@ class _Stage:
         self.values.update(zip(node.results, results, strict=True))
 
     def rows(self, atom: Any, rows: Rows) -> Any:
-        """Some rows of what is stacked."""
+        """Returns some rows of what is stacked."""
         if atom in self.leaves:
             first, whole = self.leaves[atom]
             return _slice(whole, rows[0] - first, rows[1] - first)

@@ -57,12 +57,12 @@ class StagePart:
 
 
 def whole_rows(variable: Variable) -> Rows:
-    """All rows of a parameter; of a scalar it has one."""
+    """Returns all rows of a parameter; of a scalar it has one."""
     return 0, (variable.aval.shape or (1,))[0]
 
 
 def stage_parts(flat: FlatLoss, positions: Sequence[int]) -> list[StagePart]:
-    """The parts of a loss that is cut before some of its nodes.
+    """Returns the parts of a loss that is cut before some of its nodes.
 
     Args:
       flat: the loss.

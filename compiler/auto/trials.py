@@ -37,14 +37,15 @@ class TrialTimes:
     link: Link
 
     def timeline(self, plan: Plan, title: str) -> Timeline:
-        """The step of a plan."""
+        """Returns the step of a plan."""
         flops = plan.times.tables.get(FLOPS, {})
         calls = {key: self.factors[key.stage or 0] * time for key, time in flops.items()}
         return simulate(plan, TimesOfCalls(self.unit, calls), self.link, title)
 
 
 def step_program(loss: CutLoss, microbatches: int, has_aux: bool) -> Any:
-    """The program of a step: the gradients of a loss over microbatches, and the types of its arguments."""
+    """Returns the program of a step: the gradients of a loss over microbatches, and the types of its
+    arguments."""
     cut = [n for n, arg in enumerate(loss.args) if n and all(leaf.shape for leaf in jax.tree.leaves(arg))]
     batch = [
         jax.tree.map(
@@ -88,7 +89,7 @@ class Trial:
         self._placed = run_phases(traced.module, self._name, Options(), until="placed").bytecode["placed"]
 
     def plan(self, schedule: str) -> Plan:
-        """The step under a schedule.
+        """Returns the step under a schedule.
 
         Raises:
           ProgramError: the schedule does not fit it.

@@ -79,7 +79,7 @@ def write_cuts(
 
 
 def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss) -> list[TriedCut]:
-    """The cuts that `write_cuts` wrote, the chosen one first.
+    """Returns the cuts that `write_cuts` wrote, the chosen one first.
 
     Raises:
       OSError: the file cannot be read.
@@ -125,7 +125,8 @@ def _with_steps(rows: Any) -> Any:
 
 
 def fingerprint(flat: FlatLoss) -> str:
-    """What losses have in common that can be cut alike: their operations in order, with their types."""
+    """Returns what losses have in common that can be cut alike: their operations in order, with their
+    types."""
     lines = [
         f"{node.equation.primitive.name} {[str(v.aval) for v in (*node.reads, *node.results)]} {node.turn}"
         for node in flat.nodes

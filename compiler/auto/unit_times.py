@@ -90,7 +90,7 @@ def _stated(units: Units, document: Any, where: str) -> tuple[Units, str]:
 def _observed(
     timelines: Sequence[EventLog], units: Units, name: str, speeds: Sequence[float], path: str
 ) -> list[Observation]:
-    """What the stages of each program in a trace took, in which `plan.loss` has run."""
+    """Returns what the stages of each program in a trace took, in which `plan.loss` has run."""
     observations: list[Observation] = []
     for program in dict.fromkeys(timeline.program for timeline in timelines):
         steps = [timeline for timeline in timelines if timeline.program == program]
@@ -113,13 +113,14 @@ def _observed(
 
 
 def _slices_of_stages(timelines: Sequence[EventLog]) -> list[str]:
-    """The slice of each stage."""
+    """Returns the slice of each stage."""
     found = {call.stage: e.slice for t in timelines for e in t.launches for call in e.origins}
     return [found[stage] for stage in sorted(s for s in found if s is not None)]
 
 
 def _edges(timelines: Sequence[EventLog], name: str) -> list[int] | None:
-    """Where the stages of a program begin, and the end, by the names of their computations; None for others.
+    """Returns where the stages of a program begin, and the end, by the names of their computations; None for
+    others.
 
     Equal stages have one computation, with the name of the first; but they have as many units.
     """

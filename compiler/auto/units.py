@@ -52,7 +52,7 @@ class Units:
         return float(self.before[-1])
 
     def candidates(self, stages: int) -> tuple[int, ...]:
-        """The positions where cuts are worth a try.
+        """Returns the positions where cuts are worth a try.
 
         None is behind the last product, so that logits do not cross, nor where a position near has less than
         half of the bytes. Of positions with next to no work between them, that with the fewest bytes is
@@ -80,7 +80,8 @@ class Units:
         return tuple(kept)
 
     def even(self, stages: int) -> tuple[int, ...] | None:
-        """The positions that split the layers evenly: turns of loops, or else products; None if too few."""
+        """Returns the positions that split the layers evenly: turns of loops, or else products; None if too
+        few."""
         layers = self.turns if len(self.turns) >= stages else self.products
         if len(layers) < stages:
             return None
@@ -92,12 +93,12 @@ class Units:
         return tuple(positions)
 
     def reweighed(self, work: Sequence[float]) -> Units:
-        """The same units with other work."""
+        """Returns the same units with other work."""
         return dataclasses.replace(self, before=np.concatenate([[0.0], np.cumsum(np.asarray(work, float))]))
 
 
 def units_of(flat: FlatLoss) -> Units:
-    """The units of a loss, by floating point operations."""
+    """Returns the units of a loss, by floating point operations."""
     work = NodeWork(flat)
     before = np.concatenate([[0.0], np.cumsum([work.of(node) for node in flat.nodes])])
     count = len(flat.nodes)
@@ -116,7 +117,7 @@ def units_of(flat: FlatLoss) -> Units:
 
 
 def bytes_kept(flat: FlatLoss) -> list[float]:
-    """The bytes that each unit keeps, about.
+    """Returns the bytes that each unit keeps, about.
 
     These are parameters that it is the first to read, with their gradients, and what it makes, for a few
     microbatches.
@@ -136,7 +137,7 @@ def bytes_kept(flat: FlatLoss) -> list[float]:
 
 
 def nbytes(aval: Any) -> int:
-    """The bytes of an array of a type."""
+    """Returns the bytes of an array of a type."""
     if not hasattr(aval, "shape"):
         return 0
     size = getattr(aval.dtype, "itemsize", 8)

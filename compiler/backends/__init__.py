@@ -1,1 +1,1 @@
-"""Where programs run: what loads them for the devices of this process or of hosts, and calls them there."""
+"""Backends of programs: loaders for the devices of this process or of hosts, and their executables."""

@@ -1,60 +1,34 @@
-"""Where programs run: what compiles a scheduled program for the devices of its slices, and calls it there."""
+"""Backends: the devices of this process, or of workers on hosts, for which programs are compiled."""
 
 from __future__ import annotations
 
 import abc
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Mapping
 
-from jaxlib.mlir import ir
-
-from pathways.compiler.backends.executable import ProgramExecutable
-from pathways.compiler.frontend.arguments import Signature
-from pathways.compiler.frontend.interface import Interface
-from pathways.runtime.local.devices import bind
-from pathways.runtime.plan.plan import Plan
-from pathways.runtime.plan.stored import Stored
+from pathways.compiler.backends.executable import ProgramExecutable, Scheduled
+from pathways.compiler.backends.hosts_executable import HostsExecutable
+from pathways.compiler.backends.local_executable import LocalExecutable
+from pathways.compiler.backends.relocation import relocate
+from pathways.compiler.frontend.user_code import warn
+from pathways.compiler.lower.phases import ProgramError
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.hosts.cluster.host import Location
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
+from pathways.runtime.hosts.splitting.splitting import SplitError, split
+from pathways.runtime.local.load import load
 from pathways.runtime.resources.manager import Binding
-
-
-@dataclasses.dataclass(frozen=True)
-class Scheduled:
-    """A program that is ready to be compiled.
-
-    Attributes:
-      module: the program in scheduled form, which stays as it is.
-      plan: the same as a plan.
-      interface: what it takes, returns and runs on.
-      signature: what its arguments have to be.
-      callbacks: host callbacks that the computations refer to by position.
-      keepalive: what must live as long as the executables.
-      stored: computations and constants that the module only declares.
-    """
-
-    module: ir.Module
-    plan: Plan
-    interface: Interface
-    signature: Signature
-    callbacks: Sequence[Any] = ()
-    keepalive: Sequence[Any] = ()
-    stored: Stored | None = None
-
-    def bind(self) -> dict[str, Binding]:
-        """The devices of each of its slices, by the name of the slice in its module.
-
-        Raises:
-          ResourceError: there are too few devices; says how many there are and what is in the way.
-        """
-        slices = self.interface.slices
-        bindings = bind(slices.values(), program=self.plan.name)
-        return {name: bindings[virtual] for name, virtual in slices.items()}
+from pathways.runtime.xla import pjrt
 
 
 class Backend(abc.ABC):
-    """The devices of a cluster, whoever owns them.
+    """Devices of a cluster, in this process or in others.
 
-    What it loads is a `ProgramExecutable`, which transfers arguments to its devices. Results are fetched
+    A loaded program is a `ProgramExecutable`, which transfers arguments to its devices. Results are fetched
     and freed as arrays: they are `jax.Array`s of this process, or `pathways.Array`s.
     """
 
@@ -65,16 +39,134 @@ class Backend(abc.ABC):
         bindings: Mapping[str, Binding],
         code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
     ) -> ProgramExecutable:
-        """Compiles every computation of a program and makes what runs them.
+        """Compiles every computation of a program and returns its executable.
 
         Args:
           program: the program.
           bindings: the devices of each of its slices.
-          code: what need not be compiled, by the names of computation and slice.
+          code: code that is compiled already, by the names of computation and slice.
 
         Raises:
-          ResourceError: the devices have too little memory; says what each slice takes.
-          CompileError: XLA refuses a computation; names it.
-          ProgramError: it cannot run there; says why.
-          HostError: a host is gone, or cannot compile its part.
+          ResourceError: the devices have too little memory; says how much each slice needs.
+          CompileError: XLA rejects a computation; names it.
+          ProgramError: the program cannot run there; says why.
+          HostError: a host was lost, or cannot compile its program.
         """
+
+
+class LocalBackend(Backend):
+    """The devices of this process; see `Backend`."""
+
+    def load(
+        self,
+        program: Scheduled,
+        bindings: Mapping[str, Binding],
+        code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
+    ) -> LocalExecutable:
+        """See `Backend.load`."""
+        executable = load(
+            program.plan,
+            bindings,
+            result_avals=program.interface.out_avals,
+            callbacks=program.callbacks,
+            argument_names=program.interface.argument_paths,
+            code=code,
+        )
+        return LocalExecutable(executable, program.interface, program.signature, program.keepalive)
+
+
+class HostsBackend(Backend):
+    """Workers on hosts, each of which gets its program of a whole, and compiles that.
+
+    Args:
+      controller: the controller of the workers.
+    """
+
+    def __init__(self, controller: Client) -> None:
+        self._controller = controller
+
+    def load(
+        self,
+        program: Scheduled,
+        bindings: Mapping[str, Binding],
+        code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
+    ) -> HostsExecutable:
+        """See `Backend.load`; hosts compile everything, and use no stored code."""
+        if pjrt.checks_values():
+            _warn_of_unchecked_values()
+        loaded = self._load(program, bindings)
+        relocate_there = functools.partial(relocate, self._controller, self._load)
+        return HostsExecutable(
+            self._controller, loaded, program.plan, program.interface, program.signature, relocate_there
+        )
+
+    def _load(self, program: Scheduled, bindings: Mapping[str, Binding]) -> HostedProgram:
+        plan = program.plan
+        for computation in plan.computations.values():
+            if computation.callbacks:
+                raise ProgramError(
+                    f"program '{plan.name}': computation {computation.name} calls back into Python "
+                    "(jax.pure_callback, jax.debug.print, ...), which workers on hosts cannot; pw.on_hosts "
+                    "calls functions there, between programs"
+                )
+        places = {name: _place(binding) for name, binding in bindings.items()}
+        bound = _bound(program, places)
+        try:
+            loaded = self._controller.load(
+                bound, functools.partial(split, bound, plan, program.module.context)
+            )
+        except SplitError as error:
+            raise ProgramError(str(error)) from None
+        owners = {name: place.owners for name, place in places.items()}
+        self._controller.traces.add(loaded, loaded.number, plan, owners)
+        return loaded
+
+
+@functools.cache
+def _warn_of_unchecked_values() -> None:
+    """Warns once that hosts do not check values for NaNs and infinities."""
+    warn(
+        "jax_debug_nans and jax_debug_infs check no value on hosts; to find the operation, run the program "
+        "in one process, on devices of pw.connect(cpu_devices=...)"
+    )
+
+
+def relocate_array(cluster: Client, array: Array, where: Location) -> None:
+    """Brings an array to a location, from hosts to hosts, or through this process if replicas share it.
+
+    Raises:
+      HostError: a host was lost.
+    """
+    if relocate(cluster, HostsBackend(cluster)._load, [(array, array, where)]):
+        array.add_copy(where, cluster.put(array.fetch(), where))
+
+
+def _place(binding: Binding) -> SlicePlace:
+    return SlicePlace(
+        int(binding.island.removeprefix("island")),
+        tuple(device.id for device in binding.devices),
+        tuple(device.host.index for device in binding.devices),
+        binding.device_memory,
+        binding.shape,
+        binding.axis_names,
+    )
+
+
+def _bound(program: Scheduled, places: dict[str, SlicePlace]) -> BoundProgram:
+    """Returns the program as it is sent to hosts."""
+    stored = program.stored
+    return BoundProgram(
+        program.plan.name,
+        bytecode_of(program.module),
+        places,
+        {} if stored is None else dict(stored.computations),
+        {} if stored is None else stored.plain_constants(),
+        tuple(program.interface.argument_paths),
+        tuple(bool(aval.weak_type) for aval in program.interface.out_avals),
+    )
+
+
+def backend() -> Backend:
+    """Returns the backend of `pathways.connect`, or that of the devices of this process."""
+    hosts = controller()
+    return LocalBackend() if hosts is None else HostsBackend(hosts)

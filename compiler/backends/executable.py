@@ -1,67 +1,109 @@
-"""A program of one signature on its devices, wherever these are."""
+"""Base of executables: a program of one signature on its devices, in this process or on hosts."""
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jaxlib.mlir import ir
 
 from pathways.compiler.frontend import jax_internals
-from pathways.compiler.frontend.arguments import Signature, abstract
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.arguments import Interface, Signature, abstract
 from pathways.compiler.frontend.trees import name_of
+from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.plan import Plan
+from pathways.runtime.plan.stored import Stored
+from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla.compile_cache import Request
 
 
+@dataclasses.dataclass(frozen=True)
+class Scheduled:
+    """Program that is ready to be compiled.
+
+    Attributes:
+      module: the program in scheduled form, which is not changed.
+      plan: the same as a plan.
+      interface: its arguments, results and slices.
+      signature: the signature of its arguments.
+      callbacks: host callbacks that the computations refer to by position.
+      keepalive: objects that must live as long as the executables.
+      stored: computations and constants that the module only declares.
+    """
+
+    module: ir.Module
+    plan: Plan
+    interface: Interface
+    signature: Signature
+    callbacks: Sequence[Any] = ()
+    keepalive: Sequence[Any] = ()
+    stored: Stored | None = None
+
+    def bind(self) -> dict[str, Binding]:
+        """Returns the devices of each of its slices, by the name of the slice in its module.
+
+        Raises:
+          ResourceError: there are too few devices; says how many there are and what uses them.
+        """
+        slices = self.interface.slices
+        bindings = bind(slices.values(), program=self.plan.name)
+        return {name: bindings[virtual] for name, virtual in slices.items()}
+
+
+CACHE_MISS = object()
+"""Result of `ProgramExecutable.try_fast_path` if it did not run."""
+
+
 class ProgramExecutable(abc.ABC):
-    """A program of one signature, bound to devices: it transfers arguments there, and executes.
+    """Program of one signature, bound to devices: it transfers arguments there, and executes.
 
     Args:
       plan: the scheduled program, flattened.
-      interface: what it takes, returns and runs on.
-      signature: what its arguments have to be.
+      interface: its arguments, results and slices.
+      signature: the signature of its arguments.
 
     Attributes:
       name: the name of the program.
       tree: the structure of the arguments.
       context: the JAX settings it was traced under.
       static: the static arguments.
-      interface: what it takes, returns and runs on.
-      paths: what to call each flat argument in messages.
+      interface: its arguments, results and slices.
+      paths: the name of each flat argument in messages.
       plan: the scheduled program, flattened.
-      loaded: what XLA made of it; an error where that is not in this process.
+      loaded: the loaded executable; an error if it is not in this process.
     """
 
     context: Any
     loaded: Executable
     _arrays: tuple[type, ...] = (jax.Array,)
-    """What a donation deletes; numbers and numpy arrays are copied, as often as they are passed."""
+    """Types of arrays that a donation deletes; numbers and numpy arrays are copied each time they are
+    passed."""
 
     @property
     @abc.abstractmethod
     def argument_shardings(self) -> list[Any]:
-        """Where each argument lives, on the first of its slices; None for one that nothing reads."""
+        """The placement of each argument on the first of its slices; None for one that nothing reads."""
 
     @property
     @abc.abstractmethod
     def result_shardings(self) -> list[Any]:
-        """Where each result lives, on the first of its slices."""
+        """The placement of each result on the first of its slices."""
 
     def result_types(self) -> list[Any]:
-        """A `jax.ShapeDtypeStruct` for each result, which says where it lives."""
+        """Returns a `jax.ShapeDtypeStruct` for each result, with its sharding."""
         return [
             jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
             for aval, sharding in zip(self.interface.out_avals, self.result_shardings, strict=True)
         ]
 
     def argument_types(self, numbers: Sequence[int]) -> list[Any]:
-        """A `jax.ShapeDtypeStruct` for some arguments, which says where each has to be."""
+        """Returns a `jax.ShapeDtypeStruct` for some arguments, with the required sharding."""
         avals, shardings = self._signature.avals, self.argument_shardings
         return [jax.ShapeDtypeStruct(avals[n].shape, avals[n].dtype, sharding=shardings[n]) for n in numbers]
 
@@ -77,11 +119,11 @@ class ProgramExecutable(abc.ABC):
         self._donated = frozenset(n for n, argument in enumerate(passed) if argument.donated)
 
     def is_for(self, signature: Signature) -> bool:
-        """Whether a call with such arguments is this one."""
+        """Returns whether it was compiled for a signature."""
         own = self._signature
         if (own.tree, own.static, self.context) != (signature.tree, signature.static, signature.context):
             return False
-        return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
+        return all(own.accepts(n, aval) for n, aval in enumerate(signature.avals))
 
     def arguments(self) -> dict[str, tuple[range, Any]]:
         """Returns the numbers of the leaves and the structure of each argument with leaves, by its name."""
@@ -96,7 +138,7 @@ class ProgramExecutable(abc.ABC):
         return found
 
     def argument(self, name: str) -> tuple[range, Any]:
-        """The numbers of the leaves of an argument, and its structure.
+        """Returns the numbers of the leaves of an argument, and its structure.
 
         Raises:
           ValueError: there is no such argument, or it has no leaves.
@@ -108,83 +150,86 @@ class ProgramExecutable(abc.ABC):
             )
         return found[name]
 
-    def takes(self, numbers: Sequence[int], leaves: Sequence[Any]) -> bool:
-        """Whether some arguments, by their numbers, have the types that were compiled for."""
+    def accepts(self, numbers: Sequence[int], leaves: Sequence[Any]) -> bool:
+        """Returns whether some arguments, by their numbers, have the compiled types."""
         avals = abstract(leaves, self.name, lambda: [self.paths[n] for n in numbers], values=True)
-        return all(self._signature.takes(n, aval) for n, aval in zip(numbers, avals, strict=True))
+        return all(self._signature.accepts(n, aval) for n, aval in zip(numbers, avals, strict=True))
 
     def check(self, n: int, leaf: Any) -> None:
-        """Checks that an argument has the type that was compiled for.
+        """Checks that an argument has the compiled type.
 
         Raises:
-          TypeError: it has not.
+          TypeError: it does not.
         """
         (aval,) = abstract([leaf], self.name, lambda: [self.paths[n]], values=True)
-        if not self._signature.takes(n, aval):
+        if not self._signature.accepts(n, aval):
             raise self.mismatch(n, aval)
 
     @abc.abstractmethod
     def memory_analysis(self) -> MemoryAnalysis:
-        """The memory that one call takes on each slice."""
+        """Returns the memory that one call needs on each slice."""
 
     @abc.abstractmethod
     def flops(self, computation: str, slice: str) -> float:
-        """The floating-point operations of one launch on a slice, on all its devices."""
+        """Returns the floating-point operations of one launch on a slice, on all its devices."""
 
     @property
     def step_deadline(self) -> float | None:
-        """After how many seconds a loop without a known end is ended; None for never."""
+        """The time after which a loop without a known end fails, in seconds; None for no limit."""
         return None
 
     def requests(self) -> Mapping[str, Sequence[Request]]:
-        """What was compiled, by the part of the program that it is of; without a name where it has none."""
+        """Returns the compile requests of each sub-program, or of the program under an empty name."""
         return {"": self.loaded.requests}
 
     @abc.abstractmethod
     def device_text(self) -> str:
-        """XLA's optimized module of each computation on each slice."""
+        """Returns XLA's optimized module of each computation on each slice."""
 
     @abc.abstractmethod
-    def transfer_in(self, leaves: list[Any]) -> list[Any] | None:
-        """Transfers arguments to their slices; None when they are of another signature."""
+    def transfer_arguments(self, leaves: list[Any]) -> list[Any] | None:
+        """Transfers arguments to their slices; returns None if they have another signature."""
 
     @abc.abstractmethod
-    def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """Some arguments, by their numbers, where calls want them; see `Compiled.place`.
+    def put_arguments(self, leaves: Mapping[int, Any], *, copy: bool) -> dict[int, Any]:
+        """Returns some arguments, by their numbers, on the slices that read them.
+
+        Args:
+          leaves: the arguments.
+          copy: whether the caller keeps the results, as those of `Compiled.place`: then types are checked,
+            and buffers that the owner of the original may donate are copied. Without it the results are for
+            one call.
 
         Raises:
-          TypeError: one is not of the type that was compiled for.
+          TypeError: an argument has not the compiled type.
         """
-
-    @abc.abstractmethod
-    def bring(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """As `place`, for a call, so that what is made may end with the array that it is a copy of."""
 
     @abc.abstractmethod
     def execute(self, leaves: list[Any]) -> Any:
-        """Runs the plan on arguments that are in place."""
+        """Runs the plan on arguments that are on their slices."""
 
     @abc.abstractmethod
-    def execute_if_like_last(self, leaves: list[Any]) -> Any:
-        """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
+    def try_fast_path(self, leaves: list[Any]) -> Any:
+        """Runs the plan if all arguments are arrays like those of the last call, else returns
+        `CACHE_MISS`."""
 
-    def transfer_in_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
+    def transfer_or_raise(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Transfers arguments to their slices.
 
         Raises:
-          TypeError: when they are not of the signature that was compiled; names the argument.
+          TypeError: they have not the compiled signature; names the argument.
         """
         if tree != self.tree:
             raise self._unlike(tree)
-        brought = self.transfer_in(leaves)
-        if brought is not None:
-            return brought
+        placed = self.transfer_arguments(leaves)
+        if placed is not None:
+            return placed
         avals = abstract(leaves, self.name, lambda: list(self.paths), values=True)
-        wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
+        wrong = next(n for n, aval in enumerate(avals) if not self._signature.accepts(n, aval))
         raise self.mismatch(wrong, avals[wrong])
 
     def _check_donated(self, leaves: Sequence[Any]) -> None:
-        """Refuses an array that is passed twice, if one of these is donated."""
+        """Rejects an array that is passed twice if one of these arguments is donated."""
         if len(set(map(id, leaves))) == len(leaves):
             return
         donated = {id(leaves[n]) for n in self._donated}
@@ -198,10 +243,12 @@ class ProgramExecutable(abc.ABC):
                 )
 
     def _unlike(self, tree: Any) -> TypeError:
-        """The error of arguments of another structure than the program was compiled for."""
+        """Returns the error of arguments of another structure than the program was compiled for."""
         try:
             path, compiled, passed, reason = next(iter(jax_internals.structure_errors(self.tree, tree)))
-        except Exception:  # JAX builds trees of what are no arrays, which nodes may refuse in any way.
+        except (
+            Exception
+        ):  # JAX rebuilds the tree without arrays, which registered node types may reject in any way.
             return TypeError(
                 f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
             )
@@ -211,7 +258,8 @@ class ProgramExecutable(abc.ABC):
         )
 
     def _name_at(self, path: Sequence[Any]) -> str:
-        """What to call a place in the arguments by its path, which starts with whether they are named."""
+        """Returns the name of a place in the arguments; its path begins with 0 for positional and 1 for named
+        ones."""
         if len(path) < 2:
             return "named arguments" if path and path[0].idx else "positional arguments"
         for place, name in zip(self._signature.keys, self.paths, strict=True):
@@ -220,7 +268,7 @@ class ProgramExecutable(abc.ABC):
         return f"argument {name_of(tuple(path[1:]))}"
 
     def mismatch(self, n: int, aval: Any) -> TypeError:
-        """The error of an argument of another type than the program was compiled for."""
+        """Returns the error of an argument of another type than the program was compiled for."""
         return TypeError(
             f"program '{self.name}' was compiled for {self.paths[n]} of type "
             f"{describe(self._signature.avals[n])}, got {describe(aval)}"
@@ -228,11 +276,11 @@ class ProgramExecutable(abc.ABC):
 
 
 def _plain(structure: str) -> str:
-    """What JAX says of one side of two structures, in words of its users."""
+    """Returns JAX's text of one of two structures in words for users."""
     return re.sub("<class '(.*?)'>", r"\1", structure).replace("pytree leaf", "an array")
 
 
 def describe(aval: Any) -> str:
-    """The type of an argument, for messages."""
+    """Returns the type of an argument, for messages."""
     weak = " (weak)" if aval.weak_type else ""
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.backends.replicated import AXIS
-from pathways.compiler.frontend.interface import ArgumentHome
+from pathways.compiler.frontend.arguments import ArgumentHome
 from pathways.compiler.frontend.specs import dims_of
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.local.devices import process_cluster
@@ -19,17 +19,17 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 
 def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
-    """The slice that each argument lives on, and how it lies there; None for one that lives on none.
+    """Returns the slice and the layout of each argument; None for one that is on no slice.
 
-    Arguments may be arrays, or types that say where an array is to be. One whose rows replicas share lives on
-    several slices, and is taken for one that lives on none.
+    Arguments may be arrays, or types with a sharding. One whose rows replicas share is on two or more slices,
+    and counts as one that is on none.
     """
     manager = process_cluster.manager()
     islands = {device.id: device.island for device in manager.cluster.devices}
     slices: dict[Hashable, VirtualSlice] = {}
     holders = manager.holders()
     for slice_, binding in holders.items():
-        # Different programs may take turns on devices: then arrays do not tell whose they are.
+        # Programs may share devices: then the devices of an array do not determine its slice.
         slices.setdefault(_mesh_key([binding]), slice_)
         replicas = [holders[replica] for replica in slice_.replicas if replica in holders]
         if 1 < len(replicas) == len(slice_.replicas):
@@ -43,7 +43,7 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
                 return None
             where = leaf.locations[0]
             layout = where.placement
-            # Of a part of an array no slice has this key.
+            # No slice has the key of a block of an array.
             island = f"island{where.gang.number}" if where.part.count == 1 else None
             key = (island, layout.devices, layout.mesh, layout.axis_names)
         elif isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
@@ -53,7 +53,7 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
         else:
             return None
         slice_ = slices.get(key)
-        # A module has slices by their names.
+        # A module names its slices.
         if slice_ is None or named.setdefault(slice_.name, slice_) is not slice_:
             return None
         if sharding is not None and any(AXIS in axes for axes in dims_of(sharding.spec).dims):
@@ -65,7 +65,7 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
 
 
 def _mesh_key(replicas: Sequence[Binding]) -> Hashable:
-    """The island, the ids of devices, the shape and the axes of the mesh that callers see of a slice."""
+    """Returns the key of a slice: island, device ids, shape and axes of the mesh as callers see it."""
     first = replicas[0]
     ids = tuple(device.id for binding in replicas for device in binding.devices)
     if len(replicas) == 1:

@@ -1,4 +1,4 @@
-"""A program of one signature on hosts: send what is not there, tell each host, return handles."""
+"""Program of one signature on hosts: sends arguments, dispatches a step to each host, returns handles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.backends.executable import ProgramExecutable, describe
-from pathways.compiler.backends.local_executable import UNLIKE
+from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, describe
 from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.frontend import jax_internals
-from pathways.compiler.frontend.arguments import Signature, is_type
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.arguments import Interface, Signature, is_type
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
@@ -27,7 +25,7 @@ from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan
 
 ARRAYS = (Array, jax.Array)
-"""What can be deleted."""
+"""Types of arguments that can be deleted."""
 
 
 Copies = Sequence[tuple[Array, Array, Location]]
@@ -35,15 +33,15 @@ Relocate = Callable[[Copies], Copies]
 
 
 class HostsExecutable(ProgramExecutable):
-    """One signature of a program on its hosts; the counterpart of `LocalExecutable`.
+    """Program of one signature on its hosts; the counterpart of `LocalExecutable`.
 
     Args:
       controller: the controller of the hosts.
       program: the program as it is loaded there.
-      plan: the whole of it.
-      interface: what it takes, returns and runs on.
-      signature: what its arguments have to be.
-      relocate: brings arrays from hosts to hosts, see `relocation.relocate`.
+      plan: the plan of the whole program.
+      interface: its arguments, results and slices.
+      signature: the signature of its arguments.
+      relocate: moves arrays between hosts, see `relocation.relocate`.
     """
 
     _arrays = ARRAYS
@@ -63,7 +61,7 @@ class HostsExecutable(ProgramExecutable):
         self._program = program
         self._relocate = relocate
         count = len(signature.avals)
-        # Where each argument has to be, and of each part which arguments it takes, and where.
+        # The location that each argument must have; for each host program, its arguments and their locations.
         self._locations: list[list[Location]] = [[] for _ in range(count)]
         for ports in program.inputs.values():
             for port in ports:
@@ -72,24 +70,24 @@ class HostsExecutable(ProgramExecutable):
             island: [(port.number, port.location) for port in ports]
             for island, ports in program.inputs.items()
         }
-        # Where each result is, and the how-manyth of its part it is.
+        # The location of each result, and its index among the results of its host program.
         self._results: list[list[tuple[Location, int]]] = [[] for _ in interface.out_avals]
         for ports in program.outputs.values():
             for position, port in enumerate(ports):
                 self._results[port.number].append((port.location, position))
-        # What the last call brought: a handle of the same aval needs no other check.
+        # The arguments of the last call: a handle with the same aval needs no other check.
         self._avals: list[Any] = [None] * count
         self._alive = list(interface.slices.values())
         weakref.finalize(self, controller.unload, program).atexit = False
 
     @property
     def context(self) -> Any:
-        """The JAX settings it was traced under; once a host is gone none, so that no call is this one."""
+        """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
         return self._context if self._program.is_there() else None
 
     @property
     def loaded(self) -> Executable:  # type: ignore[override]
-        """What XLA made of the program is on the hosts.
+        """No executable: that of the program is on the hosts.
 
         Raises:
           RuntimeError: always.
@@ -103,12 +101,12 @@ class HostsExecutable(ProgramExecutable):
 
     @property
     def argument_shardings(self) -> list[Any]:
-        """Hosts have no shardings of this process."""
+        """None for each argument: hosts have no shardings of this process."""
         return [None] * len(self._locations)
 
     @property
     def result_shardings(self) -> list[Any]:
-        """Hosts have no shardings of this process."""
+        """None for each result: hosts have no shardings of this process."""
         return [None] * len(self.interface.out_avals)
 
     def result_types(self) -> list[Any]:
@@ -124,27 +122,27 @@ class HostsExecutable(ProgramExecutable):
         return [PlacedType(avals[n], self._controller, self._locations[n]) for n in numbers]
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """The memory that one call takes on each slice.
+        """Returns the memory that one call needs on each slice.
 
         Raises:
-          HostError: a host is gone.
+          HostError: a host was lost.
         """
-        # Of a slice that no part is on there is nothing to say.
+        # A slice without a host program has no entry.
         return MemoryAnalysis({**analyze(self.plan, {}), **self._facts.memory})
 
     def flops(self, computation: str, slice: str) -> float:
-        """The floating-point operations of one launch on a slice, on all its devices.
+        """Returns the floating-point operations of one launch on a slice, on all its devices.
 
         Raises:
-          HostError: a host is gone.
+          HostError: a host was lost.
         """
         return self._facts.flops[computation, slice]
 
     def device_text(self) -> str:
-        """XLA's optimized module of each computation on each slice.
+        """Returns XLA's optimized module of each computation on each slice.
 
         Raises:
-          HostError: a host is gone.
+          HostError: a host was lost.
         """
         return self._controller.describe(self._program, text=True).text
 
@@ -152,12 +150,12 @@ class HostsExecutable(ProgramExecutable):
     def _facts(self) -> HostFacts:
         return self._controller.describe(self._program)
 
-    def execute_if_like_last(self, leaves: list[Any]) -> Any:
-        """There is no shorter path."""
-        return UNLIKE
+    def try_fast_path(self, leaves: list[Any]) -> Any:
+        """Returns `CACHE_MISS`: hosts have no fast path."""
+        return CACHE_MISS
 
-    def transfer_in(self, leaves: list[Any]) -> list[Array] | None:
-        """Transfers arguments to their hosts; None when they are of another signature."""
+    def transfer_arguments(self, leaves: list[Any]) -> list[Array] | None:
+        """Transfers arguments to their hosts; returns None if they have another signature."""
         for n, (leaf, last) in enumerate(zip(leaves, self._avals, strict=True)):
             if last is not None and getattr(leaf, "aval", None) is last:
                 continue
@@ -165,33 +163,30 @@ class HostsExecutable(ProgramExecutable):
                 return None
             try:
                 aval = jax_internals.abstractify(leaf)
-                if not self._signature.takes(n, aval):
+                if not self._signature.accepts(n, aval):
                     return None
             except (TypeError, ValueError, OverflowError):
                 return None
             if isinstance(leaf, Array):
                 self._avals[n] = aval
         self._check_donated(leaves)
-        brought = list(self._brought(dict(enumerate(leaves))).values())
+        placed = list(self._put(dict(enumerate(leaves))).values())
         for n in self._donated:
-            # The program has a copy of it, which ends with the call.
-            if leaves[n] is not brought[n] and isinstance(leaves[n], ARRAYS):
+            # The program has a copy of it, which is freed with the call.
+            if leaves[n] is not placed[n] and isinstance(leaves[n], ARRAYS):
                 leaves[n].delete()
-        return brought
+        return placed
 
-    def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """See `ProgramExecutable.place`."""
-        for n, leaf in leaves.items():
-            self.check(n, leaf)
-        return self._brought(leaves, apart=True)
-
-    def bring(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """See `ProgramExecutable.bring`."""
-        return self._brought(leaves)
+    def put_arguments(self, leaves: Mapping[int, Any], *, copy: bool) -> dict[int, Any]:
+        """See `ProgramExecutable.put_arguments`."""
+        if copy:
+            for n, leaf in leaves.items():
+                self.check(n, leaf)
+        return self._put(leaves, apart=copy)
 
     def execute(self, leaves: Sequence[Array]) -> Any:
-        """Runs the plan on arguments that are in place."""
-        # Another thread may donate them, too: before, which is an error, or after.
+        """Runs the plan on arguments that are on their slices."""
+        # Another thread may donate them, too: before this call, which is an error, or after it.
         with self._controller.order:
             arguments = {
                 island: [leaves[n].number_at(location) for n, location in inputs]
@@ -209,44 +204,44 @@ class HostsExecutable(ProgramExecutable):
         )
 
     def _steps_of(self, leaves: Sequence[Array]) -> list[Step | None]:
-        """The runs that made the arguments where they are read."""
+        """Returns the steps that produced the arguments where they are read."""
         return [leaves[n].step_at(where) for inputs in self._inputs.values() for n, where in inputs]
 
-    def _brought(self, leaves: Mapping[int, Any], *, apart: bool = False) -> dict[int, Array]:
-        """Arguments on the hosts that read them; what is there already is not sent.
+    def _put(self, leaves: Mapping[int, Any], *, apart: bool = False) -> dict[int, Array]:
+        """Returns arguments on the hosts that read them; arrays that are there already are not sent.
 
         Args:
           leaves: the arguments, by their numbers.
-          apart: whether what is sent ends apart from the array that it is a copy of.
+          apart: whether copies are freed independently of the arrays that they were copied from.
         """
         found = {n: self._on_hosts(n, leaf) for n, leaf in leaves.items()}
-        brought = {n: self._apart(n, array) for n, array in found.items()} if apart else found
+        placed = {n: self._apart(n, array) for n, array in found.items()} if apart else found
         missing = [
             (n, where)
-            for n, array in brought.items()
+            for n, array in placed.items()
             for where in self._locations[n]
             if not array.is_at(where)
         ]
-        elsewhere = [(found[n], brought[n], where) for n, where in missing if found[n].locations]
+        elsewhere = [(found[n], placed[n], where) for n, where in missing if found[n].locations]
         if elsewhere:
             self._relocate(elsewhere)
         for n, where in missing:
-            array = brought[n]
+            array = placed[n]
             if not array.is_at(where):
                 value = _value(leaves[n], self._signature.avals[n])
                 array.add_copy(where, self._controller.put(value, where))
-        return brought
+        return placed
 
     def _apart(self, n: int, array: Array) -> Array:
-        """A handle for the copies of an argument; its own if none have to be made."""
-        # Where slices share devices another one may have left it there, whose program donates it one day.
+        """Returns a handle for the copies of an argument; its own if no copy is needed."""
+        # If slices share devices, the copy may be another program's buffer, which it may donate later.
         is_shared = any(slice.overlap for slice in self._alive)
         if array.locations and (is_shared or not all(map(array.is_at, self._locations[n]))):
             return Array(self._controller, array.aval, {}, None)
         return array
 
     def _on_hosts(self, n: int, leaf: Any) -> Array:
-        """The handle of an argument, or one for it that is nowhere yet."""
+        """Returns the handle of an argument, or a new one without locations."""
         aval = self._signature.avals[n]
         if isinstance(leaf, ARRAYS) and leaf.is_deleted():
             raise RuntimeError(
@@ -259,7 +254,7 @@ class HostsExecutable(ProgramExecutable):
 
 
 def _value(leaf: Any, aval: Any) -> np.ndarray[Any, Any]:
-    """An argument as the host gets it; of typed PRNG keys their data."""
+    """Returns an argument as the host gets it; typed PRNG keys as their data."""
     if isinstance(leaf, Array):
         return leaf.fetch()
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):

@@ -1,4 +1,4 @@
-"""A program of one signature on devices of this process: check arguments, run the plan, rebuild results."""
+"""Program of one signature on devices of this process: checks arguments, runs the plan, rebuilds results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways.compiler.backends.executable import ProgramExecutable
+from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable
 from pathways.compiler.backends.mirrors import Mirrors
 from pathways.compiler.backends.replicated import Replicated
 from pathways.compiler.frontend import jax_internals
-from pathways.compiler.frontend.arguments import Signature, is_type
-from pathways.compiler.frontend.interface import Interface
-from pathways.compiler.frontend.notices import warn
+from pathways.compiler.frontend.arguments import Interface, Signature, is_type
+from pathways.compiler.frontend.user_code import warn
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.local.load import Executable, device_text
@@ -29,16 +28,13 @@ from pathways.runtime.plan.plan import Plan, Transfer
 from pathways.runtime.xla import pjrt
 
 _LARGE = 1 << 20
-"""Bytes of an argument from which on moving it in every call is worth a warning."""
+"""Size of an argument from which moving it in every call is worth a warning."""
 
 _SMALL = 64 << 10
-"""Bytes up to which an argument of NumPy is copied: JAX may read its memory after the call, or alias it."""
+"""Size up to which an argument of NumPy is copied: JAX may read its memory after the call, or alias it."""
 
 _OFTEN = 3
-"""The calls that move the same array before they warn."""
-
-UNLIKE = object()
-"""What `LocalExecutable.execute_if_like_last` returns when it did not run."""
+"""Number of calls that move the same array before they warn."""
 
 log = logging.getLogger("pathways")
 
@@ -49,7 +45,7 @@ _executables: weakref.WeakSet[LocalExecutable] = weakref.WeakSet()
 
 
 def _retire_all() -> None:
-    """Has programs compile for other devices at their next call."""
+    """Makes programs compile again at their next call, for other devices."""
     for executable in list(_executables):
         executable.context = None
 
@@ -59,16 +55,16 @@ process_cluster.on_disconnect(_retire_all)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _ArgumentPlacement:
-    """What calls do with one argument.
+    """Placement of one argument.
 
     Attributes:
       number: its number.
-      slice: the first slice that it lives on.
-      home: where callers keep it; None when nothing reads it.
-      copied_to: where launches read it besides the array that callers have.
-      is_key: whether it has typed PRNG keys, of which launches take the words.
-      cut: makes the copies of all replicas of what callers have; None where callers have one of the copies.
-      rewrap: takes its weak type away; None where that may stay.
+      slice: the first of its slices.
+      home: its sharding for callers; None if nothing reads it.
+      copied_to: the shardings of the copies that launches read besides the callers' array.
+      is_key: whether it has typed PRNG keys; launches take their words.
+      cut: computes the copies of all replicas from the callers' array; None if that is one of the copies.
+      rewrap: removes its weak type; None if that may stay.
     """
 
     number: int
@@ -80,7 +76,7 @@ class _ArgumentPlacement:
     rewrap: Callable[[Any], Any] | None
 
     def copies_of(self, array: Any) -> tuple[Any, ...]:
-        """Copies of the array that callers have, where they are read."""
+        """Returns the copies of the callers' array where launches read it."""
         if self.cut is not None:
             return tuple(self.cut(array))
         places = list(self.copied_to)
@@ -89,29 +85,29 @@ class _ArgumentPlacement:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _ResultPlacement:
-    """What calls do with one result.
+    """Placement of one result.
 
     Attributes:
-      arrays: where its arrays are in what the plan returns.
-      sharding: where callers get it.
-      join: makes the array of callers of the parts of all replicas; None where they get the first array.
-      parts: where these parts are in what the plan returns.
+      arrays: the positions of its arrays in the results of the plan.
+      sharding: its sharding for callers.
+      join: assembles the callers' array from the blocks of replicas; None if that is the first array.
+      blocks: the positions of these blocks in the results of the plan.
     """
 
     arrays: range
     sharding: NamedSharding
     join: Callable[[Sequence[Any]], Any] | None
-    parts: tuple[int, ...]
+    blocks: tuple[int, ...]
 
 
 class LocalExecutable(ProgramExecutable):
-    """One signature of a program on its devices.
+    """Program of one signature on its devices.
 
     Args:
       loaded: the program on its devices.
-      interface: what it takes, returns and runs on.
-      signature: what its arguments have to be.
-      keepalive: what must live as long as the executables.
+      interface: its arguments, results and slices.
+      signature: the signature of its arguments.
+      keepalive: objects that must live as long as the executables.
     """
 
     def __init__(
@@ -135,11 +131,12 @@ class LocalExecutable(ProgramExecutable):
         self._rearranged = bool(is_unread or self._mirrored or self._keys)
         self._mirrored_results = [n for n, result in enumerate(self._results) if len(result.arrays) > 1]
         self._plain = not (self._donated or self._rearranged or self._mirrored_results)
-        # What the last call brought; a call that brings the like again needs no other check.
+        # The arguments of the last call; one with like arguments needs no other check.
         self._avals: list[Any] = [None] * len(self._arguments)
         self._shardings: list[Any] = [None] * len(self._arguments)
         self._remarked: set[int] = set()
-        # The array that was last moved for each large argument, and in how many calls in a row.
+        # The array that was last moved for each large argument, and the number of calls in a row that moved
+        # it.
         self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._warned: set[int] = set()
         self._alive = (keepalive, list(interface.slices.values()))
@@ -147,39 +144,40 @@ class LocalExecutable(ProgramExecutable):
 
     @property
     def argument_shardings(self) -> list[Any]:
-        """Where each argument lives, on the first of its slices; None for one that nothing reads."""
+        """The placement of each argument on the first of its slices; None for one that nothing reads."""
         return [argument.home for argument in self._arguments]
 
     @property
     def result_shardings(self) -> list[Any]:
-        """Where each result lives, on the first of its slices."""
+        """The placement of each result on the first of its slices."""
         return [result.sharding for result in self._results]
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """The memory that one call takes on each slice."""
+        """Returns the memory that one call needs on each slice."""
         return analyze(self.plan, stats_of(self.loaded.executables))
 
     def flops(self, computation: str, slice: str) -> float:
-        """The floating-point operations of one launch on a slice, on all its devices."""
+        """Returns the floating-point operations of one launch on a slice, on all its devices."""
         return pjrt.flops_of(self.loaded.executables[computation, slice])
 
     def device_text(self) -> str:
-        """XLA's optimized module of each computation on each slice."""
+        """Returns XLA's optimized module of each computation on each slice."""
         return device_text(self.loaded.executables)
 
-    def execute_if_like_last(self, leaves: list[Any]) -> Any:
-        """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
+    def try_fast_path(self, leaves: list[Any]) -> Any:
+        """Runs the plan if all arguments are arrays like those of the last call, else returns
+        `CACHE_MISS`."""
         try:
             if [x.aval for x in leaves] != self._avals or [x.sharding for x in leaves] != self._shardings:
-                return UNLIKE
+                return CACHE_MISS
         except AttributeError:
-            return UNLIKE
+            return CACHE_MISS
         if self._plain:
             return self._unflatten(self.loaded.run(leaves))
         return self.execute(leaves)
 
     def execute(self, leaves: list[Any]) -> Any:
-        """Runs the plan on arguments that are in place."""
+        """Runs the plan on arguments that are on their slices."""
         if self._donated:
             self._check_donated(leaves)
         if self._rearranged:
@@ -189,39 +187,49 @@ class LocalExecutable(ProgramExecutable):
             results = self._join(results)
         return self._unflatten(results)
 
-    def transfer_in(self, leaves: list[Any]) -> list[Any] | None:
-        """Transfers arguments to their slices; None when they are of another signature."""
+    def transfer_arguments(self, leaves: list[Any]) -> list[Any] | None:
+        """Transfers arguments to their slices; returns None if they have another signature."""
         moves = self._misplaced(leaves)
         if moves is None:
             return None
-        brought = self._moved_to_slices(leaves, moves) if moves else list(leaves)
+        placed = self._moved_to_slices(leaves, moves) if moves else list(leaves)
         for argument in self._rewrapped:
-            if brought[argument.number].weak_type:
+            if placed[argument.number].weak_type:
                 assert argument.rewrap is not None
-                brought[argument.number] = argument.rewrap(brought[argument.number])
-        return brought
+                placed[argument.number] = argument.rewrap(placed[argument.number])
+        return placed
 
     def _moved_to_slices(self, leaves: list[Any], moves: list[int]) -> list[Any]:
-        """All arguments, some of them moved; those that are donated end where they were."""
+        """Returns all arguments, some of them moved; donated originals are deleted."""
         if self._donated:
             self._check_donated(leaves)
         for n in moves:
             if isinstance(leaves[n], jax.Array):
                 check_alive(self.name, self.paths[n], leaves[n])
             self._warn_if_moved_again(n, leaves[n])
-        brought = list(leaves)
+        placed = list(leaves)
         for n, array in self._put(leaves, moves).items():
-            brought[n] = array
+            placed[n] = array
         for n in moves:
-            if n in self._donated and _is_apart(leaves[n], brought[n]):
+            if n in self._donated and _is_apart(leaves[n], placed[n]):
                 leaves[n].delete()
-        return brought
+        return placed
 
-    def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """See `ProgramExecutable.place`."""
+    def put_arguments(self, leaves: Mapping[int, Any], *, copy: bool) -> dict[int, Any]:
+        """See `ProgramExecutable.put_arguments`."""
+        if copy:
+            for n, leaf in leaves.items():
+                self.check(n, leaf)
+        moves = []
         for n, leaf in leaves.items():
-            self.check(n, leaf)
-        placed = self.bring(leaves)
+            home = self._arguments[n].home
+            if home is None:
+                continue
+            if not isinstance(leaf, jax.Array) or not leaf.sharding.is_equivalent_to(home, leaf.ndim):
+                moves.append(n)
+        placed = {**leaves, **self._put(leaves, moves)}
+        if not copy:
+            return placed
         sharing = {name for name, slice in self.interface.slices.items() if slice.overlap}
         shared = [
             n
@@ -230,36 +238,25 @@ class LocalExecutable(ProgramExecutable):
             and self._arguments[n].home is not None
             and self._arguments[n].slice in sharing
         ]
-        # This may be memory of another slice on the same devices, whose program donates it one day.
+        # The buffer may be shared with another slice on the same devices, whose program may donate it later.
         return {**placed, **self._put(placed, shared, may_alias=False)}
-
-    def bring(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """See `ProgramExecutable.bring`."""
-        moves = []
-        for n, leaf in leaves.items():
-            home = self._arguments[n].home
-            if home is None:
-                continue
-            if not isinstance(leaf, jax.Array) or not leaf.sharding.is_equivalent_to(home, leaf.ndim):
-                moves.append(n)
-        return {**leaves, **self._put(leaves, moves)}
 
     def _put(
         self, leaves: Mapping[int, Any] | list[Any], moves: list[int], *, may_alias: bool = True
     ) -> dict[int, Any]:
-        """Copies of some arguments on their first slices."""
+        """Returns copies of some arguments on their first slices."""
         if not moves:
             return {}
         placed = pjrt.device_put(
             [_apart_if_small(leaves[n]) for n in moves],
             [self._arguments[n].home for n in moves],
-            # An alias of what the caller keeps must not be donated.
+            # An alias of an array that the caller keeps must not be donated.
             may_alias=[may_alias and n not in self._donated for n in moves],
         )
         return dict(zip(moves, placed, strict=True))
 
     def _warn_if_moved_again(self, n: int, leaf: Any) -> None:
-        """Warns once of a large argument that every call brings from where it is, though it is the same."""
+        """Warns once of a large argument that is the same in every call, and moved by each."""
         if getattr(leaf, "nbytes", 0) < _LARGE:
             return
         last, calls = self._moved.get(n, (None, 0))
@@ -274,7 +271,7 @@ class LocalExecutable(ProgramExecutable):
             )
 
     def _misplaced(self, leaves: list[Any]) -> list[int] | None:
-        """The numbers of the arguments that are not on their slices; None for another signature."""
+        """Returns the numbers of the arguments that are not on their slices; None for another signature."""
         moves: list[int] = []
         for n, (leaf, aval, place) in enumerate(zip(leaves, self._avals, self._shardings, strict=True)):
             sharding: Any = getattr(leaf, "sharding", None)
@@ -282,7 +279,7 @@ class LocalExecutable(ProgramExecutable):
                 continue
             argument = self._arguments[n]
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_internals.Tracer):
-                if not self._signature.takes(n, leaf.aval):
+                if not self._signature.accepts(n, leaf.aval):
                     return None
                 if argument.home is None or sharding.is_equivalent_to(argument.home, leaf.ndim):
                     if argument.rewrap is None or not leaf.weak_type:
@@ -297,16 +294,16 @@ class LocalExecutable(ProgramExecutable):
         return moves
 
     def _is_like(self, leaf: Any, n: int) -> bool:
-        """Whether something from the host has the type that argument `n` was compiled for."""
+        """Returns whether a value of the host has the type that argument `n` was compiled for."""
         if isinstance(leaf, jax_internals.Tracer) or is_type(leaf):
             return False
         try:
-            return self._signature.takes(n, jax_internals.abstractify(leaf))
+            return self._signature.accepts(n, jax_internals.abstractify(leaf))
         except (TypeError, ValueError, OverflowError):
             return False
 
     def _remark(self, n: int, sharding: Any) -> None:
-        """Says once for each argument that a call has to move it."""
+        """Logs once for each argument that a call has to move it."""
         if n not in self._remarked:
             self._remarked.add(n)
             log.info(
@@ -318,7 +315,7 @@ class LocalExecutable(ProgramExecutable):
             )
 
     def _rearrange(self, leaves: list[Any]) -> list[Any]:
-        """From one array per argument to one per slot."""
+        """Returns one array per slot, from one per argument."""
         leaves = list(leaves)
         for n in self._keys:
             leaves[n] = jax_internals.key_data(leaves[n])
@@ -336,7 +333,7 @@ class LocalExecutable(ProgramExecutable):
         return [leaves[n] for n in self._slot_order]
 
     def _join(self, results: list[Any]) -> list[Any]:
-        """From one array per result slot to one per result."""
+        """Returns one array per result, from one per result slot."""
         joined = [results[result.arrays.start] for result in self._results]
         for n in self._mirrored_results:
             result = self._results[n]
@@ -344,18 +341,18 @@ class LocalExecutable(ProgramExecutable):
             if result.join is None:
                 del copies[0]
             else:
-                joined[n] = result.join([results[part] for part in result.parts])
+                joined[n] = result.join([results[block] for block in result.blocks])
             _mirrors.add(joined[n], copies)
         return joined
 
 
 def _apart_if_small(leaf: Any) -> Any:
-    """A copy of a small array of NumPy, which the caller may change right after the call."""
+    """Returns a copy of a small array of NumPy, which the caller may change right after the call."""
     return leaf.copy() if isinstance(leaf, np.ndarray) and leaf.nbytes <= _SMALL else leaf
 
 
 def _arguments(loaded: Executable, signature: Signature) -> list[_ArgumentPlacement]:
-    """What calls do with each argument."""
+    """Returns the placement of each argument."""
     passed = [argument for argument in loaded.plan.arguments if argument.constant is None]
     shardings: list[list[NamedSharding]] = [[] for _ in passed]
     for port in loaded.inputs:
@@ -369,7 +366,7 @@ def _arguments(loaded: Executable, signature: Signature) -> list[_ArgumentPlacem
             whole = Replicated.of(argument.replicas, places)
             home, copied_to, cut = whole.sharding, places, whole.cutter(_without_keys(aval))
         is_key = _is_key(aval)
-        # Results must not be weakly typed where what the caller passed for them is.
+        # Results must not have a weak type if the caller's argument in their place has none.
         if n in handed_through and home is not None and not (signature.strict or aval.weak_type or is_key):
             rewrap = pjrt.rewrap(aval, home)
         first = next(iter(argument.slots), "")
@@ -378,7 +375,7 @@ def _arguments(loaded: Executable, signature: Signature) -> list[_ArgumentPlacem
 
 
 def _results(loaded: Executable, interface: Interface) -> list[_ResultPlacement]:
-    """What calls do with each result."""
+    """Returns the placement of each result."""
     results, first = [], 0
     for result, aval in zip(loaded.plan.results, interface.out_avals, strict=True):
         arrays = range(first, first + len(result.slots))
@@ -388,19 +385,19 @@ def _results(loaded: Executable, interface: Interface) -> list[_ResultPlacement]
             results.append(_ResultPlacement(arrays, shardings[0], None, ()))
             continue
         whole = Replicated.of(result.replicas, shardings)
-        counts = [len(others) + 1 for others in whole.others]
-        parts = itertools.accumulate(counts[:-1], initial=arrays.start)
-        results.append(_ResultPlacement(arrays, whole.sharding, whole.joiner(aval), tuple(parts)))
+        counts = [len(copies) + 1 for copies in whole.copies]
+        blocks = itertools.accumulate(counts[:-1], initial=arrays.start)
+        results.append(_ResultPlacement(arrays, whole.sharding, whole.joiner(aval), tuple(blocks)))
     return results
 
 
 def _is_apart(source: Any, target: Any) -> bool:
-    """Whether an array was copied to other devices: on a device that both have, JAX shares its buffer."""
+    """Returns whether an array was copied to other devices: JAX shares its buffer on a common device."""
     return isinstance(source, jax.Array) and not source.devices() & target.devices()
 
 
 def _without_keys(aval: Any) -> Any:
-    """The aval of an argument as launches take it: of typed PRNG keys that of their words."""
+    """Returns the aval of an argument as launches take it: for typed PRNG keys that of their words."""
     if not _is_key(aval):
         return aval
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
@@ -412,13 +409,14 @@ def _is_key(aval: Any) -> bool:
 
 
 def _unflatten(tree: Any) -> Callable[[list[Any]], Any]:
-    """How to rebuild results; most programs of one launch return one array, which needs no tree."""
-    # None is a structure of one node too, and has no leaf.
+    """Returns a function that rebuilds results; most programs of one launch return one array, without a
+    tree."""
+    # None is a structure of one node, too, but has no leaf.
     return operator.itemgetter(0) if tree.num_nodes == tree.num_leaves == 1 else tree.unflatten
 
 
 def _handed_through(plan: Plan) -> set[int]:
-    """The arguments that are results as they are, perhaps on other slices."""
+    """Returns the arguments that are returned unchanged, perhaps on other slices."""
     passed = [argument for argument in plan.arguments if argument.constant is None]
     source = {slot: n for n, argument in enumerate(passed) for slot in argument.slots.values()}
     for step in plan.steps:
@@ -428,9 +426,9 @@ def _handed_through(plan: Plan) -> set[int]:
 
 
 def _slot_order(arguments: Sequence[_ArgumentPlacement]) -> list[int]:
-    """Where the array of each slot is, in a list of all arguments and then all copies of mirrored ones.
+    """Returns the position of each slot's array in a list of all arguments, then all copies of mirrored ones.
 
-    Of one that replicas share, callers have no copy that is one of a slot.
+    Callers' arrays of arguments that replicas share are in no slot.
     """
     order: list[int] = []
     copy = len(arguments)

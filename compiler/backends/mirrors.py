@@ -1,4 +1,4 @@
-"""Copies of arrays on other slices than the one where their holder sees them."""
+"""Copies of mirrored arrays on slices besides the first, which callers do not see."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Mirrors:
-    """The copies that arrays have on other slices, as long as the arrays live.
+    """Copies that arrays have on other slices, as long as the arrays live.
 
-    A caller sees a mirrored value as one ordinary array, on the first of its slices. The runtime keeps
-    the others here, so that passing the array back sends nothing.
+    A caller sees a mirrored value as one ordinary array, on the first of its slices. The runtime keeps the
+    other copies here, so that passing the array back sends nothing.
     """
 
     def __init__(self) -> None:
@@ -21,20 +21,20 @@ class Mirrors:
         self._copies: dict[int, tuple[weakref.ref[Any], tuple[Any, ...]]] = {}
 
     def add(self, array: Any, copies: Sequence[Any]) -> None:
-        """Remembers the copies of an array until it is gone."""
+        """Stores the copies of an array until it is garbage-collected."""
         key = id(array)
 
-        def forget(ref: weakref.ref[Any]) -> None:
+        def remove(ref: weakref.ref[Any]) -> None:
             # Another array may have got the id by now.
             with self._lock:
                 if key in self._copies and self._copies[key][0] is ref:
                     del self._copies[key]
 
         with self._lock:
-            self._copies[key] = (weakref.ref(array, forget), tuple(copies))
+            self._copies[key] = (weakref.ref(array, remove), tuple(copies))
 
     def find(self, array: Any, shardings: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The copies of an array if it has them in exactly these places."""
+        """Returns the copies of an array if it has them in exactly these places."""
         kept = self._copies.get(id(array))
         if kept is None or kept[0]() is not array:
             return None

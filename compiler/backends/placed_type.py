@@ -13,12 +13,12 @@ from pathways.runtime.hosts.cluster.host import Location
 
 
 class PlacedType(jax.ShapeDtypeStruct):
-    """The type of an array on hosts, and where it lies there.
+    """Type of an array on hosts, with its locations there.
 
     Args:
       aval: the type.
       controller: the controller of the hosts.
-      locations: where the array lies.
+      locations: the locations of the array.
 
     Attributes:
       controller: see above.
@@ -26,7 +26,7 @@ class PlacedType(jax.ShapeDtypeStruct):
     """
 
     def __init__(self, aval: Any, controller: Client, locations: Sequence[Location]) -> None:
-        # Of typed PRNG keys their words lie there, which have one more dimension.
+        # Locations hold the words of typed PRNG keys, which have one more dimension.
         is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
         sharding = abstract_sharding(locations[0]) if locations and not is_key else None
         super().__init__(aval.shape, aval.dtype, sharding=sharding, weak_type=bool(aval.weak_type))

@@ -1,4 +1,4 @@
-"""Arrays that one program left in a place and another wants elsewhere: moved by a program of transfers."""
+"""Relocation of arrays from one program's slices to another's, by a program of transfers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from pathways.compiler.backends.backend import Scheduled
-from pathways.compiler.frontend.arguments import Signature
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.backends.executable import Scheduled
+from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import run_phases
 from pathways.dialect import (
@@ -40,37 +39,38 @@ from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.resources.manager import Binding
 
 NAME = "relocation"
-"""What these programs are called, in traces and messages."""
+"""Name of these programs in traces and messages."""
 
 Load = Callable[[Scheduled, Mapping[str, Binding]], HostedProgram]
 """Loads a program on its hosts."""
 
 Slice = tuple[bool, int, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
-"""Whether arrays come to it, its island, the ids of its devices there, the shape and the axes of their mesh.
+"""Whether arrays arrive there, its island, the ids of its devices there, the shape and the axes of their
+mesh.
 
-What lies in other shards on the devices where it is wanted goes from one slice to another, too.
+An array that is sharded differently on its target's devices is moved between two slices, too.
 """
 
-_MOST = 64
-"""How many programs are kept; those that were loaded first go first."""
+_MAX_LOADED = 64
+"""Limit of loaded programs; the oldest are unloaded first."""
 
 _programs: weakref.WeakKeyDictionary[Client, dict[tuple[_Move, ...], _KeptProgram]] = (
     weakref.WeakKeyDictionary()
 )
-"""The programs that were loaded, by what they move."""
+"""The loaded programs, by the moves that they do."""
 
 _lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Move:
-    """What is moved, from where to where.
+    """Move of an array, or of the block that a replica has, to another location.
 
     Attributes:
-      shape: the shape of the array, or of the part of it that a replica has.
+      shape: its shape.
       dtype: the name of its dtype.
-      source: where it lies.
-      target: where it is wanted.
+      source: the location that it has.
+      target: the location that it gets.
     """
 
     shape: tuple[int, ...]
@@ -80,7 +80,7 @@ class _Move:
 
     @classmethod
     def of(cls, array: Array, target: Location) -> _Move | None:
-        """How an array gets somewhere; None if it lies nowhere in the same part, or a host is gone."""
+        """Returns the move of an array to a location; None if no live host has the same block of it."""
         sources = [
             where for where in array.locations if where.part == target.part and not where.gang.is_lost()
         ]
@@ -89,13 +89,13 @@ class _Move:
         data = array.aval
         if jax.dtypes.issubdtype(data.dtype, jax.dtypes.extended):
             data = jax.eval_shape(jax.random.key_data, data)
-        # Within an island, if it can be.
+        # Within an island, if possible.
         source = min(sources, key=lambda where: where.gang is not target.gang)
         return cls(target.part.shape(data.shape), data.dtype.name, source, target)
 
 
 class _KeptProgram:
-    """A program that is unloaded when it is no longer used."""
+    """Program that is unloaded when it is no longer used."""
 
     def __init__(self, controller: Client, program: HostedProgram) -> None:
         self.program = program
@@ -105,21 +105,21 @@ class _KeptProgram:
 def relocate(
     controller: Client, load: Load, wanted: Sequence[tuple[Array, Array, Location]]
 ) -> list[tuple[Array, Array, Location]]:
-    """Brings arrays to where they are wanted, shard to shard; nothing waits for it.
+    """Copies arrays to other locations, shard to shard; does not block.
 
-    All of them are moved by one program, which is loaded once and kept.
+    One program, which is loaded once and cached, moves all of them.
 
     Args:
       controller: the controller of the hosts.
-      load: loads it on them.
-      wanted: arrays, each with the one that gets the copy, which may be itself, and a location that this is
-        not at.
+      load: loads the program on them.
+      wanted: arrays, each with the one that gets the copy, which may be the same, and a location that the
+        first one does not have.
 
     Returns:
-      Those that cannot be moved so: no replica that shares them has the part that is wanted.
+      The entries that cannot be moved so: no replica that shares the array has the required block.
 
     Raises:
-      HostError: a host is gone.
+      HostError: a host was lost.
     """
     moves = [_Move.of(array, target) for array, _, target in wanted]
     going = [
@@ -136,26 +136,26 @@ def _loaded(controller: Client, load: Load, moves: tuple[_Move, ...]) -> _KeptPr
         found = _programs.get(controller, {}).get(moves)
     if found is not None and found.program.is_there():
         return found
-    made = _KeptProgram(controller, load(*_program(moves)))
+    loaded = _KeptProgram(controller, load(*_program(moves)))
     with _lock:
         known = {key: old for key, old in _programs.get(controller, {}).items() if old.program.is_there()}
-        for key in list(known)[: max(0, len(known) + 1 - _MOST)]:
+        for key in list(known)[: max(0, len(known) + 1 - _MAX_LOADED)]:
             del known[key]
-        # Another thread may have been faster.
-        known.setdefault(moves, made)
+        # Another thread may have loaded it in the meantime.
+        known.setdefault(moves, loaded)
         _programs[controller] = known
         return known[moves]
 
 
 def _run(controller: Client, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> None:
-    # Another thread may donate them, too: before, which is an error, or after.
+    # Another thread may donate them, too: before this, which is an error, or after it.
     with controller.order:
         arguments = {
             island: [going[port.number][0].number_at(going[port.number][2].source) for port in ports]
             for island, ports in program.inputs.items()
         }
-        made = [array.step_at(move.source) for array, _, move in going]
-        step = controller.run(program, arguments, made)
+        producers = [array.step_at(move.source) for array, _, move in going]
+        step = controller.run(program, arguments, producers)
         for ports in program.outputs.values():
             for position, port in enumerate(ports):
                 _, copy, move = going[port.number]
@@ -163,7 +163,7 @@ def _run(controller: Client, program: HostedProgram, going: Sequence[tuple[Array
 
 
 def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:
-    """A program of transfers, and the devices of its slices."""
+    """Returns a program of transfers, and the devices of its slices."""
     slices: dict[Slice, str] = {}
     for move in moves:
         for slice in _slices(move):
@@ -188,7 +188,7 @@ def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:
 
 
 def _slices(move: _Move) -> tuple[Slice, Slice]:
-    """Where it comes from and where it goes."""
+    """Returns the source and target slices of a move."""
 
     def slice(where: Location, is_target: bool) -> Slice:
         layout = where.placement
@@ -205,7 +205,7 @@ def _binding(slice: Slice) -> Binding:
 
 
 def _module(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> ir.Module:
-    """The module, in the form `placed`."""
+    """Returns the module, in the form `placed`."""
     names = [tuple(slices[slice] for slice in _slices(move)) for move in moves]
     with make_context(), ir.Location.unknown():
         module = ir.Module.create()
@@ -232,7 +232,7 @@ def _module(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> ir.Module:
 
 
 def _attrs(slice: str, where: Location) -> dict[str, ir.Attribute]:
-    """Where an argument or result is, and how it lies there."""
+    """Returns the attributes of an argument or result on a slice, with its layout."""
     sharding = make_sharding(_mesh_of(slice), Sharding(where.placement.dims))
     return {SLICE: make_slices([slice]), SHARDING: sharding}
 

@@ -278,7 +278,7 @@ def restore(
 
 @boundary
 def latest(path: str | os.PathLike[str]) -> int | None:
-    """The last step with a complete checkpoint; None when there is none.
+    """Returns the last step with a complete checkpoint; None when there is none.
 
     It waits for a save that is under way.
 
@@ -323,7 +323,7 @@ class _InputPosition:
         self._text = text
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """What is returned writes the position."""
+        """Returns what is returned writes the position."""
 
         async def write() -> None:
             folder = await directory.await_creation()
@@ -332,7 +332,7 @@ class _InputPosition:
         return write()
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """What is returned moves the iterator there."""
+        """Returns what is returned moves the iterator there."""
 
         async def read() -> None:
             text = await asyncio.to_thread((directory / self._name()).read_text)
@@ -409,7 +409,7 @@ def _orbax() -> Any:
 
 
 def _folder(path: str | os.PathLike[str]) -> Any:
-    """The folder, here or where Orbax writes too, such as gs://."""
+    """Returns the folder, here or where Orbax writes too, such as gs://."""
     from etils import epath
 
     try:
@@ -441,7 +441,7 @@ def _make(folder: Any) -> None:
 def _context(
     orbax: Any, path: str | os.PathLike[str], compress: bool | None, of_hosts: HostSave | None
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context in which Orbax writes."""
+    """Returns the context in which Orbax writes."""
     if of_hosts is not None:
         return orbax_context(compress=compress)
     if compress is None and "://" not in os.fspath(path):
@@ -492,7 +492,7 @@ def _chosen(path: str | os.PathLike[str], step: int | None) -> int:
 
 
 def _text(data: Any) -> str:
-    """The position of an iterator as JSON."""
+    """Returns the position of an iterator as JSON."""
     if not hasattr(data, "get_state"):
         raise TypeError(
             f"pw.checkpoint: {type(data).__name__} has no get_state(), so its position cannot be saved"
@@ -506,7 +506,7 @@ def _text(data: Any) -> str:
 
 
 def _saved(hosts: Client | None, path: Any, leaf: Any) -> Any:
-    """A leaf as Orbax takes it, or as hosts do that write it themselves."""
+    """Returns a leaf as Orbax takes it, or as hosts do that write it themselves."""
     where = f"pw.checkpoint: state{jax.tree_util.keystr(path)}"
     if isinstance(leaf, Array | jax.Array) and leaf.is_deleted():
         raise ValueError(f"{where} has been deleted; it was donated to an earlier call")
@@ -530,7 +530,7 @@ def _saved(hosts: Client | None, path: Any, leaf: Any) -> Any:
 
 
 def _wanted(hosts: Client | None, leaf: Any) -> Any:
-    """A leaf as Orbax asks what to make of it."""
+    """Returns a leaf as Orbax asks what to make of it."""
     on_hosts = wanted_on_hosts(leaf, hosts)
     if on_hosts is not None:
         return on_hosts
@@ -548,12 +548,12 @@ def _wanted(hosts: Client | None, leaf: Any) -> Any:
 
 
 def _sharding(leaf: Any) -> Any:
-    """The sharding on devices of this process that a leaf is to have; None for others."""
+    """Returns the sharding on devices of this process that a leaf is to have; None for others."""
     return None if isinstance(leaf, Array | PlacedType) else getattr(leaf, "sharding", None)
 
 
 def _restored(like: Any, leaf: Any) -> Any:
-    """What Orbax made of a leaf, as it was saved."""
+    """Returns what Orbax made of a leaf, as it was saved."""
     if isinstance(like, np.generic):
         return leaf[()]
     if isinstance(like, _AS_ARRAYS):
@@ -568,7 +568,7 @@ def _restored(like: Any, leaf: Any) -> Any:
 
 
 def _with_type(aval: Any, array: jax.Array) -> Any:
-    """An array with the same buffers, as typed keys or weakly typed."""
+    """Returns an array with the same buffers, as typed keys or weakly typed."""
     return pjrt.rewrap(aval, array.sharding)(array)
 
 
@@ -635,7 +635,7 @@ class _LeafType:
         return f"{self.kind}{list(self.shape)}"
 
     def becomes(self, asked: _LeafType) -> bool:
-        """Whether a leaf that is saved can be restored as another; numbers lose nothing."""
+        """Returns whether a leaf that is saved can be restored as another; numbers lose nothing."""
         if (self.kind, self.shape) == (asked.kind, asked.shape):
             return True
         if self.shape is None and self.kind not in (int, float, str):

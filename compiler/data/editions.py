@@ -17,7 +17,7 @@ _edition = 0
 
 
 def edition_with(module: str) -> int:
-    """How often files of modules that a user has here have been seen to change.
+    """Returns how often files of modules that a user has here have been seen to change.
 
     Args:
       module: the name of one that need not be imported here.
@@ -38,7 +38,7 @@ def edition_with(module: str) -> int:
 
 
 def _files() -> Iterator[str]:
-    """The files of the modules of this process that are not installed."""
+    """Yields the files of the modules of this process that are not installed."""
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None)
         if file is not None and is_of_user(module):
@@ -46,7 +46,7 @@ def _files() -> Iterator[str]:
 
 
 def _file_of(name: str) -> Iterator[str]:
-    """The file of a module, which is not imported for that."""
+    """Yields the file of a module, which is not imported for that."""
     search, parts = None, name.split(".")
     for n in range(len(parts)):
         spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: n + 1]), search)

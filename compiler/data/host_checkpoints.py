@@ -88,7 +88,7 @@ class RestoredLeaf:
     locations: tuple[Location, ...]
 
     def put(self, value: np.ndarray[Any, Any]) -> Array:
-        """An array of this process, sent there."""
+        """Returns an array of this process, sent there."""
         array = Array(self.controller, self.aval, {}, None)
         for where in self.locations:
             array.add_copy(where, self.controller.put(value, where))
@@ -96,7 +96,7 @@ class RestoredLeaf:
 
 
 def _is_even(array: Array) -> bool:
-    """Whether all shards of an array have one shape, as the files want it."""
+    """Returns whether all shards of an array have one shape, as the files want it."""
     for where in array.locations:
         shards = different_shards(where.part.shape(array.shape), where.placement)
         if len({tuple(part.stop - part.start for part in own) for _, own in shards}) > 1:
@@ -319,7 +319,7 @@ def _restored(
 
 
 def _failures(controller: Client, calls: Sequence[FunctionCall]) -> list[Exception]:
-    """What went wrong in calls, of which none runs any more."""
+    """Returns what went wrong in calls, of which none runs any more."""
     failures: list[Exception] = []
     for call in calls:
         try:
@@ -354,7 +354,7 @@ def _is_cut_as(where: Location, other: Location) -> bool:
 
 
 def orbax_context(*, compress: bool | None) -> Any:
-    """A context of Orbax that knows of leaves on hosts.
+    """Returns a context of Orbax that knows of leaves on hosts.
 
     Args:
       compress: whether arrays are compressed; None as Orbax does.
@@ -526,7 +526,7 @@ def restored_by_hosts(orbax: Any, folder: Any, wanted: Any) -> Any:
 
 
 def wanted_on_hosts(leaf: Any, controller: Client | None) -> RestoredLeaf | None:
-    """What to ask Orbax for in the place of a leaf that is to lie on hosts; None for others."""
+    """Returns what to ask Orbax for in the place of a leaf that is to lie on hosts; None for others."""
     if controller is None:
         return None
     if isinstance(leaf, Array):
@@ -543,7 +543,8 @@ def wanted_on_hosts(leaf: Any, controller: Client | None) -> RestoredLeaf | None
 
 
 def is_written_there(leaf: Any, controller: Client | None) -> bool:
-    """Whether hosts write a leaf themselves; typed PRNG keys are small, and files know nothing of them."""
+    """Returns whether hosts write a leaf themselves; typed PRNG keys are small, and files know nothing of
+    them."""
     if controller is None or not isinstance(leaf, Array) or not leaf.is_of(controller):
         return False
     return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) and _is_even(leaf)

@@ -85,7 +85,7 @@ class MadeBatches(Iterator[Any]):
         self._has_begun = False
 
     def get_state(self) -> Any:
-        """The position after the last batch: its number, or a list with that of each shard.
+        """Returns the position after the last batch: its number, or a list with that of each shard.
 
         Before the first batch it is known of shards once the input is open.
 
@@ -117,7 +117,7 @@ class MadeBatches(Iterator[Any]):
         """Forgets the input."""
 
     def described(self) -> str | None:
-        """What it is at, where hosts say so."""
+        """Returns what it is at, where hosts say so."""
         return None
 
     @abc.abstractmethod
@@ -126,7 +126,7 @@ class MadeBatches(Iterator[Any]):
 
     @abc.abstractmethod
     def _make(self) -> list[Any]:
-        """The leaves of the next batch.
+        """Returns the leaves of the next batch.
 
         Raises:
           StopIteration: the input has ended.
@@ -176,7 +176,7 @@ class _BatchesHere(MadeBatches):
 
 @contextlib.contextmanager
 def _as_error(name: str, what: str) -> Iterator[None]:
-    """What a function of the user raises, as hosts say it."""
+    """Yields what a function of the user raises, as hosts say it."""
     try:
         yield
     except (InputEnded, TypeError):
@@ -236,7 +236,7 @@ class _BatchesOnHosts(MadeBatches):
         )
 
     def _shards_of(self, host: HostProcess, places: Sequence[tuple[int, Location]]) -> list[int]:
-        """The shards of the input that a host reads.
+        """Returns the shards of the input that a host reads.
 
         Raises:
           ValueError: it reads a part of one.
@@ -289,7 +289,7 @@ class _BatchesOnHosts(MadeBatches):
         return batch.arrays
 
     def _said(self, calls: Sequence[FunctionCall]) -> dict[str, Any] | None:
-        """The positions of shards that hosts say, when all calls have ended.
+        """Returns the positions of shards that hosts say, when all calls have ended.
 
         Raises:
           StopIteration: the input has ended.
@@ -362,7 +362,8 @@ def batches_of(
     *,
     is_ahead: bool,
 ) -> MadeBatches:
-    """The batches of an input, as `pw.prefetch` takes it; hosts may be asked for one more than is read.
+    """Returns the batches of an input, as `pw.prefetch` takes it; hosts may be asked for one more than is
+    read.
 
     Raises:
       ValueError: see `pw.prefetch`.

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways.compiler.backends.hosts import bring
+from pathways.compiler.backends.backend import relocate_array
 from pathways.compiler.data.editions import edition_with
 from pathways.compiler.frontend import jax_internals
 from pathways.runtime.control.records.errors import CallFailedError
@@ -155,7 +155,7 @@ class FunctionOnHosts(ProcessBound):
         return _RemoteCall(self.name, hosts, calls, tree, is_value=made is None)
 
     def results(self) -> tuple[list[tuple[Any, PartitionSpec]] | None, bytes]:
-        """The types and places of the arrays that it makes, and how they lie in what it returns.
+        """Returns the types and places of the arrays that it makes, and how they lie in what it returns.
 
         Raises:
           TypeError: `out` has something else in it.
@@ -181,7 +181,7 @@ class HostCall(abc.ABC):
 
     @abc.abstractmethod
     def result(self) -> Any:
-        """What it returned.
+        """Returns what it returned.
 
         Returns:
           A list of plain values, one for each host of the slice, in the order of the hosts. With `out=` its
@@ -197,7 +197,7 @@ class HostCall(abc.ABC):
 
     @abc.abstractmethod
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Returns whether it has ended."""
 
 
 class _RemoteCall(HostCall):
@@ -258,7 +258,7 @@ def on_hosts(
     out: Any = None,
     **plain: Any,
 ) -> FunctionOnHosts:
-    """A function that runs in the processes of hosts, beside the arrays that they have.
+    """Returns a function that runs in the processes of hosts, beside the arrays that they have.
 
     Only its name, plain arguments and the numbers of arrays travel: hosts import it. They look for modules
     where this process does (`sys.path`), and then where they would by themselves. Without hosts it runs here.
@@ -317,7 +317,7 @@ def _name_of(function: Callable[..., Any] | str) -> str:
 
 
 def _result(leaf: Any, slice: VirtualSlice) -> tuple[Any, PartitionSpec]:
-    """The aval of an array that is made, and its axes."""
+    """Returns the aval of an array that is made, and its axes."""
     sharding = getattr(leaf, "sharding", None)
     spec = PartitionSpec()
     if sharding is not None:
@@ -347,19 +347,19 @@ def _is_array(leaf: Any) -> bool:
 
 
 def dims_of(spec: PartitionSpec, ndim: int) -> tuple[tuple[str, ...], ...]:
-    """The axes that split each dimension."""
+    """Returns the axes that split each dimension."""
     parts = [*spec, *(None,) * (ndim - len(spec))]
     return tuple(() if part is None else part if isinstance(part, tuple) else (part,) for part in parts)
 
 
 def layout_of(binding: Binding, spec: PartitionSpec, ndim: int) -> DeviceLayout:
-    """How an array lies on a slice."""
+    """Returns how an array lies on a slice."""
     ids = tuple(device.id for device in binding.devices)
     return DeviceLayout(ids, binding.shape, binding.axis_names, dims_of(spec, ndim))
 
 
 def gang_of(hosts: Client, binding: Binding) -> HostGang:
-    """The workers of the island that a slice is on.
+    """Returns the workers of the island that a slice is on.
 
     Raises:
       HostError: they are gone.
@@ -369,7 +369,7 @@ def gang_of(hosts: Client, binding: Binding) -> HostGang:
 
 
 def made_array(aval: Any, layout: DeviceLayout) -> MadeArray:
-    """An array that a call is to make; of typed PRNG keys their words."""
+    """Returns an array that a call is to make; of typed PRNG keys their words."""
     if _is_key(aval):
         aval = jax.eval_shape(jax.random.key_data, aval)
     return MadeArray(tuple(aval.shape), np.dtype(aval.dtype).name, layout)
@@ -384,7 +384,7 @@ def call_of(
     made: tuple[MadeArray, ...] | None,
     structure: bytes = b"null",
 ) -> Call:
-    """A call as hosts are told of it, but for what `Controller.call` knows.
+    """Returns a call as hosts are told of it, but for what `Controller.call` knows.
 
     Args:
       function: where it is.
@@ -404,7 +404,7 @@ def call_of(
 
 @functools.lru_cache(maxsize=8)
 def _absolute(folders: tuple[str, ...], here: Path) -> tuple[str, ...]:
-    """The folders of a search path, for processes that work in another one."""
+    """Returns the folders of a search path, for processes that work in another one."""
     return tuple(str(Path(here, folder)) for folder in folders)
 
 
@@ -417,12 +417,12 @@ def _is_key(aval: Any) -> bool:
 
 
 def _ndim(aval: Any) -> int:
-    """The dimensions of what lies on hosts: of typed PRNG keys of their words."""
+    """Returns the dimensions of what lies on hosts: of typed PRNG keys of their words."""
     return int(jax.eval_shape(jax.random.key_data, aval).ndim if _is_key(aval) else aval.ndim)
 
 
 def values_of(hosts: Client, call: FunctionCall) -> list[Any]:
-    """What each host has returned, when all of them have ended.
+    """Returns what each host has returned, when all of them have ended.
 
     Raises:
       CallFailedError, ImportError, TypeError, HostError: see `HostCall.result`.
@@ -446,7 +446,7 @@ def values_of(hosts: Client, call: FunctionCall) -> list[Any]:
 def _at(
     hosts: Client, leaf: Any, gang: HostGang, binding: Binding, *, is_replica: bool
 ) -> tuple[Array, Location]:
-    """An array on a slice, and where it is there; brought there if it is elsewhere.
+    """Returns an array on a slice, and where it is there; brought there if it is elsewhere.
 
     A replica has a part of what replicas share, and who is none gets the whole.
     """
@@ -459,7 +459,7 @@ def _at(
     is_key = _is_key(leaf)
     target = gang.location(layout_of(binding, PartitionSpec(), _ndim(leaf)))
     if isinstance(leaf, Array) and leaf.is_of(hosts):
-        bring(hosts, leaf, target)
+        relocate_array(hosts, leaf, target)
         return leaf, target
     aval = jax_internals.abstractify(leaf)
     array = Array(hosts, aval, {}, None)
@@ -472,7 +472,7 @@ def _at(
 
 
 def find_here(name: str) -> Callable[..., Any]:
-    """A function of this process by its name.
+    """Returns a function of this process by its name.
 
     Raises:
       ImportError: there is none.

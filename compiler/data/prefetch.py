@@ -59,7 +59,7 @@ class Prefetched[T](Iterator[T]):
         reader.start()
 
     def __next__(self) -> T:
-        """The next batch.
+        """Returns the next batch.
 
         Raises:
           StopIteration: the input has ended, or this was closed.
@@ -98,7 +98,8 @@ class Prefetched[T](Iterator[T]):
         self._reader.join()
 
     def get_state(self) -> Any:
-        """The position of the input after the last batch that was returned, not after those read ahead.
+        """Returns the position of the input after the last batch that was returned, not after those read
+        ahead.
 
         `checkpoint.save(..., data=...)` saves it. Before the first batch it waits until the input is open.
 
@@ -232,7 +233,7 @@ class _Reader:
         self._thread = start_thread(self._read, "prefetch")
 
     def _state(self) -> Any:
-        """The position of the input; None where it has none."""
+        """Returns the position of the input; None where it has none."""
         get_state = getattr(self._iterator, "get_state", None)
         return None if get_state is None else copy.deepcopy(get_state())
 
@@ -243,7 +244,7 @@ class _Reader:
             self._changed.notify_all()
 
     def first_state(self) -> Any:
-        """The position of the input before its first batch, when it is open; None where it has none.
+        """Returns the position of the input before its first batch, when it is open; None where it has none.
 
         Raises:
           Exception: what the input raised.
@@ -255,7 +256,7 @@ class _Reader:
             return self._first_state
 
     def take(self, stall_report: float | None) -> tuple[Any, Any]:
-        """The next batch, and the position of the input after it.
+        """Returns the next batch, and the position of the input after it.
 
         Raises:
           StopIteration: there is none.
@@ -355,7 +356,7 @@ def _executables(step: Bound | Program[..., Any]) -> tuple[ProgramExecutable, ..
 
 
 def _has_rows(executable: ProgramExecutable, argument: str, rows: int | None, shards: int | None) -> bool:
-    """Whether an argument has such rows, or some that shards divide."""
+    """Returns whether an argument has such rows, or some that shards divide."""
     numbers, _ = executable.argument(argument)
     counts = {kind.shape[0] if kind.shape else 0 for kind in executable.argument_types(numbers)}
     if rows is not None:
@@ -364,7 +365,7 @@ def _has_rows(executable: ProgramExecutable, argument: str, rows: int | None, sh
 
 
 def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
-    """A batch where the step wants it; as it is where a program is not compiled for such batches."""
+    """Returns a batch where the step wants it; as it is where a program is not compiled for such batches."""
     leaves, tree = flatten(batch)
     # JAX reads memory of NumPy later, or for as long as the array lives.
     leaves = [_copied(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
@@ -374,14 +375,15 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
             raise TypeError(
                 f"program '{executable.name}' was compiled for {argument} of structure {wanted}, got {tree}"
             )
-        if tree == wanted and (isinstance(step, Bound) or executable.takes(numbers, leaves)):
-            placed = executable.place(dict(zip(numbers, leaves, strict=True)))
+        if tree == wanted and (isinstance(step, Bound) or executable.accepts(numbers, leaves)):
+            placed = executable.put_arguments(dict(zip(numbers, leaves, strict=True)), copy=True)
             return unflatten(tree, list(placed.values()))
     return unflatten(tree, leaves)
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy, aligned: JAX makes another one of what is not, where devices read memory of the host."""
+    """Returns a copy, aligned: JAX makes another one of what is not, where devices read memory of the
+    host."""
     if type(array) is not np.ndarray or array.dtype.hasobject:
         return array.copy()
     memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)

@@ -1,1 +1,1 @@
-"""From Python to a module: what JAX traces, and what is said beside its StableHLO."""
+"""Front end from Python to a module: JAX's StableHLO, and annotations for the compiler."""

@@ -1,4 +1,4 @@
-"""Calls of programs under a trace of JAX: they have types, for `jax.eval_shape`, and nothing else."""
+"""Calls of programs under a trace of JAX: they give types, for `jax.eval_shape`, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathways.compiler.frontend.jax_internals import JET, SPARSIFY, Tracer, regi
 def abstract_call(
     name: str, leaves: Sequence[Any], paths: Callable[[], list[str]], avals: Sequence[Any]
 ) -> list[Any]:
-    """The results of a call of which some arguments are tracers.
+    """Returns the results of a call that has tracers among its arguments.
 
     Args:
       name: the name of the program.
       leaves: its flat arguments.
-      paths: what to call each of them.
+      paths: the name of each of them.
       avals: the abstract values of its flat results.
 
     Raises:
-      TypeError: something else than the types of the results is wanted, perhaps only later.
+      TypeError: more than the types of the results is needed, perhaps only later.
     """
     register_rules()
     traced = next(n for n, leaf in enumerate(leaves) if isinstance(leaf, Tracer))

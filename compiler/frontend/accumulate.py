@@ -1,4 +1,4 @@
-"""`pw.accumulate`: a function of one microbatch becomes a function of the whole batch."""
+"""`pw.accumulate`: turns a function of one microbatch into a function of the whole batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy as np
 from pathways.compiler.frontend.arguments import without_handles
 from pathways.compiler.frontend.jax_internals import Tracer, line_of_user, metadata_call
 from pathways.compiler.frontend.meshes import is_array
-from pathways.compiler.frontend.names import symbol
 from pathways.compiler.frontend.trace_state import active_trace
 from pathways.compiler.frontend.trees import flat_prefix, name_of
-from pathways.dialect.attributes.names import MOST_MICROBATCHES
+from pathways.compiler.frontend.user_code import symbol
+from pathways.dialect.attributes.names import MAX_MICROBATCHES
 from pathways.dialect.operations.metadata import CallMetadata, Mark
 from pathways.passes.schedule.policies.request import RequestError, read_request
 
@@ -36,7 +36,7 @@ def accumulate(
     carry_argnums: int | Sequence[int] | None = None,
     schedule: str | None = None,
 ) -> Callable[..., Any]:
-    """Makes a function that works through a batch in microbatches and adds up what they give.
+    """Returns a function that processes a batch in microbatches and reduces their results.
 
     The leading axis of every array in the batch is cut into `num_microbatches` equal blocks, `fun` is
     traced once, and each of its results is reduced over the microbatches. Take gradients inside `fun`.
@@ -47,26 +47,26 @@ def accumulate(
 
     Args:
       fun: a function of a microbatch, such as `fun(params, microbatch)`.
-      num_microbatches: how many microbatches a batch has; divides the leading axis of all its arrays.
+      num_microbatches: the number of microbatches of a batch; divides the leading axis of all its arrays.
       reduce: `mean`, `sum` or `concat` (along the leading axis) for each result, as a tree or a prefix of
         one. Means and sums are taken in the dtype of the result, microbatch by microbatch.
-      batch_argnums: positions of the arguments that are cut; all but the first, and but those that are
-        carried, unless given.
-      carry_argnums: positions of arguments that microbatches pass on to each other, such as batch statistics
-        or a key. `fun` then returns `(carry, results)`, as the function that `jax.lax.scan` takes: the
-        argument for the next microbatch, or a tuple of them when several positions are given, and what is
-        reduced.
-      schedule: the policy of this loop, as `pw.program(schedule=...)` has it for those without. Outside of
-        a program it says nothing.
+      batch_argnums: positions of the arguments that are cut; by default all but the first and the carried
+        ones.
+      carry_argnums: positions of arguments that each microbatch passes on to the next, such as batch
+        statistics or a key. `fun` then returns `(carry, results)`, like the function of `jax.lax.scan`: the
+        argument for the next microbatch, or a tuple of them if more than one position is given, and the
+        values to reduce.
+      schedule: the policy of this loop, in place of that of `pw.program(schedule=...)`. Outside of a program
+        it has no effect.
 
     Returns:
       A function with the arguments of `fun`, whole batches in place of microbatches. With `carry_argnums` it
-      returns `(carry, results)`, where `carry` is what the last microbatch passed on.
+        returns `(carry, results)`, where `carry` is the carry of the last microbatch.
 
     Raises:
-      ValueError: for an unknown reduction or policy, or a number that is too small or too large; when the
-        function is called, for a batch that does not divide, or loops inside each other.
-      TypeError: when the result is differentiated, or a carried argument changes its type.
+      ValueError: an unknown reduction or policy, or a number that is too small or too large; when the
+        function is called, a batch that does not divide, or nested loops.
+      TypeError: the result is differentiated, or a carried argument changes its type.
 
     Example:
       ```python
@@ -82,8 +82,8 @@ def accumulate(
         raise TypeError(f"num_microbatches must be an integer, got {num_microbatches!r}")
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
-    if num_microbatches > MOST_MICROBATCHES:
-        raise ValueError(f"num_microbatches must be at most {MOST_MICROBATCHES}, got {num_microbatches}")
+    if num_microbatches > MAX_MICROBATCHES:
+        raise ValueError(f"num_microbatches must be at most {MAX_MICROBATCHES}, got {num_microbatches}")
     for kind in jax.tree.leaves(reduce):
         if kind not in REDUCTIONS:
             raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)} for each result, got {kind!r}")
@@ -98,7 +98,7 @@ def accumulate(
         None if schedule is None else _policy_of(schedule, name),
     )
 
-    # Without the attributes of `fun`: those of a placed function would say that this is one.
+    # Without the attributes of `fun`, which would make this a placed function if `fun` is one.
     @functools.wraps(fun, updated=())
     def accumulated(*args: Any, **kwargs: Any) -> Any:
         return loop(*args, **kwargs)
@@ -107,10 +107,10 @@ def accumulate(
 
 
 def _policy_of(schedule: Any, name: str) -> str:
-    """The policy that a loop asks for, with its options.
+    """Returns the policy that a loop requests, with its options.
 
     Raises:
-      TypeError: it is no text.
+      TypeError: it is no string.
       ValueError: there is no such policy.
     """
     what = f"pw.accumulate of '{name}' at {line_of_user()}"
@@ -127,7 +127,7 @@ def _policy_of(schedule: Any, name: str) -> str:
 
 
 class _MicrobatchLoop:
-    """A call of `fun` for every microbatch of a batch."""
+    """Loop that calls `fun` for every microbatch of a batch."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _MicrobatchLoop:
         return carry[0] if self.carries_one else tuple(carry), results
 
     def _carried_positions(self, count: int) -> list[int]:
-        """The positions of the arguments that microbatches pass on."""
+        """Returns the positions of the arguments that microbatches pass on."""
         carried = [n % count if -count <= n < count else n for n in self.carry_argnums or ()]
         if not all(0 <= n < count for n in carried) or len(set(carried)) < len(carried):
             raise ValueError(
@@ -186,7 +186,7 @@ class _MicrobatchLoop:
         return carried
 
     def _cut_positions(self, count: int, carried: Sequence[int]) -> list[int]:
-        """The positions of the arguments that are cut into microbatches."""
+        """Returns the positions of the arguments that are cut into microbatches."""
         if self.batch_argnums is None:
             cut = [n for n in range(1, count) if n not in carried]
         else:
@@ -197,9 +197,9 @@ class _MicrobatchLoop:
                 f"pw.accumulate of '{self.name}': argument {both[0]} cannot be both split and carried"
             )
         if not cut or not all(0 <= n < count for n in cut):
-            others = " and those that are carried" if carried else ""
+            carried_too = " and those that are carried" if carried else ""
             default = self.batch_argnums is None
-            batch = f"all but the first{others} are" if default else f"{self.batch_argnums} would be"
+            batch = f"all but the first{carried_too} are" if default else f"{self.batch_argnums} would be"
             raise ValueError(
                 f"pw.accumulate of '{self.name}': no batch to cut: called with {count} positional arguments, "
                 f"of which {batch} the batch; see batch_argnums"
@@ -207,7 +207,7 @@ class _MicrobatchLoop:
         return cut
 
     def _handed_on(self, carry: list[Any], results: Any) -> tuple[list[Any], Any]:
-        """What a microbatch passes on, checked against what it was given, and its results."""
+        """Returns the checked carry for the next microbatch, and the results of this one."""
         what = f"pw.accumulate of '{self.name}'"
         if not isinstance(results, tuple) or len(results) != 2:
             raise TypeError(
@@ -234,7 +234,7 @@ class _MicrobatchLoop:
         return [following] if self.carries_one else list(following), results[1]
 
     def _checked(self, batch: Any, position: int) -> Any:
-        """A batch as JAX arrays, each of which divides into microbatches."""
+        """Returns a batch as JAX arrays, each of which divides into microbatches."""
 
         def check(path: Any, leaf: Any) -> Any:
             array = _as_array(leaf)
@@ -254,7 +254,7 @@ class _MicrobatchLoop:
         return jax.tree_util.tree_map_with_path(check, batch)
 
     def _kinds(self, results: Any) -> list[str]:
-        """The reduction of each flat result, checked."""
+        """Returns the checked reduction of each flat result."""
         what = f"pw.accumulate of '{self.name}'"
         try:
             kinds = flat_prefix(self.reduce, results)
@@ -277,7 +277,7 @@ class _MicrobatchLoop:
         return kinds
 
     def _in_program(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:
-        """Traces one microbatch, between calls that mark where it begins and ends."""
+        """Traces one microbatch, between calls that mark its begin and end."""
         number = str(next(_numbers))
         loop = CallMetadata(name=self.name, loop=number, count=self.count, schedule=self.schedule)
 
@@ -290,7 +290,7 @@ class _MicrobatchLoop:
         def join(kind: str, value: jax.Array) -> jax.Array:
             if kind == "concat":
                 return marked("concat", lambda v: jnp.concatenate([v] * self.count))(value)
-            # Like a sum that starts from a zero of that dtype, it is of no weak type.
+            # Like a sum that starts from a zero of that dtype, it has no weak type.
             value = jax.lax.convert_element_type(value, value.dtype)
             return _total(kind, marked("sum", lambda v: v)(value), self.count)
 
@@ -306,20 +306,20 @@ class _MicrobatchLoop:
         return jax.tree.map(_without_gradient, (last, structure.unflatten(reduced)))
 
     def _scan(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:
-        """The same as one `jax.lax.scan`."""
+        """Returns the same results from a `jax.lax.scan`."""
         blocks = jax.tree.map(lambda a: a.reshape(self.count, a.shape[0] // self.count, *a.shape[1:]), batch)
-        made: list[tuple[Any, list[str]]] = []
+        traced: list[tuple[Any, list[str]]] = []
 
         def flat(carry: list[Any], block: Any) -> tuple[list[Any], list[Any]]:
             following, results = of_block(carry, block)
             results = jax.tree.map(_as_array, results)
-            made.append((jax.tree.structure(results), self._kinds(results)))
+            traced.append((jax.tree.structure(results), self._kinds(results)))
             return jax.tree.leaves(following), jax.tree.leaves(results)
 
         # Traced once: for the shapes of the results, and for the scan.
         flat = jax.jit(flat)
         _, shapes = jax.eval_shape(flat, init, jax.tree.map(lambda a: a[0], blocks))
-        structure, kinds = made[0]
+        structure, kinds = traced[0]
         zeros = [
             None if kind == "concat" else jnp.zeros(shape.shape, shape.dtype)
             for kind, shape in zip(kinds, shapes, strict=True)
@@ -344,11 +344,11 @@ class _MicrobatchLoop:
 
 
 _OfBlock = Callable[[list[Any], dict[int, Any]], tuple[list[Any], Any]]
-"""From what is carried and a microbatch to what it passes on and its results."""
+"""Function from the carry and a microbatch to the next carry and the results."""
 
 
 def _shown(tree: Any) -> str:
-    """The structure of a tree, with `*` for leaves."""
+    """Returns the structure of a tree, with `*` for leaves."""
     return str(jax.tree.structure(tree)).removeprefix("PyTreeDef(").removesuffix(")")
 
 
@@ -366,7 +366,7 @@ def _total(kind: str, total: jax.Array, count: int) -> jax.Array:
 
 @jax.custom_jvp
 def _without_gradient(array: jax.Array) -> jax.Array:
-    """The array itself, which refuses to be differentiated."""
+    """Returns the array itself, and raises an error when it is differentiated."""
     return array
 
 

@@ -1,4 +1,4 @@
-"""What a traced program says beside JAX's StableHLO: its slices, its loops, and what users said of values."""
+"""Annotations of a traced module that StableHLO lacks: slices, loops, and the user's shardings and names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from jax.sharding import PartitionSpec
 from jaxlib.mlir import ir
 
-from pathways.compiler.frontend.interface import ArgumentHome
+from pathways.compiler.frontend.arguments import ArgumentHome
 from pathways.compiler.frontend.specs import Spec, dims_of
 from pathways.dialect import (
     LoopOp,
@@ -37,7 +37,7 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 
 def calls_with_metadata(module: ir.Module) -> list[tuple[ir.Operation, CallMetadata]]:
-    """The operations of a module that have metadata, each with its metadata."""
+    """Returns the operations of a module that have metadata, each with its metadata."""
     calls: list[tuple[ir.Operation, CallMetadata]] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -54,14 +54,14 @@ def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[st
 
     Args:
       module: the program.
-      slices: those that its placed calls name, in any order. The module need not have all these calls:
-        without those whose results nothing needs, there may be none left to say where the rest is to run.
+      slices: the slices of its placed calls, in any order. The module may lack some of these calls, which JAX
+        drops if nothing needs their results, but glue may have to run there.
 
     Returns:
-      The slices by name, in the order in which they were made.
+      The slices by name, in the order in which they were created.
     """
     ip = ir.InsertionPoint.at_block_begin(module.body)
-    # Constraints inside placed functions have brought meshes along. Of equal ones Shardy keeps the first.
+    # Constraints inside placed functions have declared meshes, too. Of equal ones Shardy keeps the first.
     meshes: dict[tuple[tuple[str, int], ...], str] = {}
     for op in ops_named(module, ["sdy.mesh"]):
         meshes.setdefault(read_mesh(op).axes, op.attributes["sym_name"].value)
@@ -91,9 +91,9 @@ def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[st
 def declare_loops(
     module: ir.Module, calls: Iterable[tuple[ir.Operation, CallMetadata]], schedule: str | None
 ) -> None:
-    """Adds a `pw.loop` for every loop that one of the calls with metadata names, called after its function.
+    """Adds a `pw.loop`, named after its function, for every loop that a call with metadata names.
 
-    A loop has the schedule that it asks for, else that of the program.
+    A loop has the schedule that it requests, else that of the program.
 
     While tracing, loops have numbers that are unique in the process: JAX may reuse the trace of a function.
     """
@@ -118,14 +118,14 @@ def describe_arguments(
     specs: Sequence[Spec],
     homes: Sequence[ArgumentHome | None],
 ) -> None:
-    """Notes on each argument of `@main` what the caller calls it, whether it is donated, and how it lies.
+    """Annotates each argument of `@main` with its name, donation and sharding.
 
     Args:
       module: the program.
-      paths: what the caller calls each argument.
+      paths: the name of each argument for callers.
       donated: whether each is donated.
-      specs: how each is to lie; empty where the user says nothing.
-      homes: where each lives and is to stay; empty where placed calls say where the program runs.
+      specs: the sharding of each; empty if the user gives none.
+      homes: the slice of each, where it stays; empty if placed calls determine the slices of the program.
     """
     main = symbol_table(module)[MAIN]
     attrs = argument_attrs(main)
@@ -146,10 +146,10 @@ def describe_arguments(
 
 
 def describe_keys(module: ir.Module, arguments: Sequence[bool], results: Sequence[bool]) -> None:
-    """Notes which arguments and results of `@main` are typed PRNG keys, whose last axis are words."""
+    """Marks the arguments and results of `@main` that are typed PRNG keys, whose last axis are words."""
     main = symbol_table(module)[MAIN]
     inputs, outputs = argument_attrs(main), result_attrs(main)
-    # Tokens of ordered effects come first.
+    # Tokens of ordered effects precede the results.
     values = [*inputs[len(inputs) - len(arguments) :], *outputs[len(outputs) - len(results) :]]
     for attrs, is_keys in zip(values, [*arguments, *results], strict=True):
         if is_keys:
@@ -159,7 +159,7 @@ def describe_keys(module: ir.Module, arguments: Sequence[bool], results: Sequenc
 
 
 def describe_results(module: ir.Module, specs: Sequence[Spec]) -> None:
-    """Notes on each result of `@main` how the user wants it to lie over its slice."""
+    """Annotates each result of `@main` with the sharding that the user requests."""
     main = symbol_table(module)[MAIN]
     attrs = result_attrs(main)
     for result, spec in zip(attrs, specs, strict=True):

@@ -1,40 +1,81 @@
-"""Arguments of a program: what their signature is, and how to say where one is wrong."""
+"""Arguments of a program: signature, interface, and checks with the name of a wrong argument."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from pathways.compiler.frontend.jax_internals import Tracer, abstractify, is_handle, is_known
 from pathways.compiler.frontend.trees import KeyPath, Sealed, name_of, sealed
+from pathways.runtime.resources.virtual import VirtualSlice
 
 Static = tuple[tuple[int | str, type, Any], ...]
-"""Static arguments as a key: where each was passed, its type, and its value.
+"""Static arguments as a key: the position or name of each, its type, and its value.
 
-With the type because `1 == 1.0 == True`. As for `jax.jit`, `(1,)` and `(1.0,)` are the same.
+With the type because `1 == 1.0 == True`. As in `jax.jit`, `(1,)` and `(1.0,)` are equal.
 """
 
 
 _TYPES = jax.ShapeDtypeStruct | jax.core.AbstractValue
-"""What `lower` accepts in the place of arrays."""
+"""Types that `lower` accepts in the place of arrays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentHome:
+    """The slice that an argument is placed on.
+
+    Attributes:
+      slice: the slice.
+      spec: its sharding over the slice; None if that is unknown.
+    """
+
+    slice: VirtualSlice
+    spec: PartitionSpec | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """Arguments, results and slices of a program, for its callers and the runtime.
+
+    Attributes:
+      slices: the slices by their names in the module, in the order of their creation.
+      argument_paths: the name of each flat argument in messages.
+      in_avals: JAX's abstract values of the flat arguments.
+      out_avals: those of the flat results.
+      out_tree: the structure of the results.
+      out_keys: the path of each flat result in it.
+      platform: JAX's name of its platform, such as `cuda`.
+      homes: the slice of each flat argument, for a program that runs there; empty if placed functions
+        determine the slices.
+    """
+
+    slices: Mapping[str, VirtualSlice]
+    argument_paths: tuple[str, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    out_tree: Any
+    out_keys: tuple[KeyPath, ...]
+    platform: str
+    homes: tuple[ArgumentHome | None, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """What a program is specialised for.
+    """Key for which a program is specialised.
 
     Attributes:
       tree: the structure of `(args, kwargs)`, static arguments left out.
-      keys: where each leaf is in it.
+      keys: the path of each leaf in it.
       avals: the abstract value of each leaf: shape, dtype and weak type.
       static: static arguments, see `Conventions.split_static`.
       context: JAX's own key of all settings that change a trace.
-      strict: whether weak types tell signatures apart, as they do where they would change a trace.
+      strict: whether weak types distinguish signatures, as they do if they would change a trace.
     """
 
     tree: Any
@@ -45,21 +86,23 @@ class Signature:
     strict: bool = True
 
     def sealed(self) -> tuple[list[Sealed], dict[str, Sealed]]:
-        """The arguments as they are traced, positional and named ones: an abstract value for each leaf."""
-        # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays made in it do.
+        """Returns the arguments for tracing, positional and named ones, with an abstract value for each
+        leaf."""
+        # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays created in it
+        # do.
         leaves = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in self.avals]
         positional, named = self.tree.children()
         first = 0
         arguments = []
         for tree in (*positional.children(), *named.children()):
-            part = slice(first, first + tree.num_leaves)
-            arguments.append(sealed(tree, [keys[2:] for keys in self.keys[part]], leaves[part]))
-            first = part.stop
+            own = slice(first, first + tree.num_leaves)
+            arguments.append(sealed(tree, [keys[2:] for keys in self.keys[own]], leaves[own]))
+            first = own.stop
         count = len(positional.children())
         return arguments[:count], dict(zip(named.node_data()[1], arguments[count:], strict=True))
 
-    def takes(self, n: int, aval: Any) -> bool:
-        """Whether argument `n` may have this abstract value."""
+    def accepts(self, n: int, aval: Any) -> bool:
+        """Returns whether argument `n` may have this abstract value."""
         own = self.avals[n]
         return (
             own.shape == aval.shape
@@ -70,7 +113,7 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Conventions:
-    """How a program takes its arguments: `donate_argnums` and `static_argnums` with JAX's meaning."""
+    """Conventions of a program's arguments: `donate_argnums` and `static_argnums` with JAX's meaning."""
 
     name: str
     parameters: inspect.Signature | None
@@ -113,7 +156,7 @@ class Conventions:
         return dynamic, named, tuple((where, type(value), value) for where, value in passed.items())
 
     def donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
-        """For each leaf of the arguments that are not static, whether it is donated."""
+        """Returns, for each leaf of the arguments that are not static, whether it is donated."""
         numbers = {n % len(args) for n in self.donate_argnums if args and -len(args) <= n < len(args)}
         static = {n % len(args) for n in self.static_argnums if args and -len(args) <= n < len(args)}
         flags: list[bool] = []
@@ -126,7 +169,7 @@ class Conventions:
         return flags
 
     def paths(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """What to call each leaf that is not static: the parameter's name and the path inside it."""
+        """Returns the name of each leaf that is not static: the parameter's name and the path inside it."""
         static = {n % len(args) for n in self.static_argnums if args and -len(args) <= n < len(args)}
         named = [(self._name(n), a) for n, a in enumerate(args) if n not in static]
         named += sorted((k, v) for k, v in kwargs.items() if k not in self.static_argnames)
@@ -146,7 +189,7 @@ class Conventions:
 def join_static(
     dynamic: Sequence[Any], named: dict[str, Any], static: Static
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """All positional and named arguments, of those that are not static and those that are."""
+    """Returns all positional and named arguments, from the dynamic and the static ones."""
     values = {where: value for where, _, value in static}
     numbers = [where for where in values if isinstance(where, int)]
     rest = iter(dynamic)
@@ -162,7 +205,7 @@ def conventions_of(
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
 ) -> Conventions:
-    """Normalises what a user gives to `pw.program`; names and numbers imply each other where they can.
+    """Normalises the options of `pw.program`; names and numbers imply each other where possible.
 
     Raises:
       ValueError: the function has no argument of such a number or name, or one is static and donated.
@@ -198,7 +241,7 @@ def conventions_of(
 
 
 def _check_numbers(name: str, parameters: inspect.Signature, **options: int | Sequence[int] | None) -> None:
-    """Refuses positions that the function does not have, as `jax.jit` does."""
+    """Raises an error for positions that the function does not have, like `jax.jit`."""
     kinds = [p.kind for p in parameters.parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return
@@ -213,7 +256,7 @@ def _check_numbers(name: str, parameters: inspect.Signature, **options: int | Se
 
 
 def _check_names(name: str, parameters: inspect.Signature, **options: str | Sequence[str] | None) -> None:
-    """Refuses names that the function does not have, as `jax.jit` does."""
+    """Raises an error for names that the function does not have, like `jax.jit`."""
     kinds = [p.kind for p in parameters.parameters.values()]
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return
@@ -228,18 +271,18 @@ def _check_names(name: str, parameters: inspect.Signature, **options: str | Sequ
 def abstract(
     leaves: Sequence[Any], name: str, paths: Callable[[], list[str]], *, values: bool = False
 ) -> list[Any]:
-    """The abstract value of each argument.
+    """Returns the abstract value of each argument.
 
     Args:
       leaves: the arguments.
       name: the name of the program.
-      paths: what to call each of them.
-      values: whether they are to have values; without, types will do.
+      paths: the name of each of them.
+      values: whether they must have values; without it, types suffice.
 
     Raises:
-      TypeError: when one is no array, or a tracer; says which, and what to do.
-      ValueError: when one has a symbolic shape.
-      OverflowError: when one is a number that its dtype does not hold.
+      TypeError: one is no array, or a tracer; names it and a remedy.
+      ValueError: one has a symbolic shape.
+      OverflowError: one is a number that does not fit its dtype.
     """
     avals = []
     for n, leaf in enumerate(leaves):
@@ -282,12 +325,12 @@ def without_handles(tree: Any, user: str) -> Any:
 
 
 def is_type(leaf: Any) -> bool:
-    """Returns whether something has the type of an array, and no value that a program could read."""
+    """Returns whether a leaf has the type of an array but no value that a program could read."""
     return isinstance(leaf, _TYPES | jax.Ref) or not is_known(leaf)
 
 
 def _refusal(leaf: Any, error: Exception | None = None) -> str:
-    """Why something is no argument, and what to do."""
+    """Returns why a leaf is no valid argument, with a remedy."""
     elsewhere = "pass it as a static argument or remove it from the arguments"
     match leaf:
         case jax.Ref():

@@ -1,6 +1,6 @@
-"""Functions of `jax.export` with symbolic shapes, refined to the shapes that a program calls them with.
+"""Refinement of functions of `jax.export` with symbolic shapes to the shapes that a program calls them with.
 
-JAX leaves that to XLA, which does it for a module as a whole: not for computations that are cut out of one.
+JAX leaves that to XLA, which refines whole modules only, not computations that are cut out of one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def refine_exported(module: ir.Module) -> None:
 
 
 def _refine_call(module: ir.Module, call: ir.OpView, symbols: dict[str, ir.OpView]) -> None:
-    """Refines a call whose operands JAX converts from static types, and its results to such.
+    """Refines a call whose operands are conversions of static types, and whose results are converted to such.
 
-    Others are in functions with symbolic shapes, which are refined with those functions.
+    Other calls are in functions with symbolic shapes, and are refined with those.
     """
     operands = [_converted_from(value) for value in call.operands]
     results = [_converted_to(value) for value in call.results]
@@ -104,7 +104,7 @@ def _add_refined(
 
 
 def _reachable(function: ir.OpView, symbols: dict[str, ir.OpView]) -> Iterable[ir.OpView]:
-    """A function, and those that it names directly or through others."""
+    """Returns a function, and the functions that it names directly or through others."""
     found, pending = {_name(function): function}, [function]
     while pending:
         for inner in nested_ops(pending.pop()):
@@ -115,7 +115,8 @@ def _reachable(function: ir.OpView, symbols: dict[str, ir.OpView]) -> Iterable[i
 
 
 def _converted_from(value: ir.Value) -> ir.Value:
-    """The operand of the conversion that produces a value of a symbolic shape; any other value itself."""
+    """Returns the operand of the conversion that produces a value of a symbolic shape; any other value
+    unchanged."""
     if isinstance(value, ir.BlockArgument) or _is_static([value.type]):
         return value
     owner = value.owner.opview
@@ -123,7 +124,7 @@ def _converted_from(value: ir.Value) -> ir.Value:
 
 
 def _converted_to(value: ir.Value) -> ir.Value:
-    """The result of the only conversion of a value of a symbolic shape; any other value itself."""
+    """Returns the result of the only conversion of a value of a symbolic shape; any other value unchanged."""
     if _is_static([value.type]):
         return value
     converted = [use.owner.operation.opview for use in value.uses]

@@ -1,4 +1,4 @@
-"""The one module of the compiler that calls private parts of JAX, each with its reason."""
+"""Private parts of JAX that the compiler uses, in this module alone, each with its reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jax.experimental.xla_metadata import xla_metadata_call2
 from pathways.compiler.frontend.meshes import retype_p
 from pathways.dialect.operations.metadata import CallMetadata
 
-# So that locations in the IR, and with them our messages, name lines of the user and not of this package.
+# Hides this package's frames, so that locations in the IR, and with them messages, name lines of the user.
 for _folder in ("compiler", "runtime"):
     source_info_util.register_exclusion(str(Path(__file__).parents[2] / _folder))
 
@@ -33,22 +33,23 @@ flatten = tree_util.default_registry.flatten
 """`jax.tree.flatten` without its Python wrapper, for the path of every call."""
 
 structure_errors = tree_util.equality_errors_pytreedef
-"""In what two structures differ: a path, what is there in each, and why they are no longer alike."""
+"""Differences of two structures: a path, what is there in each, and why they differ."""
 
 unflatten = tree_util.tree_unflatten
 
 
 def is_handle(leaf: Any) -> bool:
-    """Returns whether something is an array on hosts."""
+    """Returns whether a leaf is an array on hosts."""
     return getattr(leaf, "is_on_hosts", False)
 
 
 def abstractify(leaf: Any) -> Any:
-    """The abstract value of anything that a program takes as an argument; public only for arrays of JAX.
+    """Returns the abstract value of any valid argument of a program; JAX's public function accepts its arrays
+    only.
 
     Raises:
-      TypeError: it is nothing of that kind.
-      OverflowError: it is a number that its dtype does not hold.
+      TypeError: it is no valid argument.
+      OverflowError: it is a number that does not fit its dtype.
     """
     if is_handle(leaf):
         return leaf.aval
@@ -60,7 +61,7 @@ def abstractify(leaf: Any) -> Any:
 
 
 def is_known(leaf: Any) -> bool:
-    """Returns whether JAX knows the class, as of arrays and numbers; others it asks for shape and dtype."""
+    """Returns whether JAX knows the class, as of arrays and numbers; other objects it duck-types."""
     return any(kind in core.pytype_aval_mappings for kind in type(leaf).__mro__)
 
 
@@ -71,15 +72,16 @@ _CONTEXT_MESHES = (
     (mesh_lib.abstract_mesh_context_manager, mesh_lib.empty_abstract_mesh),
     (mesh_lib.device_context, mesh_lib.empty_concrete_mesh),
 )
-"""What `jax.set_mesh` and `jax.sharding.use_abstract_mesh` set, and what is there without them."""
+"""The mesh contexts without `jax.set_mesh` and `jax.sharding.use_abstract_mesh`."""
 
 
 def trace_context() -> Hashable:
-    """All settings that change a program: JAX's own cache key (x64, matmul precision), and debug checks.
+    """Returns all settings that change a program: JAX's own cache key (x64, matmul precision), and debug
+    checks.
 
-    The mesh of the caller is none of them, see `outside_meshes`.
+    The mesh of the caller is not among them, see `outside_meshes`.
     """
-    # The path of every call: no context manager of Python.
+    # On the path of every call, so without a context manager, which would run Python code.
     mesh = mesh_lib.abstract_mesh_context_manager.swap_local(mesh_lib.empty_abstract_mesh)
     try:
         return config.trace_context(), config.debug_nans.value, config.debug_infs.value
@@ -89,9 +91,9 @@ def trace_context() -> Hashable:
 
 @contextlib.contextmanager
 def outside_meshes() -> Iterator[None]:
-    """Leaves the mesh of the caller, which says nothing about the slices of a program.
+    """Clears the mesh context of the caller, which does not apply to the slices of a program.
 
-    `jax.set_mesh(None)` does the same, but not while something is traced.
+    `jax.set_mesh(None)` does the same, but not during a trace.
     """
     outer = [setting.swap_local(empty) for setting, empty in _CONTEXT_MESHES]
     try:
@@ -102,12 +104,13 @@ def outside_meshes() -> Iterator[None]:
 
 
 def key_data(array: Any) -> Any:
-    """The raw buffers of an array of typed PRNG keys, which `jax.random.key_data` copies."""
+    """Returns the raw buffers of an array of typed PRNG keys, which `jax.random.key_data` copies."""
     return array._base_array
 
 
 def key_kind(dtype: Any) -> str:
-    """The name of the kind of a typed PRNG key, such as `threefry2x32`; public only for arrays of keys."""
+    """Returns the name of the implementation of a typed PRNG key, such as `threefry2x32`; public only for
+    arrays."""
     return dtype._impl.name
 
 
@@ -115,8 +118,8 @@ def placed_call(fun: Callable[..., Any], metadata: CallMetadata) -> Callable[...
     """Wraps a function so that it lowers to a call with metadata, and so do its derivatives.
 
     Args:
-      fun: the function; the same object gives the same computation again.
-      metadata: that of the call itself.
+      fun: the function; the same object reuses the same computation.
+      metadata: the metadata of the call itself.
     """
     register_rules()
     _, backward = metadata.halves()
@@ -130,10 +133,10 @@ def metadata_call(fun: Callable[..., Any], metadata: dict[str, Any]) -> Callable
 
 
 def lower(traced: Any, platform: str) -> jax.stages.Lowered:
-    """Lowers a traced function for a platform, and frees what JAX keeps of it.
+    """Lowers a traced function for a platform, and drops the trace that JAX keeps of it.
 
-    Where unused arguments stay, a cache of JAX returns its weak key itself, so that the function and what it
-    closes over would live until 2,048 others were lowered.
+    If unused arguments stay, a cache of JAX holds its own weak key as a value, so that the function and its
+    closure would live until 2,048 others were lowered.
     """
     jaxpr = traced.lojax.jaxpr
     try:
@@ -143,10 +146,10 @@ def lower(traced: Any, platform: str) -> jax.stages.Lowered:
 
 
 def without_unused(traced: Any) -> jax.stages.Traced:
-    """A traced function without what no result of it needs; its arguments stay, read or not.
+    """Returns a traced function without equations that no result needs; all arguments stay.
 
-    `jax.jit` drops that before it lowers a function, but not if it is to keep unused arguments. It may be
-    something that JAX cannot lower, such as the tangent of a `jax.custom_vjp` function.
+    `jax.jit` drops such equations before it lowers a function, but not if it must keep unused arguments. They
+    may be impossible to lower, such as the tangent of a `jax.custom_vjp` function.
     """
     jaxpr = traced.jaxpr
     keep = [False] * len(jaxpr.constvars) + [True] * len(jaxpr.invars)
@@ -161,8 +164,9 @@ def without_unused(traced: Any) -> jax.stages.Traced:
     )
 
 
-def lowered_parts(lowered: jax.stages.Lowered) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-    """The module of a lowering, its host callbacks, and what must live as long as its executables.
+def take_lowering(lowered: jax.stages.Lowered) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+    """Returns the module of a lowering, its host callbacks, and objects that must live as long as its
+    executables.
 
     `compiler_ir` is public; the callbacks are only in the arguments of the compilation.
     """
@@ -176,13 +180,13 @@ def lowered_parts(lowered: jax.stages.Lowered) -> tuple[Any, Sequence[Any], Sequ
 
 
 def argument_names(jaxpr: Any, count: int) -> list[str]:
-    """The paths of a traced function's arguments, such as `params['w']`; JAX puts them in debug info."""
+    """Returns the paths of a traced function's arguments, such as `params['w']`, from JAX's debug info."""
     names = list(jaxpr.debug_info.arg_names or ())
     return [names[n] if n < len(names) and names[n] else f"args[{n}]" for n in range(count)]
 
 
 def metadata_of_calls(jaxpr: Any) -> Iterator[dict[str, str]]:
-    """The metadata of the calls in a traced function, of those too whose results nothing needs."""
+    """Yields the metadata of the calls in a traced function, including calls whose results nothing needs."""
     for inner in _jaxprs(jaxpr):
         for equation in inner.eqns:
             if equation.primitive is _metadata.xla_metadata_call_p:
@@ -190,7 +194,7 @@ def metadata_of_calls(jaxpr: Any) -> Iterator[dict[str, str]]:
 
 
 def named_shardings(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
-    """The shardings that a traced function mentions, each with the line that does."""
+    """Yields the shardings that a traced function mentions, each with its line."""
     for inner in _jaxprs(jaxpr):
         for equation in inner.eqns:
             for value in equation.params.values():
@@ -200,7 +204,7 @@ def named_shardings(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
 
 
 def exported_functions(jaxpr: Any) -> Iterator[tuple[jax.export.Exported, str]]:
-    """The functions of `jax.export` that a traced function calls, each with the line that does."""
+    """Yields the functions of `jax.export` that a traced function calls, each with the line of the call."""
     for inner in _jaxprs(jaxpr):
         for equation in inner.eqns:
             if equation.primitive is call_exported_p:
@@ -208,7 +212,8 @@ def exported_functions(jaxpr: Any) -> Iterator[tuple[jax.export.Exported, str]]:
 
 
 def values_between_calls(jaxpr: Any) -> Iterator[tuple[Any, str]]:
-    """The abstract values that a traced function computes outside of calls with metadata, and their lines."""
+    """Yields the abstract values that a traced function computes outside of calls with metadata, with their
+    lines."""
     for inner in _jaxprs(jaxpr, into_calls=False):
         for equation in inner.eqns:
             if equation.primitive is not _metadata.xla_metadata_call_p:
@@ -217,7 +222,7 @@ def values_between_calls(jaxpr: Any) -> Iterator[tuple[Any, str]]:
 
 
 def references_from_outside(jaxpr: Any) -> Iterator[str]:
-    """The lines where a traced function uses a reference (`jax.new_ref`) that it closes over."""
+    """Yields the lines where a traced function uses a reference (`jax.new_ref`) that it closes over."""
     for inner in _jaxprs(jaxpr):
         pairs = zip(inner.constvars, inner.consts, strict=True)
         outside = {variable for variable, value in pairs if isinstance(value, jax.Ref)}
@@ -226,20 +231,21 @@ def references_from_outside(jaxpr: Any) -> Iterator[str]:
                 yield _line(equation)
 
 
-def needed_part(closed: Any) -> Any:
-    """A traced function without what no result of it needs; its arguments stay."""
+def without_dead_equations(closed: Any) -> Any:
+    """Returns a traced function without equations that no result needs; its arguments stay."""
     keep = [False] * len(closed.jaxpr.constvars) + [True] * len(closed.jaxpr.invars)
     needed, _, _ = pe.dce_jaxpr_consts(closed.jaxpr, [True] * len(closed.jaxpr.outvars), keep)
     return needed
 
 
 def fresh_variable(aval: Any) -> Any:
-    """A variable of a traced function that is equal to no other."""
+    """Returns a variable of a traced function that is equal to no other."""
     return core.Var(aval)
 
 
 def scan_operands(equation: Any) -> tuple[int, int, int]:
-    """How many operands of a `jax.lax.scan` are constants, carried, and cut along their leading axis."""
+    """Returns the numbers of operands of a `jax.lax.scan` that are constants, carried, and cut along their
+    axis 0."""
     if "num_consts" in equation.params:
         constants, carried = equation.params["num_consts"], equation.params["num_carry"]
         return constants, carried, len(equation.invars) - constants - carried
@@ -248,9 +254,9 @@ def scan_operands(equation: Any) -> tuple[int, int, int]:
 
 
 def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """The results of an equation for operands, traced where those are; `params` in place of its own.
+    """Returns the results of an equation for operands, traced if those are; `params` in place of its own.
 
-    As `core.eval_jaxpr` does it for each of its equations, with the line that the equation is from.
+    It binds like `core.eval_jaxpr`, with the line that the equation is from.
     """
     bound = equation.primitive.get_bind_params(equation.params if params is None else params)
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
@@ -264,17 +270,17 @@ def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any] | None =
 
 
 def jaxprs_within(equation: Any) -> list[Any]:
-    """The traced functions that an equation holds."""
+    """Returns the traced functions that an equation holds."""
     return [getattr(inner, "jaxpr", inner) for inner in core.jaxprs_in_params(equation.params)]
 
 
 def line_of(equation: Any) -> str:
-    """The line of the user that an equation is from, with its function."""
+    """Returns the user's line of an equation, with its function."""
     return _line(equation)
 
 
 def line_of_user() -> str:
-    """The line of the user that is running, with its function."""
+    """Returns the line of the user that is running, with its function."""
     return source_info_util.summarize(source_info_util.current())
 
 
@@ -283,7 +289,7 @@ def _line(equation: Any) -> str:
 
 
 def _jaxprs(jaxpr: Any, into_calls: bool = True) -> Iterator[Any]:
-    """A traced function and those inside it, each once."""
+    """Yields a traced function and those inside it, each once."""
     seen: set[int] = set()
 
     def visit(jaxpr: Any) -> Iterator[Any]:
@@ -306,10 +312,10 @@ def _partial_eval_placed_call(
     xla_metadata: tuple[tuple[str, str], ...],
     ad_metadata: Any,
 ) -> list[Any]:
-    """Splits a placed call into the part that can run now and the part that waits for a tangent.
+    """Splits a placed call into a call that can run now and one that waits for a tangent.
 
-    Without such a rule JAX stages the whole call, non-linear part included, into what it then
-    transposes, and `jax.checkpoint` around a placed call fails.
+    Without such a rule JAX stages the whole call, with its non-linear equations, into the function that it
+    transposes then, and `jax.checkpoint` around a placed call fails.
     """
     known = [t.is_known() for t in tracers]
     first, linear = _metadata_of_halves(xla_metadata, ad_metadata)
@@ -349,13 +355,13 @@ pe.custom_partial_eval_rules.setdefault(_metadata.xla_metadata_call_p, _partial_
 
 
 type _Strings = tuple[tuple[str, str], ...]
-"""Metadata as JAX keeps it."""
+"""Metadata in JAX's representation."""
 
 
 def _metadata_of_halves(xla_metadata: _Strings, ad_metadata: Any) -> tuple[_Strings, Any]:
-    """The metadata of what runs of a call and of what is linear.
+    """Returns the metadata of the primal and of the linear half of a call.
 
-    That of a call without a place, which may be a user's own, is what JAX makes of it.
+    For a call without a slice, which may be a user's own, it is JAX's.
     """
     metadata = CallMetadata.of_strings(dict(xla_metadata))
     if metadata.slice is None:
@@ -375,10 +381,11 @@ def _linearize_placed_call(
     ad_metadata: Any,
     **params: Any,
 ) -> Any:
-    """JAX's own rule, which tells of a call only whether differentiation made it, with the whole lineage.
+    """Applies JAX's own rule, which records only whether differentiation created a call, with the whole
+    lineage.
 
-    Where gradients are differentiated, it takes the lineage to know those that the backward comes to from
-    the backward itself.
+    Gradients of gradients need the lineage, to distinguish the calls that the backward consists of from those
+    that the backward itself is differentiated to.
     """
     first, linear = _metadata_of_halves(xla_metadata, ad_metadata)
     return _linearize(is_vjp, nonzero, *primals, xla_metadata=first, ad_metadata=linear, **params)
@@ -390,10 +397,10 @@ ad.primitive_linearizations[_metadata.xla_metadata_call_p] = _linearize_placed_c
 def _discharge_placed_call(
     ctx: discharge.DischargeContext, *args: Any, jaxpr: Any, **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Makes values of the references (`jax.new_ref`) that a placed call makes, reads or writes.
+    """Replaces the references (`jax.new_ref`) that a placed call creates, reads or writes by values.
 
-    Without such a rule JAX lowers no module with a reference in a placed call. As for its other calls, what
-    is written to a reference from outside becomes one more result.
+    Without such a rule JAX lowers no module with a reference in a placed call. As in its other calls, the
+    final value of a reference from outside becomes an additional result.
     """
     pure = discharge.discharge_state(
         jaxpr, should_discharge=ctx.should_discharge, strip_memory_space=ctx.strip_memory_space
@@ -409,13 +416,13 @@ discharge.register_discharge_rule(_metadata.xla_metadata_call_p)(_discharge_plac
 
 
 def _drop_unused_of_call(used_results: list[bool], *live_and_call: Any) -> tuple[list[bool], Any]:
-    """Drops what a placed call computes and reads for nothing, or a call that marks microbatches as a whole.
+    """Drops unused work and operands of a placed call, or a whole call that marks microbatches.
 
-    Not by JAX's own rule, because more than their results says what these calls are for: one that passes on
-    what microbatches carry does so for the next of them, and one with effects happens once for each
-    microbatch if it reads something of one, be it only its shape.
+    JAX's own rule looks at results only, but more depends on these calls: one that passes on a carry is
+    needed by the next microbatch, and one with effects runs once for each microbatch if it reads a value of
+    one, even if only its shape.
     """
-    # JAX 0.11 does not say which operands are live.
+    # JAX 0.11 does not tell which operands are live.
     *live_operands, call = live_and_call
     metadata = CallMetadata.of_strings(dict(call.params["xla_metadata"]))
     if metadata.mark == "next":
@@ -429,9 +436,10 @@ pe.dce_rules[_metadata.xla_metadata_call_p] = _drop_unused_of_call
 
 
 def _remat_call(trace: Any, *operands: Any, jaxpr: Any, **params: Any) -> tuple[list[Any], list[Any], Any]:
-    """Splits a placed call into what runs and what repeats it, under `jax_remat3`, by the policy of the user.
+    """Splits a placed call into the call that runs and its repetition, under `jax_remat3`, by the user's
+    policy.
 
-    Without such a rule JAX repeats the whole call, whatever the policy of `jax.checkpoint` would keep.
+    Without such a rule JAX repeats the whole call, whatever values the policy of `jax.checkpoint` saves.
     """
     call = _metadata.xla_metadata_call_p
     first, again, forwarded = remat.remat_jaxpr(jaxpr, trace.policy, trace.custom_vjp_rules, allow_fwds=True)
@@ -459,10 +467,10 @@ def _check_call(
     xla_metadata: _Strings,
     ad_metadata: Any,
 ) -> tuple[checkify.Error, list[Any]]:
-    """Checks what a placed call computes, under `checkify.checkify`; JAX's default takes the call as it is.
+    """Checks the computation of a placed call, under `checkify.checkify`; JAX's default does not look inside.
 
-    The call returns the errors that it finds and reads none: calls that need nothing of each other still run
-    at the same time, and equal ones are one computation. The first error in the order of the program remains.
+    The call returns its errors and reads none: independent calls can still run at the same time, and equal
+    calls share one computation. The first error in the order of the program remains.
     """
     call, metadata = _metadata.xla_metadata_call_p, CallMetadata.of_strings(dict(xla_metadata))
     params = {"xla_metadata": xla_metadata, "ad_metadata": ad_metadata}
@@ -485,7 +493,7 @@ checkify.error_checks[_metadata.xla_metadata_call_p] = _check_call
 
 
 def _first_of_microbatches(error: checkify.Error, loop: CallMetadata) -> checkify.Error:
-    """The error of the first microbatch that has one, where a loop over microbatches ends."""
+    """Returns the error of the first microbatch that has one, where a loop over microbatches ends."""
     mark = dataclasses.replace(loop, mark="concat").strings()
     stack = metadata_call(lambda v: jnp.concatenate([v] * (loop.count or 1)), mark)
     stacked = jax.tree.map(lambda leaf: stack(jnp.asarray(leaf)[None]), error)
@@ -498,9 +506,10 @@ def _first_of_microbatches(error: checkify.Error, loop: CallMetadata) -> checkif
 
 
 def comparable_errors(tree: Any) -> Any:
-    """A tree of results whose errors of `checkify.checkify` have the codes of all their kinds on one slice.
+    """Returns a tree of results whose errors of `checkify.checkify` have the codes of all their kinds on one
+    slice.
 
-    `Error.get` compares the codes with each other, which JAX refuses to do for arrays of several devices.
+    `Error.get` compares the codes with each other, which JAX rejects for arrays on different devices.
     """
 
     def of_error(error: Any) -> Any:
@@ -517,7 +526,7 @@ def comparable_errors(tree: Any) -> Any:
 
 
 def _refuse_mark(transformation: str, xla_metadata: _Strings) -> None:
-    """Refuses a transformation of the calls with which `pw.accumulate` marks microbatches."""
+    """Raises an error for a transformation of the calls with which `pw.accumulate` marks microbatches."""
     metadata = CallMetadata.of_strings(dict(xla_metadata))
     if metadata.loop is not None:
         raise TypeError(
@@ -527,7 +536,7 @@ def _refuse_mark(transformation: str, xla_metadata: _Strings) -> None:
 
 
 def _register_jet(jet: Any) -> None:
-    """Taylor series through placed calls, as through calls of `jax.jit`."""
+    """Registers the rule for Taylor series through placed calls, the one of calls of `jax.jit`."""
 
     def of_call(primals: Any, series: Any, *, jaxpr: Any, **params: Any) -> Any:
         _refuse_mark("jax.experimental.jet", params["xla_metadata"])
@@ -542,7 +551,7 @@ def _register_jet(jet: Any) -> None:
 
 
 def _register_sparsify(sparse: Any) -> None:
-    """Sparse arrays in placed calls, as in calls of `jax.jit`: the call reads and returns their buffers."""
+    """Registers the rule for sparse arrays in placed calls: the call reads and returns their buffers."""
 
     def of_call(environment: Any, *values: Any, jaxpr: Any, **params: Any) -> Any:
         _refuse_mark("jax.experimental.sparse.sparsify", params["xla_metadata"])
@@ -574,7 +583,7 @@ def register_rule(module: str, register: Callable[[Any], None]) -> None:
 
 
 def register_rules() -> None:
-    """Gives the transformations that have been imported their rules for our calls, before one is traced.
+    """Registers the rules of transformations that have been imported, before one of them is traced.
 
     A caller that uses such a transformation has imported its module before.
     """

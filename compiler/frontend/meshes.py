@@ -1,7 +1,7 @@
-"""Meshes are an affair of each placed function: no value carries that of one slice to another.
+"""Meshes in the types of values, which each placed function sets and removes for itself.
 
-The type of a JAX value names the mesh it was computed on, and what is derived from the value, such as a zero
-cotangent, is made on that mesh again.
+The type of a JAX value names the mesh it was computed on, and JAX creates derived values, such as a zero
+cotangent, on the same mesh. So no type may carry the mesh of one slice to another.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 def is_of_types(mesh: Any) -> bool:
-    """Whether a mesh is part of what the types of values say, and not only a hint to the compiler."""
+    """Returns whether the types of values name a mesh, which otherwise is only a hint to the compiler."""
     return any(kind != jax.sharding.AxisType.Auto for kind in mesh.axis_types)
 
 
 def refuse_mesh(what: str, leaves: Iterable[Any]) -> None:
-    """Refuses a call of a placed function that is itself part of a `shard_map`, or of explicit sharding.
+    """Rejects a call of a placed function inside a `shard_map`, or under explicit sharding.
 
     Args:
-      what: what to call the function.
+      what: the name of the function in messages.
       leaves: its arguments.
 
     Raises:
-      ValueError: names the mesh.
+      ValueError: there is such a mesh; names it.
     """
-    # Arrays that the program closes over are data, however they lie.
+    # Arrays that the program closes over are data, whatever their sharding.
     tracers = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
     for mesh in (jax.sharding.get_abstract_mesh(), *map(_mesh_of, tracers)):
         if is_of_types(mesh):
@@ -52,14 +52,14 @@ def _mesh_of(leaf: Any) -> Any:
 
 
 def off_mesh(tree: Any) -> Any:
-    """The same arrays, with types that name no mesh; their cotangents are on the mesh again."""
+    """Returns the same arrays, with types that name no mesh; their cotangents are on the mesh again."""
     return jax.tree.map(lambda leaf: leaf if _mesh_of(leaf).empty else _off_mesh(leaf), tree)
 
 
 def results_off_mesh(tree: Any) -> Any:
-    """The same for the results of a call, whose cotangents may be on the mesh of another slice.
+    """Returns the results of a call off their mesh; their cotangents may be on the mesh of another slice.
 
-    They are taken off it where the type of a result names no mesh either, as that of `jax.lax.cond` may.
+    A cotangent loses its mesh if the type of the result names none either, as that of `jax.lax.cond` may.
     """
     return jax.tree.map(lambda leaf: _off_mesh(leaf) if is_array(leaf) else leaf, tree)
 
@@ -70,7 +70,7 @@ def _off_mesh(leaf: Any) -> Any:
 
 
 retype_p = Primitive("retype")
-"""The identity, with another sharding in the type of its result; nothing is left of it in StableHLO."""
+"""Identity that changes the sharding in the type of its result; it lowers to nothing."""
 
 
 def _retype_batched(axis: Any, values: Any, dims: Any, *, sharding: NamedSharding) -> tuple[Any, Any]:

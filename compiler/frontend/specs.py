@@ -1,4 +1,4 @@
-"""What users say of shardings: trees of `PartitionSpec`s that match their arrays, whole or as prefixes."""
+"""Shardings given by users: trees of `PartitionSpec`s that match their arrays, whole or as prefixes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathways.dialect.attributes.meshes import Mesh, Sharding
 from pathways.runtime.resources.virtual import VirtualSlice
 
 Spec = PartitionSpec | None
-"""How an array lies over its slice; None where nothing is said."""
+"""Sharding of an array over its slice; None if none is given."""
 
 
 def abstract_mesh(virtual: VirtualSlice) -> Any:
-    """The mesh of a slice without devices, for tracing."""
+    """Returns the mesh of a slice without devices, for tracing."""
     kinds = (jax.sharding.AxisType.Auto,) * len(virtual.shape)
     return jax.sharding.AbstractMesh(virtual.shape, virtual.axis_names, axis_types=kinds)
 
 
 def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
-    """One spec for each leaf of a tree.
+    """Returns one spec for each leaf of a tree.
 
     Args:
       specs: a tree of `PartitionSpec`s or None that is a prefix of `tree`.
       tree: the arrays.
-      what: what to call the specs in messages, such as "in_shardings of 'f'".
+      what: the name of the specs in messages, such as "in_shardings of 'f'".
 
     Raises:
-      TypeError: when a leaf is something else; a sharding over physical devices has no place here.
-      ValueError: when the trees do not match, or a dimension is `UNCONSTRAINED`.
+      TypeError: a leaf is of another type, such as a sharding over physical devices.
+      ValueError: the trees do not match, or a dimension is `UNCONSTRAINED`.
     """
     for leaf in jax.tree.leaves(specs, is_leaf=is_spec):
         if isinstance(leaf, NamedSharding):
@@ -55,7 +55,7 @@ def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
 
 
 def _why_no_prefix(specs: Any, tree: Any) -> str | None:
-    """What JAX says of it, with the place, which it makes a tree for."""
+    """Returns JAX's message about a prefix, with the place, for which it builds the tree again."""
     try:
         jax.tree.broadcast(specs, tree, is_leaf=is_spec)
     except ValueError as error:
@@ -64,10 +64,10 @@ def _why_no_prefix(specs: Any, tree: Any) -> str | None:
 
 
 def positional_only(named: Collection[str], what: str) -> None:
-    """Refuses arguments by name where specs are given by position, as `jax.jit` does.
+    """Rejects arguments by name if specs are given by position, like `jax.jit`.
 
     Raises:
-      ValueError: names the arguments.
+      ValueError: there are such arguments; names them.
     """
     if named:
         raise ValueError(f"{what} describe positional arguments, but {', '.join(named)} is given by name")
@@ -77,7 +77,7 @@ def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, what: str) 
     """Checks a spec against an array and the mesh of its slice.
 
     Raises:
-      ValueError: an axis that is unknown or used twice, too many dimensions, or one that does not divide.
+      ValueError: an axis is unknown or used twice, there are too many dimensions, or one does not divide.
     """
     if spec is not None:
         mesh = Mesh(tuple(zip(virtual.axis_names, virtual.shape, strict=True)))
@@ -87,10 +87,10 @@ def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, what: str) 
 
 
 def dims_of(spec: PartitionSpec) -> Sharding:
-    """The axes of each dimension that a spec mentions."""
+    """Returns the axes of each dimension of a spec."""
     return Sharding(tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec))
 
 
 def is_spec(leaf: Any) -> bool:
-    """Whether something says how an array lies, or is to be refused with a reason of its own."""
+    """Returns whether a leaf is a sharding, or an object that is rejected with a reason of its own."""
     return leaf is None or isinstance(leaf, (PartitionSpec, NamedSharding))

@@ -1,4 +1,4 @@
-"""From a Python function to a module of the `pw` compiler's own context: JAX's StableHLO plus slices."""
+"""Tracing of a Python function to a module of the compiler's own context: JAX's StableHLO plus slices."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pathways.compiler.frontend.annotate import (
     describe_keys,
     describe_results,
 )
+from pathways.compiler.frontend.arguments import ArgumentHome, Interface
 from pathways.compiler.frontend.exported import refine_exported
-from pathways.compiler.frontend.interface import ArgumentHome, Interface
 from pathways.compiler.frontend.meshes import NO_MESH, is_of_types
 from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
 from pathways.compiler.frontend.trace_state import slice_named, tracing
@@ -32,13 +32,13 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A program traced for one signature.
+    """Program traced for one signature.
 
     Attributes:
       module: StableHLO with metadata calls and the `pw.slice` ops that they name.
-      interface: what it takes, returns and runs on.
+      interface: its arguments, results and slices.
       callbacks: host callbacks that the computations refer to by position.
-      keepalive: what must live as long as the executables.
+      keepalive: objects that must live as long as the executables.
     """
 
     module: ir.Module
@@ -49,14 +49,14 @@ class Traced:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramOptions:
-    """What the user asks of a program besides what its function says.
+    """Options of a program besides its function.
 
     Attributes:
       donated: for each flat argument that is not static, whether the program consumes it.
-      in_specs: how each flat argument is to lie over its slice; empty where the user says nothing.
-      out_shardings: how the results are to lie, as a tree or a prefix of one.
+      in_specs: the sharding of each flat argument over its slice; empty if the user gives none.
+      out_shardings: the shardings of the results, as a tree or a prefix of one.
       schedule: the pipeline schedule of its loops over microbatches.
-      homes: where each flat argument lives; a program without placed calls runs there.
+      homes: the slice of each flat argument; a program without placed calls runs there.
     """
 
     donated: Sequence[bool]
@@ -82,13 +82,13 @@ def trace(
       args: its arguments, static ones as they are, others sealed.
       kwargs: likewise.
       platform: the platform to lower for, such as `cpu`.
-      options: what the user asks of it.
+      options: the options of the program.
 
     Raises:
-      UnexpectedTracerError: when the function closes over a tracer of another trace.
-      TypeError: when the function returns something that is no array.
-      ValueError: when the function mentions a sharding over a mesh that is not a slice's.
-      Whatever the function raises while it is traced.
+      UnexpectedTracerError: the function closes over a tracer of another trace.
+      TypeError: the function returns a value that is no array.
+      ValueError: the function mentions a sharding over a mesh that is not a slice's.
+      Exceptions of the function itself pass through.
     """
     with tracing(name):
         traced = jitted.trace(*args, **kwargs)
@@ -101,24 +101,24 @@ def trace(
         except ValueError:
             _explain_types(name, jaxpr)
             raise
-    foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
+    foreign, callbacks, keepalive = jax_internals.take_lowering(lowered)
     module = _copied(foreign)
     paths = tuple(jax_internals.argument_names(jaxpr, len(jaxpr.in_avals)))
     with module.context, ir.Location.unknown():
         refine_exported(module)
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         calls = calls_with_metadata(module)
-        named = _slices_named(jaxpr, (call for _, call in calls))
+        named = _named_slices(jaxpr, (call for _, call in calls))
         homes = () if named else options.homes
         slices = declare_slices(module, named or {home.slice for home in homes if home is not None})
         declare_loops(module, calls, options.schedule)
-        # Only what was lowered has the expansions of the user's own primitives.
+        # Only the lowering has the expansions of the user's own primitives.
         _check_shardings(name, needed.lojax.jaxpr, slices.values())
         describe_arguments(module, paths, options.donated, options.in_specs, homes)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
         out_tree, out_keys = unsealed(lowered.out_tree)
         if options.out_shardings is not None:
-            # One for all needs no tree, which a node may refuse to be of numbers.
+            # A single spec for all results needs no tree: a registered node may not accept one of numbers.
             numbers = range(out_tree.num_leaves)
             results = list(numbers) if is_spec(options.out_shardings) else out_tree.unflatten(numbers)
             what = f"out_shardings of program '{name}'"
@@ -137,7 +137,7 @@ def trace(
 
 
 def _check_closed(program: str, jaxpr: Any, arguments: int) -> None:
-    """Checks that a program takes all that it reads as an argument."""
+    """Checks that a program closes over no tracer and no reference."""
     if len(jaxpr.in_avals) > arguments:
         raise jax.errors.UnexpectedTracerError(
             f"program '{program}' closes over a JAX tracer, which leaked out of another trace or belongs to "
@@ -152,7 +152,7 @@ def _check_closed(program: str, jaxpr: Any, arguments: int) -> None:
 
 
 def _check_exported(program: str, jaxpr: Any) -> None:
-    """Refuses functions that were exported for several devices, in an order that no slice has yet."""
+    """Rejects functions that were exported for more than one device, in an order that no slice has yet."""
     for exported, line in jax_internals.exported_functions(jaxpr):
         if exported.nr_devices > 1:
             where = f", called at {line}," if line else ""
@@ -165,7 +165,7 @@ def _check_exported(program: str, jaxpr: Any) -> None:
 
 
 def _check_results(program: str, traced: Any) -> None:
-    """Checks that a program returns arrays, and nothing of a type of the user's own."""
+    """Checks that a program returns arrays, and no value of a type of the user's own."""
     _, paths = unsealed(traced.out_tree)
     for path, aval in zip(paths, traced.jaxpr.out_avals, strict=True):
         if not isinstance(aval, jax.core.ShapedArray):
@@ -176,12 +176,12 @@ def _check_results(program: str, traced: Any) -> None:
 
 
 def _lower(traced: Any, platform: str) -> tuple[Any, Any]:
-    """Lowers a traced function, without what no result needs where JAX cannot lower that.
+    """Lowers a traced function, without equations that no result needs if JAX cannot lower those.
 
-    Only there: forward calls of which nothing but the gradient is needed tell where stages are.
+    Only then: forward calls that only a gradient needs determine the stages.
 
     Returns:
-      What was lowered, and its lowering.
+      The lowered function, and its lowering.
     """
     try:
         return traced, jax_internals.lower(traced, platform)
@@ -190,8 +190,8 @@ def _lower(traced: Any, platform: str) -> tuple[Any, Any]:
     return needed, jax_internals.lower(needed, platform)
 
 
-def _slices_named(jaxpr: Any, lowered: Iterable[CallMetadata]) -> set[VirtualSlice]:
-    """The slices that placed calls name, of those too whose results nothing needs.
+def _named_slices(jaxpr: Any, lowered: Iterable[CallMetadata]) -> set[VirtualSlice]:
+    """Returns the slices of placed calls, including calls whose results nothing needs.
 
     Args:
       jaxpr: the traced function, which also has the calls whose results nothing needs.
@@ -199,19 +199,19 @@ def _slices_named(jaxpr: Any, lowered: Iterable[CallMetadata]) -> set[VirtualSli
         in the expansion of a primitive of `jax.experimental.hijax`.
 
     Raises:
-      ValueError: when one of them is no more.
+      ValueError: one of them no longer exists.
     """
     calls = (*map(CallMetadata.of_strings, jax_internals.metadata_of_calls(jaxpr)), *lowered)
     return {slice_named(call.slice) for call in calls if call.slice is not None}
 
 
 def _copied(foreign: ir.Module) -> ir.Module:
-    """A module of JAX's in a context of ours."""
+    """Returns a module of JAX's in a context of ours."""
     return ir.Module.parse(bytecode_of(foreign), make_context())
 
 
 def _explain_types(program: str, jaxpr: Any) -> None:
-    """Says where values between placed functions have explicit sharding, for which there is no mesh."""
+    """Raises an error about values between placed functions with explicit sharding, which have no mesh."""
     for aval, line in jax_internals.values_between_calls(jaxpr):
         mesh = aval.sharding.mesh if isinstance(aval, jax.core.ShapedArray) else NO_MESH
         if is_of_types(mesh):
@@ -223,12 +223,12 @@ def _explain_types(program: str, jaxpr: Any) -> None:
 
 
 def _keys(avals: Iterable[Any]) -> list[bool]:
-    """Which values are typed PRNG keys."""
+    """Returns whether each value is a typed PRNG key."""
     return [jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) for aval in avals]
 
 
 def _check_shardings(program: str, jaxpr: Any, slices: Iterable[VirtualSlice]) -> None:
-    """Refuses shardings over physical devices, and over meshes like no slice's."""
+    """Rejects shardings over physical devices, and over meshes that no slice has."""
     meshes = {(virtual.axis_names, virtual.shape) for virtual in slices}
     for sharding, line in jax_internals.named_shardings(jaxpr):
         mesh, where = sharding.mesh, f" at {line}" if line else ""

@@ -1,4 +1,4 @@
-"""What each thread is tracing, and the slices that a trace names."""
+"""State of each thread's trace, and the slices that traces name."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _slices: weakref.WeakValueDictionary[str, VirtualSlice] = weakref.WeakValueDicti
 
 
 def register_slice(virtual: VirtualSlice) -> None:
-    """Lets the metadata of placed calls name a slice."""
+    """Registers a slice, so that the metadata of placed calls can name it."""
     _slices[virtual.name] = virtual
 
 
 def slice_named(name: str) -> VirtualSlice:
-    """The slice that the metadata of a placed call names.
+    """Returns the slice that the metadata of a placed call names.
 
     Raises:
-      ValueError: when it is no more: JAX has reused a trace from when the function called others.
+      ValueError: it no longer exists: JAX has reused a trace from when the function called others.
     """
     virtual = _slices.get(name)
     if virtual is None:
@@ -36,13 +36,13 @@ def slice_named(name: str) -> VirtualSlice:
 
 
 class TraceState(threading.local):
-    """What this thread is tracing.
+    """Trace of this thread.
 
     Attributes:
       program: the program, None outside of one.
-      calls: how many placed calls it has seen.
+      calls: the number of placed calls so far.
       placed: whether it is inside a placed function, which is ordinary JAX.
-      loop: the function whose microbatches it is about.
+      loop: the function whose microbatch is traced.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class TraceState(threading.local):
 active_trace = TraceState()
 
 _in_program = jax.make_user_context(False)
-"""Keeps what JAX caches of programs apart: outside of them, the marks of `pw.accumulate` compute nothing."""
+"""Context that separates JAX's caches: outside of programs, the marks of `pw.accumulate` compute nothing."""
 
 
 @contextlib.contextmanager
 def tracing(program: str) -> Iterator[None]:
-    """Marks that this thread traces a program: placed functions called meanwhile become part of it."""
+    """Marks that this thread traces a program, to which calls of placed functions are added meanwhile."""
     with _in_program(True), active_trace.set(program=program, calls=0, placed=False, loop=None):
         yield

@@ -1,7 +1,7 @@
-"""Trees as they are traced: nodes that users register are built from arrays and tracers, from nothing else.
+"""Trees for tracing, which build registered nodes of users from arrays and tracers only.
 
-JAX takes the structure of what it traces and rebuilds it with whatever it has to say of each leaf, such as
-`ArgInfo`. A node may compute with its children when it is made, or refuse what is no array.
+JAX takes the structure of a traced tree and rebuilds it with metadata of each leaf, such as `ArgInfo`. But a
+node may compute with its children when it is created, or reject a child that is no array.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ import jax
 from pathways.compiler.frontend.jax_internals import comparable_errors
 
 KeyPath = tuple[Any, ...]
-"""Where a leaf is in its tree, as `jax.tree_util.tree_leaves_with_path` says."""
+"""Path of a leaf in its tree, as of `jax.tree_util.tree_leaves_with_path`."""
 
 
 def name_of(path: KeyPath) -> str:
-    """What to call a leaf by its path, as JAX does where it names arguments: `['w'][0]`."""
+    """Returns the name of a leaf from its path, as JAX names arguments: `['w'][0]`."""
     return re.sub("<flat index ([0-9]+)>", r"\1", jax.tree_util.keystr(path))
 
 
 def keys_of(structure: Any) -> tuple[KeyPath, ...]:
-    """Where each leaf is in a structure of nodes that take anything: dicts, lists, tuples."""
+    """Returns the path of each leaf in a structure of nodes that accept any child: dicts, lists, tuples."""
     numbered = structure.unflatten(range(structure.num_leaves))
     return tuple(path for path, _ in jax.tree_util.tree_leaves_with_path(numbered))
 
 
 def flat_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """What a prefix of a tree says of each of its leaves.
+    """Returns the leaf of a prefix that applies to each leaf of a tree.
 
     Args:
-      prefix: a tree whose leaves each stand for all that is there in the other one.
+      prefix: a tree whose leaves each stand for a subtree of the other one.
       tree: the whole tree.
-      is_leaf: what is a leaf of the prefix, besides what always is.
+      is_leaf: a predicate of leaves of the prefix, besides the usual ones.
 
     Raises:
       ValueError: it is no prefix.
     """
     structure: Any
-    said, structure = jax.tree.flatten(prefix, is_leaf=is_leaf)
+    leaves, structure = jax.tree.flatten(prefix, is_leaf=is_leaf)
     below = structure.flatten_up_to(tree)
-    return [one for one, part in zip(said, below, strict=True) for _ in jax.tree.leaves(part)]
+    return [leaf for leaf, subtree in zip(leaves, below, strict=True) for _ in jax.tree.leaves(subtree)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Skeleton:
-    """How to build a tree of its leaves."""
+    """Structure that builds a tree from its leaves."""
 
     structure: Any
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ class _Skeleton:
 
 @dataclasses.dataclass(frozen=True)
 class _Name:
-    """Where a leaf is in a sealed tree, as one step of a path."""
+    """Path of a leaf in a sealed tree, as one step of a path."""
 
     text: str
 
@@ -68,14 +68,14 @@ class _Name:
 
 
 class Sealed:
-    """A tree as one node, whose children are the leaves; these have the names that they have in the tree."""
+    """Tree as one node, whose children are the leaves, named by their paths in the tree."""
 
     def __init__(self, leaves: Sequence[Any], form: _Skeleton) -> None:
         self.leaves = leaves
         self.form = form
 
     def opened(self) -> Any:
-        """The tree."""
+        """Returns the tree."""
         return self.form.structure.unflatten(self.leaves)
 
 
@@ -93,13 +93,13 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def sealed(structure: Any, keys: Sequence[KeyPath], leaves: Sequence[Any]) -> Sealed:
-    """A tree of some structure, where its leaves are, and what there is of each."""
+    """Returns a sealed tree of some structure, from its paths and leaves."""
     names = tuple(map(name_of, keys))
     return Sealed(leaves, _Skeleton(structure, names, tuple(keys)))
 
 
 def of_sealed(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function whose arguments and result may be sealed trees, to be traced in the place of another."""
+    """Returns a function that accepts and returns sealed trees, to be traced in the place of another."""
 
     def traced(*args: Any, **kwargs: Any) -> Sealed:
         result = fun(*map(_opened, args), **{name: _opened(arg) for name, arg in kwargs.items()})
@@ -108,7 +108,7 @@ def of_sealed(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
         return sealed(structure, [path for path, _ in pairs], [leaf for _, leaf in pairs])
 
     traced.__name__ = name
-    # Without the attributes of `fun`: those of a placed function would say that this is one.
+    # Without the attributes of `fun`, which would make this a placed function if `fun` is one.
     return functools.wraps(fun, updated=())(traced)
 
 
@@ -117,6 +117,6 @@ def _opened(argument: Any) -> Any:
 
 
 def unsealed(structure: Any) -> tuple[Any, tuple[KeyPath, ...]]:
-    """The structure in a sealed one, and where its leaves are."""
+    """Returns the structure in a sealed one, and the paths of its leaves."""
     _, form = structure.node_data()
     return form.structure, form.keys

@@ -1,1 +1,1 @@
-"""What becomes of a traced module before it has devices: its forms, warnings about them, and bundles."""
+"""Lowering of traced modules without devices: their forms, warnings about them, and bundles."""

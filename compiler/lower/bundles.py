@@ -1,4 +1,4 @@
-"""Saves programs as bundles; see docs/bundle.md."""
+"""Writer of bundles; see docs/bundle.md."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 import pathways
-from pathways.compiler.frontend.arguments import Signature
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.lower.structures import argument_roots, dtype_of, tree_of
 from pathways.dialect import LaunchOp, form_of, make_context, ops_named, run_mlir_passes, symbol_table
 from pathways.dialect.attributes.names import MAIN
@@ -54,15 +53,15 @@ def save(
 
     Args:
       path: the file.
-      scheduled: the program in scheduled form, or in parts that are.
+      scheduled: the program in scheduled form, or of sub-programs in that form.
       name: its name.
-      interface: what it takes, returns and runs on.
+      interface: its arguments, results and slices.
       signature: the structure of its arguments.
-      requests: what was compiled for its devices, to store the code as well: that of each part by its name,
-        or that of the whole without one.
+      requests: the compile requests of its devices, to store the code as well: of each sub-program by its
+        name, or of the whole without one.
 
     Raises:
-      BundleError: the program has no place in a bundle; names what of it.
+      BundleError: the program cannot be stored in a bundle; names the reason.
       CompileError: the platform cannot serialise its executables.
       OSError: the file cannot be written.
     """
@@ -149,7 +148,7 @@ def _refuse_callbacks(computation: Computation) -> None:
 
 
 def _codes(part: str, requests: Sequence[Request]) -> list[tuple[Code, bytes]]:
-    """The code of each computation of a part, once for each number of devices that it runs on."""
+    """Returns the code of each computation of a sub-program, once for each number of devices that runs it."""
     unlike = {(r.computation.name, len(r.devices)): r for r in requests}
     codes = []
     for request, raw in zip(unlike.values(), serialize_all(list(unlike.values())), strict=True):
@@ -160,7 +159,7 @@ def _codes(part: str, requests: Sequence[Request]) -> list[tuple[Code, bytes]]:
 
 
 def _program_text(scheduled: ir.Module) -> bytes:
-    """The scheduled program with computations and constants declared, without source locations."""
+    """Returns the scheduled program with computations and constants declared, without source locations."""
     with scheduled.context, ir.Location.unknown(scheduled.context):
         module = scheduled.operation.clone()
         for part in working_modules(module):
@@ -170,7 +169,7 @@ def _program_text(scheduled: ir.Module) -> bytes:
 
 
 def _declare(module: ir.Module) -> None:
-    """Leaves of a module what it declares, and its `@main`."""
+    """Removes everything but declarations and `@main` from a module."""
     launched = {
         op.callee
         for op in symbol_table(module)[MAIN].regions[0].blocks[0].operations

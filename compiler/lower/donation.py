@@ -1,4 +1,4 @@
-"""Whether the buffers that a caller donates to a program are used again."""
+"""Warnings about donated buffers that a program cannot reuse."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from pathways.runtime.plan.sub_programs import SubProgramCalls, calls_of
 
 
 def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: bool) -> Iterator[str]:
-    """Says which donated arguments give their buffer to no result of what reads them, if there are any.
+    """Yields warnings about donated arguments whose buffers become no result of the launches that read them.
 
-    Not those that nothing reads, nor scalars, nor those that live on several slices, which are small and
-    copied there.
+    It ignores arguments that nothing reads, scalars, and arguments on more than one slice, which are small
+    and copied there.
 
     Args:
       module: the program, scheduled.
       arguments: the names of its arguments.
-      gathers: whether results are put together of the blocks of replicas: these have buffers of their own,
-        and arguments whose places they take are freed in time for that.
+      gathers: whether results are gathered from the blocks of replicas: these have buffers of their own,
+        and arguments that they replace are freed in time for that.
     """
     symbols = symbol_table(module)
     main = symbols[MAIN]
     if form_of(module) == PARTS.name:
-        yield from _shared_by_turns(main, arguments, calls_of(module))
+        yield from _shared_by_iterations(main, arguments, calls_of(module))
         return
     values = main.regions[0].blocks[0].arguments
     all_attrs, places = argument_attrs(main), argument_slices(main)
     gathered = set(zip(main.type.results, result_slices(main), strict=True)) if gathers else set()
     donated = functools.cache(lambda callee: donated_arguments(symbols[callee]))
-    # What the first replica makes of an argument, the others make of theirs.
+    # All replicas use their arguments like the first one.
     ports = zip(arguments, ports_of_callers(all_attrs), strict=False)
     unused = [
         f"{name} of {values[n].type}".replace("tensor<", "").removesuffix(">")
@@ -63,8 +63,9 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
         )
 
 
-def _shared_by_turns(main: ir.OpView, arguments: Sequence[str], calls: SubProgramCalls) -> Iterator[str]:
-    """Says which donated arguments the turns of a loop share: nobody knows who reads them last."""
+def _shared_by_iterations(main: ir.OpView, arguments: Sequence[str], calls: SubProgramCalls) -> Iterator[str]:
+    """Yields a warning about donated arguments that iterations share: the last reader is unknown until the
+    end."""
     attrs = argument_attrs(main)
     shared = [
         name
@@ -84,7 +85,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _is_only_freed(value: ir.Value, donated: Callable[[str], Collection[int]]) -> bool:
-    """Whether a value is read by launches and transfers, and none of them takes its buffer.
+    """Returns whether a value is read by launches and transfers that all leave its buffer unused.
 
     Args:
       value: the value.
@@ -92,7 +93,7 @@ def _is_only_freed(value: ir.Value, donated: Callable[[str], Collection[int]]) -
     """
     readers = [(use.owner.opview, use.operand_number) for use in value.uses]
     launches = [(op, number) for op, number in readers if isinstance(op, LaunchOp)]
-    # What is returned as it is belongs to the caller again.
+    # A value that is returned as it is belongs to the caller again.
     if not launches or any(not isinstance(op, LaunchOp | TransferOp | ReleaseOp) for op, _ in readers):
         return False
     return not any(number in donated(op.callee) for op, number in launches)

@@ -1,4 +1,4 @@
-"""Takes a module through the phases of the compiler, and keeps every form that it takes."""
+"""Driver of the phases of the compiler, which keeps every form of a program."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.pipeline import Options, phases, phases_after
 
 PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))
-"""The forms of a program, in the order in which it takes them; each has the name of the phase before it."""
+"""The forms of a program, in the order of the phases; each has the name of its phase."""
 
 
 class ProgramError(PathwaysError, ValueError):
-    """A program that cannot be lowered; the message names the place in the user's code."""
+    """Program cannot be lowered; the message names the place in the user's code."""
 
-    # As which tracebacks name it.
+    # The module in its tracebacks.
     __module__ = "pathways"
 
 
 @dataclasses.dataclass(frozen=True)
 class Forms:
-    """A program in every form that it took on its way.
+    """Program in every form from the one that it started in.
 
     Attributes:
       name: the name of the program.
       scheduled: the module in its last form, that of a program as a whole the scheduled one.
       bytecode: the module after each phase, from the one that it started in.
-      remarks: what the passes found worth saying.
+      remarks: the remarks of the passes.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Forms:
     remarks: tuple[Diagnostic, ...]
 
     def text(self, phase: str) -> str:
-        """The module after a phase, as MLIR text.
+        """Returns the module after a phase, as MLIR text.
 
         Raises:
-          ValueError: there is no such phase, or the program started in a form after it.
+          ValueError: the phase does not exist, or the program started in a later form.
         """
         known = tuple(dict.fromkeys((*self.bytecode, *PHASES)))
         if phase not in known:
@@ -67,16 +67,16 @@ class Forms:
 def run_phases(module: ir.Module, name: str, options: Options, until: str = PHASES[-1]) -> Forms:
     """Takes a module through all phases after its form, up to one; changes the module.
 
-    Writes each form to the folder `PW_DUMP_TO` of the environment, where that is set.
+    Writes each form to the folder in the environment variable `PW_DUMP_TO`, if that is set.
 
     Args:
       module: the module, in any form.
-      name: what to call the program in messages and files.
-      options: of the compiler.
+      name: the name of the program in messages and files.
+      options: the options of the compiler.
       until: the last phase.
 
     Raises:
-      ProgramError: a pass refuses the program.
+      ProgramError: a pass rejects the program.
     """
     folder = os.environ.get("PW_DUMP_TO")
     foreign = foreign_form(module)
@@ -93,10 +93,10 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
     with Diagnostics(module.context) as seen, contextlib.closing(LoweringProgress(name)) as progress:
         for phase in phases_after(options, form):
             try:
-                # From the placed form on, each phase ends with a pass that closes its form.
+                # From the placed form on, each phase ends with a pass that checks its form.
                 run_passes(module, phase.passes, verify_each=False, before_each=progress.before_pass)
             except PassFailure as failure:
-                # Who writes IR knows its operations.
+                # An author of IR knows its operations; a user of JAX gets them described.
                 texts = failure.described if form is None else ()
                 shown = "\n".join(_shown(seen.errors, texts))
                 raise ProgramError(f"program '{name}': {shown}") from None
@@ -107,7 +107,7 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
 
 
 def _shown(errors: Sequence[Diagnostic], described: Sequence[str]) -> Iterator[str]:
-    """The errors, the last of them as they are described, each with its place."""
+    """Yields the errors with their places, the last of them as `described`."""
     texts = [error.message.removeprefix("'func.func' op ") for error in errors]
     if described:
         texts[-len(described) :] = described

@@ -1,4 +1,4 @@
-"""Whether the microbatches of a program go through its slices as a pipeline, and if not, why."""
+"""Warnings about programs whose microbatches do not overlap, with the reason."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathways.dialect.verification.forms import working_modules
 
 
 def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
-    """Says of each loop why its microbatches do not overlap, and what to do; nothing where they do.
+    """Yields for each loop why its microbatches do not overlap, and the remedy; nothing for pipelined loops.
 
     Args:
       module: the program, scheduled.
-      schedule: the policy or file that the user asked for; None for none, or each loop for its own.
+      schedule: the policy or file that the user requested; None for none, or for one per loop.
     """
     parts = working_modules(module)
     loops = [
@@ -34,15 +34,15 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
     for op in (op for part in parts for op in symbol_table(part)[MAIN].regions[0].blocks[0].operations):
         if isinstance(op, LaunchOp) and op.loop is not None and not op.is_glue:
             slices.setdefault(op.loop, set()).add(op.slice)
-    said: set[tuple[str, ...]] = set()
+    reported: set[tuple[str, ...]] = set()
     for loop in loops:
         places = sorted(slices.get(loop.sym_name, ()))
         what = f"pw.accumulate of '{loop.sym_name}'"
-        # Replicas do what the first of them does.
-        if loop.count == 1 or tuple(places) in said or loop.replica_of is not None:
+        # Replicas have the placement of the first of them.
+        if loop.count == 1 or tuple(places) in reported or loop.replica_of is not None:
             continue
-        # In a loop of several turns there is one of it for each turn.
-        said.add(tuple(places))
+        # A loop with iterations stands in the module once for each of them after unrolling.
+        reported.add(tuple(places))
         if not places:
             yield f"{what} calls no pw.jit function: nothing is pipelined"
         elif len(places) == 1 and (schedule or loop.schedule):

@@ -1,4 +1,4 @@
-"""Progress of passes that take long."""
+"""Progress line of slow passes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathways.passes.schedule.unroll.unroll_microbatches import UnrollMicrobatch
 from pathways.runtime.xla.compile_threads import StatusLine
 
 PATIENCE_S = 3.0
-"""After how many seconds a line says which pass runs."""
+"""Seconds after which the line appears."""
 
 MANY_ITERATIONS = 2000
-"""How many iterations of a loop take seconds to unroll, and more in the passes after that."""
+"""Iterations of a loop that take seconds to unroll, and more in the passes after that."""
 
 
 class LoweringProgress:
-    """A line on standard error about the pass that runs: once they take long, or are about to.
+    """Line on standard error about the pass that runs, once passes take long or are about to.
 
     Args:
       program: the name of the program.
@@ -31,11 +31,11 @@ class LoweringProgress:
         self._began = time.monotonic()
 
     def before_pass(self, item: Item, module: ir.Module) -> None:
-        """Says which pass runs next, if it is time for that."""
+        """Shows the next pass, if it is time for that."""
         what = item_name(item)
         is_due = time.monotonic() - self._began >= PATIENCE_S
         if isinstance(item, UnrollMicrobatches):
-            iterations = max((loop.turns for loop in ops_named(module, ["pw.loop"])), default=0)
+            iterations = max((loop.iterations for loop in ops_named(module, ["pw.loop"])), default=0)
             if iterations >= MANY_ITERATIONS:
                 what, is_due = f"unrolling a loop of {iterations:,} iterations", True
         if is_due:

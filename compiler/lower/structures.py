@@ -1,4 +1,4 @@
-"""JAX's structures and abstract values as the named trees and leaves of a bundle."""
+"""Conversion of JAX's structures and abstract values to the named trees and leaves of a bundle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathways.runtime.bundle.manifest import BundleError, Leaf, Root
 def argument_roots(
     tree: Any, keys: Sequence[KeyPath], paths: Sequence[str]
 ) -> tuple[tuple[Root, ...], tuple[Root, ...]]:
-    """The arguments by position and by name, of the structure of `(args, kwargs)`."""
+    """Returns the arguments by position and by name, of the structure of `(args, kwargs)`."""
     args, kwargs = tree.children()
     inside = [path[2:] for path in keys]
     positional, named, first = [], [], 0
@@ -34,7 +34,7 @@ def argument_roots(
 
 
 def _root_name(path: str, keys: Sequence[Any], n: int) -> str:
-    """The name of a parameter, from what JAX calls the first leaf of its argument: `params['w']`."""
+    """Returns the name of a parameter, from JAX's name of the first leaf of its argument: `params['w']`."""
     root = path.removesuffix(name_of(tuple(keys)))
     if parameter := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[([0-9]+)\])?", root):
         return parameter[1] if parameter[2] is None else parameter[1] + trees.step(int(parameter[2]))
@@ -42,10 +42,10 @@ def _root_name(path: str, keys: Sequence[Any], n: int) -> str:
 
 
 def tree_of(structure: Any, keys: Sequence[KeyPath], first: int = 0) -> trees.Tree:
-    """A structure of JAX's as a tree of dicts, lists and tuples, with leaves numbered from `first`.
+    """Returns a structure of JAX's as a tree of dicts, lists and tuples, with leaves numbered from `first`.
 
-    A node of another type becomes a record of the names that JAX gives its children, or a tuple where it
-    gives them numbers; `keys` say where each leaf is.
+    A node of another type becomes a record of the names that JAX gives its children, or a tuple if it numbers
+    them; `keys` are the paths of the leaves.
     """
     return _node(structure, keys, 0, itertools.count(first))
 
@@ -76,7 +76,7 @@ def _node(structure: Any, paths: Sequence[Any], depth: int, numbers: Iterator[in
 
 
 def key_of(step: Any) -> str | int:
-    """The name or the number of a child, as one step of a path of JAX's."""
+    """Returns the name or the number of a child, from one step of a path of JAX's."""
     match step:
         case jax.tree_util.SequenceKey():
             return step.idx
@@ -96,17 +96,17 @@ def _plain_key(key: Any) -> str | int:
 
 
 def is_key(array: Any) -> bool:
-    """Whether an array, or an abstract value, holds typed PRNG keys."""
+    """Returns whether an array, or an abstract value, holds typed PRNG keys."""
     return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def dtype_of(aval: Any) -> str:
-    """The dtype of an abstract value as a bundle names it: numpy's name, or `key<kind>`."""
+    """Returns the dtype of an abstract value as a bundle names it: numpy's name, or `key<kind>`."""
     return f"key<{jax_internals.key_kind(aval.dtype)}>" if is_key(aval) else aval.dtype.name
 
 
 def aval_of(leaf: Leaf) -> Any:
-    """The abstract value of a leaf; the inverse of `dtype_of`."""
+    """Returns the abstract value of a leaf; the inverse of `dtype_of`."""
     if leaf.dtype.startswith("key<"):
         dtype = jax.eval_shape(lambda: jax.random.key(0, impl=leaf.dtype[4:-1])).dtype
         return jax.core.ShapedArray(leaf.shape, dtype)

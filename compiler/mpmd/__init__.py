@@ -1,1 +1,1 @@
-"""Programs of Shardy's MPMD front end: what it hands over, and the slices of their topologies."""
+"""Programs of Shardy's MPMD front end, and the slices of their topologies."""

@@ -27,7 +27,7 @@ _DIALECTS = ("builtin", "func", "ifrt", "stablehlo", "chlo", "sdy")
 
 
 def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
-    """Compiles a program of an untrusted client: passes, memory plan and proof are those of our own programs.
+    """Compiles a program of an untrusted client, with the passes, memory plan and proof of our own programs.
 
     Args:
       bytecode: a module in IFRT IR.
@@ -35,7 +35,7 @@ def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
 
     Raises:
       ProgramError: it is no such module, or cannot run on slices; names the operation or argument.
-      StatusError: a computation must not run for a client.
+      StatusError: a computation is not allowed for clients.
       ResourceError, CompileError: see `runtime.local.load`.
     """
     context = make_context()

@@ -1,4 +1,4 @@
-"""Programs of Shardy's MPMD compiler, run by this one."""
+"""Programs of Shardy's MPMD compiler as programs of this one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.frontend.arguments import Signature
-from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import run_phases
 from pathways.compiler.mpmd.front_end import Partitioned, read_front_end
@@ -26,25 +25,25 @@ from pathways.runtime.xla.tracebacks import boundary
 def from_mpmd(
     program: Any, *, slices: Mapping[str, VirtualSlice] | None = None, fuse: bool = False
 ) -> Lowered:
-    """Takes over a program that Shardy's MPMD compiler has partitioned: `.compile()` runs it.
+    """Converts a program that Shardy's MPMD compiler has partitioned: `.compile()` loads it.
 
     Each mesh of its topology is a slice on exactly the devices of the mesh, in their order; programs of
     one topology share them, and arrays with them. Fragments run in the order of Shardy's schedule. Calls take
-    positional arguments as the function does; results lie as `lowered.function_named_shardings` says.
+    positional arguments as the function does; results are sharded as `lowered.function_named_shardings` says.
 
     Args:
-      program: what `mpmd.jit(f, config).lower(*args)` returns, or `.trace(*args)`, which also keeps the
-        stage, the call number and the half of each fragment: timelines and pictures show them.
-      slices: a slice in place of some meshes, by their names, as on hosts; of the same axes.
+      program: the result of `mpmd.jit(f, config).lower(*args)`, or of `.trace(*args)`, which also has the
+        stage, the call number and the half of each fragment for timelines and pictures.
+      slices: slices for some meshes, by their names, as on hosts; of the same axes.
       fuse: lets fragments that follow each other on a slice become one computation.
 
     Returns:
-      The program, as `pw.program(f).lower(*args)` does.
+      The program, like `pw.program(f).lower(*args)`.
 
     Raises:
-      TypeError: `program` is something else.
-      ValueError: a slice is for no mesh, or unlike it.
-      ProgramError: the program has something that no slice has a meaning for; names the place.
+      TypeError: `program` is of another type.
+      ValueError: a slice is for no mesh, or differs from it.
+      ProgramError: the program has an operation that slices do not support; names the place.
 
     Example:
       ```python
@@ -62,13 +61,13 @@ def lower_partitioned(
     fuse: bool = False,
     keepalive: Sequence[Any] = (),
 ) -> Lowered:
-    """Does what `from_mpmd` does, for a program that was read.
+    """Lowers a program that was read; see `from_mpmd`.
 
     Args:
       program: the program.
       slices: see `from_mpmd`.
       fuse: likewise.
-      keepalive: what must live as long as its executables.
+      keepalive: objects that must live as long as its executables.
     """
     virtual = slices_of(program.topology, slices, program.name)
     in_tree = jax.tree_util.treedef_tuple([program.in_tree, jax.tree.structure({})])

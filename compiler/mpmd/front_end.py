@@ -1,8 +1,7 @@
-"""What Shardy's MPMD front end makes, as plain values.
+"""Reader of the objects of Shardy's MPMD front end, as plain values.
 
-The one module that reads its objects, some of them by private names: it has no public ones for the
-constants, the arguments that JAX dropped, the host callbacks, or the form in which fragments still say
-where they are from.
+Only this module reads them, some by private names: there are no public ones for the constants, the arguments
+that JAX dropped, the host callbacks, or the form in which fragments still name their origins.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler.frontend.names import symbol
+from pathways.compiler.frontend.user_code import symbol
 from pathways.dialect.syntax.bytecode import bytecode_of
 
 _PACKAGE = "shardy.integrations.python.jax.mpmd"
@@ -23,15 +22,15 @@ _PACKAGE = "shardy.integrations.python.jax.mpmd"
 
 @dataclasses.dataclass(frozen=True)
 class Partitioned:
-    """A program that Shardy has partitioned.
+    """Program that Shardy has partitioned.
 
     Attributes:
       name: its name.
-      bytecode: the module that is to run.
-      exported: that which says how arguments and results lie; None where it is the same.
+      bytecode: the module to run.
+      exported: the module with the shardings of arguments and results; None if it is the same.
       topology: the mesh of each name.
       in_tree: the structure of the positional arguments.
-      arguments: `jax.stages.ArgInfo` of each flat argument, those that JAX has dropped too.
+      arguments: `jax.stages.ArgInfo` of each flat argument, including those that JAX has dropped.
       kept: the numbers of the arguments that the module has, in its order, after the constants.
       constants: the arrays that the function closes over and that are arguments of the module.
       out_tree: the structure of the results.
@@ -53,10 +52,10 @@ class Partitioned:
 
 
 def read_front_end(program: Any) -> Partitioned:
-    """Reads what `mpmd.jit(f, config).lower(*args)` or `.trace(*args)` returns.
+    """Reads the result of `mpmd.jit(f, config).lower(*args)` or `.trace(*args)`.
 
     Raises:
-      TypeError: it is something else.
+      TypeError: it is of another type.
     """
     if _is(program, "stages", "MpmdLowered"):
         return _of_lowered(program, program.mpmd_module, None, program.host_callbacks)
@@ -69,7 +68,7 @@ def read_front_end(program: Any) -> Partitioned:
 
 
 def _is(program: Any, module: str, name: str) -> bool:
-    """Whether an object is of a class of the front end, which is imported if so."""
+    """Returns whether an object is of a class of the front end, which is imported if so."""
     found = sys.modules.get(f"{_PACKAGE}.{module}")
     return found is not None and isinstance(program, getattr(found, name))
 
@@ -101,7 +100,7 @@ def _of_lowered(
 
 
 def _of_traced(traced: Any) -> Partitioned:
-    """Takes a traced function as far as fragments say where they are from; lowering it forgets that."""
+    """Takes a traced function as far as fragments name their origins, which lowering drops."""
     # The name `jit` of the package is a function.
     front_end: Any = sys.modules[f"{_PACKAGE}.jit"]
     phase = front_end.jaxlib_mpmd.PartitioningPhase

@@ -1,4 +1,4 @@
-"""The module of a partitioned program, with all that callers pass and get."""
+"""Module of a partitioned program, with all arguments and results of its callers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ from pathways.passes.import_.mpmd.mesh_tensors import read_mesh_tensor
 
 
 def parse(program: Partitioned, paths: Sequence[str], overlapping: Collection[str]) -> ir.Module:
-    """The module in a context of ours: its arguments are hidden constants, then all that callers pass.
+    """Returns the module in a context of ours: its arguments are hidden constants, then the callers'
+    arguments.
 
     Args:
       program: the program.
-      paths: what to call each argument.
+      paths: the name of each argument.
       overlapping: the meshes that may share devices.
     """
     context = make_context()
@@ -61,12 +62,12 @@ def parse(program: Partitioned, paths: Sequence[str], overlapping: Collection[st
 
 
 def argument_paths(keys: Sequence[KeyPath]) -> list[str]:
-    """What to call each flat argument, by its path in `(args, kwargs)`."""
+    """Returns the name of each flat argument, by its path in `(args, kwargs)`."""
     return [f"args[{path[1].idx}]{name_of(tuple(path[2:]))}" for path in keys]
 
 
 def _state_layouts(main: ir.OpView, exported: ir.OpView) -> None:
-    """Writes how arguments and results lie, as Shardy's propagation has decided."""
+    """Writes the shardings of arguments and results, as Shardy's propagation has decided them."""
     for types, attrs, store in (
         (exported.type.inputs, argument_attrs(main), set_argument_attrs),
         (exported.type.results, result_attrs(main), set_result_attrs),
@@ -82,7 +83,7 @@ def _state_layouts(main: ir.OpView, exported: ir.OpView) -> None:
 
 
 def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
-    """The function with the arguments that JAX has dropped, which nothing reads."""
+    """Returns the function with the arguments that JAX has dropped, which nothing reads."""
     hidden, count = len(program.constants), len(program.arguments)
     if len(program.kept) == count:
         return main
@@ -120,7 +121,8 @@ def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
 
 
 def _as_taken(argument: Any) -> tuple[tuple[int, ...], str]:
-    """The shape and dtype of an argument as computations take it: of typed PRNG keys those of their words."""
+    """Returns the shape and dtype of an argument as computations take it: for typed PRNG keys those of their
+    words."""
     taken = jax.ShapeDtypeStruct(argument.shape, argument.dtype)
     if jax.dtypes.issubdtype(argument.dtype, jax.dtypes.prng_key):
         taken = jax.eval_shape(jax.random.key_data, taken)
@@ -128,7 +130,7 @@ def _as_taken(argument: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _describe(main: ir.OpView, program: Partitioned, paths: Sequence[str]) -> None:
-    """Notes what callers call each argument, and which arguments and results are typed PRNG keys."""
+    """Annotates each argument with its name, and arguments and results that are typed PRNG keys."""
     attrs, results = argument_attrs(main), result_attrs(main)
     passed = attrs[len(program.constants) :]
     for entry, path, argument in zip(passed, paths, program.arguments, strict=True):

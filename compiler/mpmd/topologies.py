@@ -1,4 +1,4 @@
-"""The slices of topologies: each mesh has one, on exactly its devices."""
+"""Slices of topologies: each mesh has one, on exactly its devices."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _Pinned = tuple[tuple[str, int], ...]
 _lock = threading.Lock()
 _sets: weakref.WeakValueDictionary[object, VirtualDeviceSet] = weakref.WeakValueDictionary()
 _slices: weakref.WeakValueDictionary[object, VirtualSlice] = weakref.WeakValueDictionary()
-"""By topology and the name of a mesh: programs of one topology share arrays as long as one of them lives."""
+"""Slices by topology and mesh name: programs of one topology share arrays while one of them lives."""
 
 
 def slices_of(
     topology: Topology, chosen: Mapping[str, VirtualSlice] | None, program: str
 ) -> dict[str, VirtualSlice]:
-    """The slice of each mesh of a topology.
+    """Returns the slice of each mesh of a topology.
 
     Args:
       topology: the meshes by name.
@@ -35,8 +35,8 @@ def slices_of(
       program: the name of the program, for messages.
 
     Raises:
-      ValueError: a slice is for no mesh, or unlike it.
-      ProgramError: the devices of a mesh are of this process, and programs run on hosts.
+      ValueError: a slice is for no mesh, or differs from it.
+      ProgramError: the devices of a mesh belong to this process, and programs run on hosts.
     """
     chosen = dict(chosen or {})
     for name, virtual in chosen.items():
@@ -50,24 +50,24 @@ def slices_of(
     pinned = {name: _devices(topology[name]) for name in topology}
     key = tuple((name, mesh.axis_names, mesh.devices.shape, pinned[name]) for name, mesh in topology.items())
     with _lock:
-        made: dict[str, VirtualSlice] = {}
+        created: dict[str, VirtualSlice] = {}
         devices = _sets.get(key)
         if devices is None:
             devices = _sets[key] = make_virtual_device_set()
         for name in missing:
             known = _slices.get((key, name))
             if known is None:
-                others = [device for other in topology if other != name for device in pinned[other]]
+                shared = [device for other in topology if other != name for device in pinned[other]]
                 known = _slices[key, name] = VirtualSlice(
                     devices,
                     topology[name].devices.shape,
                     topology[name].axis_names,
                     name=symbol_of(name),
-                    overlap=not set(others).isdisjoint(pinned[name]),
+                    overlap=not set(shared).isdisjoint(pinned[name]),
                     pinned=pinned[name],
                 )
-            made[name] = known
-    return {name: chosen.get(name) or made[name] for name in topology}
+            created[name] = known
+    return {name: chosen.get(name) or created[name] for name in topology}
 
 
 def _devices(mesh: jax.sharding.Mesh) -> _Pinned:
@@ -81,4 +81,4 @@ def _check(topology: Topology, name: str, virtual: VirtualSlice) -> None:
         raise TypeError(f"slices: for mesh '{name}' expected a slice, got {type(virtual).__name__}")
     mesh = topology[name]
     if (virtual.axis_names, virtual.shape) != (mesh.axis_names, mesh.devices.shape):
-        raise ValueError(f"slices: mesh '{name}' has {dict(mesh.shape)}, {virtual!r} is unlike it")
+        raise ValueError(f"slices: mesh '{name}' has {dict(mesh.shape)}, {virtual!r} differs from it")

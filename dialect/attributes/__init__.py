@@ -1,1 +1,1 @@
-"""What attributes of the IR hold, and what they are called: most of it plain data. Imports no operations."""
+"""Contents and names of the IR's attributes, most of them plain data. Imports no operations."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 
 def block_shape(whole: Sequence[int], dim: int | None, count: int) -> tuple[int, ...]:
-    """The shape of each of `count` equal blocks along a dimension; `whole` itself for no dimension."""
+    """Returns the shape of each of `count` equal blocks along a dimension; `whole` itself if that is None."""
     return tuple(size // count if n == dim else size for n, size in enumerate(whole))
 
 
 def whole_shape(block: Sequence[int], dim: int | None, count: int) -> tuple[int, ...]:
-    """The shape of an array of which each block has a shape: the inverse of `block_shape`."""
+    """Returns the shape of an array from that of its blocks: the inverse of `block_shape`."""
     return tuple(size * count if n == dim else size for n, size in enumerate(block))
 
 
 def block_bounds(size: int, number: int, count: int) -> tuple[int, int]:
-    """The first and last-plus-one element of a block along a dimension of `size` elements."""
+    """Returns the first and last-plus-one element of a block along a dimension of `size` elements."""
     return number * (size // count), (number + 1) * (size // count)

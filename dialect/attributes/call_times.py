@@ -1,4 +1,4 @@
-"""How long placed calls take, as a program says it of itself: plain data."""
+"""Times of placed calls, as a program carries them: plain data."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class CallKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CallTimes:
-    """How long the placed calls of a program take, in one unit or several.
+    """Times of the placed calls of a program, in one unit or more.
 
     Attributes:
-      tables: for each of `CALL_UNITS` that is known, the mean time of a call.
-      made_with: the unit of those that its orders were made with; None for a unit for each call.
+      tables: the mean time of a call in each of `CALL_UNITS` that is known.
+      made_with: the unit in which its orders were computed; None for a unit for each call.
     """
 
     tables: Mapping[str, Mapping[CallKey, float]] = dataclasses.field(default_factory=dict)

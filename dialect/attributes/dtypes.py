@@ -26,10 +26,11 @@ _ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
 
 
 def element_name(dtype: str) -> str:
-    """The element type of a dtype, as MLIR writes it: `dtype_of` the other way round."""
+    """Returns the element type of a dtype, as MLIR writes it: the inverse of `dtype_of`."""
     return _ELEMENTS[dtype]
 
 
 def dtype_of(element: ir.Type) -> str | None:
-    """The name of the dtype: `ui8` is uint8, `f8E4M3FN` float8_e4m3fn; None where there is none."""
+    """Returns the dtype of an element type: uint8 for `ui8`, float8_e4m3fn for `f8E4M3FN`; None if it has
+    none."""
     return DTYPES.get(str(element))

@@ -14,7 +14,7 @@ from pathways.dialect.attributes.shardings import is_sharding
 
 
 class Kind[T]:
-    """A kind of attribute: how it is recognised, read as a Python value, and made from one."""
+    """Kind of an attribute: how it is recognised, read as a Python value, and created from one."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Kind[T]:
         self.symbol_kind = symbol_kind
         """The operation name that a symbol of this kind must resolve to, or None for other kinds."""
         self.irdl = irdl
-        """Constraints of MLIR's IRDL dialect, one of which the attribute meets: `dialect/syntax/irdl.py`."""
+        """Constraints of MLIR's IRDL dialect; the attribute meets one of them (`dialect/syntax/irdl.py`)."""
 
 
 def _is_natural(attribute: ir.Attribute) -> bool:
@@ -46,7 +46,7 @@ def _is_elements(attribute: ir.Attribute) -> bool:
     if isinstance(attribute, ir.DenseElementsAttr):
         return True
     try:
-        # The bindings do not recognise one that is parsed, and refuse to make one of anything else.
+        # The bindings do not recognise a parsed one, and can only convert it or raise.
         ir.DenseResourceElementsAttr(attribute)
     except ValueError:
         return False
@@ -54,7 +54,7 @@ def _is_elements(attribute: ir.Attribute) -> bool:
 
 
 def symbol(op_name: str) -> Kind[str]:
-    """A flat symbol reference to an operation `op_name` of the module."""
+    """Returns the kind of references to an operation `op_name` of the module."""
     return Kind(
         f"flat symbol reference to a `{op_name}`",
         lambda a: isinstance(a, ir.FlatSymbolRefAttr),
@@ -66,7 +66,7 @@ def symbol(op_name: str) -> Kind[str]:
 
 
 def one_of(*choices: str) -> Kind[str]:
-    """A string from a fixed list."""
+    """Returns the kind of strings from a fixed list."""
     return Kind(
         "string attribute, one of " + ", ".join(f'"{c}"' for c in choices),
         lambda a: isinstance(a, ir.StringAttr) and a.value in choices,
@@ -121,7 +121,7 @@ SHARDING: Kind[ir.Attribute] = Kind(
 
 
 class Route(NamedTuple):
-    """Where a piece comes from: the number of the operand, and of the device of the source that holds it."""
+    """Source of a piece: the number of the operand, and of the device of the source that holds it."""
 
     operand: int
     device: int
@@ -137,7 +137,7 @@ ROUTES: Kind[Sequence[Route]] = Kind(
 
 
 def entries_of(dictionary: ir.DictAttr) -> dict[str, ir.Attribute | None]:
-    """The entries of a dictionary; None for what the bindings cannot return, which aborts in a loop."""
+    """Returns the entries of a dictionary, with None for locations, which the bindings abort on in a loop."""
     entries: dict[str, ir.Attribute | None] = {}
     for name in [entry.name for entry in dictionary]:
         try:
@@ -148,7 +148,8 @@ def entries_of(dictionary: ir.DictAttr) -> dict[str, ir.Attribute | None]:
 
 
 def _is_list(attribute: ir.Attribute | None, matches: Callable[[ir.Attribute], bool]) -> bool:
-    """Whether it is an array of what matches; the bindings cannot return locations in one."""
+    """Returns whether an attribute is an array whose elements all match; bindings cannot return locations in
+    one."""
     try:
         return isinstance(attribute, ir.ArrayAttr) and all(map(matches, attribute))
     except TypeError:
@@ -286,11 +287,11 @@ CALL_TIMES: Kind[CallTimes] = Kind(
 
 
 class Attr[T]:
-    """A required attribute: a descriptor that reads it as a Python value.
+    """Required attribute: a descriptor that reads it as a Python value.
 
     Args:
-      kind: what the attribute must be.
-      doc: what it means, in one sentence for the dialect page.
+      kind: the kind of the attribute.
+      doc: its meaning, in one sentence for the dialect page.
     """
 
     required = True
@@ -302,7 +303,7 @@ class Attr[T]:
         self._read = kind.read
 
     def is_absent(self, value: Any) -> bool:
-        """Whether a value is said by leaving the attribute out."""
+        """Returns whether the attribute is absent when it has this value."""
         return value is None
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -322,7 +323,7 @@ class Attr[T]:
 
 
 class OptionalAttr[T](Attr[T]):
-    """An attribute that may be missing: reads as its default then, and is removed by assigning that."""
+    """Attribute that may be absent: reads as its default then, and is removed by assigning that."""
 
     required = False
 
@@ -348,10 +349,10 @@ class OptionalAttr[T](Attr[T]):
 
 
 class Values:
-    """The operands or the results of an operation.
+    """Operands or results of an operation.
 
     Args:
-      doc: what they are, in one sentence for the dialect page.
+      doc: their meaning, in one sentence for the dialect page.
       count: how many there must be; None for any number.
       one_type: whether they all have the same type.
     """

@@ -1,4 +1,4 @@
-"""Meshes of devices, and how arrays lie over them, as plain values."""
+"""Meshes of devices, and shardings of arrays over them, as plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Interval = tuple[int, int]
 """First and last-plus-one element of a dimension."""
 
 Block = tuple[Interval, ...]
-"""The part of an array that a device holds: an interval of each dimension."""
+"""The block of an array that a device holds: an interval of each dimension."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,25 +29,25 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """For each dimension of an array the mesh axes that split it, major to minor; the rest replicate it."""
+    """Mesh axes that split each dimension of an array, major to minor; the other axes replicate it."""
 
     dims: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
-        """As Shardy writes it: `[{"x", "y"}, {}]`."""
+        """Returns the sharding as Shardy writes it: `[{"x", "y"}, {}]`."""
         return f"[{', '.join('{' + ', '.join(f'"{a}"' for a in axes) + '}' for axes in self.dims)}]"
 
     def splits(self, mesh: Mesh) -> tuple[int, ...]:
-        """Into how many parts each dimension is split."""
+        """Returns the number of blocks along each dimension."""
         sizes = dict(mesh.axes)
         return tuple(math.prod(sizes[a] for a in axes) for axes in self.dims)
 
     def is_replicated(self, mesh: Mesh) -> bool:
-        """Whether every device holds the whole array."""
+        """Returns whether every device holds the whole array."""
         return all(n == 1 for n in self.splits(mesh))
 
     def problem(self, shape: Sequence[int], mesh: Mesh) -> str | None:
-        """What is wrong with it for an array of a shape over a mesh; None when nothing is."""
+        """Returns why an array of a shape cannot have this sharding over a mesh; None if it can."""
         sizes = dict(mesh.axes)
         used: set[str] = set()
         if len(self.dims) > len(shape):
@@ -59,14 +59,14 @@ class Sharding:
                 if axis in used:
                     return f"axis '{axis}' is used twice"
                 used.add(axis)
-            parts = math.prod(sizes[axis] for axis in axes)
-            if shape[dim] % parts:
+            blocks = math.prod(sizes[axis] for axis in axes)
+            if shape[dim] % blocks:
                 named = ", ".join(axes)
-                return f"dimension {dim} of size {shape[dim]} is not divisible by {parts} (axes {named})"
+                return f"dimension {dim} of size {shape[dim]} is not divisible by {blocks} (axes {named})"
         return None
 
     def blocks(self, shape: Sequence[int], mesh: Mesh) -> list[Block]:
-        """The part that each device holds, by device number; every dimension must divide."""
+        """Returns the block that each device holds, by device number; every dimension must divide."""
         splits = self.splits(mesh)
         blocks: list[Block] = []
         names = [name for name, _ in mesh.axes]
@@ -74,15 +74,15 @@ class Sharding:
         for place in itertools.product(*(range(size) for _, size in mesh.axes)):
             at = dict(zip(names, place, strict=True))
             block = []
-            for size, parts, axes in zip(shape, splits, self.dims, strict=True):
+            for size, count, axes in zip(shape, splits, self.dims, strict=True):
                 number = 0
                 for axis in axes:
                     number = number * sizes[axis] + at[axis]
-                block.append((number * size // parts, (number + 1) * size // parts))
+                block.append((number * size // count, (number + 1) * size // count))
             blocks.append(tuple(block))
         return blocks
 
 
 def replicated(rank: int) -> Sharding:
-    """The sharding of an array of which every device holds the whole."""
+    """Returns the sharding of an array that every device holds whole."""
     return Sharding(((),) * rank)

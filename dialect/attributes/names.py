@@ -1,8 +1,8 @@
 """Names in the IR that more than one place reads.
 
 `pw.slice` and `pw.loop` are each an operation, which declares a symbol, and a discardable attribute, which
-refers to one from arguments, results and operations of other dialects. What JAX says of a call with metadata
-has names of its own, in `dialect/operations/metadata.py`.
+refers to one from arguments, results and operations of other dialects. The metadata of JAX's calls has names
+of its own, in `dialect/operations/metadata.py`.
 """
 
 MAIN = "main"
@@ -48,12 +48,12 @@ MEMORY_KIND = "mhlo.memory_kind"
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 """The attribute in which JAX puts the metadata of a call."""
 
-# Bounds on numbers that make work: a file must not ask for any amount of it.
-MOST_DEVICES = 2**16
-"""Devices of a mesh."""
-MOST_MICROBATCHES = 2**14
-"""Microbatches of a loop."""
-MOST_OPERATIONS = 2**17
-"""Operations that a program is unrolled to, and actions that are scheduled."""
-MOST_ELEMENTS = 2**48
-"""Elements of an array."""
+# Bounds of numbers that cause work: a file must not be able to cause any amount of it.
+MAX_DEVICES = 2**16
+"""Limit of the devices of a mesh."""
+MAX_MICROBATCHES = 2**14
+"""Limit of the microbatches of a loop."""
+MAX_OPERATIONS = 2**17
+"""Limit of the operations of an unrolled program, and of scheduled actions."""
+MAX_ELEMENTS = 2**48
+"""Limit of the elements of an array."""

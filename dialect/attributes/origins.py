@@ -1,4 +1,4 @@
-"""Where launches come from: the placed calls of the program that one stands for."""
+"""Origins of launches: the placed calls of the program that a launch stands for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Origin:
     """One placed call, as Shardy's MPMD names fragments: by stage, transpose count and call counter.
 
     The kind takes the place of the transpose count: it says on which side of the last differentiation a
-    call is: all but `bwd` are differentiated by it, or could be.
+    call is. Every kind but `bwd` is differentiated by it, or could be.
 
     Attributes:
       kind: `fwd`; `bwd`; `grad` for the backward call of a gradient that is differentiated in turn, as in a
@@ -25,9 +25,9 @@ class Origin:
         `jax.checkpoint` repeats.
       stage: the pipeline stage, None where it has none.
       microbatch: the microbatch, None outside of loops and before they are unrolled.
-      part: which half of a split backward it is: `input` or `weight`.
-      pieces: of how many launches of the call this is one, where `pw-share-loops` has cut it; None for one.
-      when: whether it is done on a condition, and otherwise gives zeros.
+      part: the half of a split backward: `input` or `weight`.
+      pieces: the number of launches that the call was cut into by `pw-share-loops`; None for one.
+      when: whether the call runs on a condition, and gives zeros when that is false.
     """
 
     kind: CallKind
@@ -39,7 +39,7 @@ class Origin:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Origin:
-        """Reads what `as_fields` gives.
+        """Reads the output of `as_fields`.
 
         Raises:
           ValueError: the fields are not those of an origin.
@@ -57,7 +57,7 @@ class Origin:
         return cls(**fields)
 
     def as_fields(self) -> dict[str, str | int]:
-        """Its attributes by name, without those that say nothing."""
+        """Returns the attributes that are not at their defaults, by name."""
         fields = dataclasses.asdict(self).items()
         return {name: value for name, value in fields if value is not None and value is not False}
 
@@ -68,9 +68,10 @@ class Origin:
 
     @property
     def letter(self) -> str:
-        """What papers on pipelines call it: F, B, I and W for the halves of a backward, R when repeated.
+        """The letter of papers on pipelines: F, B, I and W for the halves of a backward, R for a repeated
+        call.
 
-        G is the gradient that a stage of its own has as its forward.
+        G is the forward of a stage of its own that is a gradient.
         """
         halves = {"input": "I", "weight": "W"}
         letters = {"fwd": "F", "bwd": "B", "grad": "G", "recompute": "R"}

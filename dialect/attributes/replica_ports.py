@@ -1,4 +1,4 @@
-"""How the arguments and results of replicas belong together: what `pw.replica` on a port says."""
+"""Relation between arguments and results of replicas and those of the program: `pw.replica` on a port."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.blocks import whole_shape
 from pathways.dialect.attributes.fields import NATURAL, entries_of
-from pathways.dialect.attributes.names import MOST_DEVICES, REPLICA
+from pathways.dialect.attributes.names import MAX_DEVICES, REPLICA
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaPort:
-    """What an argument or result of one replica is of the argument or result that callers know.
+    """Place of an argument or result of one replica in the argument or result that callers know.
 
     Attributes:
-      of: the number of that argument or result.
+      of: the number of the callers' argument or result.
       number: the number of the replica.
-      count: how many replicas there are.
-      split: the dimension of which replicas have equal blocks, in their order; None where each has all of it.
+      count: the number of replicas.
+      split: the dimension that is divided equally among replicas, in their order; None if each has all of it.
     """
 
     of: int
@@ -30,23 +30,23 @@ class ReplicaPort:
 
     @classmethod
     def read(cls, attribute: ir.Attribute) -> ReplicaPort:
-        """Reads the attribute that `attribute` makes."""
+        """Reads the attribute of a port."""
         entries = {entry.name: entry.attr for entry in ir.DictAttr(attribute)}
         return cls(**{name: NATURAL.read(entry) for name, entry in entries.items()})
 
     @property
     def attribute(self) -> ir.Attribute:
-        """The attribute."""
+        """The port as an attribute of the IR."""
         numbers = {name: number for name, number in vars(self).items() if number is not None}
         return ir.DictAttr.get({name: NATURAL.make(number) for name, number in numbers.items()})
 
     def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what callers know, of that of what a replica has."""
+        """Returns the callers' shape, from the shape that a replica has."""
         return whole_shape(shape, self.split, self.count)
 
 
 def is_replica_port(attribute: ir.Attribute) -> bool:
-    """Whether an attribute is one that `ReplicaPort.read` reads."""
+    """Returns whether an attribute is one that `ReplicaPort.read` reads."""
     if not isinstance(attribute, ir.DictAttr):
         return False
     entries = entries_of(attribute)
@@ -55,11 +55,11 @@ def is_replica_port(attribute: ir.Attribute) -> bool:
     if not all(entry is not None and NATURAL.matches(entry) for entry in entries.values()):
         return False
     port = ReplicaPort.read(attribute)
-    return port.number < port.count <= MOST_DEVICES
+    return port.number < port.count <= MAX_DEVICES
 
 
 def ports_of_callers(attrs: Sequence[Mapping[str, ir.Attribute]]) -> list[list[int]]:
-    """The numbers of the arguments or results that are one for callers: those of all replicas."""
+    """Returns the numbers of the arguments or results that are one for callers: one for each replica."""
     groups: dict[object, list[int]] = {}
     for number, attr in enumerate(attrs):
         key = ("of", ReplicaPort.read(attr[REPLICA]).of) if REPLICA in attr else number

@@ -13,7 +13,7 @@ from pathways.dialect.attributes.names import SHARDING
 
 
 def read_mesh(mesh: ir.OpView) -> Mesh:
-    """The axes of an `sdy.mesh`."""
+    """Returns the axes of an `sdy.mesh`."""
     axes = [sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh.attributes["mesh"]).axes]
     return Mesh(tuple((a.name, a.size) for a in axes))
 
@@ -26,31 +26,31 @@ def make_mesh(name: str, axes: Iterable[tuple[str, int]], ip: ir.InsertionPoint 
 
 
 def is_sharding(attribute: ir.Attribute) -> bool:
-    """Whether an attribute is a `#sdy.sharding`."""
+    """Returns whether an attribute is a `#sdy.sharding`."""
     return sdy.TensorShardingAttr.isinstance(attribute)
 
 
 def read_sharding(attribute: ir.Attribute) -> Sharding:
-    """Reads a `#sdy.sharding` attribute; open dimensions count as they are."""
+    """Reads a `#sdy.sharding` attribute; whether a dimension is open makes no difference."""
     dims = sdy.TensorShardingAttr(attribute).dimension_shardings
     axes = [[sdy.AxisRefAttr(a) for a in sdy.DimensionShardingAttr(dim).axes] for dim in dims]
     return Sharding(tuple(tuple(a.name for a in dim) for dim in axes))
 
 
 def whole_axes(attribute: ir.Attribute, shape: Sequence[int], mesh: Mesh) -> Sharding:
-    """What of a `#sdy.sharding` divides an array evenly by whole axes: of each dimension the first of them.
+    """Returns the prefix of each dimension's axes that divides the array evenly by whole axes.
 
-    Shardy splits axes of the mesh to make a dimension divide, and leaves alone what the user says inside of a
-    computation, where XLA pads. Neither is possible between computations.
+    Shardy splits axes of the mesh to make a dimension divide, and keeps uneven shardings that the user sets
+    inside of a computation, where XLA pads. Neither is possible between computations.
     """
     sizes = dict(mesh.axes)
     dims = []
     for size, dim in zip(shape, sdy.TensorShardingAttr(attribute).dimension_shardings, strict=True):
         kept: list[str] = []
-        parts = 1
+        divisor = 1
         for axis in map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dim).axes):
-            parts *= sizes[axis.name]
-            if axis.sub_axis_info is not None or size % parts:
+            divisor *= sizes[axis.name]
+            if axis.sub_axis_info is not None or size % divisor:
                 break
             kept.append(axis.name)
         dims.append(tuple(kept))
@@ -58,13 +58,13 @@ def whole_axes(attribute: ir.Attribute, shape: Sequence[int], mesh: Mesh) -> Sha
 
 
 def closed_sharding(attribute: ir.Attribute | None, value_type: ir.Type, home: SliceMesh) -> Sharding:
-    """How a value lies over its slice by what Shardy says of it, which may be nothing."""
+    """Returns the sharding of a value over its slice from Shardy's attribute, or replication without one."""
     shape = ir.RankedTensorType(value_type).shape
     return replicated(len(shape)) if attribute is None else whole_axes(attribute, shape, home.mesh)
 
 
 def unsupported(attribute: ir.Attribute) -> str | None:
-    """What of a `#sdy.sharding` this compiler has no meaning for; None when it has one for all."""
+    """Returns why this compiler cannot represent a `#sdy.sharding`; None if it can."""
     sharding = sdy.TensorShardingAttr(attribute)
     if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
         return "names no mesh of the module"
@@ -77,12 +77,12 @@ def unsupported(attribute: ir.Attribute) -> str | None:
 
 
 def mesh_of(attribute: ir.Attribute) -> str:
-    """The name of the mesh that a `#sdy.sharding` attribute refers to."""
+    """Returns the name of the mesh that a `#sdy.sharding` attribute refers to."""
     return ir.FlatSymbolRefAttr(sdy.TensorShardingAttr(attribute).mesh_or_ref).value
 
 
 def make_sharding(mesh: str, sharding: Sharding, *, closed: bool = True) -> ir.Attribute:
-    """Makes a `#sdy.sharding` attribute; an open one may be refined by propagation."""
+    """Creates a `#sdy.sharding` attribute; an open one may be refined by propagation."""
     dims = [
         sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(a) for a in axes], is_closed=closed)
         for axes in sharding.dims
@@ -91,7 +91,8 @@ def make_sharding(mesh: str, sharding: Sharding, *, closed: bool = True) -> ir.A
 
 
 def open_but_last(mesh: str, rank: int) -> ir.Attribute:
-    """A `#sdy.sharding` that propagation may refine in all dimensions but the last, which is in one piece."""
+    """Returns a `#sdy.sharding` that propagation may refine in all dimensions but the last, which stays
+    whole."""
     dims = [sdy.DimensionShardingAttr.get([], is_closed=n == rank - 1) for n in range(rank)]
     return sdy.TensorShardingAttr.get(mesh, dims)
 
@@ -101,9 +102,9 @@ def sharding_of(
     symbols: Mapping[str, ir.OpView],
     arguments: Sequence[Mapping[str, ir.Attribute]],
 ) -> ir.Attribute | None:
-    """The `#sdy.sharding` of a value of `@main`; None where nothing is said.
+    """Returns the `#sdy.sharding` of a value of `@main`; None if it has none.
 
-    `arguments` is what `argument_attrs` says of `@main`.
+    `arguments` is the result of `argument_attrs` for `@main`.
     """
     if isinstance(value, ir.BlockArgument):
         return arguments[value.arg_number].get(SHARDING)
@@ -126,7 +127,8 @@ def sharding_of(
 
 
 def decided_inside(value: ir.Value, home: SliceMesh) -> Sharding:
-    """How a result of an operation in a computation lies over a slice, by what was decided for it."""
+    """Returns the sharding over a slice of an operation's result in a computation, as propagation decided
+    it."""
     op, number = value.owner, ir.OpResult(value).result_number
     sharding = None
     if op.operation.name == "sdy.sharding_constraint":
@@ -138,7 +140,7 @@ def decided_inside(value: ir.Value, home: SliceMesh) -> Sharding:
 
 @dataclasses.dataclass(frozen=True)
 class SliceMesh:
-    """The mesh of a slice.
+    """Mesh of a slice.
 
     Attributes:
       symbol: its name in the module.
@@ -150,7 +152,7 @@ class SliceMesh:
 
 
 def slice_meshes(symbols: Mapping[str, ir.OpView]) -> dict[str, SliceMesh]:
-    """The mesh of each `pw.slice`."""
+    """Returns the mesh of each `pw.slice`."""
     return {
         name: SliceMesh(op.attributes["mesh"].value, read_mesh(symbols[op.attributes["mesh"].value]))
         for name, op in symbols.items()

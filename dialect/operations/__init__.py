@@ -1,1 +1,1 @@
-"""The operations of the dialect, typed views of them, and what is read from and written to them."""
+"""The operations of the dialect, typed views of them, and readers and writers of their attributes."""

@@ -41,7 +41,7 @@ _ONE_RUN = threading.RLock()
 
 
 def make_context() -> ir.Context:
-    """Returns a new context that knows every dialect JAX lowers to, and lets `pw` ops pass.
+    """Returns a new context that knows every dialect that JAX lowers to, and accepts `pw` operations.
 
     `pw` is declared in Python, so C++ sees its operations as unregistered; `dialect/verification/verifier.py`
     checks them instead. Multithreading is off: Python passes could not run with it.
@@ -68,7 +68,7 @@ def load_ifrt(context: ir.Context) -> None:
 
 
 _NAMES_WHERE_BUILT = {"mlir": jaxlib.mlir, "mlir.ir": ir}
-"""What `_sdy_mpmd` imports, by the names that these modules had where Shardy was built."""
+"""The modules that `_sdy_mpmd` imports, by their names where Shardy was built."""
 
 
 @functools.cache
@@ -91,10 +91,10 @@ def run_mlir_passes(pipeline: str, root: ir.Module | ir.OpView, *, verify_each: 
 
     A pass may hold a lock of the process while it emits a diagnostic: Shardy does, around warnings that it
     gives once. A handler in Python can lose the GIL there to a thread that waits for that lock and keeps the
-    GIL, as passes do all the time that they run. For the same reason nothing is slower one after the other.
+    GIL, as passes do while they run. Serial passes lose nothing, for they hold the GIL anyway.
 
     Args:
-      pipeline: the passes, as the textual form of MLIR's pass pipelines has them.
+      pipeline: the passes, in the textual form of MLIR's pass pipelines.
       root: the module or function; it is changed.
       verify_each: whether MLIR verifies it after each pass.
 

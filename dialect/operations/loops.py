@@ -1,4 +1,4 @@
-"""Which loop over microbatches operations and values are of. It is stored on each operation of a loop."""
+"""Loops over microbatches that operations and values belong to, as stored on each operation of a loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathways.dialect.operations.traits import Trait
 
 
 def loop_of_op(op: ir.OpView) -> str | None:
-    """The innermost loop that the results of an operation are of, and so the operation itself.
+    """Returns the innermost loop that the results of an operation, and so the operation itself, belong to.
 
-    It is the `loop` of an operation of this dialect, or its `outer` where it leads out of its loop, and the
-    `pw.loop` of an operation of another.
+    It is the `loop` of an operation of this dialect, or its `outer` if it leads out of its loop, and the
+    `pw.loop` of an operation of another dialect.
     """
     if not isinstance(op, PwOp):
         name = LOOP
@@ -28,10 +28,10 @@ def loop_of_op(op: ir.OpView) -> str | None:
 
 
 def loop_of(value: ir.Value) -> str | None:
-    """The loop of a value that stands for one of each microbatch; None for every other value.
+    """Returns the loop of a value that stands for one of each microbatch; None for every other value.
 
-    Once its loop is unrolled a value is of one microbatch, which is on the operation that makes it, and
-    stands for itself alone.
+    Once its loop is unrolled a value belongs to one microbatch, which its producer names, and stands for
+    itself alone.
     """
     if isinstance(value, ir.BlockArgument):
         return None
@@ -40,12 +40,12 @@ def loop_of(value: ir.Value) -> str | None:
 
 
 def is_unrolled(op: ir.OpView) -> bool:
-    """Whether an operation of a loop is of one microbatch already."""
+    """Returns whether an operation of a loop belongs to one microbatch already."""
     return op_has(op, Trait.OF_LOOP) and "microbatch" in op.attributes
 
 
 def set_loop(op: ir.OpView, loop: str | None) -> None:
-    """Makes an operation of another dialect part of a loop, or of none."""
+    """Moves an operation of another dialect into a loop, or out of all of them."""
     if loop is not None:
         op.attributes[LOOP] = ir.FlatSymbolRefAttr.get(loop)
     elif LOOP in op.attributes:

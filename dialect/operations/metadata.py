@@ -1,4 +1,4 @@
-"""What JAX carries out of a program on its calls: strings by name, for `pw-import` to read."""
+"""Metadata that JAX carries out of a program on its calls: strings by name, for `pw-import` to read."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ MARKS: tuple[Mark, ...] = get_args(Mark)
 
 
 class MetadataError(ValueError):
-    """Metadata that the front end does not write; the message says what of it."""
+    """Metadata that the front end does not write; the message names the entry."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CallMetadata:
-    """What is said of a call.
+    """Metadata of a call.
 
     A call with a `slice` is a placed call. One with a `mark` begins or ends a microbatch of `loop`. All
-    others are ordinary calls.
+    other calls are ordinary.
 
     Attributes:
       name: the name of the user's function.
       slice: the slice that the call is placed on.
-      call: the number of the placed call in its trace; that of the forward call for those derived from it.
+      call: the number of the placed call in its trace; that of the forward call for calls derived from it.
       stage: the stage that the user chose.
-      kind: whether the call is one of the program or was made by differentiation; `grad` if it was, and is
+      kind: whether the call is one of the program or was created by differentiation; `grad` if it was, and is
         differentiated in turn.
-      lineage: a digit for each time that differentiation cut the call in two, the first cut first: 0 if it
-        is what runs in any case, 1 if it is what was linear then.
+      lineage: a digit for each differentiation that cut the call in two, the first cut first: 0 for the half
+        that runs in any case, 1 for the half that was linear then.
       loop: the loop over microbatches, by a number while tracing and then by its symbol.
-      count: how many microbatches it has.
-      schedule: the policy that it asks for by itself.
-      mark: what the call does: `split` cuts the block of a microbatch out of a batch, `carry` takes what the
-        microbatch before passed on and `next` passes on, `sum` and `concat` reduce a value over microbatches.
+      count: the number of microbatches.
+      schedule: the policy that the loop requests for itself.
+      mark: the role of the call: `split` cuts the block of a microbatch out of a batch, `carry` reads the
+        value that the previous microbatch gave to `next`, `sum` and `concat` reduce a value over
+        microbatches.
     """
 
     name: str = ""
@@ -59,11 +60,11 @@ class CallMetadata:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether a call stands for nothing but what it calls."""
+        """Whether a call has no meaning besides its callee."""
         return self.slice is None and self.mark is None
 
     def strings(self) -> dict[str, str]:
-        """The metadata as JAX takes it; what has its default is left out."""
+        """Returns the metadata as JAX expects it, without defaults."""
         texts = {
             "name": self.name,
             "slice": self.slice,
@@ -101,7 +102,7 @@ class CallMetadata:
 
     @classmethod
     def of_strings(cls, strings: Mapping[str, str]) -> Self:
-        """The inverse of `strings`; what JAX or a user adds to them is not ours.
+        """Returns the inverse of `strings`; ignores entries of JAX and of users.
 
         Raises:
           MetadataError: the front end writes no such metadata.
@@ -135,7 +136,8 @@ class CallMetadata:
         return metadata
 
     def halves(self) -> tuple[Self, Self]:
-        """What is said of the two calls that differentiation makes of this one: what runs, what is linear."""
+        """Returns the metadata of the two calls that differentiation turns this one into: primal and
+        linear."""
         known: CallKind = "fwd" if self.kind == "fwd" else "grad"
         return (
             dataclasses.replace(self, kind=known, lineage=f"{self.lineage}0"),
@@ -143,7 +145,7 @@ class CallMetadata:
         )
 
     def write(self, op: ir.OpView | ir.Operation) -> None:
-        """Replaces the metadata of an operation; what else JAX says of it stays."""
+        """Replaces the metadata of an operation; other frontend attributes of JAX stay."""
         ours = {name: ir.StringAttr.get(text) for name, text in self.strings().items()}
         rest = {
             entry.name: entry.attr

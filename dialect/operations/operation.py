@@ -18,7 +18,7 @@ from pathways.dialect.operations.traits import Trait
 
 @register_dialect
 class PwDialect(ir.Dialect):
-    """Placed, moved and ordered computations of one program over many slices."""
+    """The dialect of placed, moved and ordered computations of one program over many slices."""
 
     DIALECT_NAMESPACE = "pw"
 
@@ -32,10 +32,10 @@ Emit = Callable[[str], None]
 
 
 class PwOp(ir.OpView):
-    """A typed view of one `pw` operation.
+    """Typed view of one `pw` operation.
 
     A subclass declares its attributes as `Attr` fields, its operands and results as `Values`, and in
-    `check` what fields cannot say. Its docstring is its documentation.
+    `check` the rules that fields cannot state. Its docstring is its documentation.
     """
 
     OPERATION_NAME: ClassVar[str]
@@ -48,7 +48,7 @@ class PwOp(ir.OpView):
     @classmethod
     @functools.cache
     def fields(cls) -> dict[str, Attr[Any]]:
-        """The declared attributes by name, in the order of their declaration."""
+        """Returns the declared attributes by name, in the order of their declaration."""
         return {
             name: field
             for base in reversed(cls.__mro__)
@@ -59,7 +59,7 @@ class PwOp(ir.OpView):
     @classmethod
     @functools.cache
     def may_name_symbols(cls, attribute: str) -> bool:
-        """Whether an attribute of this name may hold symbols, as far as the declaration tells."""
+        """Returns whether an attribute of this name may hold symbols, by the declarations."""
         field = cls.fields().get(attribute)
         return field is None or field.kind.symbol_kind is not None
 
@@ -73,7 +73,7 @@ class PwOp(ir.OpView):
         ip: ir.InsertionPoint | None = None,
         **attributes: Any,
     ) -> Self:
-        """Creates the operation; attributes are given as Python values, None leaves one out."""
+        """Creates the operation from attributes as Python values; None leaves an attribute out."""
         fields = cls.fields()
         operation = ir.Operation.create(
             cls.OPERATION_NAME,
@@ -97,13 +97,13 @@ class PwOp(ir.OpView):
         ip: ir.InsertionPoint | None = None,
         **changes: Any,
     ) -> Self:
-        """Creates a copy of the operation, with all that it says of itself but for what is changed.
+        """Creates a copy of the operation with some changes.
 
         Args:
-          operands: the operands; the same unless given.
-          result_types: the types of the results; the same unless given.
-          ip: where; in front of the operation unless given.
-          **changes: attributes as Python values or as they are in the IR, None for one that goes.
+          operands: the operands; the same by default.
+          result_types: the types of the results; the same by default.
+          ip: the insertion point; in front of the operation by default.
+          **changes: attributes as Python values or as they are in the IR, None to remove one.
         """
         fields = self.fields()
         attributes = dict(self.attributes.items())
@@ -124,7 +124,8 @@ class PwOp(ir.OpView):
         return operation.opview
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-        """Reports what the declared fields cannot say. All fields are known to be well formed here."""
+        """Reports violations that the declared fields cannot state. All fields are known to be well formed
+        here."""
 
 
 def operation[O: type[PwOp]](name: str) -> Callable[[O], O]:
@@ -140,25 +141,25 @@ def operation[O: type[PwOp]](name: str) -> Callable[[O], O]:
 
 
 def op_has(op: ir.OpView, trait: Trait) -> bool:
-    """Whether an operation, of this dialect or another, has a trait."""
+    """Returns whether an operation, of this dialect or another, has a trait."""
     return isinstance(op, PwOp) and trait in op.traits
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 operand`, `2 operands`."""
+    """Returns a number with its noun: `1 operand`, `2 operands`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def symbol_name(op: ir.OpView) -> str | None:
-    """The symbol that an operation declares, if it does."""
+    """Returns the symbol that an operation declares; None if it declares none."""
     name = attribute_of(op, "sym_name")
     return name.value if isinstance(name, ir.StringAttr) else None
 
 
 def attribute_of(op: ir.OpView | ir.Operation, name: str) -> ir.Attribute | None:
-    """An attribute of an operation; None for none, and for what the bindings cannot return.
+    """Returns an attribute of an operation; None if it is absent, or if the bindings cannot return it.
 
-    These are locations, and elements that are complex numbers.
+    The bindings cannot return locations and elements that are complex numbers.
     """
     try:
         return op.attributes.get(name)
@@ -167,7 +168,7 @@ def attribute_of(op: ir.OpView | ir.Operation, name: str) -> ir.Attribute | None
 
 
 def attributes_of(op: ir.OpView | ir.Operation) -> dict[str, ir.Attribute | None]:
-    """The attributes of an operation by name; None for what the bindings cannot return."""
+    """Returns the attributes of an operation by name, with None where the bindings cannot return one."""
     try:
         return dict(op.attributes.items())
     except TypeError:
@@ -175,23 +176,24 @@ def attributes_of(op: ir.OpView | ir.Operation) -> dict[str, ir.Attribute | None
 
 
 def is_public(function: ir.OpView) -> bool:
-    """Whether a function is seen from outside of its module."""
+    """Returns whether a function is visible from outside of its module."""
     visibility = attribute_of(function, "sym_visibility")
     return visibility is None or visibility.value == "public"
 
 
 def is_program(function: ir.OpView) -> bool:
-    """Whether a function is the program, or what one host does of it, and no computation."""
+    """Returns whether a function is the program or the share of one host in it, rather than a computation."""
     return symbol_name(function) == MAIN or HOST in function.attributes
 
 
 def printed(module: ir.Module) -> bytes:
-    """A module as it is printed, for `is_text`; large constants are left out."""
+    """Returns a module as printed text without large constants, for `is_text`."""
     return module.operation.get_asm(binary=True, large_elements_limit=16)
 
 
 def is_text(text: bytes) -> bool:
-    """Whether names and strings of printed IR are UTF-8; the printer escapes bytes above 127 in strings."""
+    """Returns whether names and strings of printed IR are UTF-8; the printer escapes other bytes in
+    strings."""
     try:
         text.decode()
         if b"\\" not in text:
@@ -204,25 +206,25 @@ def is_text(text: bytes) -> bool:
 
 
 def symbol_table(module: ir.Module) -> dict[str, ir.OpView]:
-    """All symbols of a module by name; unlike `ir.SymbolTable` it knows the symbols of `pw` ops."""
+    """Returns all symbols of a module by name; unlike `ir.SymbolTable` it knows the symbols of `pw` ops."""
     named = ((symbol_name(op), op) for op in module.body.operations)
     return {name: op for name, op in named if name is not None}
 
 
 def parts_of(module: ir.Module) -> list[ir.Module]:
-    """The modules inside of a module, in order. They live as long as that does.
+    """Returns the sub-programs of a module: the modules inside of it, in order. They live as long as it does.
 
-    An `OpView` of one has what is used of an `ir.Module`.
+    An `OpView` of one has the methods of `ir.Module` that we use.
     """
     parts: list[ir.Module] = ops_named(module, ["builtin.module"])
     return parts
 
 
 def _only_computes(kind: type[ir.OpView]) -> bool:
-    """Whether all operations of a kind do nothing but compute their results, by themselves.
+    """Returns whether all operations of a kind do nothing but compute their results, by themselves.
 
     These are the operations of StableHLO that have no regions, call nothing and communicate with nothing:
-    most of a program, of which passes need not ask further.
+    most of a program, which passes need not examine further.
     """
     name = getattr(kind, "OPERATION_NAME", "")
     has_no_regions = getattr(kind, "_ODS_REGIONS", None) == (0, True)
@@ -239,7 +241,7 @@ _DOES_MORE = frozenset(
 
 
 def nested_ops(op: ir.OpView) -> Iterator[ir.OpView]:
-    """All operations inside the regions of an operation."""
+    """Yields all operations inside the regions of an operation."""
     # Without recursion: text may nest deeper than Python's stack.
     waiting = [op] if len(op.regions) else []
     while waiting:
@@ -252,12 +254,12 @@ def nested_ops(op: ir.OpView) -> Iterator[ir.OpView]:
 
 
 def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | None = None) -> list[str]:
-    """The symbols that an operation names: in whichever attribute, in arrays and dictionaries too.
+    """Returns the symbols that an operation refers to, in any attribute, also inside arrays and dictionaries.
 
     Args:
       op: the operation.
-      seen: attributes to leave out, to which those of the operation are added: for who asks for the symbols
-        of many operations together, most of which say the same as others.
+      seen: attributes to leave out, to which those of the operation are added: for callers that collect the
+        symbols of many operations, which share most of their attributes.
     """
     attributes = op.attributes
     if not len(attributes):
@@ -265,7 +267,7 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
     names: list[str] = []
     try:
         if isinstance(op, PwOp):
-            # Of most attributes the declaration tells that they name none.
+            # The declaration tells of most attributes that they hold no symbols.
             waiting = [[a for name, a in attributes.items() if op.may_name_symbols(name)]]
         else:
             waiting = [attributes.values()]
@@ -277,7 +279,7 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
                 if attribute in seen:
                     continue
                 seen.add(attribute)
-            # The types that the bindings return are these themselves, and most attributes are neither.
+            # Most attributes are of exactly these types, and neither holds a symbol.
             kind = type(attribute)
             if kind is ir.FlatSymbolRefAttr:
                 names.append(attribute.value)
@@ -291,7 +293,8 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
 
 
 def _handed_out(container: Any, keys: Collection[Any]) -> list[ir.Attribute]:
-    """The attributes in a container but locations and names with NUL, which bindings cannot return."""
+    """Returns the attributes in a container but locations and names with NUL, which bindings cannot
+    return."""
     try:
         return [container[key] for key in keys]
     except (TypeError, KeyError):
@@ -304,6 +307,6 @@ def _handed_out(container: Any, keys: Collection[Any]) -> list[ir.Attribute]:
 
 
 def ops_named(module: ir.Module, names: Iterable[str]) -> list[ir.OpView]:
-    """The top-level operations of a module whose names are among `names`, in order."""
+    """Returns the top-level operations of a module whose names are among `names`, in order."""
     wanted = frozenset(names)
     return [op for op in module.body.operations if op.operation.name in wanted]

@@ -1,4 +1,4 @@
-"""The operations of the `pw` dialect. Their docstrings are the reference in `docs/pw_ops.md`."""
+"""Operations of the `pw` dialect. Their docstrings are the reference in `docs/pw_ops.md`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathways.dialect.attributes.fields import (
     one_of,
     symbol,
 )
-from pathways.dialect.attributes.names import MOST_DEVICES, MOST_MICROBATCHES, MOST_OPERATIONS
+from pathways.dialect.attributes.names import MAX_DEVICES, MAX_MICROBATCHES, MAX_OPERATIONS
 from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.attributes.shardings import read_mesh
 from pathways.dialect.operations.operation import OPERATIONS, Emit, PwOp, attribute_of, counted, operation
@@ -63,12 +63,12 @@ _MESH = symbol("sdy.mesh")
 _LOOP = symbol("pw.loop")
 _PART = symbol("builtin.module")
 
-_OUTER = "The loop that the loop is inside of: what the result is of."
+_OUTER = "The loop around the loop, to which the result belongs."
 
 
 @operation("slice")
 class SliceOp(PwOp):
-    """Declares a virtual slice: a mesh of devices that a program asks for without naming any device.
+    """Declares a virtual slice: a mesh of devices that a program requests without naming any device.
 
     All slices of one shape share one `sdy.mesh`, so that equal stages share computations. Which devices
     a slice gets is decided when the program is loaded; no physical device appears in the IR.
@@ -81,28 +81,31 @@ class SliceOp(PwOp):
 
     sym_name = Attr(STRING, "The name of the slice.")
     mesh = Attr(_MESH, "The axis names and sizes of the slice.")
-    island = OptionalAttr(STRING, "The island the slice must lie on; without it any island serves.")
+    island = OptionalAttr(STRING, "The island that the slice must be on; any island if absent.")
     overlap = OptionalAttr(
-        UNIT, "The slice may share devices with the others that carry this; all their work has one order."
+        UNIT,
+        "The slice may share devices with other slices that are marked so; all their work has one order.",
     )
     replicas = OptionalAttr(
-        NATURAL, "How many replicas of the slice there are, until `pw-replicate` has made a slice of each."
+        NATURAL, "The number of replicas of the slice, until `pw-replicate` has created a slice for each."
     )
-    replica = OptionalAttr(NATURAL, "Which replica of the program the slice is of, set by `pw-replicate`.")
+    replica = OptionalAttr(
+        NATURAL, "The replica of the program that the slice belongs to, set by `pw-replicate`."
+    )
     replica_of = OptionalAttr(
         _SLICE, "The slice of replica 0 that this one stands for in its replica, set by `pw-replicate`."
     )
     peak_bytes = OptionalAttr(
         NATURAL,
-        "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`, and again "
+        "The peak of bytes alive on the slice, over all its devices, set by `pw-plan-memory`, and again "
         "by `pw-split-hosts`.",
     )
     host = OptionalAttr(NATURAL, "The number of the host that the slice is on, set by `pw-bind-slices`.")
     traits = frozenset({Trait.SYMBOL})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-        if self.replicas is not None and not 1 <= self.replicas <= MOST_DEVICES:
-            emit(f"expected 1 to {MOST_DEVICES} replicas, got {self.replicas}")
+        if self.replicas is not None and not 1 <= self.replicas <= MAX_DEVICES:
+            emit(f"expected 1 to {MAX_DEVICES} replicas, got {self.replicas}")
         if self.replicas is not None and self.replica is not None:
             emit("has `replicas`, but is itself one `replica`")
         if self.replica_of is not None and not self.replica:
@@ -128,8 +131,8 @@ class ChannelOp(PwOp):
     src = Attr(_SLICE, "The slice that sends.")
     dst = Attr(_SLICE, "The slice that receives.")
     value_type = Attr(TENSOR_TYPE, "The type of every value that passes.")
-    capacity = Attr(NATURAL, "How many values may be in flight or not yet received.")
-    sharding = OptionalAttr(SHARDING, "How a value is laid out over the receiving slice.")
+    capacity = Attr(NATURAL, "The limit of values that are in flight or not yet received.")
+    sharding = OptionalAttr(SHARDING, "The sharding of a value over the receiving slice.")
     traits = frozenset({Trait.SYMBOL})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -177,18 +180,20 @@ class LaunchOp(PwOp):
     inputs = Values("The arguments of the computation.")
     outputs = Values("Its results; all live on `slice`.")
     callee = Attr(_FUNC, "The computation.")
-    slice = Attr(_SLICE, "The slice whose devices all take part.")
+    slice = Attr(_SLICE, "The slice; all its devices take part.")
     origins = OptionalAttr(
         ORIGINS,
-        "The placed calls that it stands for, one after the other; none for the code between placed calls "
-        "(glue), several once `pw-fuse-launches` has made one launch of them.",
+        "The placed calls that it stands for, in order; none for the code between placed calls (glue), more "
+        "than one after `pw-fuse-launches` has fused launches.",
         default=(),
     )
-    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that it is part of.")
-    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it works on, once the loop is unrolled.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that it belongs to.")
+    microbatch = OptionalAttr(
+        NATURAL, "The microbatch of the loop that it works on, once the loop is unrolled."
+    )
     overlap_with_loop = OptionalAttr(
         UNIT,
-        "It belongs to no microbatch, but runs early, among those of the loop whose results it reads: "
+        "It belongs to no microbatch, but runs early, among those of the loop that produces its operands: "
         "an exchange between replicas.",
     )
     order = OptionalAttr(NATURAL, "Its position among the launches and sends of its slice.")
@@ -225,10 +230,10 @@ class LaunchOp(PwOp):
 class TransferOp(PwOp):
     """Moves a value to another slice: the only way in which a value changes slice.
 
-    Where each device of one slice has just what one device of the other needs, shards are copied as they
-    are. Otherwise `pw-lower-transfers` cuts the value into pieces on the source and joins them on the
+    Where each device of one slice has exactly the shard that one device of the other needs, shards are copied
+    as they are. Otherwise `pw-lower-transfers` cuts the value into pieces on the source and joins them on the
     destination: the transfer then moves several operands to several results, and `routes` says, for each
-    device of the destination and each result, which operand it comes from and from which device.
+    device of the destination and each result, the operand and the device that it comes from.
 
     ```mlir
     %h1 = "pw.transfer"(%h) {channel = @c0, order = 4, slice = @s1} : (tensor<8x4xf32>) -> tensor<8x4xf32>
@@ -245,7 +250,7 @@ class TransferOp(PwOp):
     inputs = Values("The value to move, or its pieces on the source.", one_type=True)
     outputs = Values("The same value on `slice`, or its pieces there.", one_type=True)
     slice = Attr(_SLICE, "The slice to move to.")
-    sharding = OptionalAttr(SHARDING, "How each result is laid out over `slice`.")
+    sharding = OptionalAttr(SHARDING, "The sharding of each result over `slice`.")
     routes = OptionalAttr(
         ROUTES,
         "Pairs (number of the operand, number of the source device): result by result, and for each of "
@@ -253,11 +258,13 @@ class TransferOp(PwOp):
     )
     memory_kind = OptionalAttr(
         STRING,
-        "The memory of the devices that the results lie in, as JAX names it; the default one if absent.",
+        "The memory kind of the results, as JAX names it; the default one if absent.",
     )
-    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
-    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of, once the loop is unrolled.")
-    channel = OptionalAttr(_CHANNEL, "The path it takes, given by `pw-schedule`.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value belongs to.")
+    microbatch = OptionalAttr(
+        NATURAL, "The microbatch of the loop that the value belongs to, once the loop is unrolled."
+    )
+    channel = OptionalAttr(_CHANNEL, "The path of the value, set by `pw-schedule`.")
     order = OptionalAttr(
         NATURAL, "The position of the send among the launches and sends of the source slice."
     )
@@ -299,16 +306,16 @@ class TransferOp(PwOp):
             _check_operands(self, emit)
 
 
-_INDEX = "The number of the transfer among those of a step between hosts; both ends have it, and no other."
+_INDEX = "The number of the transfer among those between hosts in a step, the same at both ends."
 
 
 @operation("send")
 class SendOp(PwOp):
-    """Gives a value to another host: the half of a transfer that is on the host of its source.
+    """Sends a value to another host: the half of a transfer that is on the host of its source.
 
-    It waits for nothing: the value may still be computed, and the other host may have asked for it already.
-    Nothing tells when the other host has the value, so it lives to the end of the step. What may end sooner,
-    or be ended by the caller, is copied first.
+    It does not block: the value may not be computed yet, and the other host may have requested it already.
+    The receiver does not acknowledge the value, so it lives to the end of the step. A value that may be freed
+    sooner, or that the caller may free, is copied first.
 
     ```mlir
     "pw.send"(%h) {channel = @c0, index = 0, order = 4, slice = @s0} : (tensor<8x4xf32>) -> ()
@@ -320,13 +327,13 @@ class SendOp(PwOp):
 
     inputs = Values("The value to send, or its pieces.", one_type=True)
     slice = Attr(_SLICE, "The slice that the value leaves.")
-    channel = Attr(_CHANNEL, "The path that it takes.")
+    channel = Attr(_CHANNEL, "The path of the value.")
     index = Attr(NATURAL, _INDEX)
     order = Attr(NATURAL, "Its position among the work of the host.")
-    routes = OptionalAttr(ROUTES, "As those of the `pw.transfer`.")
+    routes = OptionalAttr(ROUTES, "The routes of the `pw.transfer`.")
     copy = OptionalAttr(UNIT, "A copy is sent, since the value may be donated or deleted before it is read.")
-    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
-    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value belongs to.")
+    microbatch = OptionalAttr(NATURAL, "The microbatch of the loop that the value belongs to.")
     traits = frozenset({Trait.SENDS, Trait.LOCAL, Trait.ORDERED, Trait.OF_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -350,10 +357,10 @@ class SendOp(PwOp):
 
 @operation("recv")
 class RecvOp(PwOp):
-    """Asks another host for a value: the half of a transfer that is on the host of its destination.
+    """Receives a value from another host: the half of a transfer that is on the host of its destination.
 
-    It waits for nothing: its results can be read at once and are there when the other host has sent them.
-    Their memory is taken at once, too.
+    It does not block: launches may read its results at once, and run when the other host has sent them.
+    Their memory is allocated at once, too.
 
     ```mlir
     %h1 = "pw.recv"() {channel = @c0, index = 0, order = 2, slice = @s1} : () -> tensor<8x4xf32>
@@ -366,14 +373,14 @@ class RecvOp(PwOp):
 
     outputs = Values("The value on `slice`, or its pieces there.", one_type=True)
     slice = Attr(_SLICE, "The slice that the value goes to.")
-    channel = Attr(_CHANNEL, "The path that it takes.")
+    channel = Attr(_CHANNEL, "The path of the value.")
     index = Attr(NATURAL, _INDEX)
     order = Attr(NATURAL, "Its position among the work of the host.")
-    sharding = OptionalAttr(SHARDING, "How each result is laid out over `slice`.")
-    routes = OptionalAttr(ROUTES, "As those of the `pw.transfer`, with the operands of the `pw.send`.")
-    memory_kind = OptionalAttr(STRING, "As that of the `pw.transfer`.")
-    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
-    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of.")
+    sharding = OptionalAttr(SHARDING, "The sharding of each result over `slice`.")
+    routes = OptionalAttr(ROUTES, "The routes of the `pw.transfer`, by operands of the `pw.send`.")
+    memory_kind = OptionalAttr(STRING, "The memory kind of the `pw.transfer`.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value belongs to.")
+    microbatch = OptionalAttr(NATURAL, "The microbatch of the loop that the value belongs to.")
     traits = frozenset({Trait.RECEIVES, Trait.ORDERED, Trait.OF_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -391,8 +398,8 @@ class RecvOp(PwOp):
 
 
 def _check_index(index: int, emit: Emit) -> None:
-    if index >= MOST_OPERATIONS:
-        emit(f"expected an `index` below {MOST_OPERATIONS}, got {index}")
+    if index >= MAX_OPERATIONS:
+        emit(f"expected an `index` below {MAX_OPERATIONS}, got {index}")
 
 
 def _check_whole_end(
@@ -419,7 +426,7 @@ def _check_routes(
 
 
 def _check_operands(op: TransferOp | SendOp, emit: Emit) -> None:
-    """Checks that routes begin at operands that are there."""
+    """Checks that routes begin at existing operands."""
     if not all(0 <= route.operand < len(op.operands) for route in op.routes):
         emit(f"`routes` names an operand it does not have; it has {len(op.operands)}")
 
@@ -428,8 +435,8 @@ def _check_operands(op: TransferOp | SendOp, emit: Emit) -> None:
 class MirrorOp(PwOp):
     """Joins the copies of one value, one per slice, into a value mirrored on all their slices.
 
-    It costs nothing at run time: it says that its operands are equal, so that a caller who gets the
-    result may pass it back and every slice finds its own copy.
+    It costs nothing at run time: it declares its operands equal, so that a caller that gets the result
+    may pass it back and every slice finds its own copy.
 
     ```mlir
     %step = "pw.mirror"(%step_on_s0, %step_on_s1) : (tensor<i32>, tensor<i32>) -> tensor<i32>
@@ -472,7 +479,8 @@ class LoopOp(PwOp):
     The code of one iteration is in `@main` once, between operations that name the loop: what depends on a
     `pw.split`, a `pw.carry` or the `pw.index`, directly or indirectly, is done once per iteration, and
     everything else once; `pw.reduce` and `pw.next` lead out of the loop. `pw-unroll-microbatches` repeats it;
-    the launches that it makes name the loop and the iteration, which is called the microbatch in every loop.
+    the launches that it creates name the loop and the iteration, which is called the microbatch in every
+    loop.
 
     ```mlir
     "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
@@ -481,15 +489,16 @@ class LoopOp(PwOp):
     ```
 
     Invariants: there is a `count` or a `chunk`, of at least 1, and not both; no loop is inside of itself; a
-    loop that others are inside of is sequential; one with a `chunk` is, and is inside of no other.
+    loop around other loops is sequential; so is one with a `chunk`, which is inside of no other.
     """
 
     sym_name = Attr(STRING, "The name of the loop.")
     count = OptionalAttr(NATURAL, "The number of iterations.")
     chunk = OptionalAttr(
-        NATURAL, "How many iterations are issued at once, where a `pw.until` decides when the loop ends."
+        NATURAL,
+        "The number of iterations that are issued at once, where a `pw.until` decides when the loop ends.",
     )
-    schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
+    schedule = OptionalAttr(STRING, "The pipeline schedule that the program requests.")
     sequential = OptionalAttr(UNIT, "Its iterations keep program order, whatever schedule other loops have.")
     parent = OptionalAttr(_LOOP, "The loop that it is nested in.")
     replica_of = OptionalAttr(
@@ -498,17 +507,17 @@ class LoopOp(PwOp):
     traits = frozenset({Trait.SYMBOL})
 
     @property
-    def turns(self) -> int:
-        """How many turns of it there are in `@main`: all, or those of a chunk."""
+    def iterations(self) -> int:
+        """The number of its iterations in `@main`: all, or those of a chunk."""
         return self.chunk if self.count is None else self.count
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if (self.count is None) == (self.chunk is None):
             emit(f"expected `count` or `chunk`, got {'neither' if self.count is None else 'both'}")
             return
-        if not 1 <= self.turns <= MOST_MICROBATCHES:
+        if not 1 <= self.iterations <= MAX_MICROBATCHES:
             what = "chunk" if self.count is None else "count"
-            emit(f"expected a {what} of 1 to {MOST_MICROBATCHES}, got {self.turns}")
+            emit(f"expected a {what} of 1 to {MAX_MICROBATCHES}, got {self.iterations}")
         if self.chunk is not None and not self.sequential:
             emit("has a `chunk`, but is not sequential")
         if self.chunk is not None and self.parent is not None:
@@ -525,7 +534,7 @@ class LoopOp(PwOp):
 
 @operation("split")
 class SplitOp(PwOp):
-    """The block of a value that the current microbatch works on.
+    """Cuts the block of the current microbatch out of a value.
 
     Microbatch `i` gets the `i`-th of `count` equal blocks of the leading dimension.
 
@@ -534,25 +543,25 @@ class SplitOp(PwOp):
     ```
 
     Invariants: the leading dimension of the operand is `count` times that of the result; all else is equal;
-    once placed, the operand lives on `slice`; the operand is not itself of a microbatch.
+    once placed, the operand lives on `slice`; the operand does not itself belong to a microbatch.
     """
 
     inputs = Values("The whole value.", 1)
     outputs = Values("One block of it.", 1)
     loop = Attr(_LOOP, "The loop.")
-    slice = OptionalAttr(_SLICE, "The slice on which the value is split, given by `pw-infer-placement`.")
-    sharding = OptionalAttr(SHARDING, "How the block is laid out over `slice`.")
+    slice = OptionalAttr(_SLICE, "The slice on which the value is split, set by `pw-infer-placement`.")
+    sharding = OptionalAttr(SHARDING, "The sharding of the block over `slice`.")
     traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.OPENS_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-        _check_blocks(self.operands[0], self.results[0], symbols[self.loop].turns, "operand", emit)
+        _check_blocks(self.operands[0], self.results[0], symbols[self.loop].iterations, "operand", emit)
 
 
 @operation("reduce")
 class ReduceOp(PwOp):
-    """What the microbatches of a loop amount to: the sum of their values, or their concatenation.
+    """Reduces the values of the microbatches of a loop: to their sum, or to their concatenation.
 
-    With one operand it stands for the value of each microbatch in turn. Once the loop is unrolled it has an
+    With one operand it stands for the value of each microbatch. Once the loop is unrolled it has an
     operand for each microbatch, in their order, until `pw-accumulate` turns it into launches.
 
     ```mlir
@@ -565,16 +574,16 @@ class ReduceOp(PwOp):
 
     inputs = Values("The value of a microbatch, or one for each.", one_type=True)
     outputs = Values("The reduced value.", 1)
-    kind = Attr(one_of(*REDUCTIONS), "How the values of the microbatches become one.")
+    kind = Attr(one_of(*REDUCTIONS), "The reduction.")
     loop = Attr(_LOOP, "The loop.")
     outer = OptionalAttr(_LOOP, _OUTER)
-    slice = OptionalAttr(_SLICE, "The slice on which the value is reduced, given by `pw-infer-placement`.")
-    sharding = OptionalAttr(SHARDING, "How the result is laid out over `slice`.")
+    slice = OptionalAttr(_SLICE, "The slice on which the value is reduced, set by `pw-infer-placement`.")
+    sharding = OptionalAttr(SHARDING, "The sharding of the result over `slice`.")
     traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.CLOSES_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         _check_outer(self, symbols, emit)
-        count = symbols[self.loop].turns
+        count = symbols[self.loop].iterations
         if len(self.operands) not in (1, count):
             emit(
                 f"expected {counted(1, 'operand')} or one for each of {count} microbatches, "
@@ -592,11 +601,11 @@ class ReduceOp(PwOp):
 
 @operation("all_reduce")
 class AllReduceOp(PwOp):
-    """The sum of a value over all replicas, on each of them.
+    """Sums a value over all replicas, and gives the sum to each of them.
 
     `pw-insert-all-reduces` puts it after sums over microbatches. Until `pw-replicate` it has one operand and
-    one result, which stand for those of every replica; then one of each for every replica, on the slice that
-    the operand lives on. `pw-lower-all-reduces` makes launches and transfers of it.
+    one result, which stand for those of every replica; then one of each for every replica, on the slice of
+    the operand. `pw-lower-all-reduces` lowers it to launches and transfers.
 
     ```mlir
     %g = "pw.all_reduce"(%gi) {slice = @s0} : (tensor<4x4xf32>) -> tensor<4x4xf32>
@@ -604,14 +613,14 @@ class AllReduceOp(PwOp):
         : (tensor<4x4xf32>, tensor<4x4xf32>) -> (tensor<4x4xf32>, tensor<4x4xf32>)
     ```
 
-    Invariants: as many results as operands, all of one type; several operands live on one slice each, no two
-    on one, and their slices have one mesh, over which they lie alike.
+    Invariants: as many results as operands, all of one type; two or more operands live on one slice each, no
+    two on the same, and their slices have one mesh, over which they are sharded alike.
     """
 
     inputs = Values("The value, or that of each replica.", one_type=True)
     outputs = Values("The sum, or the sum on each replica.", one_type=True)
     slice = OptionalAttr(_SLICE, "The slice of the value, as long as it represents all replicas.")
-    loop = OptionalAttr(_LOOP, "The innermost loop that the sum is of.")
+    loop = OptionalAttr(_LOOP, "The innermost loop that the sum belongs to.")
     traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.OF_LOOP, Trait.SPREADS})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -625,10 +634,10 @@ class AllReduceOp(PwOp):
 
 @operation("reduce_scatter")
 class ReduceScatterOp(PwOp):
-    """The sum of a value over all replicas, of which each gets its block of a dimension.
+    """Sums a value over all replicas, and gives each of them its block of a dimension.
 
-    `pw-split-updates` makes it of a `pw.all_reduce`. It has operands and results as that, and is lowered by
-    `pw-lower-all-reduces`, too.
+    `pw-split-updates` replaces a `pw.all_reduce` by it. It has the same operands and results, and is lowered
+    by `pw-lower-all-reduces`, too.
 
     ```mlir
     %g = "pw.reduce_scatter"(%gi) {dim = 0, slice = @s0} : (tensor<4x4xf32>) -> tensor<2x4xf32>
@@ -636,7 +645,7 @@ class ReduceScatterOp(PwOp):
         : (tensor<4x4xf32>, tensor<4x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
     ```
 
-    Invariants: as those of `pw.all_reduce`, but that the results are blocks: `dim` is as many times larger in
+    Invariants: those of `pw.all_reduce`, except that the results are blocks: `dim` is as many times larger in
     an operand as there are replicas.
     """
 
@@ -652,7 +661,7 @@ class ReduceScatterOp(PwOp):
 
 @operation("all_gather")
 class AllGatherOp(PwOp):
-    """A value of which each replica has a block, as a whole on each of them.
+    """Gathers a value that each replica has a block of, and gives the whole to each of them.
 
     ```mlir
     %w = "pw.all_gather"(%block) {dim = 0, slice = @s0} : (tensor<2x4xf32>) -> tensor<4x4xf32>
@@ -660,12 +669,12 @@ class AllGatherOp(PwOp):
         : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<4x4xf32>, tensor<4x4xf32>)
     ```
 
-    Invariants: as those of `pw.reduce_scatter`, with blocks as operands.
+    Invariants: those of `pw.reduce_scatter`, with blocks as operands.
     """
 
     inputs = Values("A block, or that of each replica.", one_type=True)
     outputs = Values("All blocks, or all of them on each replica.", one_type=True)
-    dim = Attr(NATURAL, "The dimension that is put together, in the order of the replicas.")
+    dim = Attr(NATURAL, "The dimension that is concatenated, in the order of the replicas.")
     slice = OptionalAttr(_SLICE, "The slice of the value, as long as it represents all replicas.")
     traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.SPREADS})
 
@@ -680,7 +689,7 @@ def _check_shares(
     symbols: dict[str, ir.OpView],
     emit: Emit,
 ) -> None:
-    """Checks an exchange between values and the blocks that replicas have of them."""
+    """Checks an exchange between values and their blocks on replicas."""
     if not wholes or len(wholes) != len(blocks):
         emit(f"expected as many results as operands, got {len(op.operands)} and {len(op.results)}")
         return
@@ -707,10 +716,10 @@ def _check_shares(
 
 @operation("replica")
 class ReplicaOp(PwOp):
-    """The number of the replica.
+    """Gives the number of the replica.
 
-    `pw-split-updates` makes it, where a replica takes its block of a value that it has as a whole, and
-    `pw-sum-carries`, where it multiplies its part of a sum. `pw-replicate` puts the numbers in its place.
+    `pw-split-updates` creates it where a replica slices its block out of a value that it has whole, and
+    `pw-sum-carries` where a replica scales its term of a sum. `pw-replicate` replaces it by the numbers.
 
     ```mlir
     %r = "pw.replica"() {slice = @s0} : () -> tensor<i32>
@@ -718,7 +727,7 @@ class ReplicaOp(PwOp):
     """
 
     outputs = Values("The number.", 1)
-    slice = Attr(_SLICE, "The slice on which it is known.")
+    slice = Attr(_SLICE, "The slice that reads it.")
     traits = frozenset({Trait.PURE})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -728,7 +737,7 @@ class ReplicaOp(PwOp):
 
 @operation("carry")
 class CarryOp(PwOp):
-    """A value that the iterations of a loop carry.
+    """Gives the value that the iterations of a loop carry.
 
     In the first iteration it is the operand, in every other one the operand of `pw.next` in the one before.
 
@@ -736,8 +745,9 @@ class CarryOp(PwOp):
     %state = "pw.carry"(%init) {loop = @steps, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
     ```
 
-    Invariants: operand and result have one type; exactly one `pw.next` reads it first; the operand is not
-    itself of the loop; one that is `per_replica` is of a loop that is not sequential.
+    Invariants: operand and result have one type; exactly one `pw.next` has it as its first operand; its own
+      operand
+    does not belong to the loop; the loop of one that is `per_replica` is not sequential.
     """
 
     inputs = Values("The value in the first iteration.", 1)
@@ -746,9 +756,9 @@ class CarryOp(PwOp):
     slice = OptionalAttr(
         _SLICE, "The slice that it lives on in all iterations, once the program is outlined."
     )
-    sharding = OptionalAttr(SHARDING, "How it is laid out over `slice` in all iterations.")
+    sharding = OptionalAttr(SHARDING, "Its sharding over `slice` in all iterations.")
     per_replica = OptionalAttr(
-        UNIT, "Each replica carries its own: it is not passed on from one to the next."
+        UNIT, "Each replica carries a value of its own: it is not passed on from one to the next."
     )
     traits = frozenset({Trait.LOCAL, Trait.OPENS_LOOP})
 
@@ -761,9 +771,10 @@ class CarryOp(PwOp):
 
 @operation("next")
 class NextOp(PwOp):
-    """Passes a value on to the next turn of a loop.
+    """Passes a value on to the next iteration of a loop.
 
-    It reads a `pw.carry` and what that is in the next turn. Its result is the value after the last turn.
+    It reads a `pw.carry`, and its value in the next iteration. Its result is the value after the last
+    iteration.
 
     ```mlir
     %last = "pw.next"(%state, %new) {loop = @steps, slice = @s0}
@@ -782,7 +793,7 @@ class NextOp(PwOp):
 
     @property
     def carry(self) -> CarryOp:
-        """The value that it passes on."""
+        """The carried value that it updates."""
         return self.operands[0].owner.opview
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -802,9 +813,10 @@ class NextOp(PwOp):
 
 @operation("until")
 class UntilOp(PwOp):
-    """Says when a loop with a `chunk` ends: when a value is true after a chunk of its turns.
+    """Ends a loop with a `chunk`: after the chunk of iterations in which a value becomes true.
 
-    The turns of the chunk after the end change nothing. `pw-split-chunks` makes a `pw.repeat` of the loop.
+    The iterations of the chunk after the end change nothing. `pw-split-chunks` replaces the loop by a
+    `pw.repeat`.
 
     ```mlir
     "pw.until"(%done) {loop = @decode, slice = @s0} : (tensor<i1>) -> ()
@@ -826,24 +838,24 @@ class UntilOp(PwOp):
 
 @operation("run")
 class RunOp(PwOp):
-    """Runs a part of the program once: a module inside of this one, with a `@main` of its own.
+    """Runs a sub-program once: a module inside of this one, with a `@main` of its own.
 
     ```mlir
     %0:2 = "pw.run"(%x) {part = @before_decode} : (tensor<4xf32>) -> (tensor<i1>, tensor<4xf32>)
     ```
     """
 
-    inputs = Values("The arguments of the part, but for its constants.")
-    outputs = Values("What it returns.")
-    part = Attr(_PART, "The part.")
+    inputs = Values("The arguments of the sub-program, without its constants.")
+    outputs = Values("The results of the sub-program.")
+    part = Attr(_PART, "The sub-program.")
 
 
 @operation("repeat")
 class RepeatOp(PwOp):
-    """Runs a part of the program again and again: once, and then until one of its results is true.
+    """Runs a sub-program repeatedly: once, and then until one of its results is true.
 
-    What the part returns is what it takes first the next time; the other operands are the same every time.
-    Whoever runs the program reads the result that says so each time, before it goes on.
+    The results of the sub-program are its first arguments in the next iteration; the other operands are the
+    same in every one. The runtime reads the result that ends the loop after each iteration.
 
     ```mlir
     %1:2 = "pw.repeat"(%0#0, %0#1, %w) {part = @decode, until = 0}
@@ -851,10 +863,10 @@ class RepeatOp(PwOp):
     ```
     """
 
-    inputs = Values("The arguments of the part for the first time, but for its constants.")
-    outputs = Values("What it returns the last time.")
-    part = Attr(_PART, "The part.")
-    until = Attr(NATURAL, "The number of the result that says whether it was the last time.")
+    inputs = Values("The arguments of the sub-program in its first iteration, without its constants.")
+    outputs = Values("The results of the last iteration.")
+    part = Attr(_PART, "The sub-program.")
+    until = Attr(NATURAL, "The number of the result that is true after the last iteration.")
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if len(self.results) > len(self.operands):
@@ -871,7 +883,8 @@ class RepeatOp(PwOp):
 
 @operation("index")
 class IndexOp(PwOp):
-    """The number of the current turn of a loop, from 0. Like a constant it is available on every slice.
+    """Gives the number of the current iteration of a loop, from 0. Like a constant it is available on every
+    slice.
 
     ```mlir
     %i = "pw.index"() {loop = @steps} : () -> tensor<i32>
@@ -888,7 +901,7 @@ class IndexOp(PwOp):
 
 
 def _check_outer(op: ReduceOp | NextOp, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-    """Checks that what leads out of a loop says where to."""
+    """Checks that a value leaving a loop names the outer loop."""
     parent = symbols[op.loop].parent
     if op.outer != parent:
         leads, inside = (f"@{name}" if name else "no loop" for name in (op.outer, parent))

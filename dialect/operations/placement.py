@@ -1,4 +1,4 @@
-"""Where values live. `slices_of` is the one answer to that question, for passes, verifier and plan."""
+"""Placement of values: `slices_of` is the one place that decides it, for passes, verifier and plan."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -21,7 +21,7 @@ def read_slices(attribute: ir.Attribute) -> Slices:
 
 
 def make_slices(slices: Sequence[str]) -> ir.Attribute:
-    """Makes the attribute that `read_slices` reads."""
+    """Creates the attribute that `read_slices` reads."""
     if len(slices) == 1:
         return ir.FlatSymbolRefAttr.get(slices[0])
     return ir.ArrayAttr.get([ir.FlatSymbolRefAttr.get(s) for s in slices])
@@ -30,17 +30,17 @@ def make_slices(slices: Sequence[str]) -> ir.Attribute:
 def _attr_dicts(function: ir.OpView, name: str, count: int) -> list[dict[str, ir.Attribute]]:
     if name not in function.attributes:
         return [{} for _ in range(count)]
-    # The verifier refuses ports with entries that cannot be read.
+    # The verifier rejects ports with entries that cannot be read.
     return [cast(dict[str, ir.Attribute], entries_of(entries)) for entries in function.attributes[name]]
 
 
 def argument_attrs(function: ir.OpView) -> list[dict[str, ir.Attribute]]:
-    """The attributes of each argument of a `func.func`."""
+    """Returns the attributes of each argument of a `func.func`."""
     return _attr_dicts(function, "arg_attrs", len(function.type.inputs))
 
 
 def result_attrs(function: ir.OpView) -> list[dict[str, ir.Attribute]]:
-    """The attributes of each result of a `func.func`."""
+    """Returns the attributes of each result of a `func.func`."""
     return _attr_dicts(function, "res_attrs", len(function.type.results))
 
 
@@ -55,19 +55,19 @@ def set_result_attrs(function: ir.OpView, attrs: Sequence[dict[str, ir.Attribute
 
 
 def argument_slices(function: ir.OpView) -> list[Slices | None]:
-    """The slices of each argument of a `func.func`, None where it is not placed yet."""
+    """Returns the slices of each argument of a `func.func`, None if it is not placed yet."""
     return [read_slices(a[SLICE]) if SLICE in a else None for a in argument_attrs(function)]
 
 
 def result_slices(function: ir.OpView) -> list[Slices | None]:
-    """The slices of each result of a `func.func`, None where it is not placed yet."""
+    """Returns the slices of each result of a `func.func`, None if it is not placed yet."""
     return [read_slices(a[SLICE]) if SLICE in a else None for a in result_attrs(function)]
 
 
 def slices_of(value: ir.Value, arguments: Sequence[Slices | None] | None = None) -> Slices | None:
-    """The slices a value lives on: one, several for a mirrored value, None when it is not placed yet.
+    """Returns the slices of a value: one, more for a mirrored value, None if it is not placed yet.
 
-    `arguments` is what `argument_slices` says of the enclosing function, for callers that ask often.
+    `arguments` is the result of `argument_slices` for the enclosing function, for callers with many values.
     """
     owner = value.owner
     if isinstance(owner, ir.Block):
@@ -86,21 +86,21 @@ def slices_of(value: ir.Value, arguments: Sequence[Slices | None] | None = None)
 
 
 def slices_of_op(op: ir.OpView) -> Slices | None:
-    """The slices that an operation runs on, or moves to; None where it is not placed yet."""
+    """Returns the slices that an operation runs on, or moves to; None if it is not placed yet."""
     if isinstance(op, PwOp) and "slice" in op.attributes:
         return (op.attributes["slice"].value,)
     return read_slices(op.attributes[SLICE]) if SLICE in op.attributes else None
 
 
 def joined_slices(slices: Sequence[Slices | None]) -> Slices | None:
-    """The slices of a mirrored value made of copies that live on `slices`."""
+    """Returns the slices of a value that is mirrored from copies on `slices`."""
     if any(s is None for s in slices):
         return None
     return tuple(name for some in slices if some is not None for name in some)
 
 
 def donated_arguments(function: ir.OpView) -> frozenset[int]:
-    """The arguments that a computation consumes: those that carry an aliasing or donor attribute."""
+    """Returns the arguments that a computation consumes: those that carry an aliasing or donor attribute."""
     return frozenset(
         number for number, attrs in enumerate(argument_attrs(function)) if ALIASING in attrs or DONOR in attrs
     )

@@ -1,6 +1,6 @@
-"""What operations of the dialect are, for passes that treat all of a kind alike.
+"""Traits of operations, for passes that treat all operations of a kind alike.
 
-A pass asks `op_has(op, Trait.X)` and not for a list of classes, so that a new operation is one class.
+A pass checks `op_has(op, Trait.X)` instead of listing classes, so that a new operation is one class.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import enum
 
 
 class Trait(enum.Enum):
-    """What an operation is; its value is the sentence for the dialect page."""
+    """Trait of an operation; its value is the sentence for the dialect page."""
 
-    # Members are singletons, and sets of them are asked for every operation: Enum's hash is Python code.
+    # Members are singletons, and looked up in sets for every operation: Enum's own hash is Python code.
     __hash__ = object.__hash__
 
     SYMBOL = "Declares a symbol, directly in the module."
@@ -20,7 +20,7 @@ class Trait(enum.Enum):
     LOCAL = "Its operands and results live on its `slice`."
     SENDS = "Sends its operands to another host."
     RECEIVES = "Its results live on its `slice`, and are sent by another host."
-    ALIASES = "Makes no new value: its results alias its operands."
+    ALIASES = "Creates no new value: its results alias its operands."
     SPREADS = "Without a `slice`, each result lives where the corresponding operand does."
     RELEASES = "Ends the life of its operands."
     PURE = "Is pure: it is erased when its results are unused, and equal ones are merged."

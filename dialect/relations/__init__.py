@@ -1,1 +1,1 @@
-"""What must hold between the operations of a program, and the order in which they run."""
+"""Relations between the operations of a program, and the proof of the order in which they run."""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class CycleError(Exception):
-    """Nodes that wait for each other.
+    """Nodes wait for each other.
 
     Attributes:
       cycle: the nodes, each waiting for the next and the last for the first.
@@ -20,19 +20,19 @@ class CycleError(Exception):
 
 
 def topological_order[N: Any](waits_for: Mapping[N, Collection[N]]) -> list[N]:
-    """The nodes in an order in which each follows all that it waits for, otherwise by their own order.
+    """Returns the nodes in an order in which each follows all that it waits for, by node order otherwise.
 
     Args:
-      waits_for: for each node those that must come first; a node that is no key waits for nothing and is
-        not listed.
+      waits_for: the nodes that must precede each node; a node that is no key waits for nothing and is
+          not listed.
 
     Raises:
-      CycleError: when there is no such order.
+      CycleError: there is no such order.
     """
-    missing = {node: sum(other in waits_for for other in others) for node, others in waits_for.items()}
+    missing = {node: sum(n in waits_for for n in needed) for node, needed in waits_for.items()}
     frees: dict[N, list[N]] = {}
-    for node, others in waits_for.items():
-        for other in others:
+    for node, needed in waits_for.items():
+        for other in needed:
             frees.setdefault(other, []).append(node)
     ready = [node for node, count in missing.items() if count == 0]
     heapq.heapify(ready)
@@ -50,9 +50,9 @@ def topological_order[N: Any](waits_for: Mapping[N, Collection[N]]) -> list[N]:
 
 
 def depth_first[N: Any](roots: Iterable[N], needs: Callable[[N], Iterable[N]]) -> Iterator[N]:
-    """Each root in turn, right before it what it needs and has not come yet; each node once.
+    """Yields the roots in order, each right after the nodes that it needs and that were not yielded yet.
 
-    Unlike `topological_order`, this starts no node before a root asks for it. There must be no cycle.
+    Unlike `topological_order`, this yields no node before a root needs it. There must be no cycle.
     """
     done: set[N] = set()
     for root in roots:
@@ -70,7 +70,7 @@ def depth_first[N: Any](roots: Iterable[N], needs: Callable[[N], Iterable[N]]) -
 
 
 def _cycle[N: Any](waits_for: Mapping[N, Collection[N]], stuck: set[N]) -> list[N]:
-    """A cycle among nodes that all wait, found by walking back until one repeats."""
+    """Returns a cycle among nodes that all wait, found by walking back until one repeats."""
     path = [min(stuck)]
     position = {path[0]: 0}
     while (before := min(n for n in waits_for[path[-1]] if n in stuck)) not in position:

@@ -1,14 +1,15 @@
-"""The order of a program that is split over hosts, and the proof that it can be met.
+"""Order of a program that is split over hosts, and the proof that it can be met.
 
-The events are all that has a position in the function of a host. They constrain each other in two ways:
+The events are the operations with a position in the function of a host. They constrain each other in two
+ways:
 
 - host order: a host goes through its events one after the other;
-- data: a receive waits for its send. What else an event reads comes before it on its host.
+- data: a receive waits for its send. Every other value that an event reads precedes it on its host.
 
-No host waits when it runs such a program, so this is more than what can block there: launches wait for what
-they read and for those before them on their devices, and everything that waits for another event here waits
-after it there. An order of all events that meets these constraints is one for whatever waits less, and also
-for hosts that do wait at every step.
+No host waits when it runs such a program, so this is stricter than execution: launches wait for their
+operands and for earlier launches on their devices, and every wait of execution is also one here. So an order
+that meets these constraints is free of deadlock for hosts that wait less, and also for hosts that do wait at
+every step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathways.dialect.relations.program_view import ProgramView
 
 @dataclasses.dataclass
 class HostEvent(Event):
-    """What a host does at one position of its order.
+    """Event at one position of a host's order.
 
     Attributes:
       host: the host.
@@ -45,7 +46,7 @@ class HostEvent(Event):
 
 
 def host_events(programs: Sequence[ProgramView]) -> list[HostEvent]:
-    """The events of all hosts in the order of their functions, with all that each waits for.
+    """Returns the events of all hosts in the order of their functions, each with those that it waits for.
 
     Every receive must have a send.
     """

@@ -1,4 +1,4 @@
-"""What must hold of a program that is split over hosts: of the function of each host, and between them."""
+"""Relations of a program that is split over hosts: in the function of each host, and between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JointRelation = Callable[[Sequence[ProgramView], Report], None]
 
 
 def work_is_on_the_host(program: ProgramView, report: Report) -> None:
-    """All that the function of a host does and holds is on slices of that host."""
+    """All work and values of a host's function are on slices of that host."""
 
     def is_here(slice: str) -> bool:
         return program.symbols[slice].host == program.host
@@ -37,7 +37,7 @@ def work_is_on_the_host(program: ProgramView, report: Report) -> None:
 
 
 def positions_increase(program: ProgramView, report: Report) -> None:
-    """What a host does is in order, and no two things have one position."""
+    """The operations of a host are in order, and no two have one position."""
     ordered = [op for op in program.ops if op_has(op, Trait.ORDERED)]
     for before, op in itertools.pairwise(ordered):
         if op.order <= before.order:
@@ -56,8 +56,8 @@ def numbers_differ(program: ProgramView, report: Report) -> None:
 
 
 def sent_values_last(program: ProgramView, report: Report) -> None:
-    """What is sent without a copy lasts: it is neither donated nor returned, is no argument that the caller
-    keeps, and is released after all else."""
+    """A value that is sent without a copy lasts: it is neither donated nor returned, is no argument that the
+    caller keeps, and is released after everything else."""
     sent: dict[ir.Value, ir.OpView] = {}
     for op in program.ops:
         if op_has(op, Trait.SENDS) and not op.copy:
@@ -80,7 +80,7 @@ def sent_values_last(program: ProgramView, report: Report) -> None:
 
 
 def lost_values(program: ProgramView) -> Iterator[tuple[ir.OpView, ir.Value]]:
-    """What others may donate or delete, with the operation that lets them: a launch, or the return."""
+    """Yields the values that a launch donates or the program returns, each with the launch or the return."""
     for op in program.ops:
         if op_has(op, Trait.EXECUTES):
             for number in donated_arguments(program.symbols[op.callee]):
@@ -92,7 +92,7 @@ def lost_values(program: ProgramView) -> Iterator[tuple[ir.OpView, ir.Value]]:
 
 
 def parts_of(value: ir.Value) -> list[ir.Value]:
-    """The values that a value stands for: itself, or those that a mirror says are equal."""
+    """Returns the copies that a value stands for: itself, or the operands of a mirror."""
     if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.ALIASES):
         return [value]
     return [part for copy in value.owner.operands for part in parts_of(copy)]
@@ -103,7 +103,7 @@ def _lost_by(op: ir.OpView) -> str:
 
 
 def hosts_stand_alone(programs: Sequence[ProgramView], report: Report) -> None:
-    """There is a function for each host and no `@main`; nothing refers to them."""
+    """The module has a function for each host and no `@main`; nothing refers to them."""
     for before, program in itertools.pairwise(programs):
         if before.host == program.host:
             report(program.main, f"is a second function for host {program.host}")
@@ -169,7 +169,7 @@ def _check_ends(send: ir.OpView, receive: ir.OpView, report: Report) -> None:
 
 
 def hosts_differ(programs: Sequence[ProgramView], report: Report) -> None:
-    """What is sent goes to another host, from devices that exist."""
+    """Every send is to another host, from devices that exist."""
     for program in programs:
         for op in program.ops:
             if not op_has(op, Trait.SENDS):
@@ -184,7 +184,7 @@ def hosts_differ(programs: Sequence[ProgramView], report: Report) -> None:
 
 def channels_keep_their_order(programs: Sequence[ProgramView], report: Report) -> None:
     """The values of a channel are sent and received in the order of their indices, and it has room for all
-    of them: nothing waits until there is."""
+    of them, so that nothing waits for room."""
     for trait, done in ((Trait.SENDS, "sent"), (Trait.RECEIVES, "received")):
         last: dict[str, int] = {}
         for op in _operations(programs, trait):
@@ -202,7 +202,7 @@ def channels_keep_their_order(programs: Sequence[ProgramView], report: Report) -
 
 
 def shards_arrive_where_needed(programs: Sequence[ProgramView], report: Report) -> None:
-    """Device by device, a send without `routes` gives just what the other side needs."""
+    """Device by device, a send without `routes` gives exactly the shards that the other side needs."""
     if not programs or all(mesh.size == 1 for mesh in programs[0].meshes.values()):
         return
     layouts = Layouts(programs[0].module)
@@ -219,7 +219,7 @@ def shards_arrive_where_needed(programs: Sequence[ProgramView], report: Report) 
 
 
 def hosts_do_not_deadlock(programs: Sequence[ProgramView], report: Report) -> None:
-    """No event of a host waits for itself by way of others, even if every host waited at every step."""
+    """No event of a host waits for itself through other events, even if every host waited at every step."""
     try:
         proved_order(host_events(programs))
     except DeadlockError as error:

@@ -1,4 +1,4 @@
-"""How values lie over their slices. `Layouts.of` is the one answer to that question."""
+"""Shardings of values over their slices: `Layouts.of` is the one place that reads them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathways.dialect.operations.traits import Trait
 
 
 class Layouts:
-    """The shardings of the values of a program, read from the IR.
+    """Shardings of the values of a program, read from the IR.
 
     The sharding of an argument of `@main` is its attribute, that of a result of a launch the attribute of
-    the callee's result, that of a result of a transfer its `sharding`. Where nothing is written, the value
-    is replicated over its slice.
+    the callee's result, that of a result of a transfer its `sharding`. A value without a sharding is
+    replicated over its slice.
 
     Attributes:
       symbols: the symbols of the module; functions added to it are known from then on.
@@ -33,14 +33,14 @@ class Layouts:
         self._arguments: dict[str, list[dict[str, ir.Attribute]]] = {}
 
     def mesh(self, slice: str) -> Mesh:
-        """The axes of a slice."""
+        """Returns the axes of a slice."""
         return self.meshes[slice].mesh
 
     def of(self, value: ir.Value, slice: str) -> Sharding:
-        """How a value lies over one of its slices."""
+        """Returns the sharding of a value over one of its slices."""
         mesh = self.mesh(slice)
         attribute = None if mesh.size == 1 else self._attribute(value, slice)
-        # A value that is mirrored on slices of several shapes carries the sharding on the first of them.
+        # A value that is mirrored on slices of different shapes carries the sharding on the first of them.
         if attribute is None or self._axes[mesh_of(attribute)] != mesh:
             return replicated(value.type.rank)
         return read_sharding(attribute)

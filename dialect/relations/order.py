@@ -8,7 +8,7 @@ receipt on the slice that it goes to. They constrain each other in four ways:
   that may share devices have one order together; it receives a value right before the first launch or send
   that reads it;
 - channel order: values are received in the order in which they were sent;
-- channel capacity: a send waits until there is room for its value, which a receipt makes.
+- channel capacity: a send waits until a receipt has freed room for its value.
 
 If these constraints have a topological order, running the events by it never blocks: there is no
 deadlock. If not, they hold a cycle, and no execution gets past it.
@@ -34,7 +34,7 @@ _DATA = "it reads its result"
 
 
 def device_queues(module: ir.Module) -> dict[str, str]:
-    """For each slice the name of the queue that its work is in; slices with `overlap` share one."""
+    """Returns the name of the queue that holds each slice's work; slices with `overlap` share one."""
     return {
         op.sym_name: "slices that overlap" if op.overlap else op.sym_name
         for op in ops_named(module, ["pw.slice"])
@@ -43,14 +43,14 @@ def device_queues(module: ir.Module) -> dict[str, str]:
 
 @dataclasses.dataclass(slots=True)
 class Event:
-    """A launch, the send of a transfer or its receipt.
+    """Launch, send of a transfer, or its receipt.
 
     Attributes:
-      kind: which of them.
+      kind: `launch`, `send` or `receipt`.
       op: the operation.
       slice: the slice where it happens.
-      order: its position in the order of the slice; None for a receipt, and for what has none yet.
-      waits_for: the events that must come first, each with the reason.
+      order: its position in the order of the slice; None for a receipt, and before scheduling.
+      waits_for: the events that must precede it, each with the reason.
     """
 
     kind: Literal["launch", "send", "receipt"]
@@ -69,7 +69,7 @@ class Event:
 
 
 class DeadlockError(Exception):
-    """The constraints form a cycle; `cycle` lists its events, each waiting for the next."""
+    """Constraints form a cycle; `cycle` lists its events, each waiting for the next."""
 
     def __init__(self, cycle: list[Event], reasons: list[str]) -> None:
         self.cycle = cycle
@@ -80,22 +80,23 @@ class DeadlockError(Exception):
 
 
 def data_events(program: ProgramView) -> list[Event]:
-    """The launches and sends of a program in block order; each waits for those whose results it reads.
+    """Returns the launches and sends of a program in block order; each waits for the producers of its
+    operands.
 
     Every value of the program must be placed.
     """
     sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
     events: list[Event] = []
-    made_by: dict[ir.Value, tuple[int, ...]] = {}
-    for op, read, made in zip(program.ops, program.reads, program.makes, strict=True):
-        makers = [n for value in read if value in made_by for n in made_by[value]]
+    producers_of: dict[ir.Value, tuple[int, ...]] = {}
+    for op, read, results in zip(program.ops, program.reads, program.produces, strict=True):
+        makers = [n for value in read if value in producers_of for n in producers_of[value]]
         if not op_has(op, Trait.ORDERED):
-            # What a mirror or a reduction joins is there when all of it is.
-            made_by.update(dict.fromkeys(made, tuple(makers)))
+            # The result of a mirror or a reduction is ready when all of its operands are.
+            producers_of.update(dict.fromkeys(results, tuple(makers)))
             continue
         number = (len(events),)
-        for value in made:
-            made_by[value] = number
+        for value in results:
+            producers_of[value] = number
         moves = op_has(op, Trait.TRANSFERS)
         slice = _source(op, sources, program.slices.get(read[0])) if moves else op.slice
         kind: Literal["launch", "send"] = "send" if moves else "launch"
@@ -104,7 +105,8 @@ def data_events(program: ProgramView) -> list[Event]:
 
 
 def events_of(program: ProgramView, with_capacities: bool = True) -> list[Event]:
-    """The events of a program in block order, each receipt after its send, with all that each waits for.
+    """Returns the events of a program in block order, each receipt after its send, with all their
+    constraints.
 
     Args:
       program: the program.
@@ -117,15 +119,15 @@ def events_of(program: ProgramView, with_capacities: bool = True) -> list[Event]
 
 
 def proved_order(events: Sequence[Event]) -> list[int]:
-    """The events in an order that meets all constraints, as near to block order as can be.
+    """Returns the events in an order that meets all constraints, as near to block order as possible.
 
     Raises:
-      DeadlockError: when there is none.
+      DeadlockError: there is none.
     """
     try:
         return topological_order({n: event.waits_for for n, event in enumerate(events)})
     except CycleError as error:
-        # It is told from something that is in the block.
+        # The message begins with an event that is in the block, so that it has a location.
         standing = [n for n in error.cycle if events[n].kind != "receipt"]
         first = error.cycle.index(min(standing or error.cycle))
         cycle = [*error.cycle[first:], *error.cycle[:first]]
@@ -136,8 +138,7 @@ def proved_order(events: Sequence[Event]) -> list[int]:
 def sort_block(main: ir.OpView, order: Sequence[ir.OpView]) -> None:
     """Moves the launches and transfers of a program into an order that meets its data edges.
 
-    What has no order of its own but results (a mirror, a reduction) comes right before its first reader, or
-    at the end.
+    An operation without an order (a mirror, a reduction) comes right before its first reader, or at the end.
     """
     *operations, terminator = main.regions[0].blocks[0].operations
     joins = {op.results[0]: op for op in operations if op.results and not op_has(op, Trait.ORDERED)}
@@ -162,7 +163,7 @@ def _source(op: TransferOp, sources: dict[str, str], slices: Slices | None) -> s
 
 
 def _with_receipts(events: Sequence[Event]) -> list[Event]:
-    """The events with a receipt after each send, for which those wait that read what was sent."""
+    """Returns the events with a receipt after each send; readers of a sent value wait for its receipt."""
     position = {}
     whole: list[Event] = []
     for n, event in enumerate(events):
@@ -190,14 +191,14 @@ def _add_slice_order(events: list[Event], queues: dict[str, str]) -> None:
     received: set[int] = set()
     for name, members in by_queue.items():
         members.sort(key=lambda n: _position(events[n], n))
-        who = f"@{name} runs" if name in queues else f"{name} run"
+        runner = f"@{name} runs" if name in queues else f"{name} run"
         before: int | None = None
         for n in members:
             receipts = [m for m in events[n].waits_for if events[m].kind == "receipt" and m not in received]
             received.update(receipts)
             if before is not None:
                 for m in (*receipts, n):
-                    events[m].waits_for.setdefault(before, f"{who} in this order")
+                    events[m].waits_for.setdefault(before, f"{runner} in this order")
             before = n
 
 

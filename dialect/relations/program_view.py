@@ -1,4 +1,4 @@
-"""What a module of the `pw` compiler holds, read once: what checks and analyses ask for again and again."""
+"""Contents of a module of the `pw` compiler, read once for the many checks and analyses that need them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Attributes = Mapping[str, ir.Attribute]
 
 @dataclasses.dataclass(frozen=True)
 class ProgramView:
-    """A well-formed module with a program: the function `@main`, or what one host does of it.
+    """Well-formed module with a program: the function `@main`, or the function of one host.
 
     Attributes:
       module: the module.
       symbols: its symbols.
       main: the function.
-      ops: the operations of the program but for its return.
+      ops: the operations of the program except its return.
       reads: the operands of each of them.
-      makes: the results of each of them.
+      produces: the results of each of them.
       terminator: its return.
       arguments: the attributes of its arguments.
       results: the attributes of its results.
-      slices: where each value lives; values that are not placed are left out.
+      slices: the slices of each placed value.
       meshes: the mesh of each slice.
       host: the host whose function it is; None for `@main`.
     """
@@ -48,7 +48,7 @@ class ProgramView:
     main: ir.OpView
     ops: Sequence[ir.OpView]
     reads: Sequence[Sequence[ir.Value]]
-    makes: Sequence[Sequence[ir.Value]]
+    produces: Sequence[Sequence[ir.Value]]
     terminator: ir.OpView
     arguments: Sequence[Attributes]
     results: Sequence[Attributes]
@@ -57,7 +57,7 @@ class ProgramView:
     host: int | None = None
 
     def ops_with(self, trait: Trait) -> Iterator[tuple[ir.OpView, Sequence[ir.Value]]]:
-        """The operations with a trait, each with its operands."""
+        """Yields the operations with a trait, each with its operands."""
         kinds = set(map(type, self.ops))
         return self.ops_of(*(kind for kind in kinds if issubclass(kind, PwOp) and trait in kind.traits))
 
@@ -68,12 +68,12 @@ class ProgramView:
         yield self.terminator, list(self.terminator.operands)
 
     def ops_of(self, *kinds: type[PwOp]) -> Iterator[tuple[ir.OpView, Sequence[ir.Value]]]:
-        """The operations of some classes, each with its operands."""
+        """Yields the operations of some classes, each with its operands."""
         return ((op, read) for op, read in zip(self.ops, self.reads, strict=True) if type(op) in kinds)
 
 
 def read_program(module: ir.Module) -> ProgramView | None:
-    """Reads a well-formed module; None when it has no program, or only declares it."""
+    """Reads a well-formed module; returns None if it has no program, or only declares it."""
     symbols = symbol_table(module)
     main = symbols.get(MAIN)
     return None if main is None or not _is_defined(main) else read_function(module, symbols, main)
@@ -92,7 +92,7 @@ def _is_defined(op: ir.OpView) -> bool:
 
 
 def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.OpView) -> ProgramView:
-    """Reads the function of a well-formed module that is its program, or what a host does of it."""
+    """Reads one function of a well-formed module: the program, or the function of one host."""
     block = main.regions[0].blocks[0]
     *ops, terminator = block.operations
     arguments = argument_attrs(main)
@@ -102,17 +102,17 @@ def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.
         if SLICE in attrs
     }
     reads = [list(op.operands) for op in ops]
-    makes = [list(op.results) for op in ops]
-    for op, read, made in zip(ops, reads, makes, strict=True):
+    produces = [list(op.results) for op in ops]
+    for op, read, produced in zip(ops, reads, produces, strict=True):
         if op_has(op, Trait.SPREADS) and op.slice is None:
-            slices.update((r, slices[v]) for v, r in zip(read, made, strict=True) if v in slices)
+            slices.update((r, slices[v]) for v, r in zip(read, produced, strict=True) if v in slices)
             continue
         if op_has(op, Trait.ALIASES):
             places = joined_slices([slices.get(value) for value in read])
         else:
             places = slices_of_op(op)
         if places is not None:
-            for result in made:
+            for result in produced:
                 slices[result] = places
     meshes = {
         name: read_mesh(symbols[op.attributes["mesh"].value])
@@ -127,7 +127,7 @@ def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.
         main,
         ops,
         reads,
-        makes,
+        produces,
         terminator,
         arguments,
         results,

@@ -1,4 +1,5 @@
-"""What must hold between the operations of a program: a function each; the table of forms says where."""
+"""Relations between the operations of a program, a function each; the table of forms says which apply
+where."""
 
 from __future__ import annotations
 
@@ -39,13 +40,14 @@ Relation = Callable[[ProgramView, Report], None]
 
 
 def operands_are_alive(program: ProgramView, report: Report) -> None:
-    """Nothing is read after it was released or donated, and nothing ends that is passed twice."""
+    """No value is read after it was released or donated, and no value is consumed that an operation gets
+    twice."""
     ended: dict[ir.Value, str] = {}
     donated: dict[str, frozenset[int]] = {}
     copies: dict[ir.Value, Sequence[ir.Value]] = {}
 
     def parts(value: ir.Value) -> Sequence[ir.Value]:
-        """The values that a value stands for."""
+        """Returns the copies that a value stands for."""
         return copies.get(value, (value,))
 
     for op, read in program.readers:
@@ -89,14 +91,15 @@ def arguments_carry_constants(program: ProgramView, report: Report) -> None:
 
 
 def loops_are_closed(program: ProgramView, report: Report) -> None:
-    """What reads a value of a loop is of the loop, or of one inside; `pw.reduce` and `pw.next` lead out."""
+    """An operation that reads a value of a loop is in that loop, or in one inside; `pw.reduce` and `pw.next`
+    lead out of it."""
     members: dict[ir.Value, str] = {}
-    for op, made in zip(program.ops, program.makes, strict=True):
-        if made and not is_unrolled(op) and (loop := loop_of_op(op)) is not None:
-            members.update(dict.fromkeys(made, loop))
+    for op, produced in zip(program.ops, program.produces, strict=True):
+        if produced and not is_unrolled(op) and (loop := loop_of_op(op)) is not None:
+            members.update(dict.fromkeys(produced, loop))
     for op, read in program.readers:
         if op_has(op, Trait.CLOSES_LOOP) or op_has(op, Trait.OPENS_LOOP):
-            _check_end_of_turn(program, op, {members[value] for value in read if value in members}, report)
+            _check_loop_boundary(program, op, {members[value] for value in read if value in members}, report)
             continue
         inner = () if isinstance(op, PwOp) else nested_ops(op)
         reads = {members[value] for value in read if value in members}
@@ -116,8 +119,8 @@ def loops_are_closed(program: ProgramView, report: Report) -> None:
             report(op, f"reads a value of a microbatch of @{min(strange)}, but has no `{name}`")
 
 
-def _check_end_of_turn(program: ProgramView, op: ir.OpView, reads: set[str], report: Report) -> None:
-    """Checks what leads into a turn of a loop, or out of it, by the loops of which it reads values."""
+def _check_loop_boundary(program: ProgramView, op: ir.OpView, reads: set[str], report: Report) -> None:
+    """Checks the loops of the values that lead into an iteration, or out of it."""
     if op_has(op, Trait.OPENS_LOOP):
         own = loop_of_op(op)
         for loop in sorted(reads - set(_around(program, own)[1:])):
@@ -142,7 +145,8 @@ _VERBS: Mapping[type[PwOp], str] = {
 
 
 def _is_of(reduction: ir.OpView, value: ir.Value) -> bool:
-    """Whether a value is of the one microbatch that the loop of a reduction has, once it is unrolled."""
+    """Returns whether a value belongs to the single microbatch that the loop of a reduction has once
+    unrolled."""
     if isinstance(value, ir.BlockArgument):
         return False
     op = value.owner.opview
@@ -150,7 +154,7 @@ def _is_of(reduction: ir.OpView, value: ir.Value) -> bool:
 
 
 def _around(program: ProgramView, loop: str | None) -> list[str]:
-    """A loop, and those that it is inside of, innermost first."""
+    """Returns a loop and those around it, innermost first."""
     loops = []
     while loop is not None:
         loops.append(loop)
@@ -164,7 +168,7 @@ def _refuse(op: ir.OpView, verb: str, loops: list[str], report: Report) -> None:
 
 
 def carries_go_on(program: ProgramView, report: Report) -> None:
-    """Exactly one `pw.next` gives the next value of a carried value, on the slice that it lives on."""
+    """A carried value gets its next value from exactly one `pw.next`, on its own slice."""
     counts: dict[ir.Value, int] = {}
     for op in program.ops:
         if isinstance(op, ops.NextOp):
@@ -187,7 +191,7 @@ def chunks_end(program: ProgramView, report: Report) -> None:
 
 
 def microbatches_exist(program: ProgramView, report: Report) -> None:
-    """A microbatch is one that its loop has, and so is that of every origin."""
+    """The microbatch of an operation, and of each of its origins, is one that its loop has."""
     counts: dict[str, int] = {}
     for op, _ in program.ops_with(Trait.OF_LOOP):
         if not is_unrolled(op):
@@ -197,7 +201,7 @@ def microbatches_exist(program: ProgramView, report: Report) -> None:
             report(op, "names a microbatch, but no loop")
             continue
         if loop not in counts:
-            counts[loop] = program.symbols[loop].turns
+            counts[loop] = program.symbols[loop].iterations
         named = (
             [o.microbatch for o in op.origins if o.microbatch is not None]
             if isinstance(op, ops.LaunchOp)
@@ -218,7 +222,7 @@ def reductions_are_rolled(program: ProgramView, report: Report) -> None:
 def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
     """A reduction reads the value of each microbatch."""
     for op, read in program.ops_of(ops.ReduceOp):
-        if len(read) != program.symbols[op.loop].turns:
+        if len(read) != program.symbols[op.loop].iterations:
             report(op, f"has {len(read)} operands for the microbatches of the loop @{op.loop}")
 
 
@@ -230,7 +234,7 @@ def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
 
 
 def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
-    """What replicas exchange lies alike over different slices of one mesh."""
+    """Values that replicas exchange are sharded alike over different slices of one mesh."""
     layouts = None
     for op, _ in program.ops_of(ops.AllReduceOp, ops.ReduceScatterOp, ops.AllGatherOp):
         layouts = layouts or Layouts(program.module)
@@ -239,7 +243,7 @@ def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
                 shape = ir.RankedTensorType(value.type).shape
                 problem = layouts.of(value, name).problem(shape, program.meshes[name])
                 if problem is not None:
-                    report(op, f"makes what cannot lie over @{name}: {problem}")
+                    report(op, f"has a result that cannot be laid out over @{name}: {problem}")
         if len(op.operands) == 1:
             continue
         places = [program.slices.get(value, ()) for value in op.operands]
@@ -247,16 +251,16 @@ def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
             named = " and ".join(map(_names, places))
             report(op, f"expected operands on one slice each, and all different, got {named}")
             continue
-        lies = [
+        shardings = [
             (program.meshes[name], layouts.of(value, name))
             for value, (name,) in zip(op.operands, places, strict=True)
         ]
-        if len(set(lies)) > 1:
+        if len(set(shardings)) > 1:
             report(op, "exchanges values with different shardings over their slices")
 
 
 def blocks_are_there(program: ProgramView, report: Report) -> None:
-    """What each replica has a block of has the dimension that is cut."""
+    """A block of an argument or result is along a dimension that exists."""
     for what, all_attrs, types in (
         ("argument", program.arguments, program.main.type.inputs),
         ("result", program.results, program.main.type.results),
@@ -267,14 +271,14 @@ def blocks_are_there(program: ProgramView, report: Report) -> None:
 
 
 def replicas_are_one(program: ProgramView, report: Report) -> None:
-    """No slice represents several replicas."""
+    """No slice represents more than one replica."""
     for op in program.symbols.values():
         if isinstance(op, ops.SliceOp) and op.replicas is not None:
             report(op, "has `replicas`; run pw-replicate")
 
 
 def replicas_agree(program: ProgramView, report: Report) -> None:
-    """What replicas have of an argument or result is alike, and each of them has it."""
+    """An argument or result is alike on all replicas, and each of them has it."""
     for what, all_attrs, types in (
         ("argument", program.arguments, program.main.type.inputs),
         ("result", program.results, program.main.type.results),
@@ -283,11 +287,11 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
         for attrs, type_ in zip(all_attrs, types, strict=True):
             if REPLICA in attrs:
                 port = ReplicaPort.read(attrs[REPLICA])
-                said = (type_, DONATED in attrs, port.count, port.split)
-                groups.setdefault(port.of, []).append((port, said))
+                seen = (type_, DONATED in attrs, port.count, port.split)
+                groups.setdefault(port.of, []).append((port, seen))
         for number, group in groups.items():
             ports = [port for port, _ in group]
-            if len({said for _, said in group}) > 1 or len({port.number for port in ports}) < len(ports):
+            if len({seen for _, seen in group}) > 1 or len({port.number for port in ports}) < len(ports):
                 report(program.main, f"{what} {number} is not alike on all replicas")
             elif program.host is None and len(group) < ports[0].count:
                 report(program.main, f"{what} {number} is not on all {ports[0].count} replicas")
@@ -309,7 +313,8 @@ def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
 
 
 def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
-    """What moves does not live on the destination, and leaves from where it lives, by devices that exist."""
+    """A moved value does not live on the destination, and leaves a slice that it lives on, by devices that
+    exist."""
     channels = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ops.ChannelOp)}
     for op, read in program.ops_with(Trait.TRANSFERS):
         sources = dict.fromkeys(program.slices.get(value) for value in read)
@@ -337,7 +342,7 @@ def _check_move(
 
 
 def operands_live_here(program: ProgramView, report: Report) -> None:
-    """What an operation reads lives on its slice; results are returned where they should be."""
+    """Operands live on the slice of their operation; results are returned where they should be."""
     for op, read in program.ops_with(Trait.LOCAL):
         own = op.slice
         for number, value in enumerate(read) if own is not None else ():
@@ -373,7 +378,7 @@ def values_move_once(program: ProgramView, report: Report) -> None:
 
 
 def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
-    """What says how a value lies says so for a mesh like that of its slice, or of the first of them."""
+    """A sharding is over a mesh like that of the value's slice, or of the first of its slices."""
 
     def check(op: ir.OpView, what: str, sharding: ir.Attribute | None, slice: str) -> None:
         if sharding is None:
@@ -381,7 +386,7 @@ def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
         mesh = program.symbols[mesh_of(sharding)]
         if read_mesh(mesh) != program.meshes[slice]:
             home = program.symbols[slice].attributes["mesh"].value
-            report(op, f"{what} lies over @{symbol_name(mesh)}, but @{slice} has @{home}")
+            report(op, f"{what} is sharded over @{symbol_name(mesh)}, but @{slice} has @{home}")
 
     for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
         for number, attrs in enumerate(all_attrs):
@@ -392,7 +397,7 @@ def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
         if isinstance(op, ops.LaunchOp):
             launched.add((op.callee, op.slice))
         elif isinstance(op, PwOp) and "sharding" in op.fields() and op.slice is not None:
-            check(op, "what it makes", op.sharding, op.slice)
+            check(op, "result", op.sharding, op.slice)
     for callee, slice in sorted(launched):
         function = program.symbols[callee]
         for what, all_attrs in (("argument", argument_attrs(function)), ("result", result_attrs(function))):
@@ -400,8 +405,8 @@ def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
                 check(function, f"{what} #{number}", attrs.get(SHARDING), slice)
 
 
-def operands_lie_as_taken(program: ProgramView, report: Report) -> None:
-    """A computation gets its operands in the shardings that it takes."""
+def operands_have_expected_shardings(program: ProgramView, report: Report) -> None:
+    """Operands have the shardings that their computation expects."""
     if all(mesh.size == 1 for mesh in program.meshes.values()):
         return
     layouts = Layouts(program.module)
@@ -413,17 +418,17 @@ def operands_lie_as_taken(program: ProgramView, report: Report) -> None:
         for number, (value, attrs) in enumerate(zip(read, taken[callee], strict=True)):
             if SHARDING not in attrs:
                 continue
-            lies = layouts.of(value, op.slice)
-            if read_sharding(attrs[SHARDING]) != lies:
+            sharding = layouts.of(value, op.slice)
+            if read_sharding(attrs[SHARDING]) != sharding:
                 report(
                     op,
-                    f"operand #{number} has the sharding {lies} on @{op.slice}, but @{callee} takes "
-                    f"{read_sharding(attrs[SHARDING])}",
+                    f"operand #{number} has the sharding {sharding} on @{op.slice}, "
+                    f"but @{callee} takes {read_sharding(attrs[SHARDING])}",
                 )
 
 
 def shards_correspond(program: ProgramView, report: Report) -> None:
-    """Device by device, a transfer without `routes` moves just what the other side needs."""
+    """Device by device, a transfer without `routes` moves exactly the shards that the other side needs."""
     if all(mesh.size == 1 for mesh in program.meshes.values()):
         return
     layouts = Layouts(program.module)
@@ -442,7 +447,7 @@ def shards_correspond(program: ProgramView, report: Report) -> None:
 
 
 def channels_fit(program: ProgramView, report: Report) -> None:
-    """A channel leads where its values go, and carries how they lie."""
+    """A channel leads to the slice of its values, and carries their sharding."""
     carried: dict[str, tuple[int, Sharding]] = {}
     for op in program.ops:
         if not (op_has(op, Trait.TRANSFERS) or op_has(op, Trait.RECEIVES)) or (name := op.channel) is None:
@@ -450,19 +455,19 @@ def channels_fit(program: ProgramView, report: Report) -> None:
         if name not in carried:
             channel = program.symbols[name]
             rank = channel.value_type.rank
-            carried[name] = rank, _sharding_said(channel.sharding, rank)
+            carried[name] = rank, _written(channel.sharding, rank)
         rank, expected = carried[name]
-        lies = _sharding_said(op.sharding, rank)
-        if lies != expected:
-            report(op, f"has the sharding {lies} on @{op.slice}, but channel @{name} carries {expected}")
+        sharding = _written(op.sharding, rank)
+        if sharding != expected:
+            report(op, f"has the sharding {sharding} on @{op.slice}, but channel @{name} carries {expected}")
 
 
-def _sharding_said(attribute: ir.Attribute | None, rank: int) -> Sharding:
+def _written(attribute: ir.Attribute | None, rank: int) -> Sharding:
     return replicated(rank) if attribute is None else read_sharding(attribute)
 
 
 def one_order_per_queue(program: ProgramView, report: Report) -> None:
-    """No two launches or sends that are in one queue have one position."""
+    """No two launches or sends of one queue have one position."""
     queues = device_queues(program.module)
     taken: dict[tuple[str, int], ir.OpView] = {}
     sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ops.ChannelOp)}
@@ -477,15 +482,15 @@ def one_order_per_queue(program: ProgramView, report: Report) -> None:
 
 
 def order_can_be_met(program: ProgramView, report: Report) -> None:
-    """No launch or send waits for itself by way of others, if channels hold any number of values."""
+    """No launch or send waits for itself through others, if channels hold any number of values."""
     _proved(events_of(program, with_capacities=False), report)
 
 
 def order_is_met(program: ProgramView, report: Report) -> None:
-    """No launch or send waits for itself by way of others, and each comes after what it waits for."""
+    """No launch or send waits for itself through others, and each follows those that it waits for."""
     events = events_of(program)
     order = _proved(events, report)
-    # A receipt has no place in the block: it passes on what it waits for.
+    # A receipt has no place in the block: those that wait for it wait for its own constraints.
     latest: dict[int, int] = {}
     for n in order:
         waits_for = max((latest[other] for other in events[n].waits_for), default=-1)
@@ -501,7 +506,7 @@ def order_is_met(program: ProgramView, report: Report) -> None:
 
 
 def _proved(events: list[Event], report: Report) -> list[int]:
-    """An order that meets all constraints; nothing, and a report, when there is none."""
+    """Returns an order that meets all constraints; nothing, after a report, if there is none."""
     try:
         return proved_order(events)
     except DeadlockError as error:
@@ -520,12 +525,12 @@ def computations_are_plain(program: ProgramView, report: Report) -> None:
 
 
 def calls_end(program: ProgramView, report: Report) -> None:
-    """No function calls itself, by others or not, and what is called is there."""
+    """No function calls itself, directly or through others, and every callee exists."""
     calls_of_symbols_end(program.symbols, report)
 
 
 def calls_of_symbols_end(symbols: Mapping[str, ir.OpView], report: Report) -> None:
-    """See `calls_end`, for the symbols of a module."""
+    """Checks `calls_end` for the symbols of a module."""
     called: dict[str, list[str]] = {}
     for name, function in symbols.items():
         if function.operation.name != "func.func":

@@ -8,12 +8,12 @@ from jaxlib.mlir import ir
 
 
 def bytecode_of(module: ir.Module) -> bytes:
-    """A module of any context as bytecode."""
+    """Returns a module of any context as bytecode."""
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
 
 
 def copy_of(module: ir.Module) -> ir.Module:
-    """A copy of a module, which may be a part of another one and does not keep that alive."""
+    """Returns a copy of a module, which may be a sub-program of another one and does not keep that alive."""
     return ir.Module.parse(bytecode_of(module), module.context)

@@ -1,8 +1,8 @@
-"""The `pw` dialect in MLIR's own words: an IRDL file, with which a stock `mlir-opt` checks `pw` operations.
+"""Export of the `pw` dialect as IRDL, with which a stock `mlir-opt` checks `pw` operations.
 
 IRDL defines dialects as data. It knows required attributes, their kinds, and numbers of operands and
-results. It cannot say that an attribute may be missing, so optional ones are left out; nor what a symbol
-refers to, nor anything that `PwOp.check` or the verifier of whole modules say.
+results. It cannot express that an attribute may be absent, so optional ones are left out; nor the targets of
+symbols, nor the rules of `PwOp.check` and of the verifier of whole modules.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathways.dialect.attributes.fields import Attr, Values
 from pathways.dialect.operations.operation import OPERATIONS, PwOp
 
 _SEGMENTS = {"operands": "operandSegmentSizes", "results": "resultSegmentSizes"}
-"""The attributes that tell MLIR how the values of an operation fall into groups."""
+"""The attributes that give MLIR the sizes of groups of values of an operation."""
 
 
 def export(module: ir.Module) -> str:
-    """Makes `mlir-opt --irdl-file` able to check a module, and returns the dialect as the IRDL for it.
+    """Returns the dialect as IRDL for a module, and annotates the module so that `mlir-opt --irdl-file`
+    accepts it.
 
     In IRDL, variadic operands or results all have one type. Where an operation has values of several
     types, each run of equal types becomes a group of its own: the dialect declares as many groups as the
@@ -40,7 +41,7 @@ def export(module: ir.Module) -> str:
 
 
 def _operations(parent: ir.Operation) -> Iterator[ir.OpView]:
-    """The operations of the module, and those directly in its functions: `pw` has no others."""
+    """Yields the operations of the module, and those directly in its functions: `pw` has no others."""
     for op in parent.regions[0].blocks[0].operations:
         yield op
         for region in op.regions:
@@ -82,22 +83,22 @@ def _operation(name: str, op: type[PwOp], groups: dict[str, int]) -> list[str]:
 
 
 def _attribute(field: Attr[object]) -> list[str]:
-    """The constraint of an attribute, defined as the value of its name."""
+    """Returns the constraint of an attribute, defined as the value of its name."""
     alternatives = field.kind.irdl
     if len(alternatives) == 1:
         return [f"%{field.name} = irdl.{alternatives[0]}"]
-    parts = [f"%{field.name}_{number}" for number in range(len(alternatives))]
-    lines = [f"{part} = irdl.{what}" for part, what in zip(parts, alternatives, strict=True)]
-    return [*lines, f"%{field.name} = irdl.any_of({', '.join(parts)})"]
+    names = [f"%{field.name}_{number}" for number in range(len(alternatives))]
+    lines = [f"{name} = irdl.{what}" for name, what in zip(names, alternatives, strict=True)]
+    return [*lines, f"%{field.name} = irdl.any_of({', '.join(names)})"]
 
 
 def _value_lines(kind: str, declared: Values, groups: int) -> list[str]:
-    """The declaration of the operands or results: none when there are none."""
+    """Returns the declaration of the operands or results; no lines if there are none."""
     number = groups if declared.count is None else declared.count
     if number == 0:
         return []
     variadic = "variadic " if declared.count is None else ""
-    # One use of a constraint is one type, so each has its own.
+    # Each use of a constraint is one type, so each value has its own.
     names = [f"{kind}_{n}" for n in range(number)]
     uses = ", ".join(f"{name}: {variadic}%{name}" for name in names)
     return [*(f"%{name} = irdl.any" for name in names), f"irdl.{kind}({uses})"]

@@ -1,4 +1,4 @@
-"""Words of MLIR text, as far as tools on text need them: brackets, strings, names."""
+"""Lexer of MLIR text, as far as tools on text need it: brackets, strings, names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ _OPENING, _CLOSING = "<({[", ">)}]"
 
 
 def split(text: str, separator: str) -> list[str]:
-    """The pieces of a text between separators that are in no bracket and no string; none of none."""
+    """Returns the pieces of a text between separators outside of brackets and strings; none for an empty
+    text."""
     pieces: list[str] = []
     depth, start = 0, 0
     for token in _TOKEN.finditer(text):

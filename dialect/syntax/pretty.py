@@ -1,6 +1,6 @@
-"""A form of printed IR that people read: `pw` operations without quotes, braces and types said twice.
+"""Pretty form of printed IR: `pw` operations without quotes, braces and repeated types.
 
-It is for the eye alone. What is read back is MLIR's generic form, and everything that both show is in it.
+It is for people alone. Tools read MLIR's generic form, which the output keeps for every other dialect.
 Works on printed text, line by line: an operation of this dialect has no regions, so it is one line.
 """
 
@@ -43,12 +43,12 @@ FORMATS = {
     "pw.run": "$part($0)",
     "pw.repeat": "$part($0) until $until",
 }
-"""How each operation reads: `$name` is an attribute, `$0` the operands, `[...]` is where its name has
-a value. Attributes that are not named follow in braces, then the types of the results."""
+"""Format of each operation: `$name` is an attribute, `$0` the operands, `[...]` appears if its attribute has
+a value. Other attributes follow in braces, then the types of the results."""
 
 
 def pretty(text: str) -> str:
-    """Printed IR as people read it; what is not an operation of this dialect stays as it is.
+    """Returns printed IR in its pretty form; operations of other dialects stay as they are.
 
     Args:
       text: a module as MLIR prints it.
@@ -91,7 +91,7 @@ def _value(name: str, text: str) -> str:
 
 
 def _origin(text: str) -> str:
-    """`fwd 0 #3` for the forward of stage 0 on microbatch 3."""
+    """Returns the origin of a launch in short: `fwd 0 #3` for the forward of stage 0 on microbatch 3."""
     fields = {name: word or number for name, word, number in _ORIGIN.findall(text)}
     part = f".{fields['part']}" if "part" in fields else ""
     stage = f" {fields['stage']}" if "stage" in fields else ""
@@ -100,7 +100,8 @@ def _origin(text: str) -> str:
 
 
 def _filled(form: str, values: dict[str, str], named: set[str]) -> str | None:
-    """A format with the values in it; None when one that must be there is not. Adds its names to a set."""
+    """Returns a format with values filled in, and adds their names to a set; None if a required value is
+    missing."""
     filled = ""
     for piece in _PIECES.findall(form):
         names = _STAND_IN.findall(piece)
@@ -113,7 +114,7 @@ def _filled(form: str, values: dict[str, str], named: set[str]) -> str | None:
 
 
 def _types(signature: str) -> str:
-    """The types of results, from the type of an operation: ` : tensor<2xf32>`, or nothing."""
+    """Returns the types of results, from the type of an operation: ` : tensor<2xf32>`, or an empty string."""
     *_, results = split(signature, "->")
     results = results.strip()
     types = split(results[1:-1], ",") if results.startswith("(") else [results]

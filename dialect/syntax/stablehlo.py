@@ -1,4 +1,4 @@
-"""StableHLO as clients and bundles hold it: text, bytecode, or a portable artifact."""
+"""Parser of StableHLO in the formats of clients and bundles: text, bytecode, or a portable artifact."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def parse_module(data: bytes, context: ir.Context, *, is_artifact: bool = False)
 
     Args:
       data: its text or its bytecode.
-      context: the context, of nobody else.
-      is_artifact: whether it is a portable artifact of StableHLO.
+      context: the context, used by no other thread.
+      is_artifact: whether the data is a portable artifact of StableHLO.
 
     Raises:
-      ValueError: it is invalid; says the first problem that MLIR has found.
+      ValueError: the data is invalid; the message is MLIR's first diagnostic.
     """
     problems: list[str] = []
 
@@ -25,7 +25,7 @@ def parse_module(data: bytes, context: ir.Context, *, is_artifact: bool = False)
         problems.append(_message_of(diagnostic))
         return True
 
-    # In exceptions they would be turned to text where the process ends if they quote what is none.
+    # Collected, because the text of MLIR's exceptions is built with an abort if the quoted name is not UTF-8.
     context.emit_error_diagnostics = True
     handler = context.attach_diagnostic_handler(collect)
     try:

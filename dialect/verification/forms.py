@@ -1,7 +1,7 @@
 """The forms of the IR, in one table: what is legal and what is required on the way to the runtime.
 
-Every pass says which forms it takes and which one it leaves, by the names here; the driver of passes and
-every tool check modules by this table and by nothing else.
+Every pass declares the forms that it accepts and the one that it produces, by the names here; the driver of
+passes and every tool check modules by this table and by nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from pathways.dialect.attributes.names import FORM, HOST, IFRT_FUNCTION, MAIN, NUMBER, SLICE, TOPOLOGY
 from pathways.dialect.operations import ops
 from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named, parts_of, symbol_name
-from pathways.dialect.relations import host_relations, part_relations, relations
+from pathways.dialect.relations import host_relations, relations, subprogram_relations
 from pathways.dialect.relations.host_relations import JointRelation
 from pathways.dialect.relations.program_view import ProgramView
 from pathways.dialect.relations.relations import Relation
@@ -28,24 +28,24 @@ class Form:
     """One form of the IR.
 
     Attributes:
-      name: what `pw.form` says of a module in it.
+      name: the value of `pw.form` in such a module.
       symbols: the operations of this dialect that may be beside functions and meshes.
       main: those that may be in `@main`.
-      hosts: whether there is a function for each host in place of `@main`; what is said of `@main` holds of
-        each of them.
-      glue: whether operations of other dialects may, too; computations hold them in every form.
-      arrays: whether all values of `@main`, and all that computations take and return, are arrays: ranked
-        tensors of static shape and bounded size.
+      hosts: whether there is a function for each host in place of `@main`; rules for `@main` apply to each of
+          them.
+      glue: whether operations of other dialects may be there, too; computations hold them in every form.
+      arrays: whether all values of `@main`, and all arguments and results of computations, are arrays: ranked
+          tensors of static shape and bounded size.
       needs: attributes that operations must have, beyond those that they always must.
       lacks: attributes that they must not have yet.
-      together: groups of attributes of which an operation has all or none.
+      together: groups of attributes; an operation has all of a group or none.
       ports: attributes that all arguments and results of `@main` must have, and operations that are glue.
-      relations: what must hold between operations; they are asked only when all above holds.
-      proofs: what must hold of the program as a whole; they are asked only when all relations do.
-      foreign: whether it is the form of another compiler, whose verifier has passed it: what there is in it
-        that we have no meaning for, the pass says that takes it.
-      joint: what must hold between the functions of hosts; they are asked one after the other, until one of
-        them does not hold.
+      relations: relations between operations, checked only if all rules above hold.
+      proofs: properties of the program as a whole, checked only if all relations hold.
+      foreign: whether it is the form of another compiler, whose verifier has passed it; the pass that accepts
+          it rejects the contents that we have no meaning for.
+      joint: relations between the functions of hosts, checked one after the other up to the first that does
+          not hold.
     """
 
     name: str
@@ -150,8 +150,8 @@ _ROLLED = (*_PLACED, *_CARRIES)
 _OF_ONE_REPLICA = (relations.sums_stand_for_replicas,)
 _OF_REPLICAS = (relations.replicas_are_one, relations.replicas_agree)
 _UNROLLED = (*_PLACED, *_OF_REPLICAS, relations.reductions_are_unrolled)
-_LIES = (relations.operands_lie_as_taken,)
-_CORRESPONDS = (*_LIES, relations.shards_correspond)
+_SHARDED_AS_EXPECTED = (relations.operands_have_expected_shardings,)
+_CORRESPONDS = (*_SHARDED_AS_EXPECTED, relations.shards_correspond)
 _ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
 
 _BEFORE_UNROLLING = {
@@ -170,9 +170,9 @@ _BLOCKS = frozenset({ops.ReduceScatterOp, ops.AllGatherOp, ops.ReplicaOp})
 _CHANNELS = frozenset({ops.SliceOp, ops.ConstantOp, ops.LoopOp, ops.ChannelOp})
 
 TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
-# What Shardy's MPMD compiler makes: fragments on the meshes of a topology.
+# The output of Shardy's MPMD compiler: fragments on the meshes of a topology.
 MPMD = Form("mpmd", foreign=True)
-# What that lowers to for a runtime: calls of atom programs on devices, and copies between them.
+# Its lowering for a runtime: calls of atom programs on devices, and copies between them.
 IFRT = Form("ifrt", foreign=True)
 IMPORTED = Form(
     "imported",
@@ -181,7 +181,7 @@ IMPORTED = Form(
     lacks=_BEFORE_UNROLLING,
     relations=(*_ALWAYS, *_CARRIES, *_OF_ONE_REPLICA),
 )
-# Small carried values may be on several slices as yet, and say so as glue does.
+# Small carried values may be on more than one slice as yet, and name them as glue does.
 LOCATED = dataclasses.replace(
     IMPORTED,
     name="located",
@@ -202,14 +202,14 @@ PLACED = Form(
     needs=_WITH_SLICE,
     lacks=_IN_PIECES,
     ports=(SLICE,),
-    # Not later: a host may have but the others of the slices of an argument.
+    # Not later: a host may hold copies on other slices only than the first of an argument.
     relations=(
         *_ROLLED,
         *_OF_ONE_REPLICA,
         relations.values_move_once,
         relations.shardings_are_over_slices,
     ),
-    proofs=_LIES,
+    proofs=_SHARDED_AS_EXPECTED,
 )
 # With replicas, or after `pw-replicate` with a slice for each of them.
 SHARDED = dataclasses.replace(
@@ -226,19 +226,20 @@ SHARDED = dataclasses.replace(
     ),
     proofs=_CORRESPONDS,
 )
-# What is issued at once, in modules inside of this one; each of them claims a form, from `sharded` on.
+# Sub-programs, each issued at once: modules inside of this one that claim forms of their own, from `sharded`
+# on.
 PARTS = Form(
     "parts",
     symbols=frozenset({ops.SliceOp}),
     main=frozenset({ops.RunOp, ops.RepeatOp}),
     ports=(SLICE,),
-    relations=(part_relations.parts_are_programs,),
+    relations=(subprogram_relations.subprograms_are_programs,),
     proofs=(
-        part_relations.parts_fit,
-        part_relations.last_part_returns,
-        part_relations.values_last,
-        part_relations.turns_keep_what_they_share,
-        part_relations.turns_pass_on_in_place,
+        subprogram_relations.operands_match_signatures,
+        subprogram_relations.last_subprogram_returns,
+        subprogram_relations.values_last,
+        subprogram_relations.iterations_keep_shared_operands,
+        subprogram_relations.carried_values_stay_in_place,
     ),
 )
 UNROLLED = Form(
@@ -347,31 +348,32 @@ UNCLAIMED = Form(
         relations.carries_go_on,
     ),
 )
-"""What holds of a module that claims no form, and that no pass takes for one."""
+"""The rules of a module that claims no form, and that no pass produced."""
 
 
 def form_of(module: ir.Module) -> str | None:
-    """The form that a module claims to be in; None when it claims none."""
+    """Returns the form that a module claims to be in; None when it claims none."""
     claim = attribute_of(module.operation, FORM)
     return claim.value_bytes.decode(errors="replace") if isinstance(claim, ir.StringAttr) else None
 
 
 def stage_of(module: ir.Module) -> str | None:
-    """How far a module is: the form that it claims, or that its parts claim."""
+    """Returns the progress of a module: the form that it claims, or that its sub-programs claim."""
     form = form_of(module)
     return form_of(parts_of(module)[0]) if form == PARTS.name and parts_of(module) else form
 
 
 def working_modules(module: ir.Module) -> list[ir.Module]:
-    """What passes work on: the parts of a module in the form `parts`, and every other module itself."""
+    """Returns the modules that passes work on: the sub-programs of a module in the form `parts`, or the
+    module."""
     return parts_of(module) if form_of(module) == PARTS.name else [module]
 
 
 def foreign_form(module: ir.Module) -> Form | None:
     """Returns the form of another compiler that a module is in; None for one of ours.
 
-    It is Shardy's if a function has a topology, and IFRT IR if one is marked so; or should be: values of
-    `@main` are on meshes, or on devices.
+    It is Shardy's if a function has a topology, and IFRT IR if one is marked so, or if values of `@main` are
+    on meshes or on devices although such a mark is missing.
     """
     try:
         functions = ops_named(module, ["func.func"])

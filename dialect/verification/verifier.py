@@ -1,8 +1,8 @@
-"""Checks a module as a registered C++ dialect would, and against the form that it claims or is taken for.
+"""Verifier of modules, as a registered C++ dialect has one, by the form that a module claims or must be in.
 
-The checks build on each other: first that everything can be read, and each operation by itself
-(`wellformed.py`), then the table of forms, and at last the relations between operations. What one step finds
-wrong, the next ones do not look at.
+The checks build on each other: first that all contents can be read, and each operation by itself
+(`wellformed.py`), then the table of forms, and finally the relations between operations. A step does not run
+on a module in which an earlier one has found an error.
 
 Errors go to the context's diagnostic handlers in MLIR's form (`'pw.transfer' op expected ...`) at the
 location of the operation. All errors of a step are reported, not only the first.
@@ -28,7 +28,7 @@ Report = Callable[[ir.OpView, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is wrong with an operation."""
+    """Violation of a rule by an operation."""
 
     op: ir.OpView
     message: str
@@ -37,17 +37,17 @@ class Problem:
         return f"'{self.op.operation.name}' op {self.message}"
 
     def emit(self) -> None:
-        """Reports it to the handlers of the context."""
+        """Reports the problem to the diagnostic handlers of the context."""
         self.op.operation.location.emit_error(str(self))
 
 
 def verify(module: ir.Module, form: Form | None = None, *, is_well_formed: bool = False) -> bool:
-    """Checks a module, which MLIR's own verifier must have passed; True when nothing is wrong.
+    """Checks a module, which MLIR's own verifier must have passed; returns whether it has no errors.
 
     Args:
       module: the module.
       form: the form to check it against; by default the one that it claims.
-      is_well_formed: whether each operation by itself is known to be right, as where passes wrote them.
+      is_well_formed: whether each operation by itself is known to be valid, as when passes wrote them.
     """
     reported = problems(module, form, is_well_formed=is_well_formed)
     for problem in reported:
@@ -56,7 +56,7 @@ def verify(module: ir.Module, form: Form | None = None, *, is_well_formed: bool 
 
 
 def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: bool = False) -> list[Problem]:
-    """What `verify` would report."""
+    """Returns the problems that `verify` reports."""
     reported: list[Problem] = []
 
     def report(op: ir.OpView, message: str) -> None:
@@ -67,7 +67,7 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
         if claim is PARTS:
             for part in parts_of(module):
                 if form_of(part) == PARTS.name:
-                    report(part.operation.opview, "is a part of a program and cannot have parts itself")
+                    report(part.operation.opview, "is a sub-program and cannot have sub-programs itself")
                 else:
                     reported += problems(part, is_well_formed=is_well_formed)
         expected = form or claim or foreign_form(module) or UNCLAIMED
@@ -86,7 +86,7 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
             return reported
         programs = _programs(module, expected)
         if claim is PARTS and not programs:
-            report(module.operation.opview, "has no function @main, which runs its parts")
+            report(module.operation.opview, "has no function @main, which runs its sub-programs")
         for program in programs:
             expected.check(program, report)
         for relations in (expected.relations, expected.proofs):
@@ -99,7 +99,7 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
 
 
 def _unique(reported: list[Problem]) -> list[Problem]:
-    """Each problem once: what is wrong with the module itself is found in every program."""
+    """Returns each problem once: a problem of the module itself is found in every program."""
     seen: dict[str, list[ir.OpView]] = {}
     unique: list[Problem] = []
     for problem in reported:
@@ -111,7 +111,7 @@ def _unique(reported: list[Problem]) -> list[Problem]:
 
 
 def _programs(module: ir.Module, form: Form) -> list[ProgramView]:
-    """The functions that are the program, or what hosts do of it."""
+    """Returns the functions that are the program, or the shares of hosts in it."""
     if form.hosts:
         return read_hosts(module)
     program = read_program(module)

@@ -1,4 +1,4 @@
-"""Whether what is in a module can be read: attributes of the right kinds, symbols that are there, bounds.
+"""Checks of readability: attributes of the right kinds, existing symbols, bounds.
 
 Nothing here reads an attribute before its kind was checked, and nothing else reads a module that was not
 found well formed; see `dialect/verification/verifier.py`.
@@ -87,13 +87,13 @@ DISCARDABLE: Mapping[str, Kind] = {
 
 
 class WellFormed:
-    """Checks a module.
+    """Checker of a module.
 
     Args:
       module: the module.
-      report: is called with each operation that is wrong, and what is wrong with it.
+      report: called with each invalid operation, and what is wrong with it.
       is_program: whether the module is taken for a program, whose functions have one block each.
-      has_parts: whether modules may be inside of it, which are checked apart.
+      has_parts: whether it may contain sub-programs, which are checked apart.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class WellFormed:
         self.symbols: dict[str, ir.OpView] = {}
         self._types: dict[ir.Type, str | None] = {}
         self._fine: set[tuple[Kind, ir.Attribute]] = set()
-        """Attributes that were found well formed: many operations say the same of themselves."""
+        """Attributes that were found well formed: many operations share one."""
         self._called: set[str] | None = None
 
     def report(self, op: ir.OpView, message: str) -> None:
@@ -115,16 +115,17 @@ class WellFormed:
         self._report(op, message)
 
     def check_names(self) -> bool:
-        """Checks names, and what is directly in the module besides functions; True when nothing is wrong."""
+        """Checks names, and the top level of the module besides functions; returns whether it has no
+        errors."""
         if self.check_text():
             self.check_symbols()
         return self.valid
 
     def check(self) -> bool:
-        """Checks everything; True when nothing is wrong."""
+        """Checks everything; returns whether it has no errors."""
         if not self.check_names():
             return False
-        # What operations of functions refer to is sound before they are looked at.
+        # The targets of references must be valid before the operations of functions are checked.
         for op in self.module.body.operations if self.valid else ():
             if op.operation.name == "func.func":
                 self.check_function(op)
@@ -138,7 +139,7 @@ class WellFormed:
         return False
 
     def check_symbols(self) -> None:
-        """Checks what is directly in the module, functions apart."""
+        """Checks the top level of the module, functions apart."""
         if symbol_name(self.module.operation.opview) == "":
             self.report(self.module.operation.opview, "has an empty name, which MLIR prints and cannot read")
         whole = self.module.operation.opview
@@ -170,8 +171,8 @@ class WellFormed:
             self.report(mesh, f"has an axis of size {min(sizes)}")
             return
         size = math.prod(sizes)
-        if size > names.MOST_DEVICES:
-            self.report(mesh, f"has {size} devices; a mesh has at most {names.MOST_DEVICES}")
+        if size > names.MAX_DEVICES:
+            self.report(mesh, f"has {size} devices; a mesh has at most {names.MAX_DEVICES}")
         ids = list(sdy.MeshAttr(mesh.attributes["mesh"]).device_ids)
         if sizes and ids:
             self.report(
@@ -181,12 +182,12 @@ class WellFormed:
             )
 
     def check_itself(self, op: ir.OpView) -> None:
-        """Checks a well-formed operation by what its class says beyond its fields."""
+        """Checks a well-formed operation by the rules of its class."""
         if isinstance(op, PwOp):
             op.check(self.symbols, lambda message: self.report(op, message))
 
     def check_operation(self, op: ir.OpView) -> bool:
-        """Checks one operation by its declaration; False when something is wrong with it."""
+        """Checks one operation by its declaration; returns whether it has no errors."""
         name = op.operation.name
         if not isinstance(op, PwOp):
             if name.startswith("pw."):
@@ -240,7 +241,7 @@ class WellFormed:
         ):
             return False
         if kind is SHARDING_KIND:
-            # What it may be depends on the value.
+            # The limit depends on the value.
             return self.check_sharding(op, what, attribute, [r.type for r in op.results][:1])
         self._fine.add((kind, attribute))
         return True
@@ -282,7 +283,7 @@ class WellFormed:
     def check_discardable(
         self, op: ir.OpView, attributes: Mapping[str, ir.Attribute | None], what: str = ""
     ) -> bool:
-        """Checks the attributes that passes read from what is not an operation of ours."""
+        """Checks the attributes that passes read from operations of other dialects."""
         fine = True
         for name, attribute in attributes.items():
             kind = DISCARDABLE.get(name)
@@ -299,7 +300,7 @@ class WellFormed:
         if not self.check_discardable(function, attributes_of(function)):
             return
         if self.is_program and is_program(function) and not is_public(function):
-            what = "the program" if symbol_name(function) == names.MAIN else "what a host runs"
+            what = "the program" if symbol_name(function) == names.MAIN else "the function of a host"
             self.report(function, f"must be public: it is {what}")
         self.check_ports(function)
         blocks = function.regions[0].blocks
@@ -309,7 +310,7 @@ class WellFormed:
         for block in blocks:
             operations = list(block.operations)
             last = operations[-1] if operations else function
-            if len(blocks) == 1 and not self.ends(function, last.operation.name):
+            if len(blocks) == 1 and not self.is_terminator(function, last.operation.name):
                 self.report(last, "must be followed by a `func.return`, which ends the body")
                 return
             for op in operations:
@@ -320,8 +321,9 @@ class WellFormed:
                 if len(op.regions):
                     self.check_nested(op)
 
-    def ends(self, function: ir.OpView, name: str) -> bool:
-        """Whether an operation of this name may end a function: JAX writes comparators like regions."""
+    def is_terminator(self, function: ir.OpView, name: str) -> bool:
+        """Returns whether an operation of this name may end a function: JAX's comparators end like
+        regions."""
         if name != "stablehlo.return":
             return name == "func.return"
         if self._called is None:
@@ -385,13 +387,13 @@ class WellFormed:
 
 
 def type_problem(type_: ir.Type) -> str | None:
-    """Why a type is none of an array that a program can hold; None when it is one."""
+    """Returns why a type is not that of an array of a program; None if it is."""
     if not isinstance(type_, ir.RankedTensorType):
         return "not a ranked tensor"
     if not type_.has_static_shape:
         return "whose shape is not static"
     if dtype_of(type_.element_type) is None:
         return "whose elements have no dtype"
-    if math.prod(type_.shape) > names.MOST_ELEMENTS:
+    if math.prod(type_.shape) > names.MAX_ELEMENTS:
         return "which has more than 2^48 elements"
     return None

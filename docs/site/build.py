@@ -27,7 +27,7 @@ DEFINITION = re.compile(r"^\[(\w+)\]: (docs/)", re.MULTILINE)
 
 
 def with_links_of_the_site(text: str, folder: Path) -> str:
-    """A page with its links to files as they are in the site.
+    """Returns a page with its links to files as they are in the site.
 
     Args:
       text: the page.
@@ -51,7 +51,7 @@ def with_links_of_the_site(text: str, folder: Path) -> str:
 
 
 def title(path: Path) -> str:
-    """The heading of a page.
+    """Returns the heading of a page.
 
     Args:
       path: from the root of the repository.

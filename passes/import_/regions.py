@@ -8,7 +8,7 @@ from typing import NamedTuple, NoReturn
 from jaxlib.mlir import ir
 
 from pathways.dialect import LoopOp, PwOp, UntilOp, make_slices, only_computes
-from pathways.dialect.attributes.names import MOST_MICROBATCHES, SLICE
+from pathways.dialect.attributes.names import MAX_MICROBATCHES, SLICE
 from pathways.passes.analysis.functions import body_block, unique_name
 from pathways.passes.analysis.operations import has_side_effect
 from pathways.passes.analysis.trip_count import trip_count_of
@@ -103,11 +103,11 @@ class _RegionMover:
                 old.replace_all_uses_with(init)
             op.operation.erase()
             return []
-        if trips.count > MOST_MICROBATCHES:
+        if trips.count > MAX_MICROBATCHES:
             fail(
                 self.traced.reason_inside(op),
                 f"is in a loop over several slices that takes {trips.count} iterations; loops are unrolled "
-                f"and takes at most {MOST_MICROBATCHES}",
+                f"and takes at most {MAX_MICROBATCHES}",
             )
         name = unique_name("loop", self.traced.symbols)
         loop = LoopOp.build(

@@ -52,7 +52,7 @@ class InsertTransfers(Pass):
         program = read_function(module, symbol_table(module), main)
         moved: dict[tuple[ir.Value, str], ir.Value] = {}
         operations = [*program.ops, program.terminator]
-        after = {value: operations[n + 1] for n, results in enumerate(program.makes) for value in results}
+        after = {value: operations[n + 1] for n, results in enumerate(program.produces) for value in results}
 
         def on(value: ir.Value, wanted: str) -> ir.Value:
             slices = program.slices.get(value)

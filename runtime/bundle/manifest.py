@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from pathways.dialect.attributes.names import MOST_DEVICES, MOST_ELEMENTS
+from pathways.dialect.attributes.names import MAX_DEVICES, MAX_ELEMENTS
 from pathways.dialect.errors import PathwaysError
 from pathways.dialect.plain_data import Count, PlainDataError, Symbol, Text, parse_json, read_record, shown
 from pathways.runtime.bundle import trees
@@ -39,7 +39,7 @@ Dtype = Annotated[str, Meta(pattern=rf"\A({_DTYPE})\Z", description="the name of
 LeafDtype = Annotated[
     str, Meta(pattern=rf"\A({_DTYPE}|{'|'.join(_KEY_WORDS)})\Z", description="the name of a dtype")
 ]
-Size = Annotated[int, Meta(ge=0, le=MOST_ELEMENTS, description="a whole number of at least 0")]
+Size = Annotated[int, Meta(ge=0, le=MAX_ELEMENTS, description="a whole number of at least 0")]
 Shape = Annotated[tuple[Size, ...], Meta(max_length=64, description="a shape of at most 64 dimensions")]
 
 
@@ -229,15 +229,15 @@ def read_manifest(data: memoryview) -> Manifest:
             raise BundleError(f"{MANIFEST}: a name of a {what} occurs twice")
     arrays: list[Leaf | Constant] = [*manifest.arguments, *manifest.results, *manifest.constants]
     for array in arrays:
-        if math.prod(max(size, 1) for size in array.shape) > MOST_ELEMENTS:
+        if math.prod(max(size, 1) for size in array.shape) > MAX_ELEMENTS:
             raise BundleError(f"{MANIFEST}: '{array.name}': expected at most 2^48 elements")
     for slice in manifest.slices:
         if not slice.shape or not len(slice.shape) == len(slice.axis_names) == len(set(slice.axis_names)):
             raise BundleError(
                 f"{MANIFEST}: slice {slice.name}: expected one distinct axis name for each size"
             )
-        if slice.size > MOST_DEVICES:
-            raise BundleError(f"{MANIFEST}: slice {slice.name}: expected at most {MOST_DEVICES} devices")
+        if slice.size > MAX_DEVICES:
+            raise BundleError(f"{MANIFEST}: slice {slice.name}: expected at most {MAX_DEVICES} devices")
     if list(manifest.custom_calls) != sorted(set(manifest.custom_calls)):
         raise BundleError(f"{MANIFEST}: custom_calls: expected different names in alphabetical order")
     known = {slice.name for slice in manifest.slices}

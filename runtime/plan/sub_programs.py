@@ -11,7 +11,7 @@ from pathways.dialect import form_of, symbol_table
 from pathways.dialect.attributes.names import MAIN
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.operations.ops import RepeatOp
-from pathways.dialect.relations.part_relations import ports_of_part
+from pathways.dialect.relations.subprogram_relations import ports_of_part
 from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.verification.forms import PARTS
 from pathways.runtime.plan.lower import array_type

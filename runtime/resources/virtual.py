@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import NoReturn, SupportsIndex
 
-from pathways.dialect.attributes.names import MOST_DEVICES
+from pathways.dialect.attributes.names import MAX_DEVICES
 from pathways.runtime.plan.plan import SliceSpec
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -223,8 +223,8 @@ def make_virtual_device_set(*, replicas: int = 1) -> VirtualDeviceSet:
     """
     if isinstance(replicas, bool) or not hasattr(replicas, "__index__"):
         raise TypeError(f"replicas={replicas!r}: expected an integer")
-    if not 1 <= operator.index(replicas) <= MOST_DEVICES:
-        raise ValueError(f"replicas={replicas}: expected 1 to {MOST_DEVICES}")
+    if not 1 <= operator.index(replicas) <= MAX_DEVICES:
+        raise ValueError(f"replicas={replicas}: expected 1 to {MAX_DEVICES}")
     return VirtualDeviceSet(operator.index(replicas))
 
 
@@ -240,8 +240,8 @@ def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
         raise ValueError(f"slice shape {sizes}: a slice of zero devices cannot run anything")
     if min(sizes) < 0:
         raise ValueError(f"slice shape {sizes}: expected sizes of at least 1")
-    if math.prod(sizes) > MOST_DEVICES:
-        raise ValueError(f"slice shape {sizes}: expected at most {MOST_DEVICES} devices")
+    if math.prod(sizes) > MAX_DEVICES:
+        raise ValueError(f"slice shape {sizes}: expected at most {MAX_DEVICES} devices")
     return sizes
 
 

@@ -452,7 +452,7 @@ def test_bundle_refuses_other_platforms(model, tmp_path):
     other = rewritten(
         model, tmp_path / "m.pwb", manifest=lambda m: msgspec.structs.replace(m, platform="tpu")
     )
-    with pytest.raises(BundleError, match="made for platform tpu, but the cluster has cpu devices"):
+    with pytest.raises(BundleError, match="compiled for platform tpu, but the cluster has cpu devices"):
         pw.load(other)
 
 

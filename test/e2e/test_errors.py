@@ -128,7 +128,7 @@ def test_program_refuses_what_is_no_function_or_slice(slices):
         pw.jit(3, devices=slices[0])
     with pytest.raises(TypeError, match=r"devices must be a slice from .*add_slice\(...\), got list"):
         pw.jit(jnp.sin, devices=jax.devices())
-    with pytest.raises(TypeError, match="expected a function to make a program of, got int"):
+    with pytest.raises(TypeError, match="expected a function to compile as a program, got int"):
         pw.program(3)
 
 

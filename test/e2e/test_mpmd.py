@@ -103,7 +103,7 @@ def test_from_mpmd_accepts_slices_of_user():
     assert list(lowered.slices.values()) == list(own.values())
     with pytest.raises(ValueError, match=r"the topology has no mesh 'm', only mesh0, mesh1"):
         lower_partitioned(partitioned("two_stages", "call"), slices={"m": own["mesh0"]})
-    with pytest.raises(ValueError, match=r"mesh 'mesh0' has \{'x': 1\}, VirtualSlice.* is unlike it"):
+    with pytest.raises(ValueError, match=r"mesh 'mesh0' has \{'x': 1\}, VirtualSlice.* differs from it"):
         lower_partitioned(partitioned("two_stages", "call"), slices={"mesh0": devices.add_slice(2, "x")})
 
 

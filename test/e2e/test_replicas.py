@@ -215,7 +215,7 @@ class TestResults:
         scaled = jax.tree.map(lambda w: w * 2, new)
         # Nothing reads `scaled`: a view of NumPy would keep its memory from being donated.
         wanted = jax.jit(step_of([layer] * 2))([2 * w for w in jax.device_get(new)], batch)[0]
-        assert train.executables[0].transfer_in([*scaled, *batch])[0] is scaled[0]
+        assert train.executables[0].transfer_arguments([*scaled, *batch])[0] is scaled[0]
         assert_close(train(scaled, batch)[0], wanted)
         assert scaled[0].is_deleted()
         with pytest.raises(RuntimeError, match="has been deleted"):
@@ -436,7 +436,7 @@ def test_replicas_restore_checkpoints_of_other_numbers(tmp_path: Path) -> None:
         restored = pw.checkpoint.restore(tmp_path, compiled.out_info[1])
         assert len(restored[0].sharding.device_set) == replicas
         assert_equal(restored, saved)
-        assert compiled.executable.transfer_in([*restored, *batch])[0] is restored[0]
+        assert compiled.executable.transfer_arguments([*restored, *batch])[0] is restored[0]
 
 
 class TestRefusals:

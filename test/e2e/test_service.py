@@ -449,7 +449,7 @@ def test_service_client_sees_hosts_as_their_owner_does(tmp_path, monkeypatch, de
         slices = [devices.add_slice((1,), ("x",), island=f"island{n}") for n in range(2)]
         a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
         endless = pw.program(lambda x: jax.lax.while_loop(lambda x: x > 0, lambda x: b(a(x)), x))
-        with refused(pw.ProgramFailedError, "has gone on for 2 seconds, and step_deadline is 2"):
+        with refused(pw.ProgramFailedError, "has run for 2 seconds, and step_deadline is 2"):
             endless(np.float32(1))
 
         slow = pw.jit(lambda x: jax.lax.fori_loop(0, 10**9, lambda n, x: jnp.sin(x), x), devices=slices[0])

@@ -340,7 +340,7 @@ def test_while_loop_without_end_has_a_deadline(own_workers):
     pw.connect(hosts=4, options=pw.HostOptions(step_deadline=1.5))
     workers = [host.pid for host in pw.status().hosts]
     program = program_on([(1,), (1,)])
-    with pytest.raises(pw.ProgramFailedError, match=r"loop @loop has gone on for .* step_deadline is 1.5"):
+    with pytest.raises(pw.ProgramFailedError, match=r"loop @loop has run for .* step_deadline is 1.5"):
         program(WEIGHTS, X, 2**30)
     check(program)
     assert [host.pid for host in pw.status().hosts] == workers

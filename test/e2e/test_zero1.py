@@ -130,7 +130,7 @@ def test_zero1_updates_donated_state_to_the_same_bits(name: str, replicas: int, 
     assert_close(split, trained(jax.jit(step_of([layer] * 2, optimizer)), params, state, batch), 1e-5)
     # The next step takes the results of this one as they are.
     given = jax.tree.leaves((*split[1:], batch))
-    brought = train.executables[0].transfer_in(given)
+    brought = train.executables[0].transfer_arguments(given)
     results = len(jax.tree.leaves(split[1:]))
     assert all(one is other for one, other in zip(brought[:results], given[:results], strict=True))
     assert_state_is_shared(split[2], split[1])
@@ -325,7 +325,7 @@ class TestStoredPrograms:
             restored = pw.checkpoint.restore(tmp_path, compiled.out_info[2])
             assert_equal(restored, saved)
             leaves = jax.tree.leaves((params, restored, batch))
-            brought, count = compiled.executable.transfer_in(leaves), len(jax.tree.leaves(params))
+            brought, count = compiled.executable.transfer_arguments(leaves), len(jax.tree.leaves(params))
             assert all(brought[n] is leaves[n] for n in range(count, len(leaves) - 2))
             assert is_split(jax.tree.leaves(restored)[1]) == (zero1 and replicas > 1)
 

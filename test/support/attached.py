@@ -35,7 +35,7 @@ class ServiceInThreads:
         self._thread.start()
 
     def attach(self, client: str = "test") -> Client:
-        """A new client of it."""
+        """Returns a new client of it."""
         return attach_at(self._place, self._secret, Attachment("test", client))
 
     def write_token(self, path: Path) -> Path:

@@ -6,7 +6,7 @@ import collections
 
 
 def dual_pipe_v(ranks: int, microbatches: int) -> str:
-    """The file of torch's `ScheduleDualPipeV`, whose steps are those of DeepSeek's `dualpipev.py`."""
+    """Returns the file of torch's `ScheduleDualPipeV`, whose steps are those of DeepSeek's `dualpipev.py`."""
     return "\n".join(",".join(_Rank(rank, ranks, microbatches).cells()) for rank in range(ranks)) + "\n"
 
 

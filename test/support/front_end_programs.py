@@ -47,7 +47,7 @@ def lowered_by_its_tests() -> list[tuple[Any, tuple[Any, ...], Any]]:
 
 
 def array(leaf: Any) -> Any:
-    """An array for a type."""
+    """Returns an array for a type."""
     if not hasattr(leaf, "dtype"):
         return leaf
     values = np.random.default_rng(0).normal(size=leaf.shape)

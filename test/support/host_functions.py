@@ -19,30 +19,30 @@ NOT_A_FUNCTION = 3
 
 
 def total(x: Any, scale: float = 1.0) -> Any:
-    """The sum of what this host has of an array, and who says it."""
+    """Returns the sum of what this host has of an array, and who says it."""
     parts = {shard.index: shard.data for shard in x.addressable_shards}
     return {"sum": scale * float(sum(np.asarray(part).sum() for part in parts.values())), "pid": os.getpid()}
 
 
 def computed(x: Any) -> Any:
-    """The sum that JAX computes, and the shape."""
+    """Returns the sum that JAX computes, and the shape."""
     return [float(jax.numpy.sum(x)), list(x.shape)]
 
 
 def same(x: Any) -> Any:
-    """What it takes, twice."""
+    """Returns what it takes, twice."""
     return x, x
 
 
 def described(tree: Any, key: Any, *, words: Any) -> Any:
-    """What arrives, in plain values."""
+    """Returns what arrives, in plain values."""
     leaf = tree["w"][0]
     noise = np.asarray(jax.random.normal(key, (2,))).tolist()
     return [sorted(tree), str(leaf.dtype), list(leaf.shape), type(tree["w"]).__name__, noise, words]
 
 
 def kept() -> int:
-    """How much of calls, such as copies of saves, is kept on this host."""
+    """Returns how much of calls, such as copies of saves, is kept on this host."""
     return len(context().kept)
 
 
@@ -60,7 +60,7 @@ def wait_with(*arrays: Any, path: str) -> float:
 
 
 def made_after(path: str) -> Any:
-    """An array, made when there is a file."""
+    """Returns an array, made when there is a file."""
     wait_for(path)
     return np.full(4, 5, np.float32)
 
@@ -75,7 +75,7 @@ def append(path: str, text: str) -> None:
 
 
 def filled(value: float) -> Any:
-    """A whole array, and the part of another that this host has."""
+    """Returns a whole array, and the part of another that this host has."""
     local = np.full((4 // jax.process_count(), 2), value + jax.process_index(), np.float32)
     return {"whole": np.full(3, value, np.int32), "part": local}
 
@@ -89,7 +89,7 @@ def keep() -> None:
 
 
 def kept_of_all() -> Any:
-    """How many calls of all clients have kept here, and whether this one's have."""
+    """Returns how many calls of all clients have kept here, and whether this one's have."""
     return [sum(type(one).__name__ == "Kept" for one in gc.get_objects()), "kept" in context().kept]
 
 

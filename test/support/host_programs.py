@@ -22,7 +22,7 @@ CONTEXT = make_context()
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
-    """A program in unrolled form, and the host of each of its slices."""
+    """Returns a program in unrolled form, and the host of each of its slices."""
     sizes = [draw(st.sampled_from([1, 1, 2])) for _ in range(draw(st.sampled_from([3, 2, 4, 5, 1])))]
     slices = range(len(sizes))
     overlapping = draw(st.sampled_from([0, 0, 2]))
@@ -128,14 +128,14 @@ def _placement(places: Sequence[int]) -> str:
 
 
 def scheduled(text: str) -> ir.Module:
-    """A program in scheduled form that donates all it can."""
+    """Returns a program in scheduled form that donates all it can."""
     module = ir.Module.parse(text, CONTEXT)
     run_passes(module, [Schedule(), PlanMemory(donate_bytes=0), VerifySchedule()])
     return module
 
 
 def split(module: ir.Module, hosts: Sequence[int], ahead: int = 1) -> ir.Module:
-    """What the hosts do of a scheduled program; their number is that of each slice."""
+    """Returns what the hosts do of a scheduled program; their number is that of each slice."""
     module = ir.Module.parse(str(module), CONTEXT)
     named = ",".join(f"s{s}:{host}" for s, host in enumerate(hosts))
     run_passes(module, [BindSlices(hosts=named), SplitHosts(ahead=ahead)])

@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def char_lm() -> Any:
-    """Two microbatches through four stages on as many slices, with a batch of short excerpts."""
+    """Returns two microbatches through four stages on as many slices, with a batch of short excerpts."""
     import char_lm as example
 
     devices = pw.make_virtual_device_set()
@@ -35,7 +35,7 @@ def char_lm() -> Any:
 
 
 def kv_decode() -> Any:
-    """All iterations of one call."""
+    """Returns all iterations of one call."""
     import kv_decode as example
 
     devices = pw.make_virtual_device_set()
@@ -49,7 +49,7 @@ def figure2() -> Any:
 
 
 def transformer_sharded() -> Any:
-    """The step of AdamW."""
+    """Returns the step of AdamW."""
     import transformer_sharded as example
 
     devices = pw.make_virtual_device_set()

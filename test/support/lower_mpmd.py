@@ -19,7 +19,7 @@ from pathways.dialect import make_context
 
 
 def jitted(program: mpmd_programs.MpmdProgram) -> Any:
-    """The function of a program, under the front end's `jit`."""
+    """Returns the function of a program, under the front end's `jit`."""
     import shardy.integrations.python.jax.mpmd as front
     from shardy.integrations.python.jax.mpmd.pipeline_registry import get_pipeline_schedule
 
@@ -33,7 +33,7 @@ def jitted(program: mpmd_programs.MpmdProgram) -> Any:
 
 
 def arguments(program: mpmd_programs.MpmdProgram) -> list[Any]:
-    """The types of the arguments, and how they lie."""
+    """Returns the types of the arguments, and how they lie."""
     mesh = next(iter(program.topology().values()))
     leaves, structure = jax.tree.flatten(tuple(program.args))
     types = [

@@ -69,7 +69,7 @@ class MpmdProgram:
 
 
 def apart(count: int, size: int) -> list[range]:
-    """The devices of meshes that share none."""
+    """Returns the devices of meshes that share none."""
     return [range(n * size, (n + 1) * size) for n in range(count)]
 
 
@@ -78,7 +78,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def layers(front: Any, stages: int) -> Callable[..., Any]:
-    """The loss of a chain of stages."""
+    """Returns the loss of a chain of stages."""
 
     def loss(params: Sequence[Any], x: Any) -> Any:
         for n, w in enumerate(params):
@@ -185,7 +185,7 @@ CALLS: list[float] = []
 
 
 def sharded_map(front: Any) -> Callable[..., Any]:
-    """A `shard_map` inside of a stage, over the axis of its mesh."""
+    """Returns a `shard_map` inside of a stage, over the axis of its mesh."""
 
     def summed(x: Any) -> Any:
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))

@@ -52,7 +52,7 @@ def back(w: Any, h: Any) -> Any:
 
 
 def training(a: Callable[..., Any], b: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that goes through b, a, and b again: weights that are read twice."""
+    """Returns a step that goes through b, a, and b again: weights that are read twice."""
 
     def loss(w: Any, x: Any) -> Any:
         return (b(w[1], a(w[0], b(w[1], x))) ** 2).mean()
@@ -66,7 +66,7 @@ def training(a: Callable[..., Any], b: Callable[..., Any]) -> Callable[..., Any]
 
 @contextlib.contextmanager
 def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
-    """What is done here raises an error that says all of the words."""
+    """Yields what is done here raises an error that says all of the words."""
     said = None
     try:
         yield
@@ -95,7 +95,7 @@ def run_alone(function: Callable[[], None], timeout: float = 100) -> subprocess.
 
 
 def alone(test: Callable[[], None]) -> Callable[[], None]:
-    """A test that runs in a process of its own."""
+    """Returns a test that runs in a process of its own."""
 
     @functools.wraps(test)
     def run_test() -> None:

@@ -47,13 +47,13 @@ def read(page: str) -> str:
 
 
 def blocks(page: str, *languages: str) -> list[Block]:
-    """The blocks of a page, those in some languages if any are given."""
+    """Returns the blocks of a page, those in some languages if any are given."""
     every = [Block(*match) for match in BLOCK.findall(read(page))]
     return [block for block in every if not languages or block.language in languages]
 
 
 def programs(page: str) -> list[str]:
-    """The programs of a page."""
+    """Returns the programs of a page."""
     found: list[str] = []
     for block in blocks(page, "python"):
         if ELSEWHERE in block.text:
@@ -66,16 +66,16 @@ def programs(page: str) -> list[str]:
 
 
 def promised(program: str) -> list[str]:
-    """The lines that a program prints, as comments behind `print` say."""
+    """Returns the lines that a program prints, as comments behind `print` say."""
     return re.findall(r"^ *print\(.*\)  # (.*)$", program, re.MULTILINE)
 
 
 def commands(page: str) -> list[str]:
-    """The blocks of commands of a page."""
+    """Returns the blocks of commands of a page."""
     return [block.text for block in blocks(page, "sh")]
 
 
 def mentioned(page: str) -> list[str]:
-    """The commands within the prose of a page."""
+    """Returns the commands within the prose of a page."""
     prose = BLOCK.sub("", read(page))
     return list(dict.fromkeys(w for w in re.findall(r"`([^`\n]+)`", prose) if COMMAND.match(w)))

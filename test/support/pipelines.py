@@ -18,13 +18,13 @@ Policy = Callable[[int, int, int, int], list[Work]]
 
 
 def gpipe(slice: int, slices: int, folds: int, count: int) -> list[Work]:
-    """All forward passes, then all backward passes."""
+    """Returns all forward passes, then all backward passes."""
     assert folds == 1
     return [(kind, slice, mb) for kind in ("fwd", "bwd") for mb in range(count)]
 
 
 def one_f_one_b(slice: int, slices: int, folds: int, count: int) -> list[Work]:
-    """As many forward passes as there are stages behind, then one backward for one forward."""
+    """Returns as many forward passes as there are stages behind, then one backward for one forward."""
     assert folds == 1
     return _alternate(
         [("fwd", slice, mb) for mb in range(count)],
@@ -51,7 +51,7 @@ def _alternate(forward: list[Work], backward: list[Work], warmup: int) -> list[W
 
 
 def pipeline(policy: Policy, slices: int, count: int, folds: int = 1) -> ir.Module:
-    """A pipeline of `slices * folds` stages in scheduled form, each value 16 bytes."""
+    """Returns a pipeline of `slices * folds` stages in scheduled form, each value 16 bytes."""
     module = ir.Module.parse("\n".join(_lines(policy, slices, folds, count)), make_context())
     run_passes(module, [PlanMemory(), VerifySchedule()])
     return module
@@ -90,7 +90,7 @@ def _lines(policy: Policy, slices: int, folds: int, count: int) -> Iterator[str]
 
 
 def _work(kind: str, stage: int, mb: int, stages: int, slices: int, order: int) -> Iterator[str]:
-    """A launch, and the send of its result to the slice of the stage that reads it."""
+    """Yields a launch, and the send of its result to the slice of the stage that reads it."""
     callee, result, operands = "front", "y", ["%x" if stage == 0 else f"%x{mb}_{stage}"]
     if kind == "bwd":
         callee, result = "front_bwd", "dx"

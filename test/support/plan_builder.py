@@ -35,7 +35,8 @@ class PlanBuilder:
         return len(self.types) - 1
 
     def argument(self, shape: tuple[int, ...], *slices: VirtualSlice, donated: bool = False) -> int:
-        """An argument of 32 bit floats, mirrored on several slices when several are given; its first slot."""
+        """Returns an argument of 32 bit floats, mirrored on several slices when several are given; its first
+        slot."""
         type_ = plan.ArrayType(shape, "float32")
         slots = {slice.name: self.slot(type_, slice) for slice in slices}
         self.arguments.append(plan.Argument(type_, slots, donated))
@@ -52,7 +53,7 @@ class PlanBuilder:
     def launch(
         self, fn: Callable[..., Any], slice: VirtualSlice, *slots: int, donated: tuple[int, ...] = ()
     ) -> int:
-        """A launch of a function with one result; functions are told apart by their names."""
+        """Returns a launch of a function with one result; functions are told apart by their names."""
         operands = tuple(self.types[slot] for slot in slots)
         shapes = [jax.ShapeDtypeStruct(type_.shape, jnp.dtype(type_.dtype)) for type_ in operands]
         lowered = jax.jit(fn, donate_argnums=donated).trace(*shapes).lower(lowering_platforms=("cpu",))
@@ -76,7 +77,7 @@ class PlanBuilder:
         return filled
 
     def transfer(self, slot: int, slice: VirtualSlice) -> int:
-        """A transfer of a value that is replicated on both sides."""
+        """Returns a transfer of a value that is replicated on both sides."""
         filled = self.slot(self.types[slot], slice)
         (size,) = {s.size for s in self.slices if s.name == self.where[slot]}
         routes = (tuple((0, n % size) for n in range(slice.size)),) if size != slice.size else None
@@ -87,7 +88,7 @@ class PlanBuilder:
         self.steps.append(plan.Release(slots, delete))
 
     def finish(self, *results: int, shardings: Sequence[tuple[tuple[str, ...], ...]] = ()) -> plan.Plan:
-        """The plan; its slots are replicated where nothing is said of their shardings."""
+        """Returns the plan; its slots are replicated where nothing is said of their shardings."""
         # Arguments that the caller passes come first.
         arguments = sorted(self.arguments, key=lambda argument: argument.constant is not None)
         return plan.Plan(
@@ -113,7 +114,7 @@ class Runner:
         return load(finished, bindings, callbacks=builder.callbacks, **options)
 
     def place(self, loaded: Any, *values: Any) -> list[jax.Array]:
-        """Each value on the slice of the input of the same number."""
+        """Returns each value on the slice of the input of the same number."""
         return [
             jax.device_put(value, port.sharding) for value, port in zip(values, loaded.inputs, strict=True)
         ]

@@ -103,7 +103,7 @@ class PreloadedProcess:
         self._read = threading.Lock()
 
     def poll(self) -> int | None:
-        """Its exit code if it has ended, negative if a signal killed it."""
+        """Returns its exit code if it has ended, negative if a signal killed it."""
         with self._read:
             if self.returncode is None and select.select([self._ending], [], [], 0)[0]:
                 # Nothing if all were killed.
@@ -137,7 +137,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run([sys.executable, *command], capture_output=True, text=True)` returns.
+    """Returns what `subprocess.run([sys.executable, *command], capture_output=True, text=True)` returns.
 
     Args:
       *command: `-m` and a module, `-c` and a program, or a file; then its arguments.
@@ -171,7 +171,8 @@ def run(
 
 
 def fits(environment: Mapping[str, str]) -> bool:
-    """Whether a process with this environment can be made here: what is read at the start is as it was."""
+    """Returns whether a process with this environment can be made here: what is read at the start is as it
+    was."""
     return _read_at_import(environment) == _STARTED_WITH
 
 

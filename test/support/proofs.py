@@ -15,7 +15,7 @@ from pathways.passes.schedule.verify_schedule import VerifySchedule
 
 
 def three_slices() -> list[pw.VirtualSlice]:
-    """Two slices of one device and one of two."""
+    """Returns two slices of one device and one of two."""
     devices = pw.make_virtual_device_set()
     return [devices.add_slice(shape, "x") for shape in (1, 1, 2)]
 

@@ -149,7 +149,7 @@ def collectives_of_shard_map() -> Any:
 
 @model
 def shardings_of_results() -> Any:
-    """What a compiled program says of its arguments and results, and where the results are."""
+    """Returns what a compiled program says of its arguments and results, and where the results are."""
     across = mesh(x=4, y=2)
     shardings = NamedSharding(across, P("x", "y")), NamedSharding(across, P(None, "y"))
     compiled = (

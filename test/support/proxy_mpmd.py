@@ -28,7 +28,8 @@ from pathways.passes.import_.mpmd.mesh_tensors import read_mesh_tensor
 
 
 def bindings() -> Any:
-    """The bindings of Shardy's MPMD compiler, which import modules by the names where it was built."""
+    """Returns the bindings of Shardy's MPMD compiler, which import modules by the names where it was
+    built."""
     sys.modules.setdefault("jax.jaxlib._jax", jaxlib._jax)
     sys.modules.setdefault("mlir", jaxlib.mlir)
     from jaxlib import _sdy_mpmd
@@ -78,7 +79,7 @@ class ProxiedProgram:
 
 
 def data(leaf: Any) -> Any:
-    """The words of a typed key; other values as they are."""
+    """Returns the words of a typed key; other values as they are."""
     return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
@@ -93,7 +94,7 @@ def words(avals: Sequence[Any]) -> list[Any]:
 
 
 def results_of(name: str) -> Any:
-    """What a program returns in two executions, and which arguments it deletes; or what it raises."""
+    """Returns what a program returns in two executions, and which arguments it deletes; or what it raises."""
     try:
         program = ProxiedProgram(name)
         calls = []

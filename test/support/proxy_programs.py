@@ -42,7 +42,7 @@ def program(function: Program) -> Program:
 
 
 def mesh(**axes: int) -> jax.sharding.Mesh:
-    """A mesh of the first devices whose axes XLA chooses shardings for."""
+    """Returns a mesh of the first devices whose axes XLA chooses shardings for."""
     types = (jax.sharding.AxisType.Auto,) * len(axes)
     count = int(np.prod(list(axes.values())))
     return jax.make_mesh(tuple(axes.values()), tuple(axes), types, devices=jax.devices()[:count])

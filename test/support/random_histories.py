@@ -17,7 +17,7 @@ _CALM = ("leave", "slow", "sleep")
 
 
 def random_history(seed: int) -> History:
-    """A history of a cluster of one to four islands."""
+    """Returns a history of a cluster of one to four islands."""
     chance = random.Random(f"{seed} history")
     is_calm = chance.random() < 0.2
     is_lossy = not is_calm and chance.random() < 0.3
@@ -64,7 +64,7 @@ def _shape(chance: random.Random, seed: int, *, is_calm: bool, is_lossy: bool) -
 
 
 def _uses(chance: random.Random) -> list[Act]:
-    """Some at any time, some one right after the other."""
+    """Returns some at any time, some one right after the other."""
     acts = []
     for _ in range(chance.randint(3, 12)):
         at = chance.uniform(0, SECONDS)
@@ -75,7 +75,7 @@ def _uses(chance: random.Random) -> list[Act]:
 
 
 def _failure_that_spreads(chance: random.Random, shape: ClusterShape) -> list[Act]:
-    """A host of several fails, and steps on its island and others follow before that is known."""
+    """Returns a host of several fails, and steps on its island and others follow before that is known."""
     islands = range(len(shape.islands))
     host = chance.choice([*shape.late] or range(sum(shape.islands)))
     first = next(island for island in islands if host in shape.hosts(island))

@@ -61,13 +61,13 @@ class Client:
 
 
 def on_device(device: int) -> dict[str, Any]:
-    """The sharding of an array of one device."""
+    """Returns the sharding of an array of one device."""
     data = MESSAGES["xla.ifrt.SingleDeviceShardingProto"](device_id=device).SerializeToString()
     return {"serialized_sharding": {"type_name": "xla::ifrt::SingleDeviceSharding", "data": data}}
 
 
 def over_devices(shard_shape: list[int], devices: int | Sequence[int]) -> dict[str, Any]:
-    """A sharding that names the shape of shards only."""
+    """Returns a sharding that names the shape of shards only."""
     proto = MESSAGES["xla.ifrt.ConcreteEvenShardingProto"](
         devices={"device_ids": range(devices) if isinstance(devices, int) else devices},
         shard_shape={"dims": shard_shape},
@@ -81,7 +81,7 @@ def over_devices(shard_shape: list[int], devices: int | Sequence[int]) -> dict[s
 
 
 def over_rows(count: int) -> dict[str, Any]:
-    """The sharding of an array of one dimension that is cut for some devices."""
+    """Returns the sharding of an array of one dimension that is cut for some devices."""
     tiles = {"type": "OTHER", "tile_assignment_dimensions": [count], "tile_assignment_devices": range(count)}
     proto = MESSAGES["xla.ifrt.HloShardingProto"](
         devices={"device_ids": range(count)}, xla_op_sharding=tiles
@@ -119,5 +119,5 @@ def compile_sum(client: Client, type_: str) -> int:
 
 
 def module(body: str) -> str:
-    """A module with a function of one number."""
+    """Returns a module with a function of one number."""
     return f"module @test {{ func.func public @main(%x: tensor<f32>) -> tensor<f32> {{ {body} }} }}"

@@ -83,7 +83,7 @@ class ClusterShape:
     sessions: int = 0
 
     def hosts(self, island: int) -> range:
-        """The numbers of the hosts of an island."""
+        """Returns the numbers of the hosts of an island."""
         first = sum(self.islands[:island])
         return range(first, first + self.islands[island])
 
@@ -155,7 +155,7 @@ class SimulatedCluster:
         self._to[self.workers[host], channel].send(message)
 
     def gang_of(self, worker: SimulatedWorker) -> Gang:
-        """The gang of a worker."""
+        """Returns the gang of a worker."""
         return self._gangs[worker]
 
     def _did(self, event: object, effects: list[Effect]) -> None:
@@ -410,7 +410,7 @@ class SimulatedCluster:
             self._unheard.pop(0)()
 
     def is_asleep(self) -> bool:
-        """Whether the controller is stopped."""
+        """Returns whether the controller is stopped."""
         return self.time.now < self._asleep_until
 
     def _later(self, least: float, most: float, act: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ class SimulatedProgram:
     outputs: int
 
     def turns(self, island: int) -> list[int]:
-        """The turns of an island."""
+        """Returns the turns of an island."""
         return [turn for turn, other in enumerate(self.route) if other == island]
 
     def value(self, turn: int, taken: tuple[int, ...], received: int) -> int:
@@ -36,7 +36,7 @@ class SimulatedProgram:
         return hash((self.salt, turn, taken, received))
 
     def expected(self, taken: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
-        """The arrays that are made on each island."""
+        """Returns the arrays that are made on each island."""
         value, made = 0, {}
         for turn, island in enumerate(self.route):
             value = self.value(turn, taken[island], value)

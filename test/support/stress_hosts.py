@@ -88,7 +88,7 @@ class Thread:
         self.x, self.y = self.new(), self.new()
 
     def new(self) -> Held:
-        """An array of this process, whose values are the thread's own."""
+        """Returns an array of this process, whose values are the thread's own."""
         value = np.arange(self.size, dtype=np.int32) + self.random.randrange(1 << 20)
         return Held(value, value, is_shared=True)
 
@@ -114,11 +114,11 @@ class Thread:
                 gc.collect()
 
     def held(self) -> list[Held]:
-        """All that it has."""
+        """Returns all that it has."""
         return [self.x, self.y, *self.kept]
 
     def call(self, programs: list[Any], fun: Callable[..., Any], *held: Held) -> Any:
-        """The result of a program, which may take over its arguments, and what it has to be."""
+        """Returns the result of a program, which may take over its arguments, and what it has to be."""
         self.calls += 1
         donates = self.random.random() < 0.5 and not any(one.is_shared for one in held)
         results = programs[donates](*(one.array for one in held))
@@ -183,7 +183,7 @@ def check(held: Held) -> None:
 
 
 def holds(kept: list[Held]) -> list[tuple[int, int]]:
-    """The arrays and bytes that each host has to hold for handles."""
+    """Returns the arrays and bytes that each host has to hold for handles."""
     arrays = {id(held.array): held.array for held in kept if not isinstance(held.array, np.ndarray)}
     return [
         (len(on_host), sum(array.nbytes for array in on_host))

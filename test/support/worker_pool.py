@@ -39,7 +39,7 @@ class _Workers:
         return controller
 
     def are_intact(self, controller: Client) -> bool:
-        """Whether they are those that were started, and can be used."""
+        """Returns whether they are those that were started, and can be used."""
         return controller.is_usable() and controller.is_whole() and _pids(controller) == self.pids
 
 

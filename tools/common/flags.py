@@ -144,7 +144,7 @@ class FlagParser(CommandParser):
         return options
 
     def answer(self, options: argparse.Namespace) -> str | None:
-        """What `--version` or `--help` asks for; None where neither is given."""
+        """Returns what `--version` or `--help` asks for; None where neither is given."""
         if options.version:
             library = f" ({self._library} {_version(self._library)})" if self._library else ""
             return f"{self.prog} {_version('pathways-mlir')}{library}\n"
@@ -166,14 +166,14 @@ def _version(package: str) -> str:
 
 
 def count(text: str) -> int:
-    """A number on the command line."""
+    """Returns a number on the command line."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 9:
         raise argparse.ArgumentTypeError(f"must be a number, got '{text}'")
     return int(text)
 
 
 def cpu_devices(text: str) -> int:
-    """A number of CPU devices on the command line; XLA starts threads for each."""
+    """Returns a number of CPU devices on the command line; XLA starts threads for each."""
     number = count(text)
     if not 1 <= number <= MOST_CPU_DEVICES:
         raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_CPU_DEVICES}, got {number}")
@@ -201,7 +201,7 @@ def add_timing_flags(parser: FlagParser) -> None:
 
 
 def _probability(text: str) -> float:
-    """A number from 0 to 1 on the command line."""
+    """Returns a number from 0 to 1 on the command line."""
     try:
         value = float(text)
     except ValueError:

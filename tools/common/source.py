@@ -47,7 +47,7 @@ class Source:
         return self.data.startswith(BYTECODE_MAGIC)
 
     def chunks(self) -> list[Source]:
-        """The pieces between lines `// -----`; bytecode is one piece."""
+        """Returns the pieces between lines `// -----`; bytecode is one piece."""
         if self.is_bytecode:
             return [self]
         pieces: list[Source] = []
@@ -119,6 +119,6 @@ def _check_encoding(source: Source, context: ir.Context) -> None:
 
 
 def _is_file(source: Source) -> bool:
-    """Whether a source is a whole file, still as it was when it was read."""
+    """Returns whether a source is a whole file, still as it was when it was read."""
     path = Path(source.name)
     return source.name.isprintable() and path.is_file() and path.read_bytes() == source.data

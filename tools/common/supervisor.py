@@ -89,7 +89,8 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
 
 
 def memory_limit(environment: Mapping[str, str] = os.environ) -> int:
-    """The bytes of memory that a tool may take, by default half of what the machine has; empty: any number.
+    """Returns the bytes of memory that a tool may take, by default half of what the machine has; empty: any
+    number.
 
     Raises:
       UserError: the environment names no size.
@@ -106,7 +107,7 @@ def memory_limit(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def supervised() -> bool:
-    """Whether this is a child process with a parent that reports for it."""
+    """Returns whether this is a child process with a parent that reports for it."""
     return _activity is not None
 
 
@@ -117,7 +118,7 @@ def doing(what: str) -> None:
 
 
 def pending(path: str, process: int | None = None) -> Path:
-    """Where this process, or another, writes what `keep_after_crash` may move to a path."""
+    """Returns where this process, or another, writes what `keep_after_crash` may move to a path."""
     return Path(f"{path}.{process or os.getpid()}.pending")
 
 
@@ -192,7 +193,7 @@ def _stays_below(limit: int, child: int) -> bool:
 
 
 def _text_of(size: int) -> str:
-    """A number of bytes as `memory_limit` reads it."""
+    """Returns a number of bytes as `memory_limit` reads it."""
     unit = max((u for u, factor in _UNITS.items() if size >= factor), key=_UNITS.__getitem__, default="")
     return f"{size / _UNITS[unit]:.3g}{unit or ' bytes'}"
 

@@ -226,7 +226,7 @@ def _logs(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
-    """A connection to the service of a cluster."""
+    """Yields a connection to the service of a cluster."""
     address, secret = find(options.target, options.token)
     connection = call_service(address, secret, ADMIN_PURPOSE, decode_for_admin)
     try:
@@ -236,7 +236,7 @@ def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
 
 
 def _asked(service: Connection[Any], question: Message) -> object:
-    """What a service answers.
+    """Returns what a service answers.
 
     Raises:
       UserError: it does not.

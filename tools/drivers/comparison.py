@@ -88,7 +88,7 @@ class Candidates:
     steps: int = 1
 
     def requests(self) -> dict[str, Options]:
-        """What the compiler is asked for, by policy.
+        """Returns what the compiler is asked for, by policy.
 
         Raises:
           UserError: the options cannot be read.
@@ -161,7 +161,7 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
 
 
 def _scheduled(module: ir.Module, form: str | None, name: str, asked: Options) -> Plan | str:
-    """The plan of a program by a policy or a file, or why the policy does not fit.
+    """Returns the plan of a program by a policy or a file, or why the policy does not fit.
 
     Raises:
       UserError: the program cannot be scheduled for another reason.
@@ -181,5 +181,5 @@ def _scheduled(module: ir.Module, form: str | None, name: str, asked: Options) -
 
 
 def _passes(phases: list[Phase]) -> list[Pass]:
-    """The passes of some phases."""
+    """Returns the passes of some phases."""
     return [each for phase in phases for each in phase.passes]

@@ -101,14 +101,14 @@ def _output_on_stderr() -> Iterator[None]:
 
 
 def _format(options: argparse.Namespace, phase: str) -> tuple[str, ...]:
-    """What is written, and the extensions that are usual for it."""
+    """Returns what is written, and the extensions that are usual for it."""
     if options.explain:
         return ("figures as JSON", ".json") if options.json else ("tables", ".txt")
     return ("modules of XLA", ".hlo", ".txt") if phase == _DEVICE else ("MLIR text", ".mlir")
 
 
 def _phase(options: argparse.Namespace) -> str:
-    """The phase whose module is printed."""
+    """Returns the phase whose module is printed."""
     phase = options.phase or PHASES[-1]
     phases = [*PHASES, _DEVICE]
     if phase in phases:
@@ -159,7 +159,7 @@ def _save(path: str, lowered: Lowered, compiled: Compiled | None) -> None:
 
 
 def _text(options: argparse.Namespace, phase: str, lowered: Lowered, compiled: Compiled | None) -> str:
-    """What the tool prints: a table, or the module after a phase."""
+    """Returns what the tool prints: a table, or the module after a phase."""
     if compiled is not None and options.explain:
         text = (
             json.dumps(figures(lowered, compiled), indent=2) if options.json else explain(lowered, compiled)
@@ -173,7 +173,7 @@ def _text(options: argparse.Namespace, phase: str, lowered: Lowered, compiled: C
 
 
 def _module_text(lowered: Lowered, phase: str, elide: int | None = None) -> str:
-    """The module after a phase; elements attributes of more than `elide` elements are left out."""
+    """Returns the module after a phase; elements attributes of more than `elide` elements are left out."""
     try:
         text = lowered.as_text(phase)
     except ValueError as error:

@@ -35,7 +35,7 @@ _pw_complete() {
 
 
 def script(shell: str, parsers: Sequence[FlagParser]) -> str:
-    """The script for a shell.
+    """Returns the script for a shell.
 
     Args:
       shell: `bash`, `zsh` or `fish`.
@@ -77,7 +77,7 @@ def _describe(tool: str, action: argparse.Action, shell: str) -> None:
 
 
 def _words(tool: str, dest: str) -> Sequence[str] | None:
-    """What the value of a flag may be where its parser reads it as text."""
+    """Returns what the value of a flag may be where its parser reads it as text."""
     known = {
         ("pw-compile", "phase"): ("stablehlo", *(phase.name for phase in phases(Options())), "device"),
         ("pw-compile", "policy"): NAMES,

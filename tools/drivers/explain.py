@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
-    """The totals of one call of a program, and what each slice, computation and channel has of them.
+    """Returns the totals of one call of a program, and what each slice, computation and channel has of them.
 
     Sizes are in bytes, times in seconds, but for the planned step time, which says its unit.
     """
@@ -60,7 +60,7 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
 
 
 def explain(lowered: Lowered, compiled: Compiled) -> str:
-    """The figures of a program as tables."""
+    """Returns the figures of a program as tables."""
     of = figures(lowered, compiled)
     tables = [
         f"program {of['program']}({', '.join(of['arguments'])})\n{table(_totals(of))}",
@@ -79,7 +79,7 @@ _HEADS = {"flops_each": "FLOPs each", "module": "XLA module", "seconds": "time",
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """A table of figures, with their names as heads; nothing without rows."""
+    """Returns a table of figures, with their names as heads; nothing without rows."""
     if not rows:
         return ""
     return table(
@@ -113,7 +113,7 @@ def _totals(of: Row) -> list[tuple[str, str]]:
 
 
 def _link(schedule: str | None) -> dict[str, str] | None:
-    """The latency and bandwidth of links that a policy goes by, where it goes by any."""
+    """Returns the latency and bandwidth of links that a policy goes by, where it goes by any."""
     if not schedule or schedule.endswith(".csv"):
         return None
     request = read_request(schedule)
@@ -138,7 +138,7 @@ def _mesh(mesh: Mapping[str, int]) -> str:
 
 
 def _modules(compiled: Compiled) -> list[Row]:
-    """Each module that XLA made, the slowest first, with the seconds that it took."""
+    """Returns each module that XLA made, the slowest first, with the seconds that it took."""
     executable = compiled.executable.loaded
     pairs = sorted(
         zip(executable.requests, executable.loaded, strict=True), key=lambda pair: -pair[1].seconds
@@ -173,12 +173,12 @@ def _shown_modules(modules: Sequence[Row]) -> list[Row]:
 
 
 def _instructions(executable: Any) -> int:
-    """The number of instructions in the optimized module of an executable."""
+    """Returns the number of instructions in the optimized module of an executable."""
     return sum(text.count(" = ") for text in (module.to_string() for module in executable.hlo_modules()))
 
 
 def _channels(module: ir.Module, plan: Plan) -> list[Row]:
-    """Each channel of the program, with what passes through it in one call."""
+    """Returns each channel of the program, with what passes through it in one call."""
     block = main_function(module).regions[0].blocks[0]
     ops = [op for op in block.operations if isinstance(op, TransferOp)]
     # The plan has the transfers of the module in the same order.

@@ -114,7 +114,7 @@ class Instrumentation:
 
 
 def _is_among(item: Item, names: Collection[str]) -> bool:
-    """Whether an item is one of these passes, or a nested pipeline of MLIR's that has one in it."""
+    """Returns whether an item is one of these passes, or a nested pipeline of MLIR's that has one in it."""
     if not names:
         return False
     without_options = re.sub(r"\{[^{}]*\}", "", item_name(item))

@@ -9,14 +9,14 @@ from pathways.passes.manager import registry
 
 
 def list_passes() -> str:
-    """Every pass with its first sentence, one per line, then the names of MLIR's own."""
+    """Returns every pass with its first sentence, one per line, then the names of MLIR's own."""
     width = max(map(len, registry.names()))
     ours = [f"{name:{width}}  {summary.does}" for name, summary in registry.summaries().items()]
     return "\n".join([*ours, *registry.BUILTIN_PASSES]) + "\n"
 
 
 def passes_help() -> str:
-    """Every pass with its options, for `--help`."""
+    """Returns every pass with its options, for `--help`."""
     lines = ["passes, as flags or in a pipeline:"]
     for name, summary in registry.summaries().items():
         lines += [f"  --{name}", _indented(summary.does, 6)]
@@ -32,7 +32,7 @@ def _indented(text: str, spaces: int) -> str:
 
 
 def dialects_help() -> str:
-    """The operations of `pw` with their first sentence, and the names of the other dialects."""
+    """Returns the operations of `pw` with their first sentence, and the names of the other dialects."""
     from pathways.dialect import OPERATIONS
 
     width = max(map(len, OPERATIONS))

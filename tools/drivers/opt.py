@@ -56,7 +56,8 @@ def run(options: argparse.Namespace) -> int:
 def _process(
     source: Source, items: list[Item], options: argparse.Namespace, timing: Timing, tree: DumpTree | None
 ) -> bytes | None:
-    """The output for one piece of the input; None after errors, empty when they were the expected ones."""
+    """Returns the output for one piece of the input; None after errors, empty when they were the expected
+    ones."""
     context = make_context()
     printer = Printer(source)
     expectations = Expectations(source, printer) if options.verify_diagnostics else None
@@ -98,7 +99,7 @@ def _dumps(options: argparse.Namespace) -> Dumps:
 
 
 def _format(options: argparse.Namespace) -> tuple[str, ...]:
-    """What is written, and the extensions that are usual for it."""
+    """Returns what is written, and the extensions that are usual for it."""
     if options.emit_schedule:
         return "a schedule", ".csv"
     return ("bytecode", ".mlirbc", ".bc") if options.emit_bytecode else ("MLIR text", ".mlir")

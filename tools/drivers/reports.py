@@ -10,7 +10,7 @@ from pathways.passes.manager.text import Item, item_text
 
 
 def pipeline_dump(items: Sequence[Item]) -> str:
-    """A pipeline as `--dump-pass-pipeline` of `mlir-opt` prints it."""
+    """Returns a pipeline as `--dump-pass-pipeline` of `mlir-opt` prints it."""
     passes = ",\n".join(f"  {item_text(item)}" for item in items)
     return f"Pass Manager with {len(items)} passes:\nbuiltin.module(\n{passes}\n)\n"
 
@@ -36,7 +36,7 @@ class Timing:
         self._seconds.append((name, seconds))
 
     def report(self) -> str:
-        """The table, in the order in which things ran."""
+        """Returns the table, in the order in which things ran."""
         total = time.perf_counter() - self._start
         rows = [
             *self._seconds,

@@ -73,7 +73,7 @@ def _text(module: ir.Module, items: Sequence[Item], verify_each: bool) -> bytes:
 
 
 def split(source: Source) -> tuple[Source, str, bool]:
-    """The module of a reproducer, its pipeline as text, and whether each pass is verified.
+    """Returns the module of a reproducer, its pipeline as text, and whether each pass is verified.
 
     Raises:
       UserError: it is none.

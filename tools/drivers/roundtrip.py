@@ -47,7 +47,7 @@ _WAYS: Mapping[str, Callable[[ir.Module], bytes]] = {
 
 
 def _difference(before: bytes, after: bytes) -> str:
-    """What is another in the generic text of the module that was read back; empty for nothing."""
+    """Returns what is another in the generic text of the module that was read back; empty for nothing."""
     lines = itertools.zip_longest(before.splitlines(), after.splitlines(), fillvalue=b"")
     for old, new in lines:
         if old != new:

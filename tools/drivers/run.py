@@ -63,7 +63,7 @@ def _read(path: str) -> Bundle:
 
 
 def _arrays(options: argparse.Namespace, inputs: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
-    """An array for each argument: from the file, or else made up, if the flags say so."""
+    """Returns an array for each argument: from the file, or else made up, if the flags say so."""
     arrays = read_values(options.values, inputs)
     stored = read_arrays(options.inputs, inputs) if options.inputs else {}
     if twice := sorted(arrays.keys() & stored.keys()):
@@ -116,7 +116,7 @@ def _say(line: str) -> None:
 
 
 def _devices_needed(bundle: Bundle) -> int:
-    """The number of CPU devices that the slices of a bundle take together, if that is reasonable."""
+    """Returns the number of CPU devices that the slices of a bundle take together, if that is reasonable."""
     needed = sum(math.prod(spec.shape) for spec in bundle.manifest.slices)
     if needed > _UNASKED:
         raise UserError(
@@ -158,7 +158,7 @@ def _feeds(
 
 
 def _under(root: str, names: Mapping[str, ArrayType]) -> dict[str, str]:
-    """The names at and below a name, by what follows it."""
+    """Returns the names at and below a name, by what follows it."""
     return {name[len(root) :]: name for name in names if name == root or name.startswith(f"{root}.")}
 
 

@@ -81,7 +81,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _summary(timeline: Timeline) -> dict[str, Any]:
-    """The figures of a timeline for JSON; times are in its unit, memory in bytes."""
+    """Returns the figures of a timeline for JSON; times are in its unit, memory in bytes."""
     return {
         "program": timeline.program,
         "unit": timeline.unit,

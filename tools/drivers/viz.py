@@ -41,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _replays(options: argparse.Namespace) -> list[EventLog] | None:
-    """The planned timeline of a program, and the simulated one if it is another; or those of policies."""
+    """Returns the planned timeline of a program, and the simulated one if it is another; or those of
+    policies."""
     if options.compare or options.policies:
         return _by_policies(options)
     if options.limits:
@@ -57,7 +58,7 @@ def _replays(options: argparse.Namespace) -> list[EventLog] | None:
 
 
 def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
-    """The timelines of a program by several policies, the fastest first."""
+    """Returns the timelines of a program by several policies, the fastest first."""
     if options.compare and options.policies:
         raise UserError("--compare and --policy exclude each other: --compare covers all policies")
     with policy_options(options) as asked:
@@ -72,7 +73,7 @@ def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
 
 
 def _steps_of(timelines: list[EventLog], step: str, path: str) -> list[EventLog]:
-    """The steps of a trace that are to be drawn."""
+    """Returns the steps of a trace that are to be drawn."""
     if step == "all":
         return timelines
     if step == "last":

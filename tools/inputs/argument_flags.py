@@ -27,7 +27,8 @@ _DEEPEST = 64
 
 
 def read_arguments(options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]] | None:
-    """The positional and named arguments that the flags of `pw-compile` give; None where they give none.
+    """Returns the positional and named arguments that the flags of `pw-compile` give; None where they give
+    none.
 
     Raises:
       UserError: says what is wrong, and where in the argument or the file.

@@ -48,7 +48,7 @@ def read_arrays(path: str, types: Mapping[str, ArrayType]) -> dict[str, np.ndarr
 
 
 def _members(path: str, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The member of each array, by the name of the array."""
+    """Returns the member of each array, by the name of the array."""
     members: dict[str, zipfile.ZipInfo] = {}
     for member in file.infolist():
         name = member.filename.removesuffix(".npy")

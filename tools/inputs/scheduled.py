@@ -40,7 +40,8 @@ from pathways.tools.inputs.untrusted_bundles import plan_in
 
 
 def read_plan(path: str) -> Plan | None:
-    """The plan of a program in scheduled form, or of the one in a bundle; None after errors were printed.
+    """Returns the plan of a program in scheduled form, or of the one in a bundle; None after errors were
+    printed.
 
     Raises:
       UserError: when the file cannot be read, or holds another form.
@@ -90,7 +91,7 @@ class Model:
 
 
 def read_model(options: argparse.Namespace, plan: Plan) -> Model:
-    """The durations and links that the flags ask for.
+    """Returns the durations and links that the flags ask for.
 
     Raises:
       UserError: names the file and the entry that is wrong.
@@ -114,7 +115,8 @@ def read_model(options: argparse.Namespace, plan: Plan) -> Model:
 
 
 def common_times(options: argparse.Namespace) -> argparse.Namespace:
-    """The flags with times by which all policies are compared: those of the limits unless given, or units."""
+    """Returns the flags with times by which all policies are compared: those of the limits unless given, or
+    units."""
     times = options.times
     if times is None and options.limits:
         with contextlib.suppress(RequestError):  # Which is said where policies are asked for.
@@ -130,13 +132,14 @@ def _read_times(path: str, plan: Plan) -> ReplayTimes:
 
 
 def link_of(options: argparse.Namespace) -> tuple[str, str]:
-    """The latency and bandwidth that the flags ask for, as a request says them."""
+    """Returns the latency and bandwidth that the flags ask for, as a request says them."""
     return options.latency or "", options.bandwidth or ""
 
 
 @contextlib.contextmanager
 def policy_options(options: argparse.Namespace) -> Iterator[str]:
-    """What the flags let policies keep to, as a request says it; times are in a file that lives as long.
+    """Yields what the flags let policies keep to, as a request says it; times are in a file that lives as
+    long.
 
     Raises:
       UserError: the times cannot be read.
@@ -152,7 +155,7 @@ def policy_options(options: argparse.Namespace) -> Iterator[str]:
 
 
 def durations_text(path: str) -> bytes:
-    """The durations in a JSON file, or those that the trace of a run shows, as JSON.
+    """Returns the durations in a JSON file, or those that the trace of a run shows, as JSON.
 
     Raises:
       UserError: names the file.
@@ -166,7 +169,7 @@ def durations_text(path: str) -> bytes:
 
 
 def read_timelines(path: str) -> list[EventLog]:
-    """All steps in a trace file.
+    """Returns all steps in a trace file.
 
     Raises:
       UserError: names the file.
@@ -178,7 +181,7 @@ def read_timelines(path: str) -> list[EventLog]:
 
 
 def simulated(plan: Plan, model: Model) -> Timeline:
-    """The replay of a plan.
+    """Returns the replay of a plan.
 
     Raises:
       UserError: when the durations say nothing of a launch.

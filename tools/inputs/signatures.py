@@ -200,7 +200,7 @@ class _ValueReader:
         return self.items("]")[0]
 
     def items(self, end: str) -> tuple[list[Any], bool]:
-        """The values up to a bracket, and whether a comma precedes it."""
+        """Returns the values up to a bracket, and whether a comma precedes it."""
         values: list[Any] = []
         comma = True
         while not self.accept(end):

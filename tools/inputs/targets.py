@@ -13,7 +13,7 @@ import jax
 from jaxlib.mlir import ir
 
 from pathways.compiler.from_mlir import lower_module
-from pathways.compiler.frontend.names import symbol
+from pathways.compiler.frontend.user_code import symbol
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Compiled, Lowered
@@ -81,7 +81,7 @@ class PythonTarget:
     program: Program
 
     def example_args(self) -> tuple[Any, ...]:
-        """The arguments given beside the program; none where there are no examples.
+        """Returns the arguments given beside the program; none where there are no examples.
 
         Raises:
           UserError: they are no tuple, or making them failed.
@@ -167,7 +167,7 @@ class MlirTarget:
 
 
 def _options(schedule: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
-    """What the flags say of the `Options` of the compiler."""
+    """Returns what the flags say of the `Options` of the compiler."""
     options: dict[str, Any] = {}
     if schedule is not None:
         try:
@@ -195,7 +195,7 @@ def _parse_file(path: str) -> MlirTarget:
 
 
 def _abstract(value: Any) -> Any:
-    """What `lower` takes for a value of `signatures`."""
+    """Returns what `lower` takes for a value of `signatures`."""
     match value:
         case ArrayText("key", shape):
             dtype = jax.eval_shape(lambda: jax.random.key(0)).dtype

@@ -29,7 +29,7 @@ def within_allowance(bundle: Bundle) -> Iterator[None]:
 
 
 def plan_in(path: str) -> Plan:
-    """The plan of the program in a bundle.
+    """Returns the plan of the program in a bundle.
 
     Raises:
       UserError: it is no bundle that this release reads.

@@ -101,7 +101,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _frame_of_user(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost line that is neither ours, nor that of an installed package, nor Python's own."""
+    """Returns the innermost line that is neither ours, nor that of an installed package, nor Python's own."""
     installed = [str(Path(m.__file__).parent) for m in (jax, traceback) if m.__file__]
     ours = [str(Path(__file__).parents[2] / name) for name in ("compiler", "passes", "runtime", "tools")]
     package = str(Path(sys.modules["pathways"].__file__ or "").parent)

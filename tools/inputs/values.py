@@ -25,7 +25,7 @@ MOST_SHOWN = 1024
 
 
 def read_values(texts: Sequence[str], types: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
-    """The arrays that flags `--input` give for the first arguments of a program, in their order.
+    """Returns the arrays that flags `--input` give for the first arguments of a program, in their order.
 
     Args:
       texts: each `SHAPExDTYPE=VALUES`, or `@FILE.npy`. One value stands for all elements; none for zeros.
@@ -125,14 +125,15 @@ def _is_integer(dtype: np.dtype) -> bool:
 
 
 def type_text(shape: Sequence[int], dtype: np.dtype) -> str:
-    """A type as MLIR writes it inside of a tensor: `2x2xf32`."""
+    """Returns a type as MLIR writes it inside of a tensor: `2x2xf32`."""
     kind = dtype.name.rstrip("0123456789")
     known = f"{_SHORT[kind]}{dtype.name.removeprefix(kind)}" if kind in _SHORT else dtype.name
     return "".join(f"{n}x" for n in shape) + _NAMES.get(dtype.name, known)
 
 
 def value_text(array: np.ndarray) -> str:
-    """An array as `--input` reads it, but for elements beyond the first 1024: `2x2xf32=[1 2][3 4]`."""
+    """Returns an array as `--input` reads it, but for elements beyond the first 1024: `2x2xf32=[1 2][3
+    4]`."""
     left = MOST_SHOWN
 
     def shown(part: np.ndarray) -> str:

@@ -23,7 +23,7 @@ class Analyst:
         """Held while a text is looked at."""
 
     async def analyse(self, text: str) -> dict[str, Any]:
-        """What `worker.analyse` says of a text; one diagnostic where it ends the process."""
+        """Returns what `worker.analyse` says of a text; one diagnostic where it ends the process."""
         try:
             request = text.encode(errors="replace")
             return json.loads(await asyncio.to_thread(self._process.call, request, self._timeout))

@@ -10,7 +10,7 @@ from pathways.passes.manager.base import options_of
 
 
 def operation_help(name: str) -> str | None:
-    """The documentation of an operation with its attributes; None where it is not one of `pw`."""
+    """Returns the documentation of an operation with its attributes; None where it is not one of `pw`."""
     if name not in OPERATIONS:
         return None
     op = OPERATIONS[name]
@@ -20,7 +20,7 @@ def operation_help(name: str) -> str | None:
 
 
 def attribute_help(op: type[PwOp], name: str) -> str | None:
-    """The documentation of an attribute of an operation."""
+    """Returns the documentation of an attribute of an operation."""
     field = op.fields().get(name)
     if field is None:
         return None
@@ -28,7 +28,7 @@ def attribute_help(op: type[PwOp], name: str) -> str | None:
 
 
 def pass_help(name: str) -> str | None:
-    """The documentation of a pass with its options; None where it is none of ours."""
+    """Returns the documentation of a pass with its options; None where it is none of ours."""
     if name not in registry.MODULES:
         return None
     pass_type = registry.load(name)

@@ -86,18 +86,19 @@ class Index:
         self._declared = {d.token: d.name for d in self.definitions}
 
     def at(self, line: int, column: int) -> Token | None:
-        """The word at a position, or that ends there."""
+        """Returns the word at a position, or that ends there."""
         if not 0 <= line < len(self._tokens):
             return None
         touching = [token for token in self._tokens[line] if token.start <= column <= token.end]
         return max(touching, key=lambda token: (token.text[0] in "%@", token.start), default=None)
 
     def tokens(self, line: int) -> Sequence[Token]:
-        """The words of a line, without comments."""
+        """Returns the words of a line, without comments."""
         return self._tokens[line] if 0 <= line < len(self._tokens) else ()
 
     def definition(self, token: Token) -> Definition | None:
-        """Where the name of a word is defined: for values the last place in front of it, or the next."""
+        """Returns where the name of a word is defined: for values the last place in front of it, or the
+        next."""
         name = self._named(token)
         places = self._by_name.get((name, self._scope(token.line, name)), [])
         here = token.line, token.start
@@ -105,7 +106,7 @@ class Index:
         return before[-1] if before else next(iter(places), None)
 
     def references(self, token: Token) -> list[Token]:
-        """Every word of the same name, where that is the same thing."""
+        """Returns every word of the same name, where that is the same thing."""
         definition = self.definition(token)
         name = self._named(token)
         scope = self._scope(token.line, name)
@@ -123,7 +124,7 @@ class Index:
         return sorted(found, key=lambda other: (other.line, other.start))
 
     def _named(self, token: Token) -> str:
-        """The name that a word is of; a string may be the name of a symbol."""
+        """Returns the name that a word is of; a string may be the name of a symbol."""
         if not token.text.startswith('"'):
             return token.name
         return self._declared.get(token, token.text)
@@ -189,7 +190,7 @@ class Index:
 
 
 def _results(tokens: Sequence[Token]) -> Iterator[tuple[Token, int]]:
-    """The values that a line defines in front of its `=`, each with the number of its first result."""
+    """Yields the values that a line defines in front of its `=`, each with the number of its first result."""
     found: list[tuple[Token, int]] = []
     position, number = 0, 0
     while position < len(tokens) and tokens[position].text.startswith("%"):
@@ -209,7 +210,7 @@ def _results(tokens: Sequence[Token]) -> Iterator[tuple[Token, int]]:
 
 
 def _declared(tokens: Sequence[Token]) -> Token | None:
-    """The symbol that a line in custom syntax declares: `func.func private @f`, `sdy.mesh @mesh`."""
+    """Returns the symbol that a line in custom syntax declares: `func.func private @f`, `sdy.mesh @mesh`."""
     if len(tokens) < 2 or not re.match(r"[A-Za-z_]", tokens[0].text) or tokens[0].text.endswith("call"):
         return None
     place = 2 if tokens[1].text in _VISIBILITIES else 1

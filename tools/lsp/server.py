@@ -154,7 +154,8 @@ class _Features:
         )
 
     def _range_of(self, document: _Document, entry: dict[str, Any]) -> lsp.Range:
-        """The word at a position of MLIR's, whose columns are bytes; the first line where there is none."""
+        """Returns the word at a position of MLIR's, whose columns are bytes; the first line where there is
+        none."""
         lines = document.index.lines
         line = min(max((entry["line"] or 1) - 1, 0), len(lines) - 1)
         before = lines[line].encode(errors="replace")[: max((entry["column"] or 1) - 1, 0)]
@@ -171,7 +172,7 @@ class _Features:
         return lsp.Location(uri, self._range(document, token.line, token.start, token.end))
 
     def _at(self, params: Any) -> tuple[_Document, int, int] | None:
-        """The text that a request is about, and the line and column in characters of its position."""
+        """Returns the text that a request is about, and the line and column in characters of its position."""
         document = self._documents.get(params.text_document.uri)
         line = params.position.line
         if document is None or not 0 <= line < len(document.index.lines):
@@ -183,7 +184,7 @@ class _Features:
         return document, line, column
 
     def hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
-        """What the word at a position is."""
+        """Returns what the word at a position is."""
         place = self._at(params)
         if place is None:
             return None
@@ -198,14 +199,14 @@ class _Features:
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text), span)
 
     def definition(self, params: lsp.DefinitionParams) -> lsp.Location | None:
-        """Where a value or a symbol is defined."""
+        """Returns where a value or a symbol is defined."""
         place = self._at(params)
         token = place and place[0].index.at(*place[1:])
         found = place and token and place[0].index.definition(token)
         return self._place(params.text_document.uri, place[0], found.token) if place and found else None
 
     def references(self, params: lsp.ReferenceParams) -> list[lsp.Location]:
-        """Where a value or a symbol is."""
+        """Returns where a value or a symbol is."""
         place = self._at(params)
         token = place and place[0].index.at(*place[1:])
         if not place or not token:
@@ -219,7 +220,7 @@ class _Features:
         ]
 
     def symbols(self, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
-        """The symbols of a text: functions, slices, channels, meshes."""
+        """Returns the symbols of a text: functions, slices, channels, meshes."""
         document = self._documents.get(params.text_document.uri)
         if document is None:
             return []
@@ -237,7 +238,7 @@ class _Features:
 
 
 def _hover_of_pass(line: str, column: int) -> str | None:
-    """The documentation of a pass, wherever it is named: in a pipeline, a flag or a comment."""
+    """Returns the documentation of a pass, wherever it is named: in a pipeline, a flag or a comment."""
     for name in _PASS.finditer(line):
         if name.start() <= column <= name.end():
             return pass_help(name.group())

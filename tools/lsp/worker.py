@@ -35,7 +35,8 @@ def main() -> None:
 
 
 def analyse(text: bytes) -> dict[str, Any]:
-    """What is wrong with a text, and what its values are; pieces between lines `// -----` stand alone.
+    """Returns what is wrong with a text, and what its values are; pieces between lines `// -----` stand
+    alone.
 
     Returns:
       `diagnostics`, each with `severity`, `message`, `line` and `column` (in bytes; from 1) or None, and
@@ -82,7 +83,8 @@ def _as_json(diagnostic: Diagnostic) -> dict[str, Any]:
 
 
 def _values(module: ir.Module) -> Iterator[tuple[str, int, list[str]]]:
-    """What the values of a sound module are: the kind of their owner, its line, and a text for each."""
+    """Yields what the values of a sound module are: the kind of their owner, its line, and a text for
+    each."""
     form = form_of(module)
     suffix = f"  \nmodule in the form `{form}`" if form else ""
     for op in _in_order(module.operation.opview):
@@ -110,7 +112,7 @@ def _values(module: ir.Module) -> Iterator[tuple[str, int, list[str]]]:
 
 
 def _in_order(op: ir.OpView) -> Iterator[ir.OpView]:
-    """All operations inside of one, as they are printed."""
+    """Yields all operations inside of one, as they are printed."""
     waiting = [op]
     while waiting:
         op = waiting.pop()
@@ -125,7 +127,7 @@ def _typed(type_: ir.Type, slices: tuple[str, ...] | None) -> str:
 
 
 def _origin(op: ir.OpView) -> str:
-    """What makes a value, and its position in the program."""
+    """Returns what makes a value, and its position in the program."""
     text = f"result of `{op.operation.name}`"
     if not isinstance(op, PwOp):
         return text

@@ -100,7 +100,7 @@ class PlacementProblem:
     def cost(self, value: ir.Value) -> int:
         """Returns the bytes that cross when a value does, for all microbatches of its loop together."""
         loop = loop_of(value)
-        return self.byte_size(value.type) * (1 if loop is None else self.symbols[loop].turns)
+        return self.byte_size(value.type) * (1 if loop is None else self.symbols[loop].iterations)
 
 
 def read_problem(

@@ -99,7 +99,7 @@ def _sorted(program: ProgramView) -> ProgramView:
 def _set_capacities(program: ProgramView) -> None:
     reads = first_reads(program.ops)
     spans: dict[str, list[tuple[int, int]]] = {}
-    for n, (op, results) in enumerate(zip(program.ops, program.makes, strict=True)):
+    for n, (op, results) in enumerate(zip(program.ops, program.produces, strict=True)):
         if op_has(op, Trait.TRANSFERS):
             read = min(reads.get(value, len(program.ops)) for value in results)
             spans.setdefault(op.channel, []).append((n, read))
@@ -124,7 +124,7 @@ class _Lifetimes:
         self.arguments = list(body_block(view.main).arguments)
         attrs = zip(self.arguments, view.arguments, strict=True)
         self.donated = {argument for argument, own in attrs if DONATED in own}
-        self.operands, self.results = view.reads, view.makes
+        self.operands, self.results = view.reads, view.produces
         self.mirrored: dict[ir.Value, list[ir.Value]] = {}
         """The values that are equal by what a mirror says, by its result."""
         self.touched = [self.touched_by(n, op) for n, op in enumerate(self.ops)]

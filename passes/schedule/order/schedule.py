@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import ChannelOp, ops_named, symbol_table
 from pathways.dialect.attributes.call_times import CallTimes
 from pathways.dialect.attributes.fields import CALL_TIMES
-from pathways.dialect.attributes.names import MOST_OPERATIONS, TIMES
+from pathways.dialect.attributes.names import MAX_OPERATIONS, TIMES
 from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.relations.graphs import CycleError, topological_order
 from pathways.dialect.relations.order import Event, data_events, device_queues, sort_block
@@ -247,9 +247,9 @@ def _apply(
     request: ScheduleRequest, work: Work, loop: Loop, costs: Callable[[], Costs]
 ) -> Sequence[Sequence[Action]]:
     """Returns the orders of the slices by a policy."""
-    if len(work.slices) * work.microbatches > MOST_OPERATIONS:
+    if len(work.slices) * work.microbatches > MAX_OPERATIONS:
         size = f"{len(work.slices)} stages x {work.microbatches} microbatches"
-        fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")
+        fail(loop.op, f"has {size}; a policy orders at most {MAX_OPERATIONS} actions")
     try:
         return orders_by(request, work, costs(), lambda message: remark(loop.op, message))
     except PolicyError as error:

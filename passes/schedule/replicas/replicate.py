@@ -14,7 +14,7 @@ import pathways.dialect as dialect
 from pathways.dialect.attributes.blocks import block_shape
 from pathways.dialect.attributes.fields import NATURAL
 from pathways.dialect.attributes.meshes import Sharding
-from pathways.dialect.attributes.names import BLOCK, CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
+from pathways.dialect.attributes.names import BLOCK, CONSTANT, MAX_OPERATIONS, REPLICA, SLICE
 from pathways.dialect.attributes.replica_ports import ReplicaPort
 from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.relations.graphs import topological_order
@@ -75,8 +75,8 @@ class Replicate(Pass):
             return
         main = main_function(module)
         size = len(body_block(main).operations)
-        if size * count > MOST_OPERATIONS:
-            fail(main, f"has {size} operations, {count} times; a program has at most {MOST_OPERATIONS}")
+        if size * count > MAX_OPERATIONS:
+            fail(main, f"has {size} operations, {count} times; a program has at most {MAX_OPERATIONS}")
         layouts = Layouts(module)
         shares = decide_shares(module, main, layouts, count)
         with main.operation.location:

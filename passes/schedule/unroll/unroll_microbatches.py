@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 
 import pathways.dialect as dialect
 from pathways.dialect.attributes.meshes import Sharding
-from pathways.dialect.attributes.names import CONSTANT, MOST_OPERATIONS, SLICE
+from pathways.dialect.attributes.names import CONSTANT, MAX_OPERATIONS, SLICE
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import SHARDED, UNROLLED
 from pathways.passes.analysis.functions import add_arguments, body_block, unique_name
@@ -95,9 +95,9 @@ def _check_size(main: ir.OpView, loops: Sequence[dialect.LoopOp]) -> None:
             trips *= by_name[around].count
             around = by_name[around].parent
         size += inside[loop.sym_name] * trips
-        if size > MOST_OPERATIONS:
+        if size > MAX_OPERATIONS:
             added = f"{trips} x {inside[loop.sym_name]} operations"
-            fail(loop, f"is unrolled to {added}; a program has at most {MOST_OPERATIONS} of its loops")
+            fail(loop, f"is unrolled to {added}; a program has at most {MAX_OPERATIONS} of its loops")
 
 
 def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[dialect.LoopOp]) -> list[ir.Value]:

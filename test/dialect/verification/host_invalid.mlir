@@ -379,7 +379,7 @@ module attributes {pw.form = "host"} {
 // -----
 
 module attributes {pw.form = "host"} {
-  // expected-error@below {{'func.func' op must be public: it is what a host runs}}
+  // expected-error@below {{'func.func' op must be public: it is the function of a host}}
   func.func private @a() attributes {pw.host = 0} {
     return
   }

@@ -114,14 +114,14 @@ module attributes {pw.form = "parts"} {
       return
     }
   }
-  // expected-error@below {{'builtin.module' op is in the form "scheduled", but another part in the form "sharded"}}
+  // expected-error@below {{'builtin.module' op is in the form "scheduled", but another sub-program in the form "sharded"}}
   module @two attributes {pw.form = "scheduled"} {
     func.func @main() {
       return
     }
   }
-  // expected-error@+2 {{'builtin.module' op is a part of a program, and has no function @main with a body}}
-  // expected-error@+1 {{'builtin.module' op is a part of a program, and says no form (`pw.form`)}}
+  // expected-error@+2 {{'builtin.module' op is a sub-program, but has no function @main with a body}}
+  // expected-error@+1 {{'builtin.module' op is a sub-program, but claims no form (`pw.form`)}}
   module @three {
   }
 }
@@ -132,7 +132,7 @@ module attributes {pw.form = "parts"} {
   func.func @main() {
     return
   }
-  // expected-error@below {{'builtin.module' op is a part of a program and cannot have parts itself}}
+  // expected-error@below {{'builtin.module' op is a sub-program and cannot have sub-programs itself}}
   module @one attributes {pw.form = "parts"} {
   }
   module @two attributes {pw.form = "sharded"} {
@@ -143,7 +143,7 @@ module attributes {pw.form = "parts"} {
 
 // -----
 
-// expected-error@below {{'builtin.module' op has no function @main, which runs its parts}}
+// expected-error@below {{'builtin.module' op has no function @main, which runs its sub-programs}}
 module attributes {pw.form = "parts"} {
   module @one attributes {pw.form = "sharded"} {
     func.func @main() {

@@ -105,17 +105,17 @@ module attributes {pw.form = "placed"} {
   sdy.mesh @mesh_4 = <["z"=4]>
   "pw.slice"() {mesh = @mesh_4, sym_name = "s0"} : () -> ()
   "pw.slice"() {mesh = @mesh_4, sym_name = "s1"} : () -> ()
-  // expected-error@below {{'func.func' op argument #0 lies over @mesh_2x2, but @s0 has @mesh_4}}
+  // expected-error@below {{'func.func' op argument #0 is sharded over @mesh_2x2, but @s0 has @mesh_4}}
   func.func public @main(%x: tensor<8x8xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh_2x2, [{"x"}, {}]>})
       -> (tensor<8x8xf32> {pw.slice = @s1}) {
-    // expected-error@below {{'pw.transfer' op what it makes lies over @mesh_2x2, but @s1 has @mesh_4}}
+    // expected-error@below {{'pw.transfer' op result is sharded over @mesh_2x2, but @s1 has @mesh_4}}
     %0 = "pw.transfer"(%x) {slice = @s1, sharding = #sdy.sharding<@mesh_2x2, [{"x"}, {}]>}
         : (tensor<8x8xf32>) -> tensor<8x8xf32>
     // The computation is launched on a slice with another mesh.
     %1 = "pw.launch"(%0) {callee = @f, slice = @s1} : (tensor<8x8xf32>) -> tensor<8x8xf32>
     return %1 : tensor<8x8xf32>
   }
-  // expected-error@below {{'func.func' op argument #0 lies over @mesh_2x2, but @s1 has @mesh_4}}
+  // expected-error@below {{'func.func' op argument #0 is sharded over @mesh_2x2, but @s1 has @mesh_4}}
   func.func private @f(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh_2x2, [{"x"}, {}]>}) -> tensor<8x8xf32> {
     return %x : tensor<8x8xf32>
   }

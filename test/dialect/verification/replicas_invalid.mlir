@@ -180,7 +180,7 @@ module attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
   func.func public @main(%a: tensor<2xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) {
-    // expected-error@below {{makes what cannot lie over @s0: dimension 0 of size 1 is not divisible by 2 (axes x)}}
+    // expected-error@below {{has a result that cannot be laid out over @s0: dimension 0 of size 1 is not divisible by 2 (axes x)}}
     %b = "pw.reduce_scatter"(%a) {dim = 0, slice = @s0} : (tensor<2xf32>) -> tensor<1xf32>
     return
   }

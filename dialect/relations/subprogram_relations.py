@@ -1,4 +1,4 @@
-"""What holds of a program in parts: what each of them takes and returns, and how long that lives."""
+"""Relations of a program of sub-programs: their operands and results, and the lifetimes of these."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Report = Callable[[ir.OpView, str], None]
 
 
 class PassedValue(NamedTuple):
-    """An argument or result of a part.
+    """Argument or result of a sub-program.
 
     Attributes:
       type: its type, as callers see it.
-      is_donated: whether the part consumes it.
-      places: for each copy that replicas have, where it is and how it is sharded, in words.
+      is_donated: whether the sub-program consumes it.
+      places: the placement and sharding of each replica's copy, in words.
     """
 
     type: ir.Type
@@ -32,45 +32,45 @@ class PassedValue(NamedTuple):
 
 
 class PartPorts(NamedTuple):
-    """What a part takes, but for constants, and what it returns."""
+    """Arguments of a sub-program without its constants, and its results."""
 
     inputs: Sequence[PassedValue]
     outputs: Sequence[PassedValue]
 
 
 def ports_of_part(part: ir.OpView | ir.Module) -> PartPorts:
-    """The ports of a part, which the verifier has passed."""
+    """Returns the arguments and results of a verified sub-program."""
     main = symbol_table(part)[MAIN]
     sides = []
     for attrs, types in ((argument_attrs(main), main.type.inputs), (result_attrs(main), main.type.results)):
         passed = []
-        for first, *others in ports_of_callers(attrs):
-            said = attrs[first]
-            if CONSTANT in said:
+        for first, *copies in ports_of_callers(attrs):
+            port = attrs[first]
+            if CONSTANT in port:
                 continue
-            places = [_place(attrs[n]) for n in (first, *others)]
-            passed.append(PassedValue(_whole(types[first], said), DONATED in said, places))
+            places = [_place(attrs[n]) for n in (first, *copies)]
+            passed.append(PassedValue(_whole(types[first], port), DONATED in port, places))
         sides.append(passed)
     return PartPorts(*sides)
 
 
-def parts_are_programs(program: ProgramView, report: Report) -> None:
-    """Each part is a program, and all of them are in one form."""
+def subprograms_are_programs(program: ProgramView, report: Report) -> None:
+    """Each sub-program is a program, and all of them are in one form."""
     forms: dict[str, ir.Module] = {}
     for part in parts_of(program.module):
         claim = attribute_of(part.operation, FORM)
         forms.setdefault(str(claim), part)
         if claim is None:
-            report(part.operation.opview, "is a part of a program, and says no form (`pw.form`)")
+            report(part.operation.opview, "is a sub-program, but claims no form (`pw.form`)")
         if read_program(part) is None:
-            report(part.operation.opview, "is a part of a program, and has no function @main with a body")
+            report(part.operation.opview, "is a sub-program, but has no function @main with a body")
     if len(forms) > 1:
         (one, _), (other, part) = list(forms.items())[:2]
-        report(part.operation.opview, f"is in the form {other}, but another part in the form {one}")
+        report(part.operation.opview, f"is in the form {other}, but another sub-program in the form {one}")
 
 
-def parts_fit(program: ProgramView, report: Report) -> None:
-    """A part gets what it takes, and makes what it returns."""
+def operands_match_signatures(program: ProgramView, report: Report) -> None:
+    """Operands and results match the signature of the sub-program."""
     for op, read in zip(program.ops, program.reads, strict=True):
         ports = ports_of_part(program.symbols[op.part])
         for what, values, expected in (
@@ -86,13 +86,13 @@ def parts_fit(program: ProgramView, report: Report) -> None:
 
 
 def _place(attrs: dict[str, ir.Attribute]) -> str:
-    """Where a value is, and how it is sharded there."""
+    """Returns the placement and sharding of a value, in words."""
     sharded = f", sharded as {attrs[SHARDING]}" if SHARDING in attrs else ""
     return f"on {attrs.get(SLICE)}{sharded}"
 
 
 def _whole(type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Type:
-    """The type that callers see of what a replica has."""
+    """Returns the type that callers see, from that of a replica's value."""
     if REPLICA not in attrs:
         return type_
     tensor = ir.RankedTensorType(type_)
@@ -100,15 +100,16 @@ def _whole(type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Type:
     return ir.RankedTensorType.get(shape, tensor.element_type, loc=ir.Location.unknown(type_.context))
 
 
-def last_part_returns(program: ProgramView, report: Report) -> None:
-    """The program returns what its last part does, which runs once."""
+def last_subprogram_returns(program: ProgramView, report: Report) -> None:
+    """The program returns the results of its last sub-program, which runs once."""
     returned = list(program.terminator.operands)
-    if not program.ops or not isinstance(program.ops[-1], RunOp) or returned != program.makes[-1]:
+    if not program.ops or not isinstance(program.ops[-1], RunOp) or returned != program.produces[-1]:
         report(program.terminator, "does not return the results of a `pw.run` in front of it, in their order")
 
 
 def values_last(program: ProgramView, report: Report) -> None:
-    """A value that a part consumes is not read after it: by no part, no result, and no further iteration."""
+    """A value that a sub-program consumes is not read later: by no other one, no result, and no next
+    iteration."""
     given = {
         argument: f"argument #{n}, which is not donated"
         for n, argument in enumerate(program.main.regions[0].blocks[0].arguments)
@@ -125,7 +126,7 @@ def values_last(program: ProgramView, report: Report) -> None:
 
 
 def _readings(program: ProgramView) -> Iterator[tuple[ir.OpView, ir.Value, bool]]:
-    """Each reading of a value, and whether it consumes it."""
+    """Yields each operand of a sub-program with its operation, and whether it is consumed."""
     for op, read in zip(program.ops, program.reads, strict=True):
         for value, port in zip(read, ports_of_part(program.symbols[op.part]).inputs, strict=False):
             yield op, value, port.is_donated
@@ -133,16 +134,17 @@ def _readings(program: ProgramView) -> Iterator[tuple[ir.OpView, ir.Value, bool]
         yield program.terminator, value, False
 
 
-def turns_keep_what_they_share(program: ProgramView, report: Report) -> None:
-    """A part that is repeated consumes nothing that it gets every time."""
+def iterations_keep_shared_operands(program: ProgramView, report: Report) -> None:
+    """A repeated sub-program consumes no operand that it gets in every iteration."""
     for op, _ in program.ops_of(RepeatOp):
         for number, port in enumerate(ports_of_part(program.symbols[op.part]).inputs):
             if number >= len(op.results) and port.is_donated:
                 report(op, f"consumes operand #{number}, which @{op.part} gets every time")
 
 
-def turns_pass_on_in_place(program: ProgramView, report: Report) -> None:
-    """A part that is repeated returns what it takes the next time on the same slices, sharded alike."""
+def carried_values_stay_in_place(program: ProgramView, report: Report) -> None:
+    """A repeated sub-program returns values for its next iteration on the slices and in the shardings of
+    their arguments."""
     for op, _ in program.ops_of(RepeatOp):
         ports = ports_of_part(program.symbols[op.part])
         for number, (taken, returned) in enumerate(zip(ports.inputs, ports.outputs, strict=False)):
