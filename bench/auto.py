@@ -301,8 +301,8 @@ def searches() -> Iterator[Row]:
     began = time.perf_counter()
     units = units_of(flat)
     machine = Machine((1.0,) * 4, MICROBATCHES)
-    best_partitions(units, units.candidates(4), machine, v=False, most=3)
-    best_partitions(units, units.candidates(8), machine, v=True, most=2)
+    best_partitions(units, units.candidates(4), machine, v=False, limit=3)
+    best_partitions(units, units.candidates(8), machine, v=True, limit=2)
     search = time.perf_counter() - began
     began = time.perf_counter()
     planned(model, 4)

@@ -1,6 +1,8 @@
-"""Writes docs/pw_ops.md, pw_forms.md and pw_passes.md from what operations, forms and passes declare,
-docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md, docs/schedules.svg, the picture of README, and
-passes/manager/summaries.json, which `pw-opt` lists.
+"""Generator of pages from declarations.
+
+It writes docs/pw_ops.md, pw_forms.md and pw_passes.md from operations, forms and passes, docs/glossary.md
+from docs/glossary.py, docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md, docs/schedules.svg, the
+picture of README, and passes/manager/summaries.json, which `pw-opt` lists.
 
 With `--check` it writes nothing, and fails when one of them is stale.
 """
@@ -15,6 +17,8 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+
+import glossary
 
 from pathways.dialect import FORMS, OPERATIONS, Form, PwOp, Trait
 from pathways.dialect.attributes.fields import Values
@@ -31,6 +35,7 @@ def main(check: bool) -> int:
         DOCS / "pw_ops.md": ops_page(),
         DOCS / "pw_forms.md": forms_page(),
         DOCS / "pw_passes.md": passes_page(),
+        DOCS / "glossary.md": NOTICE.format(source="`docs/glossary.py`") + "\n" + glossary.page(),
         DOCS / "ten_minutes.ipynb": notebook(DOCS / "ten_minutes.md"),
         DOCS / "schedules.svg": picture(DOCS.parent / "README.md"),
         registry.SUMMARIES: summaries(),
@@ -46,8 +51,8 @@ def main(check: bool) -> int:
 
 
 def summaries() -> str:
-    """Returns what listings say of each pass."""
-    said = {
+    """Returns the summary and options of each pass, as JSON for listings."""
+    entries = {
         name: {
             "does": " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split()),
             "options": {
@@ -57,7 +62,7 @@ def summaries() -> str:
         }
         for name, kind in ((name, registry.load(name)) for name in registry.names())
     }
-    return json.dumps(said, indent=1) + "\n"
+    return json.dumps(entries, indent=1) + "\n"
 
 
 def read(path: Path) -> str | None:
@@ -69,8 +74,8 @@ def notebook(page: Path) -> str:
     """Returns a page as a notebook without outputs: its blocks of Python are cells of code, the rest is
     text."""
     cells: list[dict[str, object]] = []
-    for number, part in enumerate(re.split(r"^```python\n(.*?)^```\n", page.read_text(), flags=re.M | re.S)):
-        if source := part.strip().splitlines(keepends=True):
+    for number, block in enumerate(re.split(r"^```python\n(.*?)^```\n", page.read_text(), flags=re.M | re.S)):
+        if source := block.strip().splitlines(keepends=True):
             cell = {"cell_type": "code" if number % 2 else "markdown", "id": f"cell-{number}", "metadata": {}}
             outputs = {"execution_count": None, "outputs": []} if number % 2 else {}
             cells.append({**cell, **outputs, "source": source})
@@ -100,18 +105,18 @@ def picture(page: Path) -> str:
 
 def ops_page() -> str:
     """Returns the reference of the `pw` dialect."""
-    parts = [
+    pieces = [
         NOTICE.format(source="`dialect/operations/ops.py`"),
         "# Operations of the `pw` dialect\n",
         contents(OPERATIONS),
         *(describe_op(name, op) for name, op in OPERATIONS.items()),
     ]
-    return "\n".join(parts)
+    return "\n".join(pieces)
 
 
 def forms_page() -> str:
     """Returns the reference of the forms of the IR."""
-    parts = [
+    pieces = [
         NOTICE.format(source="`dialect/verification/forms.py`"),
         "# Forms of the IR\n",
         "In the order in which a program takes them. In every form, the contents of the module can be read: "
@@ -120,7 +125,7 @@ def forms_page() -> str:
         contents(FORMS),
         *map(describe_form, FORMS.values()),
     ]
-    return "\n".join(parts)
+    return "\n".join(pieces)
 
 
 def describe_form(form: Form) -> str:
@@ -156,7 +161,7 @@ def names_of(chosen: Collection[type[PwOp]]) -> list[str]:
 
 
 def attributes_of(fields: Mapping[type[PwOp], Iterable[str]]) -> str:
-    """Attributes by operation."""
+    """Returns attributes by operation, as Markdown."""
     return "; ".join(
         f"`{op.OPERATION_NAME}`: {', '.join(f'`{name}`' for name in names)}" for op, names in fields.items()
     )
@@ -164,7 +169,7 @@ def attributes_of(fields: Mapping[type[PwOp], Iterable[str]]) -> str:
 
 def passes_page() -> str:
     """Returns the reference of the passes."""
-    parts = [
+    pieces = [
         NOTICE.format(source="the docstrings in `passes/`"),
         "# Passes\n",
         "In the order in which a program meets them. Options follow the pass name in braces, "
@@ -172,7 +177,7 @@ def passes_page() -> str:
         contents(registry.names()),
         *(describe_pass(name, registry.load(name)) for name in registry.names()),
     ]
-    return "\n".join(parts)
+    return "\n".join(pieces)
 
 
 def contents(names: Iterable[str]) -> str:

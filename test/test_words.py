@@ -24,12 +24,6 @@ FOLDERS = ("dialect", "passes", "runtime", "compiler", "tools", "bench", "exampl
 
 PENDING = (
     "bench",
-    "compiler/auto",
-    "compiler/backends",
-    "compiler/data",
-    "compiler/frontend",
-    "compiler/lower",
-    "docs",
     "examples",
     "runtime/control",
     "runtime/hosts/client",
@@ -60,14 +54,6 @@ PENDING = (
     "test/test_rooms.py",
     "test/tools",
     "test/wheel",
-    "tools/__init__.py",
-    "tools/common",
-    "tools/drivers",
-    "tools/inputs",
-    "tools/lsp",
-    "tools/pw_cluster.py",
-    "tools/pw_compile.py",
-    "tools/pw_opt.py",
 )
 """Folders and modules that break the rules today. Narrow or remove an entry when its folders get clean; one
 without findings fails."""
@@ -274,6 +260,9 @@ def verb_first(node: ast.FunctionDef | ast.AsyncFunctionDef, doc: str, claim: bo
 
 def first_two(doc: str) -> tuple[str, str]:
     first, second = [*doc.split()[:2], "", ""][:2]
+    # What follows a colon or a comma is no object of a verb.
+    if first.endswith((":", ",", ".")):
+        second = ""
     return first.strip("`.,:;"), second
 
 

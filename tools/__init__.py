@@ -1,1 +1,1 @@
-"""Command-line tools: `pw_<tool>.py` has the flags of one, `drivers/<tool>.py` does what they ask for."""
+"""Command-line tools: `pw_<tool>.py` has the flags of one, `drivers/<tool>.py` its work."""

@@ -1,4 +1,4 @@
-"""`pw-cluster` brings a cluster up whose islands many clients share, shows what it is at, and ends it."""
+"""`pw-cluster` starts a cluster whose islands many clients share, shows its status, and ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathways.tools.common.flags import FlagParser
 _DESCRIPTION = """\
   pw-cluster up cluster.toml [--name lab]      start the cluster of a file; returns when all islands are ready
   pw-cluster up cluster.toml --foreground      the same, and stay, for systemd and Kubernetes: SIGTERM ends it
-  pw-cluster list                              which clusters are up
+  pw-cluster list                              the clusters that are running
   pw-cluster status lab [--json] [--watch]     its islands, hosts and clients
   pw-cluster end lab CLIENT                    end a client, and free all that it owns
   pw-cluster down lab                          end it, with its workers and clients
@@ -29,7 +29,7 @@ pw-cluster COMMAND --help lists the flags of a command.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
     if arguments is None and "--foreground" in sys.argv[1:]:
-        # What stays is the process that was started, and no child of it.
+        # The started process itself stays, and no child of it.
         arguments = sys.argv[1:]
     return command.run(make_parser(), _run, arguments)
 

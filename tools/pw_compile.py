@@ -48,7 +48,7 @@ examples:
 """
 
 _AGAIN = 75
-"""The exit code of a child process that asks to be started again with more devices."""
+"""Exit code of a child process that requests to be started again with more devices."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return run_here(parser, _run, arguments)
     words = sys.argv[1:]
-    # Written by the child: how many CPU devices the program needs, when JAX has started with fewer.
+    # Written by the child: the number of CPU devices that the program needs, when JAX has started with fewer.
     needed = mmap.mmap(-1, 8)
     code = supervise(parser.prog, lambda: run_here(parser, lambda options: _run(options, needed), words))
     if code == _AGAIN:
@@ -87,13 +87,13 @@ def _run(options: argparse.Namespace, needed: mmap.mmap | None = None) -> int:
         return driver.run(options, arguments)
     except UserError as error:
         if isinstance(error, driver.TooFewDevices) and not (needed is None or options.cpu_devices):
-            return _ask_for_devices(error, needed)
+            return _request_devices(error, needed)
         if options.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         raise
 
 
-def _ask_for_devices(error: TooFewDevices, needed: mmap.mmap) -> int:
+def _request_devices(error: TooFewDevices, needed: mmap.mmap) -> int:
     if error.platform != "cpu":
         print(
             f"pw-compile: note: {error.needed} {error.platform} devices are needed, there are "

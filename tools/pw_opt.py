@@ -172,7 +172,7 @@ def _prints_ir(options: argparse.Namespace) -> bool:
 
 
 def _passes(text: str) -> list[str]:
-    """Names of passes on the command line, between commas."""
+    """Returns the names of passes on the command line, between commas."""
     from pathways.dialect.spelling import did_you_mean
     from pathways.passes.manager.registry import BUILTIN_PASSES, MODULES
 

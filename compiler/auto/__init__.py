@@ -1,1 +1,1 @@
-"""`pw.auto`: a loss becomes stages on slices, cut where a simulated step is shortest."""
+"""`pw.auto`: cuts a loss into stages on slices, for the shortest simulated step."""

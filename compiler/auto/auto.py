@@ -1,4 +1,4 @@
-"""`pw.auto`: stages cut by cost."""
+"""`pw.auto`: stages of a loss, cut by cost."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ def auto(
     max_bytes: str | int | None = None,
     plan: str | os.PathLike[str] | None = None,
 ) -> AutoPlan:
-    """Cuts a loss into stages on slices, where a simulated step is shortest.
+    """Cuts a loss into stages on slices, for the shortest simulated step.
 
-    The loss is plain JAX in which nothing is placed. It is cut between the operations that it is made of,
-    around `jax.checkpoint` blocks, and between turns of a `jax.lax.scan` over layers, whose stacked
-    parameters become a block for each stage. What depends on no microbatch is repeated on each stage that
-    reads it.
-    Cuts are found by dynamic programming over the floating point operations of forward and backward; the best
-    of them, and the even split of layers, are compiled up to their schedules and simulated.
+    The loss is plain JAX in which nothing is placed. It is cut between its operations, around
+    `jax.checkpoint` blocks, and between iterations of a `jax.lax.scan` over layers, whose stacked parameters
+    become a block for each stage. Operations that depend on no microbatch are repeated on each stage that
+    reads them. Cuts are found by dynamic programming over the floating point operations of forward and
+    backward; the best of them, and the even split of layers, are compiled up to their schedules and
+    simulated.
 
     Args:
       loss: the loss; its first argument are the parameters, which are cut, the others a microbatch.
       slices: the slices, in the order in which a microbatch goes through them.
-      microbatches: how many microbatches a step has.
+      microbatches: the number of microbatches of a step.
       args: the arguments of the loss: arrays, or `jax.ShapeDtypeStruct`s.
       has_aux: whether the loss returns `(value, auxiliary)`, as in `jax.value_and_grad`.
       schedules: the schedules to choose from. With `zb-v` a V is also tried, with two stages on each slice.
-      speeds: how much each slice does in a unit of time; its number of devices unless given.
-      times: how long units take. The trace of a step with `plan.loss` (`pw.trace`), or several of different
-        cuts; or a JSON file or a mapping, such as `{"units": {"0": "1ms", "4": "3ms"}}`. By floating point
-        operations unless given.
+      speeds: the work of each slice in a unit of time; by default its number of devices.
+      times: the duration of units. The trace of a step with `plan.loss` (`pw.trace`), or more traces of
+        different cuts; or a JSON file or a mapping, such as `{"units": {"0": "1ms", "4": "3ms"}}`. By default
+        their floating point operations.
       latency: of links between slices, such as `5us`; a number of operations without `times`.
-      bandwidth: of links between slices, such as `10GB/s`; a number of bytes in an operation without `times`.
-      max_bytes: how much may be alive on a slice, such as `16GiB`.
-      plan: a file that `plan.save` wrote: its cut is made again, without a search.
+      bandwidth: of links between slices, such as `10GB/s`; a number of bytes per operation without `times`.
+      max_bytes: the limit of bytes alive on a slice, such as `16GiB`.
+      plan: a file that `plan.save` wrote: its cut is used again, without a search.
 
     Returns:
       The plan: `params`, `loss` and `schedule` for a program, `init`, `split` and `merge` for parameters.
@@ -102,10 +102,10 @@ def auto(
 
 
 def _check_results(request: AutoRequest, shapes: Any) -> None:
-    """Checks that a loss returns what `jax.value_and_grad` takes.
+    """Checks that the result of a loss is valid for `jax.value_and_grad`.
 
     Raises:
-      TypeError: it does not.
+      TypeError: it is not.
     """
     value = shapes
     if request.has_aux:

@@ -1,4 +1,4 @@
-"""What `pw.auto` returns: a loss cut in stages, its parameters, its schedule, and what was considered."""
+"""Plan of `pw.auto`: a loss cut into stages, its parameters, its schedule, and the cuts that were tried."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pathways.runtime.timelines.timeline import Timeline
 
 
 class AutoPlan(ProcessBound):
-    """A loss cut for slices; made by `pw.auto`. `print` shows what was considered.
+    """Loss cut for slices; created by `pw.auto`. `print` shows the cuts that were tried.
 
     Attributes:
       loss: the loss, to be called in a program with parameters of the plan and a microbatch.
       schedule: the schedule for `pw.program`.
-      microbatches: how many a step has.
-      tried: the cuts that were considered, the chosen one first.
+      microbatches: the number of microbatches of a step.
+      tried: the cuts that were tried, the chosen one first.
       unit: of the times in them: `flops`, or `s`.
     """
 
@@ -48,7 +48,7 @@ class AutoPlan(ProcessBound):
 
     @property
     def slices(self) -> tuple[VirtualSlice, ...]:
-        """The slices that it is for."""
+        """The slices of its stages."""
         return self._request.slices
 
     @property
@@ -58,11 +58,12 @@ class AutoPlan(ProcessBound):
 
     @property
     def params(self) -> Any:
-        """The parameters: a tree of `jax.ShapeDtypeStruct`s, where a stacked leaf that is cut is a tuple."""
+        """The parameters: a tree of `jax.ShapeDtypeStruct`s, in which a stacked leaf that is cut is a
+        tuple."""
         return self.loss.params
 
     def __repr__(self) -> str:
-        return f"<pw.auto plan of {self.loss.flat.name}, {len(self.loss.parts)} stages, {self.schedule}>"
+        return f"<pw.auto plan of {self.loss.flat.name}, {len(self.loss.bodies)} stages, {self.schedule}>"
 
     def __str__(self) -> str:
         count = len(self.loss.flat.nodes)
@@ -97,44 +98,44 @@ class AutoPlan(ProcessBound):
         ]
 
     def split(self, tree: Any) -> Any:
-        """Makes parameters of the plan of those of the user, of each that are in a tree.
+        """Converts the user's parameters to those of the plan, everywhere in a tree.
 
         Args:
           tree: arrays, or `jax.ShapeDtypeStruct`s: parameters, or the state of an optimizer.
 
         Raises:
-          TypeError: there are none in it.
+          TypeError: the tree has none of them.
         """
         return self.loss.blocks.split(tree)
 
     def merge(self, tree: Any) -> Any:
-        """Returns the opposite of `split`, for checkpoints and other cuts; leaves that were cut come to the
-        host.
+        """Returns the inverse of `split`, for checkpoints and other cuts; leaves that were cut are fetched to
+        the host.
 
         Raises:
-          TypeError: there are no parameters of the plan in it.
+          TypeError: the tree has no parameters of the plan.
         """
         return self.loss.blocks.merge(tree)
 
     def init(self, init: Callable[..., Any], *args: Any) -> Any:
-        """Makes the parameters of the plan, each on the slice of the first stage that reads it.
+        """Computes the parameters of the plan, each on the slice of the first stage that reads it.
 
         Args:
           init: a function that returns the parameters of the user.
           *args: its arguments, such as a key.
 
         Raises:
-          TypeError: it returns others than those that the plan is for.
+          TypeError: it returns other parameters than those of the plan.
         """
         wanted = self.loss.args[0]
-        made = jax.eval_shape(init, *args)
+        initialised = jax.eval_shape(init, *args)
         structure: Any = jax.tree.structure(wanted)
-        if structure != jax.tree.structure(made):
+        if structure != jax.tree.structure(initialised):
             raise TypeError(
-                f"'{symbol_of(init)}' returns {jax.tree.structure(made)}, but the plan is for parameters of "
-                f"structure {structure}"
+                f"'{symbol_of(init)}' returns {jax.tree.structure(initialised)}, "
+                f"but the plan is for parameters of structure {structure}"
             )
-        pairs = jax.tree_util.tree_leaves_with_path(made)
+        pairs = jax.tree_util.tree_leaves_with_path(initialised)
         for (path, leaf), like in zip(pairs, jax.tree.leaves(wanted), strict=True):
             if (leaf.shape, leaf.dtype) != (tuple(like.shape), like.dtype):
                 raise TypeError(
@@ -168,13 +169,14 @@ class AutoPlan(ProcessBound):
 
     @property
     def constants(self) -> tuple[Any, ...]:
-        """The arrays that the loss closes over, for what `source` writes."""
+        """The arrays that the loss closes over, as arguments of the function in `source`."""
         return tuple(self.loss.flat.constants.values())
 
     def source(self) -> str:
-        """Python that cuts the loss in the same way, with calls of `pw.jit`: a function `cut_loss` of slices.
+        """Returns Python code that cuts the loss in the same way: a function `cut_loss` of slices, with
+        `pw.jit` calls.
 
-        It is written operation by operation, with the lines of the loss that they are from.
+        It lists operation by operation, with their lines in the loss.
 
         Raises:
           ProgramError: an operation cannot be written, such as a function with a derivative of its own.
@@ -182,13 +184,13 @@ class AutoPlan(ProcessBound):
         return source_of(self.loss)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the cut and the schedule as JSON; `pw.auto(..., plan=path)` repeats them without a search.
+        """Writes the cut and the schedule as JSON; `pw.auto(..., plan=path)` uses them without a search.
 
         Args:
           path: the file.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: the file cannot be written.
         """
         write_cuts(path, self.tried, self._request, self.loss.flat)
 

@@ -1,4 +1,4 @@
-"""How the parameters of a user become those of a plan: stacked ones as a block for each stage, and back."""
+"""Conversion of the user's parameters to those of a plan, with a block of stacked ones for each stage."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 from pathways.compiler.auto.flat_loss import FlatLoss
-from pathways.compiler.auto.stage_parts import Rows, StagePart, whole_rows
+from pathways.compiler.auto.stage_bodies import Rows, StageBody, whole_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How leaves are cut in blocks.
+    """Blocks of the leaves of a tree of parameters.
 
     Attributes:
-      structure: of the tree of parameters.
-      edges: for each leaf the rows where its blocks begin, and the end; two for one that is whole.
+      structure: the structure of the tree.
+      edges: for each leaf the rows at which its blocks begin, and the end; two for one that is whole.
       readers: for each leaf and block the stages that read it.
     """
 
@@ -37,25 +37,25 @@ class Blocks:
 
     @property
     def homes(self) -> tuple[int, ...]:
-        """The stage that each leaf of the plan is of: the first that reads it."""
+        """The stage that each leaf of the plan is placed on: the first that reads it."""
         return tuple(stages[0] if stages else 0 for leaf in self.readers for stages in leaf)
 
     def numbers(self, leaf: int, rows: Rows) -> list[int]:
-        """Returns the numbers, among the leaves of the plan, of the blocks that rows of a leaf are in."""
+        """Returns the numbers, among the leaves of the plan, of the blocks that hold rows of a leaf."""
         before = sum(len(edges) - 1 for edges in self.edges[:leaf])
         edges = self.edges[leaf]
         return [before + n for n in range(len(edges) - 1) if edges[n] < rows[1] and rows[0] < edges[n + 1]]
 
     def split(self, tree: Any) -> Any:
-        """Returns a tree with the parameters of the plan for each tree with those of the user in it."""
+        """Returns a tree with the parameters of the plan in place of each subtree of the user's."""
         return self._replaced(
-            tree, self.structure, lambda part: self._split(self.structure.flatten_up_to(part))
+            tree, self.structure, lambda subtree: self._split(self.structure.flatten_up_to(subtree))
         )
 
     def merge(self, tree: Any) -> Any:
         """Returns the opposite of `split`."""
         structure = self.cut_structure
-        return self._replaced(tree, structure, lambda part: self._merge(structure.flatten_up_to(part)))
+        return self._replaced(tree, structure, lambda subtree: self._merge(structure.flatten_up_to(subtree)))
 
     def _split(self, leaves: Sequence[Any]) -> Any:
         cut = [
@@ -73,17 +73,17 @@ class Blocks:
         if jax.tree_util.treedef_is_leaf(structure):
             return jax.tree.map(replace, tree)
 
-        def fits(part: Any) -> bool:
-            return bool(jax.tree.structure(part) == structure)
+        def fits(subtree: Any) -> bool:
+            return bool(jax.tree.structure(subtree) == structure)
 
         replaced = False
 
-        def visit(part: Any) -> Any:
+        def visit(subtree: Any) -> Any:
             nonlocal replaced
-            if not fits(part):
-                return part
+            if not fits(subtree):
+                return subtree
             replaced = True
-            return replace(part)
+            return replace(subtree)
 
         result = jax.tree.map(visit, tree, is_leaf=fits)
         if not replaced:
@@ -91,18 +91,18 @@ class Blocks:
         return result
 
 
-def blocks_of(flat: FlatLoss, structure: Any, parts: Sequence[StagePart]) -> Blocks:
-    """Returns how the leaves of a loss are cut for its stages."""
+def blocks_of(flat: FlatLoss, structure: Any, bodies: Sequence[StageBody]) -> Blocks:
+    """Returns the blocks of the leaves of a loss for its stages."""
     edges: list[set[int]] = [set(whole_rows(leaf)) for leaf in flat.parameters]
-    for part in parts:
-        for leaf, rows in part.leaves:
+    for body in bodies:
+        for leaf, rows in body.leaves:
             edges[leaf].update(rows)
     cut = tuple(tuple(sorted(of_leaf)) for of_leaf in edges)
     readers = []
     for leaf, of_leaf in enumerate(cut):
         stages: list[list[int]] = [[] for _ in of_leaf[1:]]
-        for n, part in enumerate(parts):
-            for number, (first, end) in part.leaves:
+        for n, body in enumerate(bodies):
+            for number, (first, end) in body.leaves:
                 if number == leaf:
                     for block in range(bisect.bisect_left(of_leaf, first), bisect.bisect_left(of_leaf, end)):
                         stages[block].append(n)

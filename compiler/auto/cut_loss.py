@@ -1,4 +1,4 @@
-"""A loss cut in stages: the function that calls them on their slices."""
+"""Loss cut into stages: the function that calls them on their slices."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import jax.numpy as jnp
 from pathways.compiler.api import jit
 from pathways.compiler.auto.blocks import Blocks, blocks_of
 from pathways.compiler.auto.flat_loss import FlatLoss, is_variable
+from pathways.compiler.auto.stage_bodies import StageBody, stage_bodies
 from pathways.compiler.auto.stage_function import stage_function
-from pathways.compiler.auto.stage_parts import StagePart, stage_parts
 from pathways.compiler.frontend.trees import name_of
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
 class CutLoss:
-    """A loss of which each stage is a placed function.
+    """Loss with a placed function for each stage.
 
     Args:
       flat: the loss.
       args: the types of its arguments, the first those of the user's parameters.
-      shapes: a tree of what it returns.
+      shapes: a tree of the types of its results.
       positions: the first node of each stage but the first.
       slices: the slice of each stage.
 
     Attributes:
       positions: the first node of each stage but the first.
-      parts: what each stage holds.
-      blocks: how parameters are cut.
+      bodies: the contents of each stage.
+      blocks: the blocks of parameters.
       slices: the slice of each stage.
       args: the types of the arguments of the user's loss.
-      params: the types of the parameters that it takes.
-      names: those of the stages.
-      out_structure: the structure of what it returns.
+      params: the types of its parameters.
+      names: the names of the stages.
+      out_structure: the structure of its results.
     """
 
     def __init__(
@@ -49,36 +49,36 @@ class CutLoss:
     ) -> None:
         self.flat = flat
         self.slices = tuple(slices)
-        self.parts: list[StagePart] = stage_parts(flat, positions)
-        self.blocks: Blocks = blocks_of(flat, jax.tree.structure(args[0]), self.parts)
+        self.bodies: list[StageBody] = stage_bodies(flat, positions)
+        self.blocks: Blocks = blocks_of(flat, jax.tree.structure(args[0]), self.bodies)
         self.params = self.blocks.split(args[0])
         self.args = args
         self.out_structure: Any = jax.tree.structure(shapes)
         self.positions = tuple(positions)
         edges = itertools.pairwise([0, *positions, len(flat.nodes)])
-        # After the units in them, by which traces are read again.
+        # Named after the units in them, which readers of traces need.
         self.names = [f"{flat.name}_{first}_{end}" for first, end in edges]
         self._stages = [
-            jit(stage_function(flat, part, name), devices=slice, stage=n)
-            for n, (part, name, slice) in enumerate(zip(self.parts, self.names, self.slices, strict=True))
+            jit(stage_function(flat, body, name), devices=slice, stage=n)
+            for n, (body, name, slice) in enumerate(zip(self.bodies, self.names, self.slices, strict=True))
         ]
 
     def __call__(self, params: Any, *args: Any) -> Any:
-        """Returns what the loss returns for parameters of the plan and a microbatch."""
+        """Returns the results of the loss for parameters of the plan and a microbatch."""
         leaves = self._checked(params, *args)
         values = dict(zip(self.flat.inputs, jax.tree.leaves(args), strict=True))
-        for part, stage in zip(self.parts, self._stages, strict=True):
-            blocks = [[leaves[n] for n in self.blocks.numbers(leaf, rows)] for leaf, rows in part.leaves]
-            made = stage(blocks, [values[v] for v in part.reads])
-            values.update(zip(part.makes, made, strict=True))
+        for body, stage in zip(self.bodies, self._stages, strict=True):
+            blocks = [[leaves[n] for n in self.blocks.numbers(leaf, rows)] for leaf, rows in body.leaves]
+            computed = stage(blocks, [values[v] for v in body.reads])
+            values.update(zip(body.results, computed, strict=True))
         results = [values[atom] if is_variable(atom) else jnp.asarray(atom.val) for atom in self.flat.outputs]
         return self.out_structure.unflatten(results)
 
     def _checked(self, params: Any, *args: Any) -> list[Any]:
-        """Returns the leaves of the parameters, of arguments that are as those that it was cut for.
+        """Returns the leaves of arguments that have the types for which the loss was cut.
 
         Raises:
-          TypeError: names the first leaf that is not.
+          TypeError: one has another type; names it.
         """
         what = f"the loss of pw.auto of '{self.flat.name}'"
         if len(args) != len(self.args) - 1:
@@ -107,7 +107,7 @@ class CutLoss:
         if microbatch and dtype == like.dtype and shape[1:] == tuple(like.shape[1:]) and shape:
             message += (
                 f": the microbatch dimension of {like.shape[0]} is baked in; give pw.auto args of "
-                "microbatches of the size that pw.accumulate makes"
+                "microbatches of the size of pw.accumulate"
             )
         raise TypeError(message)
 

@@ -1,4 +1,5 @@
-"""A loss as a list of nodes: its jaxpr with calls inlined, and a node for each turn of a loop over layers."""
+"""Loss as a list of nodes: its jaxpr with calls inlined, and a node for each iteration of a loop over
+layers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pathways.compiler.frontend.trace_state import tracing
 from pathways.compiler.lower.phases import ProgramError
 
 Variable = Any
-"""A variable of a jaxpr: an object equal to itself alone, with an `aval`."""
+"""Variable of a jaxpr: an object equal to itself alone, with an `aval`."""
 
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
 
@@ -26,25 +27,25 @@ _BY_ROWS = frozenset(
         "sqrt", "square", "stop_gradient", "sub", "tanh",
     }
 )  # fmt: skip
-"""Primitives that work on each element alone: rows of their results are made of rows of their operands."""
+"""Elementwise primitives: rows of their results depend on the same rows of their operands."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-    """An equation, or a turn of one that is a loop over layers; what a cut keeps whole.
+    """Equation, or one iteration of a loop over layers; a cut keeps it whole.
 
     Attributes:
-      equation: the equation; all turns of a loop have one.
-      operands: variables and literals, in the order of the equation; of a turn with what it gets from the one
-        before in the place of what is carried.
-      results: variables; of a turn what it hands on.
-      turn: which turn, counted as they run; None for what is no loop.
+      equation: the equation; all iterations of a loop share one.
+      operands: variables and literals, in the order of the equation; for an iteration, the values that the
+        previous one carries take the place of the initial ones.
+      results: variables; for an iteration those that it carries on.
+      iteration: the number of the iteration, in the order of execution; None for other equations.
     """
 
     equation: Any
     operands: tuple[Any, ...]
     results: tuple[Variable, ...]
-    turn: int | None = None
+    iteration: int | None = None
 
     @property
     def reads(self) -> tuple[Variable, ...]:
@@ -53,44 +54,44 @@ class Node:
 
     @property
     def line(self) -> str:
-        """The line that it is from."""
+        """The user's line of the equation."""
         return jax_internals.line_of(self.equation)
 
     @property
     def stacked(self) -> tuple[Any, ...]:
-        """The operands of which a turn reads a row; none of what is no turn."""
-        if self.turn is None:
+        """The operands that an iteration reads one row of; none for other equations."""
+        if self.iteration is None:
             return ()
         constants, carried, _ = jax_internals.scan_operands(self.equation)
         return self.operands[constants + carried :]
 
     @property
     def whole(self) -> tuple[Variable, ...]:
-        """The variables that it reads all of."""
+        """The variables that it reads whole."""
         return tuple(a for a in self.operands[: len(self.operands) - len(self.stacked)] if is_variable(a))
 
-    def rows(self, turns: tuple[int, int]) -> tuple[int, int]:
-        """Returns the rows of stacked operands that turns of its loop read."""
-        first, end = turns
+    def rows(self, iterations: tuple[int, int]) -> tuple[int, int]:
+        """Returns the rows of stacked operands that iterations of its loop read."""
+        first, end = iterations
         length = self.equation.params["length"]
         return (length - end, length - first) if self.equation.params["reverse"] else (first, end)
 
 
 @dataclasses.dataclass(frozen=True)
 class FlatLoss:
-    """A loss without calls in it.
+    """Loss without calls in it.
 
     Attributes:
-      name: of the function.
-      nodes: what depends on a microbatch, in the order in which it runs.
-      free: what does not, in an order in which it can run: masks, tables, parameters that are cast. Each
-        stage works out what it reads of it.
+      name: the name of the function.
+      nodes: the nodes that depend on a microbatch, in the order in which they run.
+      free: the other nodes, in an order in which they can run: masks, tables, parameters that are cast. Each
+        stage computes those that it reads.
       parameters: a variable for each leaf of the first argument.
       inputs: a variable for each leaf of the others.
       constants: the values of arrays that it closes over.
-      outputs: what it returns: variables and literals.
+      outputs: its results: variables and literals.
       learned: variables that depend on a parameter and can be differentiated.
-      makers: for each variable that a node makes, the node.
+      makers: the node that produces each variable.
     """
 
     name: str
@@ -104,17 +105,17 @@ class FlatLoss:
     makers: Mapping[Variable, Node]
 
     def leaf_by_rows(self, atom: Any) -> list[Variable]:
-        """Returns the parameters of which a row alone is needed for a row of a variable."""
+        """Returns the parameters that are needed for a row of a variable with one row only."""
         if atom in self.parameters_set:
             return [atom]
         node = self.by_rows(atom)
         return [] if node is None else [leaf for read in node.reads for leaf in self.leaf_by_rows(read)]
 
     def by_rows(self, atom: Any) -> Node | None:
-        """Returns the free node that makes a variable, where rows of that are made of rows of what it
-        reads."""
+        """Returns the free node that produces a variable, if its rows depend on the same rows of its
+        operands."""
         node = self.makers.get(atom) if is_variable(atom) else None
-        if node is None or node.equation.primitive.name not in _BY_ROWS or node.turn is not None:
+        if node is None or node.equation.primitive.name not in _BY_ROWS or node.iteration is not None:
             return None
         fits = all(
             operand.aval.shape in ((), atom.aval.shape) if is_variable(operand) else not operand.aval.shape
@@ -123,7 +124,8 @@ class FlatLoss:
         return node if fits and atom.aval.shape else None
 
     def slice_of_rows(self, node: Node) -> tuple[Variable, tuple[int, int]] | None:
-        """Of what a free node takes rows, and which; None for one that does anything else, such as `w[3]`."""
+        """Returns the operand and the rows that a free node slices; None for any other node, such as
+        `w[3]`."""
         params = node.equation.params
         if node.equation.primitive.name != "slice" or params["strides"] is not None:
             return None
@@ -146,17 +148,17 @@ def is_variable(atom: Any) -> bool:
 
 
 def flatten_loss(loss: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[FlatLoss, Any]:
-    """Traces a loss and makes nodes of it; also returns the structure of what it returns, of types.
+    """Traces a loss and flattens it to nodes; also returns the structure of its results, and their types.
 
     Args:
       loss: the function.
       args: the types of its arguments; the first are parameters.
-      name: what to call it in messages.
+      name: its name in messages.
 
     Raises:
-      ProgramError: it has effects, or calls what is placed already.
+      ProgramError: the loss has effects, or calls a placed function.
     """
-    # So that a placed call in it is told as what it is.
+    # A placed call in the loss is then recognised as one.
     with tracing(name):
         closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
     for metadata in jax_internals.metadata_of_calls(closed.jaxpr):
@@ -188,7 +190,7 @@ def _where(equation: Any) -> str:
 
 
 class _LossFlattener:
-    """Inlines the calls of a jaxpr and sorts its equations by what they depend on."""
+    """Flattener of a jaxpr: inlines calls, and sorts equations by their dependence on microbatches."""
 
     def __init__(self, name: str, closed: Any, parameters: int) -> None:
         self.name = name
@@ -220,11 +222,11 @@ class _LossFlattener:
         )
 
     def _inline(self, jaxpr: Any, names: dict[Variable, Any]) -> list[Any]:
-        """Adds the equations of a jaxpr; returns what stands for its results.
+        """Adds the equations of a jaxpr; returns the atoms that stand for its results.
 
         Args:
           jaxpr: the jaxpr.
-          names: what stands for its variables, by then those that it starts with.
+          names: the atoms that stand for its variables, initially for its inputs.
         """
 
         def named(atom: Any) -> Any:
@@ -265,23 +267,23 @@ class _LossFlattener:
             self.free.append(Node(equation, operands, results))
             return
         self.micro.update(results)
-        if not self._has_turns(equation, operands):
+        if not self._is_over_layers(equation, operands):
             self.nodes.append(Node(equation, operands, results))
             return
         constants, carried, _ = jax_internals.scan_operands(equation)
         length = equation.params["length"]
         carry = operands[constants : constants + carried]
-        for turn in range(length):
-            last = turn == length - 1
+        for iteration in range(length):
+            last = iteration == length - 1
             handed = results if last else [jax_internals.fresh_variable(v.aval) for v in results]
             self.micro.update(handed)
             self.learned.update(new for new, old in zip(handed, results, strict=True) if old in self.learned)
             whole = (*operands[:constants], *carry, *operands[constants + carried :])
-            self.nodes.append(Node(equation, whole, tuple(handed), turn))
+            self.nodes.append(Node(equation, whole, tuple(handed), iteration))
             carry = tuple(handed)
 
-    def _has_turns(self, equation: Any, operands: Sequence[Any]) -> bool:
-        """Returns whether an equation is a loop over layers: it carries all that it makes, and cuts no
+    def _is_over_layers(self, equation: Any, operands: Sequence[Any]) -> bool:
+        """Returns whether an equation is a loop over layers: all its results are carried, and it cuts no
         microbatch."""
         if equation.primitive.name != "scan" or equation.params["length"] < 2:
             return False
@@ -304,7 +306,7 @@ def _is_float(variable: Variable) -> bool:
 
 
 def _late(nodes: Sequence[Node], learned: Iterable[Variable]) -> list[Node]:
-    """Returns the nodes, with those that read no parameter right before what first reads them: targets,
+    """Returns the nodes, with those that read no parameter right before their first reader: targets,
     masks."""
     trained = set(learned)
     makers = {v: node for node in nodes for v in node.results}
@@ -332,7 +334,7 @@ def _late(nodes: Sequence[Node], learned: Iterable[Variable]) -> list[Node]:
     for node in nodes:
         if node not in moves:
             place(node)
-    # What nothing that is learned reads: a part of the result alone.
+    # No learned value reads it: it is a result alone.
     for node in nodes:
         place(node)
     return ordered

@@ -1,4 +1,4 @@
-"""How much nodes of a loss do, forward and backward, as `passes.analysis.work` counts it of StableHLO."""
+"""Work of the nodes of a loss, forward and backward, as `passes.analysis.work` counts it in StableHLO."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _FREE = frozenset(
     }
     | {"stop_gradient", "empty", "empty2", "split", "pvary"}
 )
-"""Primitives that XLA does nothing for."""
+"""Primitives that cost nothing in XLA."""
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
 
 
 class NodeWork:
-    """The floating point operations of nodes; equal ones are counted once.
+    """Floating point operations of nodes; equal ones are counted once.
 
     Args:
-      flat: the loss that they are of.
+      flat: the loss of the nodes.
     """
 
     def __init__(self, flat: FlatLoss) -> None:
@@ -55,7 +55,7 @@ class NodeWork:
         return tuple(numbers.setdefault(self._key(node), len(numbers)) for node in nodes)
 
     def _key(self, node: Node) -> Any:
-        """Returns what nodes of equal work have in common."""
+        """Returns the key that nodes of equal work share."""
         equation = node.equation
         if id(equation) not in self._params:
             self._params[id(equation)] = str(equation.params)
@@ -65,7 +65,7 @@ class NodeWork:
         return equation.primitive.name, self._params[id(equation)], operands
 
     def _count(self, node: Node) -> int:
-        forward = operations(node.equation, turns=1)
+        forward = operations(node.equation, iterations=1)
         if not any(a in self._learned for a in node.operands if is_variable(a)):
             return forward
         if not any(v in self._learned for v in node.results):
@@ -73,7 +73,7 @@ class NodeWork:
         try:
             return _differentiated(node, self._learned)
         except Exception:
-            # Told where the gradient is taken: what it costs is all that is asked here.
+            # The rule for differentiation would reject this; only the cost matters here.
             return 3 * forward
 
 
@@ -83,7 +83,7 @@ def _differentiated(node: Node, learned: Collection[Variable]) -> int:
     shapes = [_one_row(node, a) for a in node.operands if is_variable(a)]
     moving = [n for n, v in enumerate(variables) if v in learned]
     floats = [n for n, v in enumerate(node.results) if v in learned]
-    params = node.equation.params if node.turn is None else {**node.equation.params, "length": 1}
+    params = node.equation.params if node.iteration is None else {**node.equation.params, "length": 1}
 
     def backward(values: list[Any], cotangents: list[Any]) -> Any:
         def forward(*moved: Any) -> list[Any]:
@@ -125,8 +125,8 @@ def count(jaxpr: Any) -> int:
     return sum(operations(equation) for equation in jaxpr.eqns)
 
 
-def operations(equation: Any, turns: int | None = None) -> int:
-    """Returns the operations of an equation; of a loop for some turns, all of its own unless given."""
+def operations(equation: Any, iterations: int | None = None) -> int:
+    """Returns the operations of an equation; of a loop for some iterations, by default all of its own."""
     name = equation.primitive.name
     if name in _FREE:
         return 0
@@ -141,7 +141,7 @@ def operations(equation: Any, turns: int | None = None) -> int:
             return 2 * results * math.prod(kernel) // max(1, outputs)
         case "scan":
             (body,) = jax_internals.jaxprs_within(equation)
-            return (equation.params["length"] if turns is None else turns) * count(body)
+            return (equation.params["length"] if iterations is None else iterations) * count(body)
         case "cond":
             return max(map(count, jax_internals.jaxprs_within(equation)))
     inner = jax_internals.jaxprs_within(equation)

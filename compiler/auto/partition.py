@@ -1,7 +1,7 @@
-"""Dynamic programming over the units of a loss: where to cut it, by closed bounds, without tracing anything.
+"""Dynamic programming over the units of a loss: finds cuts by closed bounds, without tracing.
 
-As Alpa does it (Zheng et al., OSDI 2022, section 5): for bounds on the longest stage, the least sum of
-the stages under that bound, of which the best of sum + (M - 1) longest is taken.
+As in Alpa (Zheng et al., OSDI 2022, section 5): for each bound on the longest stage, the least sum of the
+stages under that bound; the best of sum + (M - 1) longest wins.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from pathways.passes.analysis.links import Link
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 NO_LINK = Link()
-"""Transfers take no time."""
+"""A link on which transfers take no time."""
 
 _BALANCE = 1e-3
-"""What squares of stages count beside their sum: of equal partitions the most even one is taken."""
+"""Weight of the squares of stages beside their sum: of equal partitions the most even one wins."""
 
 _STEPS, _STEPS_OF_V = 48, 12
-"""How many bounds on the longest slice are tried between the least and the most that can pay."""
+"""Number of bounds on the longest slice that are tried, between the least and the largest that can pay."""
 
 _ROUNDS = 8
-"""How often neighbours of the best partitions are looked at."""
+"""Number of rounds over the neighbours of the best partitions."""
 
-_MOST_OF_V = 28
-"""How many positions a V is cut at at most: its programme is of the fourth power."""
+_MAX_POSITIONS_OF_V = 28
+"""Limit of the positions at which a V is cut: the effort grows with their fourth power."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Partition:
-    """Where units are cut.
+    """Positions at which units are cut.
 
     Attributes:
       bound: the closed estimate of the step: sum + (M - 1) longest.
       positions: the first unit of each stage but the first.
-      v: whether each slice has two stages, from outside in, in place of one.
+      v: whether each slice has two stages, from the outermost to the innermost, instead of one.
     """
 
     bound: float
@@ -57,11 +57,11 @@ class Partition:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What units are cut for.
+    """Machine that units are cut for.
 
     Attributes:
-      speeds: the work that each slice does in a unit of time.
-      microbatches: how many there are.
+      speeds: the work of each slice in a unit of time.
+      microbatches: the number of microbatches.
       link: the links between slices.
     """
 
@@ -70,11 +70,11 @@ class Machine:
     link: Link = NO_LINK
 
     def uneven(self, work: Any, units: Units) -> Any:
-        """Returns what stages of some work count for their squares."""
+        """Returns the penalty of stages of some work for their squares."""
         return _BALANCE * work**2 * sum(self.speeds) / max(units.work, 1e-30)
 
     def loads(self, units: Units, positions: Sequence[int], slices: Sequence[int]) -> list[float]:
-        """Returns how long each stage takes."""
+        """Returns the time of each stage."""
         edges = [0, *positions, units.count]
         return [
             float(units.before[end] - units.before[first]) / self.speeds[slice]
@@ -82,7 +82,8 @@ class Machine:
         ]
 
     def bound(self, units: Units, positions: Sequence[int], slices: Sequence[int]) -> float:
-        """sum + (M - 1) longest, where what crosses counts to the sum, and is no faster than a link."""
+        """Returns sum + (M - 1) longest; transfers add to the sum, and no stage is shorter than a
+        transfer."""
         stages = self.loads(units, positions, slices)
         loads = [0.0] * len(self.speeds)
         for load, slice in zip(stages, slices, strict=True):
@@ -93,9 +94,9 @@ class Machine:
 
 
 def best_partitions(
-    units: Units, candidates: Sequence[int], machine: Machine, *, v: bool, most: int
+    units: Units, candidates: Sequence[int], machine: Machine, *, v: bool, limit: int
 ) -> list[Partition]:
-    """Returns the partitions with the least closed bounds, best first; none where there are too few
+    """Returns the partitions with the least closed bounds, best first; none if there are too few
     candidates."""
     stages = len(machine.speeds) * (2 if v else 1)
     if len(candidates) < stages - 1:
@@ -111,19 +112,19 @@ def best_partitions(
     table = _CostsOfV(units, candidates, machine) if v else _RowCosts(units, candidates, machine)
     for solution in _solutions(units, table, machine):
         add(solution)
-    # What differs from the best in one cut, or two next to each other.
+    # Partitions that differ from the best in one cut, or in two adjacent ones.
     for _ in range(_ROUNDS):
         known = len(found)
-        for partition in ranked(found.values(), units, machine)[:most]:
+        for partition in ranked(found.values(), units, machine)[:limit]:
             for positions in _neighbours(partition.positions, candidates):
                 add(positions)
         if len(found) == known:
             break
-    return ranked(found.values(), units, machine)[:most]
+    return ranked(found.values(), units, machine)[:limit]
 
 
 def ranked(partitions: Iterable[Partition], units: Units, machine: Machine) -> list[Partition]:
-    """Partitions, best first: by bound, of equal ones by how even their stages are, then by what crosses."""
+    """Returns partitions, best first: by bound, then by evenness of the stages, then by bytes that cross."""
 
     def rank(partition: Partition) -> tuple[float, int]:
         stages = machine.loads(units, partition.positions, partition.slices())
@@ -142,8 +143,8 @@ def _neighbours(positions: tuple[int, ...], candidates: Sequence[int]) -> Iterat
 
 
 def _solutions(units: Units, table: _RowCosts | _CostsOfV, machine: Machine) -> Iterator[list[int]]:
-    """Yields the partition of least sum for each bound on the longest slice, from the least that there can
-    be."""
+    """Yields the partition of least sum for each bound on the longest slice, from the smallest possible
+    one."""
     least = table.least_longest()
     first, whole = table.solve(least), table.solve(math.inf)
     if first is None or whole is None:
@@ -151,20 +152,20 @@ def _solutions(units: Units, table: _RowCosts | _CostsOfV, machine: Machine) -> 
     yield first
     yield whole
     # A longer longest slice pays only as far as the sum gets smaller for it.
-    turns = max(1, machine.microbatches - 1)
+    weight = max(1, machine.microbatches - 1)
     slices = Partition(0.0, tuple(first), table.v).slices()
     least_sum = dataclasses.replace(machine, microbatches=1).bound(units, whole, slices)
-    gain = machine.bound(units, first, slices) - least_sum - turns * least
+    gain = machine.bound(units, first, slices) - least_sum - weight * least
     if gain <= 0:
         return
-    for bound in np.linspace(least, least + gain / turns, table.steps):
+    for bound in np.linspace(least, least + gain / weight, table.steps):
         solution = table.solve(float(bound))
         if solution is not None:
             yield solution
 
 
 class _RowCosts:
-    """The time of each run of units on each slice, and the least sums under a bound."""
+    """Time of each run of units on each slice, and the least sums under a bound."""
 
     v = False
     steps = _STEPS
@@ -181,7 +182,7 @@ class _RowCosts:
         self.crossing[[0, -1]] = 0.0
 
     def solve(self, bound: float) -> list[int] | None:
-        """Returns the positions of least sum where no stage is longer than a bound; None if there are
+        """Returns the positions of least sum in which no stage is longer than a bound; None if there are
         none."""
         count = len(self.edges)
         speeds = self.machine.speeds
@@ -204,8 +205,8 @@ class _RowCosts:
         return positions[-2::-1]
 
     def extra(self, time: Array) -> Array:
-        """Returns what counts besides the time of stages: what crosses in front of them, and how uneven they
-        are."""
+        """Returns the costs besides the time of stages: the transfer before each, and the penalty of uneven
+        ones."""
         return self.crossing[:, None] + self.machine.uneven(time, self.units)
 
     def least_longest(self) -> float:
@@ -219,23 +220,23 @@ class _RowCosts:
         return float(longest[-1])
 
 
-def _spread(units: Units, candidates: Sequence[int], most: int) -> list[int]:
-    """Candidates at equal distances of work, no more than some."""
-    if len(candidates) <= most:
+def _spread(units: Units, candidates: Sequence[int], limit: int) -> list[int]:
+    """Returns candidates at equal distances of work, up to a limit."""
+    if len(candidates) <= limit:
         return list(candidates)
     work = units.before[list(candidates)]
-    wanted = np.linspace(work[0], work[-1], most)
+    wanted = np.linspace(work[0], work[-1], limit)
     return [candidates[n] for n in sorted({int(np.abs(work - w).argmin()) for w in wanted})]
 
 
 class _CostsOfV:
-    """Least sums of a V: a state is how far the outer slices have got from both ends."""
+    """Least sums of a V: a state is the progress of the outer slices from both ends."""
 
     v = True
     steps = _STEPS_OF_V
 
     def __init__(self, units: Units, candidates: Sequence[int], machine: Machine) -> None:
-        edges = np.array([0, *_spread(units, candidates, _MOST_OF_V), units.count])
+        edges = np.array([0, *_spread(units, candidates, _MAX_POSITIONS_OF_V), units.count])
         self.edges = edges
         self.before = units.before[edges]
         self.machine = machine
@@ -245,7 +246,7 @@ class _CostsOfV:
         self.crossing[[0, -1]] = 0.0
 
     def least_longest(self) -> float:
-        """Returns the least time that the slice with most to do can have."""
+        """Returns the least time of the slice with most work."""
         lowest = self.before[-1] / sum(self.machine.speeds)
         high = self.before[-1] / min(self.machine.speeds)
         if self.solve(high) is None:
@@ -256,7 +257,7 @@ class _CostsOfV:
         return float(high)
 
     def solve(self, bound: float) -> list[int] | None:
-        """Returns the positions of least sum where no slice has more to do than a bound."""
+        """Returns the positions of least sum in which no slice has more work than a bound."""
         count = len(self.edges)
         sums = np.full((count, count), math.inf)
         sums[0, count - 1] = 0.0
@@ -273,7 +274,7 @@ class _CostsOfV:
                 total = total + self.machine.uneven(here / speed, self.units)
                 total = total + self.machine.uneven(back / speed, self.units)
                 total = total + self.crossing[left + 1 : right, None] + self.crossing[None, left + 1 : right]
-                # At least two stages are left in between: of the last slice.
+                # At least two stages are left in between: those of the last slice.
                 room = np.triu(np.ones(time.shape, bool), 2)
                 total = np.where(room & (time <= bound * (1 + 1e-12)), total, math.inf)
                 block = reached[left + 1 : right, left + 1 : right]

@@ -1,4 +1,4 @@
-"""What a user asks of `pw.auto`, checked."""
+"""Arguments of `pw.auto`, checked."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ TimesGiven = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str | os.Path
 
 @dataclasses.dataclass(frozen=True)
 class AutoRequest:
-    """What a user asks of `pw.auto`, checked.
+    """Checked arguments of `pw.auto`.
 
     Attributes:
-      name: of the loss.
+      name: the name of the loss.
       slices: the slices.
-      microbatches: how many there are.
+      microbatches: the number of microbatches.
       args: the types of the arguments.
       has_aux: whether the loss returns more than its value.
-      schedules: those to choose from.
-      speeds: how much each slice does in a unit of time.
-      times: how long units take, as the user gives it.
+      schedules: the schedules to choose from.
+      speeds: the work of each slice in a unit of time.
+      times: the duration of units, as the user gives it.
       latency: of links between slices, likewise.
       bandwidth: of links between slices, likewise.
-      max_bytes: how much may be alive on a slice; None for any amount.
+      max_bytes: the limit of bytes alive on a slice; None for no limit.
     """
 
     name: str
@@ -51,7 +51,7 @@ class AutoRequest:
 
     @property
     def what(self) -> str:
-        """What messages are about."""
+        """The subject of messages."""
         return f"pw.auto of '{self.name}'"
 
 
@@ -110,8 +110,8 @@ def _slices(what: str, slices: Sequence[VirtualSlice]) -> tuple[VirtualSlice, ..
             )
         if len(one.replicas) > 1:
             raise ValueError(
-                f"{what}: slice {one.name} has {len(one.replicas)} replicas, each of which takes a part of "
-                "the microbatches: pw.auto cuts for slices without replicas"
+                f"{what}: slice {one.name} has {len(one.replicas)} replicas, which divide the "
+                "microbatches: pw.auto cuts for slices without replicas"
             )
     if len(slices) < 2 or len(set(slices)) < len(slices):
         names = ", ".join(one.name for one in slices) or "none"

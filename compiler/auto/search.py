@@ -1,4 +1,4 @@
-"""Finds the best cut of a loss: by closed bounds first, then by simulated steps."""
+"""Search for the best cut of a loss: by closed bounds first, then by simulated steps."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from pathways.runtime.timelines.tables import size
 from pathways.runtime.timelines.timeline import Timeline
 
 _ROWS, _VS = 3, 2
-"""How many of the best cuts in a row, and in a V, are simulated besides the even one."""
+"""Number of the best cuts in a row, and in a V, that are simulated besides the even one."""
 
 _IDLE = 0.01
-"""A stage with less than this part of the mean has nothing to do."""
+"""Fraction of the mean work below which a stage counts as idle."""
 
 _LEAST_FORWARD = 0.2
-"""No forward is less than this part of forward and backward."""
+"""Lower bound of a forward's share in forward and backward."""
 
 _PATIENCE = 5.0
-"""After how many seconds it is said how far a search is."""
+"""Seconds after which the progress of a search is printed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Simulated:
-    """A cut that was simulated under the schedule that is the best for it."""
+    """Cut that was simulated under its best schedule."""
 
     cut: TriedCut
     loss: CutLoss
@@ -49,12 +49,12 @@ class _Simulated:
 
 
 class CutSearch:
-    """Finds the best cut of a loss.
+    """Search for the best cut of a loss.
 
     Args:
-      request: what the user asks.
+      request: the arguments of `pw.auto`.
       flat: the loss.
-      shapes: what it returns.
+      shapes: the types of its results.
 
     Raises:
       TimesError: its times or links cannot be used.
@@ -99,7 +99,7 @@ class CutSearch:
         return self._plan(chosen.loss, cuts, chosen.timeline)
 
     def again(self, cuts: list[TriedCut]) -> AutoPlan:
-        """Returns the plan of a search before, of which these are the cuts, the chosen one first."""
+        """Returns the plan of an earlier search from its cuts, the chosen one first."""
         cut = cuts[0]
         return self._plan(self._loss(Partition(cut.bound, cut.positions, cut.kind == "v")), cuts, None)
 
@@ -134,21 +134,21 @@ class CutSearch:
             units, products = self.units.count, len(self.units.products)
             raise ProgramError(
                 f"{self.request.what}{self._line()}: it can be cut at {len(candidates)} positions, too few "
-                f"for {count} slices: its {units} operations have {products} products of matrices, behind "
-                f"the last of which there is no cut{self._largest(len(candidates) + 1)}"
+                f"for {count} slices: its {units} operations have {products} products of matrices, and "
+                f"there is no cut behind the last{self._largest(len(candidates) + 1)}"
             )
-        best = best_partitions(self.units, candidates, self.machine, v=False, most=_ROWS)
+        best = best_partitions(self.units, candidates, self.machine, v=False, limit=_ROWS)
         self._check_work(best[0])
         partitions = [("row", partition) for partition in best]
         even = self.units.even(count)
         if even is not None:
             partition = Partition(self.machine.bound(self.units, even, range(count)), even)
             partitions = [p for p in partitions if p[1].positions != even]
-            # After the best, which says what others must be better than.
+            # After the best, which sets the mark for the others.
             partitions.insert(1, ("even", partition))
         if any("zb-v" in schedule for schedule in self.request.schedules):
             finer = self.units.candidates(2 * count)
-            of_v = best_partitions(self.units, finer, self.machine, v=True, most=_VS)
+            of_v = best_partitions(self.units, finer, self.machine, v=True, limit=_VS)
             partitions += [("v", partition) for partition in of_v]
         return partitions
 
@@ -158,16 +158,16 @@ class CutSearch:
         return f" at {lines[0]}" if lines and lines[0] else ""
 
     def _smaller(self, known: list[Partition]) -> list[tuple[str, Partition]]:
-        """Cuts that are even in bytes: what parameters and their gradients take, and what is alive."""
+        """Returns cuts that are even in bytes: of parameters with their gradients, and of values alive."""
         count = len(self.request.slices)
         weighed = self.units.reweighed(bytes_kept(self.flat))
         candidates = [p for p in self.units.candidates(count) if 0 < weighed.before[p] < weighed.work]
         machine = dataclasses.replace(self.machine, speeds=(1.0,) * count)
-        found = best_partitions(weighed, candidates, machine, v=False, most=_ROWS)
+        found = best_partitions(weighed, candidates, machine, v=False, limit=_ROWS)
         return [("row", p) for p in found if p.positions not in {other.positions for other in known}]
 
     def _check_work(self, partition: Partition) -> None:
-        """Refuses a cut in which a slice has nothing to do."""
+        """Rejects a cut in which a slice is idle."""
         loads = self.machine.loads(self.units, partition.positions, partition.slices())
         idle = sum(load <= _IDLE * sum(loads) / len(loads) for load in loads)
         if not idle:
@@ -175,8 +175,7 @@ class CutSearch:
         raise ProgramError(f"{self.request.what}{self._largest(len(loads) - idle)}".replace("; ", ": ", 1))
 
     def _largest(self, enough: int) -> str:
-        """Returns what the operation with most work is to all of it, where that is more than a slice's
-        part."""
+        """Returns the share of the operation with limit work in the total, if that is more than a slice's."""
         work = self.units.before[1:] - self.units.before[:-1]
         if not work.sum() or work.max() * len(self.request.slices) <= work.sum():
             return ""
@@ -187,7 +186,7 @@ class CutSearch:
         )
 
     def _tried(self, partitions: list[tuple[str, Partition]]) -> Iterator[_Simulated | TriedCut]:
-        """Yields each cut, simulated unless no schedule of it can be better than the best before."""
+        """Yields each cut, simulated unless no schedule of it can be better than the best so far."""
         best = float("inf")
         for n, (kind, partition) in enumerate(partitions):
             if time.monotonic() - self.began > _PATIENCE:
@@ -206,7 +205,7 @@ class CutSearch:
                 yield simulated
 
     def _least_step(self, partition: Partition) -> float:
-        """Returns what no schedule of a cut can do better than: a slice without gaps, once it can begin."""
+        """Returns a lower bound of the step under any schedule: a slice without gaps, once it can begin."""
         slices = partition.slices()
         loads = self.machine.loads(self.units, partition.positions, slices)
         bounds = []
@@ -221,7 +220,7 @@ class CutSearch:
         return CutLoss(self.flat, self.request.args, self.shapes, partition.positions, slices)
 
     def _simulated(self, cut: TriedCut, loss: CutLoss) -> _Simulated | None:
-        """Returns the cut under the schedule that is the best for it; None if none of them fits."""
+        """Returns the cut under its best schedule; None if no schedule fits."""
         trial = Trial(loss, self.request.microbatches, self.request.has_aux)
         results = []
         for schedule in self.request.schedules:
@@ -246,7 +245,7 @@ class CutSearch:
         return min(results, key=lambda one: one.cut.rank, default=None)
 
     def _timeline(self, plan: Plan, loss: CutLoss, cut: TriedCut) -> Timeline:
-        """Returns a step whose calls take what the units in them do."""
+        """Returns the timeline of a step whose calls take the time of their units."""
         edges = [0, *cut.positions, self.units.count]
         factors = []
         for n, slice in enumerate(loss.slices):

@@ -1,4 +1,4 @@
-"""The source of a cut loss: Python that makes its stages with `pw.jit`, operation by operation."""
+"""Source code of a cut loss: Python that creates its stages with `pw.jit`, operation by operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from pathways.compiler.auto.cut_loss import CutLoss
 from pathways.compiler.auto.flat_loss import FlatLoss, Node, Variable, is_variable
-from pathways.compiler.auto.stage_parts import NodeRun, Rows, StagePart
+from pathways.compiler.auto.stage_bodies import NodeRun, Rows, StageBody
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.lower.phases import ProgramError
 
@@ -36,7 +36,7 @@ def cut_loss({slices}, constants=()):
 
 
 def source_of(loss: CutLoss) -> str:
-    """Python with a function `cut_loss` of the slices, which returns the loss.
+    """Returns Python code with a function `cut_loss` of the slices, which returns the loss.
 
     Raises:
       ProgramError: an operation cannot be written; names it and its line.
@@ -44,10 +44,10 @@ def source_of(loss: CutLoss) -> str:
     flat = loss.flat
     slices = dict.fromkeys(loss.slices)
     names = {slice: f"slice{n}" for n, slice in enumerate(slices)}
-    text = [_HEAD.format(name=flat.name, count=len(loss.parts), slices=", ".join(names.values()))]
-    for n, (part, slice, name) in enumerate(zip(loss.parts, loss.slices, loss.names, strict=True)):
+    text = [_HEAD.format(name=flat.name, count=len(loss.bodies), slices=", ".join(names.values()))]
+    for n, (body, slice, name) in enumerate(zip(loss.bodies, loss.slices, loss.names, strict=True)):
         lines = [f"@functools.partial(pw.jit, devices={names[slice]}, stage={n})"]
-        lines += [f"def {name}(leaves, received):", *_indented(_StageSource(flat, part).lines())]
+        lines += [f"def {name}(leaves, received):", *_indented(_StageSource(flat, body).lines())]
         text += [*_indented(lines), ""]
     text += _indented([*_loss_lines(loss), "", "return loss"])
     return "\n".join(line.rstrip() for line in text) + "\n"
@@ -58,14 +58,14 @@ def _loss_lines(loss: CutLoss) -> list[str]:
     flat = loss.flat
     names: dict[Variable, str] = {v: f"inputs[{n}]" for n, v in enumerate(flat.inputs)}
     lines = ["leaves = jax.tree.leaves(params)", "inputs = jax.tree.leaves(args)"]
-    for n, (part, name) in enumerate(zip(loss.parts, loss.names, strict=True)):
+    for n, (body, name) in enumerate(zip(loss.bodies, loss.names, strict=True)):
         blocks = [
             f"[{', '.join(f'leaves[{k}]' for k in loss.blocks.numbers(leaf, rows))}]"
-            for leaf, rows in part.leaves
+            for leaf, rows in body.leaves
         ]
-        reads = ", ".join(names[v] for v in part.reads)
-        lines.append(f"made{n} = {name}([{', '.join(blocks)}], [{reads}])")
-        names.update({v: f"made{n}[{k}]" for k, v in enumerate(part.makes)})
+        reads = ", ".join(names[v] for v in body.reads)
+        lines.append(f"results{n} = {name}([{', '.join(blocks)}], [{reads}])")
+        names.update({v: f"results{n}[{k}]" for k, v in enumerate(body.results)})
     results = [_Text(names[a] if is_variable(a) else _literal(a)) for a in flat.outputs]
     return [
         "def loss(params, *args):",
@@ -74,7 +74,7 @@ def _loss_lines(loss: CutLoss) -> list[str]:
 
 
 class _Text(str):
-    """A name, written without quotes."""
+    """Name, written without quotes."""
 
     __slots__ = ()
 
@@ -110,10 +110,10 @@ class _BodySource:
             self.lines_.append(f"# {line}")
             self.line = line
         call = self.call(equation, list(operands))
-        made = [self.fresh() for _ in results]
-        self.names.update(zip(results, made, strict=True))
-        several = equation.primitive.multiple_results
-        self.lines_.append(f"{', '.join(made)}{',' if several and len(made) == 1 else ''} = {call}")
+        names = [self.fresh() for _ in results]
+        self.names.update(zip(results, names, strict=True))
+        is_tuple = equation.primitive.multiple_results
+        self.lines_.append(f"{', '.join(names)}{',' if is_tuple and len(names) == 1 else ''} = {call}")
 
     def call(self, equation: Any, operands: list[str], length: int | None = None) -> str:
         """Returns the expression of an equation."""
@@ -187,54 +187,54 @@ class _BodySource:
 
 
 class _StageSource(_BodySource):
-    """The lines of a stage."""
+    """Lines of a stage."""
 
-    def __init__(self, flat: FlatLoss, part: StagePart) -> None:
+    def __init__(self, flat: FlatLoss, body: StageBody) -> None:
         constants = {v: f"constants[{n}]" for n, v in enumerate(flat.constants)}
         super().__init__(constants, [0])
         self.flat = flat
-        self.part = part
+        self.body = body
         self.first: dict[Variable, int] = {}
 
     def lines(self) -> list[str]:
         """Returns all of them."""
-        for n, (number, (first, _)) in enumerate(self.part.leaves):
+        for n, (number, (first, _)) in enumerate(self.body.leaves):
             leaf = self.flat.parameters[number]
             self.names[leaf] = self.fresh()
             self.first[leaf] = first
             joined = f"leaves[{n}][0] if len(leaves[{n}]) == 1 else jnp.concatenate(leaves[{n}])"
             self.lines_.append(f"{self.names[leaf]} = {joined}")
-        for n, variable in enumerate(self.part.reads):
+        for n, variable in enumerate(self.body.reads):
             self.names[variable] = f"received[{n}]"
-        for node in self.part.free:
+        for node in self.body.free:
             self.node(node)
-        for run in self.part.runs:
+        for run in self.body.runs:
             self.run(run)
-        return [*self.lines_, f"return {_tuple([self.text(v) for v in self.part.makes])}"]
+        return [*self.lines_, f"return {_tuple([self.text(v) for v in self.body.results])}"]
 
     def node(self, node: Node) -> None:
-        """A node that is no turn of a loop."""
-        sliced = self.flat.slice_of_rows(node) if node.turn is None else None
+        """Writes a node that is no iteration of a loop."""
+        sliced = self.flat.slice_of_rows(node) if node.iteration is None else None
         if sliced is not None:
             self.names[node.results[0]] = self.rows(*sliced)
             return
         self.equation(node.equation, [self.text(a) for a in node.operands], node.results)
 
     def run(self, run: NodeRun) -> None:
-        """A node, or some turns of a loop."""
+        """Writes a node, or iterations of a loop."""
         node = run.first
-        if run.turns is None:
+        if run.iterations is None:
             self.node(node)
             return
         whole = [self.text(a) for a in node.operands[: len(node.operands) - len(node.stacked)]]
-        stacked = [self.rows(a, node.rows(run.turns)) for a in node.stacked]
+        stacked = [self.rows(a, node.rows(run.iterations)) for a in node.stacked]
         call = self.call(node.equation, [*whole, *stacked], run.length)
-        made = [self.fresh() for _ in run.last.results]
-        self.names.update(zip(run.last.results, made, strict=True))
-        self.lines_.append(f"{_tuple(made)} = {call}")
+        names = [self.fresh() for _ in run.last.results]
+        self.names.update(zip(run.last.results, names, strict=True))
+        self.lines_.append(f"{_tuple(names)} = {call}")
 
     def rows(self, atom: Any, rows: Rows) -> str:
-        """Rows of what is stacked, as an expression."""
+        """Returns rows of a stacked value, as an expression."""
         if atom in self.first:
             first = self.first[atom]
             return f"{self.names[atom]}[{rows[0] - first}:{rows[1] - first}]"

@@ -1,4 +1,4 @@
-"""The function of a stage: what runs of a loss on one slice."""
+"""Function of a stage: the nodes of a loss that run on one slice."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ import jax.numpy as jnp
 from jax import lax
 
 from pathways.compiler.auto.flat_loss import FlatLoss, Node, Variable, is_variable
-from pathways.compiler.auto.stage_parts import NodeRun, Rows, StagePart
+from pathways.compiler.auto.stage_bodies import NodeRun, Rows, StageBody
 from pathways.compiler.frontend import jax_internals
 
 Values = dict[Variable, Any]
 
 
 def stage_function(
-    flat: FlatLoss, part: StagePart, name: str
+    flat: FlatLoss, body: StageBody, name: str
 ) -> Callable[[Sequence[Sequence[Any]], Sequence[Any]], tuple[Any, ...]]:
-    """Returns a function of the blocks of parameters that a stage reads, and of what it gets; returns what it
-    makes.
+    """Returns a function from the blocks of a stage's parameters and the values that it receives to its
+    results.
 
     Args:
       flat: the loss.
-      part: what the stage holds.
-      name: what to call it.
+      body: the contents of the stage.
+      name: the name of the function.
     """
 
     def run(leaves: Sequence[Sequence[Any]], received: Sequence[Any]) -> tuple[Any, ...]:
-        stage = _Stage(flat, part, leaves)
-        stage.values.update(zip(part.reads, received, strict=True))
-        for node in part.free:
+        stage = _Stage(flat, body, leaves)
+        stage.values.update(zip(body.reads, received, strict=True))
+        for node in body.free:
             stage.run_node(node)
-        for one in part.runs:
+        for one in body.runs:
             stage.run(one)
-        return tuple(stage.value(v) for v in part.makes)
+        return tuple(stage.value(v) for v in body.results)
 
     run.__name__ = run.__qualname__ = name
     return run
 
 
 class _Stage:
-    """The values of a stage while it is traced."""
+    """Values of a stage while it is traced."""
 
-    def __init__(self, flat: FlatLoss, part: StagePart, leaves: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, flat: FlatLoss, body: StageBody, leaves: Sequence[Sequence[Any]]) -> None:
         self.flat = flat
         self.values: Values = dict(flat.constants)
         self.leaves: dict[Variable, tuple[int, Any]] = {}
-        for (number, rows), of_leaf in zip(part.leaves, leaves, strict=True):
+        for (number, rows), of_leaf in zip(body.leaves, leaves, strict=True):
             whole = of_leaf[0] if len(of_leaf) == 1 else jnp.concatenate(of_leaf)
             self.leaves[flat.parameters[number]] = rows[0], whole
 
@@ -57,12 +57,12 @@ class _Stage:
         return self.leaves[atom][1] if atom in self.leaves else self.values[atom]
 
     def run(self, run: NodeRun) -> None:
-        if run.turns is None:
+        if run.iterations is None:
             self.run_node(run.first)
             return
         node = run.first
         whole = [self.value(a) for a in node.operands[: len(node.operands) - len(node.stacked)]]
-        stacked = [self.rows(a, node.rows(run.turns)) for a in node.stacked]
+        stacked = [self.rows(a, node.rows(run.iterations)) for a in node.stacked]
         params = {**node.equation.params, "length": run.length}
         if not isinstance(params.get("unroll"), bool):
             params["unroll"] = max(1, min(params.get("unroll", 1), run.length))
@@ -70,7 +70,7 @@ class _Stage:
         self.values.update(zip(run.last.results, results, strict=True))
 
     def run_node(self, node: Node) -> None:
-        sliced = self.flat.slice_of_rows(node) if node.turn is None else None
+        sliced = self.flat.slice_of_rows(node) if node.iteration is None else None
         if sliced is not None:
             self.values[node.results[0]] = self.rows(*sliced)
             return
@@ -78,7 +78,7 @@ class _Stage:
         self.values.update(zip(node.results, results, strict=True))
 
     def rows(self, atom: Any, rows: Rows) -> Any:
-        """Returns some rows of what is stacked."""
+        """Returns some rows of a stacked value."""
         if atom in self.leaves:
             first, whole = self.leaves[atom]
             return _slice(whole, rows[0] - first, rows[1] - first)

@@ -24,11 +24,11 @@ from pathways.runtime.timelines.timeline import Timeline
 
 @dataclasses.dataclass(frozen=True)
 class TrialTimes:
-    """How a trial is timed.
+    """Times of a trial.
 
     Attributes:
       unit: the unit of its times.
-      factors: what an operation on a device takes in each stage.
+      factors: the time of an operation on a device, for each stage.
       link: the links between slices.
     """
 
@@ -37,14 +37,14 @@ class TrialTimes:
     link: Link
 
     def timeline(self, plan: Plan, title: str) -> Timeline:
-        """Returns the step of a plan."""
+        """Returns the simulated step of a plan."""
         flops = plan.times.tables.get(FLOPS, {})
         calls = {key: self.factors[key.stage or 0] * time for key, time in flops.items()}
         return simulate(plan, TimesOfCalls(self.unit, calls), self.link, title)
 
 
 def step_program(loss: CutLoss, microbatches: int, has_aux: bool) -> Any:
-    """Returns the program of a step: the gradients of a loss over microbatches, and the types of its
+    """Returns the program of a step, the gradients of a loss over microbatches, and the types of its
     arguments."""
     cut = [n for n, arg in enumerate(loss.args) if n and all(leaf.shape for leaf in jax.tree.leaves(arg))]
     batch = [
@@ -70,15 +70,15 @@ def step_program(loss: CutLoss, microbatches: int, has_aux: bool) -> Any:
 
 
 class Trial:
-    """A cut loss, traced and placed once; each schedule of it is a compilation of the rest.
+    """Cut loss, traced and placed once; each schedule of it is a compilation of the rest.
 
     Args:
       loss: the loss.
-      microbatches: how many a step has.
+      microbatches: the number of microbatches of a step.
       has_aux: whether it returns more than its value.
 
     Raises:
-      ProgramError: a pass refuses the program.
+      ProgramError: a pass rejects the program.
     """
 
     def __init__(self, loss: CutLoss, microbatches: int, has_aux: bool) -> None:

@@ -1,4 +1,4 @@
-"""Cuts that were considered, what came of them, and how they are kept in files, as JSON."""
+"""Cuts that a search tried, with their results, and their files, as JSON."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _FORMAT = 1
 
 
 class TriedCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A cut that was simulated, or dropped.
+    """Cut that was simulated, or dropped.
 
     Attributes:
       kind: `even`, `row` for one stage on each slice, or `v` for two.
       positions: the first unit of each stage but the first.
-      loads: how long each stage takes, in the unit of the plan.
+      loads: the time of each stage, in the unit of the plan.
       crossing: the bytes alive at each cut.
       bound: the closed estimate of the step.
       schedule: the best schedule of it; empty if it was dropped because no schedule could be the best.
-      step: how long its step takes; infinite if it was dropped.
-      bubble: how much of it slices idle.
-      peak: the most bytes alive on a slice.
+      step: the time of its step; infinite if it was dropped.
+      bubble: the share of it in which slices idle.
+      peak: the peak of bytes alive on a slice.
       fits: whether that is within `max_bytes`.
     """
 
@@ -49,7 +49,7 @@ class TriedCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rank(self) -> tuple[bool, float, int, float]:
-        """Sorts cuts, best first: what fits, by step, then by what crosses."""
+        """The sort key of cuts, best first: those that fit, by step, then by the bytes that cross."""
         return not self.fits, self.step, sum(self.crossing), self.bound
 
 
@@ -83,7 +83,7 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it is no such file, or one of another loss.
+      ValueError: the file is no such file, or of another loss.
     """
     what = f"{request.what}: plan '{os.fspath(path)}'"
     try:
@@ -114,7 +114,8 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
 
 
 def _with_steps(rows: Any) -> Any:
-    """Rows of a file, in which the steps of dropped cuts are null, for JSON has no infinity."""
+    """Returns rows of a file with the steps of dropped cuts as infinity, which JSON lacks, instead of
+    null."""
     if not isinstance(rows, list):
         return rows
     dropped = [isinstance(row, dict) and row.get("step", 0.0) is None for row in rows]
@@ -125,10 +126,11 @@ def _with_steps(rows: Any) -> Any:
 
 
 def fingerprint(flat: FlatLoss) -> str:
-    """Returns what losses have in common that can be cut alike: their operations in order, with their
+    """Returns the properties that losses must share to be cut alike: their operations in order, with
     types."""
     lines = [
-        f"{node.equation.primitive.name} {[str(v.aval) for v in (*node.reads, *node.results)]} {node.turn}"
+        f"{node.equation.primitive.name} {[str(v.aval) for v in (*node.reads, *node.results)]} "
+        f"{node.iteration}"
         for node in flat.nodes
     ]
     lines += [str(v.aval) for v in (*flat.parameters, *flat.inputs)]

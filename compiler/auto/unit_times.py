@@ -1,7 +1,8 @@
-"""How long units take: by their operations, as stated, or as measured in traces of other cuts.
+"""Times of units: by their operations, as stated, or as measured in traces of other cuts.
 
-A trace names stages after the units in them, `loss_4_9` for those from 4 up to 9. What a stage took is that
-of its units together; equal units take equally long, and where that leaves it open, as their operations say.
+A trace names stages after the units in them, `loss_4_9` for those from 4 up to 9. The time of a stage is the
+sum of its units; equal units take equally long, and where that leaves it open, in proportion to their
+operations.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from pathways.passes.analysis.measured.trace_file import TraceError, is_trace, r
 from pathways.passes.analysis.quantities import FLOPS, SECONDS, QuantityReader, TimesError
 
 _PRIOR = 1e-2
-"""How much operations count beside what was measured."""
+"""Weight of operations beside measurements."""
 
 Observation = tuple[tuple[int, int], float]
-"""The first unit of a stage and the end, and how long a microbatch took there."""
+"""The first unit of a stage and the end, and the time of a microbatch there."""
 
 
 def timed_units(units: Units, given: TimesGiven, name: str, speeds: Sequence[float]) -> tuple[Units, str]:
-    """Units with their times, for a slice of speed 1, and the unit of these.
+    """Returns units with their times, for a slice of speed 1, and the unit of these times.
 
     Args:
       units: the units, by floating point operations.
-      given: what the user gives as `times`.
+      given: the user's `times`.
       name: the name of the loss.
-      speeds: how fast the slices are that a trace is of.
+      speeds: the speeds of the slices that a trace is of.
 
     Raises:
-      TimesError: it cannot be read, or is of another loss.
+      TimesError: the times cannot be read, or are of another loss.
     """
     if given is None or given == FLOPS:
         return units, FLOPS
@@ -72,7 +73,8 @@ def _document(path: str | os.PathLike[str], data: bytes) -> Any:
 
 
 def _stated(units: Units, document: Any, where: str) -> tuple[Units, str]:
-    """Units with the times of a document such as `{"units": {"0": "1ms", "4": "3ms"}}`, the others none."""
+    """Returns units with the times of a document like `{"units": {"0": "1ms", "4": "3ms"}}`; the rest take
+    none."""
     table = document.get("units") if isinstance(document, Mapping) else None
     if not isinstance(table, Mapping) or len(document) != 1:
         raise TimesError(f'{where}: expected an object such as {{"units": {{"0": "1ms"}}}}')
@@ -90,7 +92,7 @@ def _stated(units: Units, document: Any, where: str) -> tuple[Units, str]:
 def _observed(
     timelines: Sequence[EventLog], units: Units, name: str, speeds: Sequence[float], path: str
 ) -> list[Observation]:
-    """Returns what the stages of each program in a trace took, in which `plan.loss` has run."""
+    """Returns the times of the stages of each program in a trace in which `plan.loss` has run."""
     observations: list[Observation] = []
     for program in dict.fromkeys(timeline.program for timeline in timelines):
         steps = [timeline for timeline in timelines if timeline.program == program]
@@ -119,10 +121,10 @@ def _slices_of_stages(timelines: Sequence[EventLog]) -> list[str]:
 
 
 def _edges(timelines: Sequence[EventLog], name: str) -> list[int] | None:
-    """Returns where the stages of a program begin, and the end, by the names of their computations; None for
-    others.
+    """Returns the units at which the stages of a program begin, and the end, by their names; None for other
+    programs.
 
-    Equal stages have one computation, with the name of the first; but they have as many units.
+    Equal stages share one computation, with the name of the first; but they have as many units.
     """
     pattern = re.compile(rf"{re.escape(name)}_(\d+)_(\d+)(?:_|\[|$)")
     spans: dict[int, set[tuple[int, int]]] = {}
@@ -142,7 +144,7 @@ def _edges(timelines: Sequence[EventLog], name: str) -> list[int] | None:
 
 
 def _fitted(units: Units, observations: Sequence[Observation]) -> list[float]:
-    """Times of units that add up to what was measured, near to what their operations say."""
+    """Returns times of units that add up to the measured ones, near to those of their operations."""
     flops = units.before[1:] - units.before[:-1]
     kinds = np.asarray(units.kinds)
     count = int(kinds.max()) + 1
@@ -151,7 +153,7 @@ def _fitted(units: Units, observations: Sequence[Observation]) -> list[float]:
     measured = np.array([time for _, time in observations])
     weights = np.array([np.bincount(kinds[a:b], minlength=count) for (a, b), _ in observations], float)
     scale = measured.sum() / max(1e-30, float((weights @ of_kind).sum()))
-    # In factors of what operations say: those of kinds with more work are held to it as those with less.
+    # In factors of operations: kinds with more work are held to them as much as those with less.
     rows = weights * of_kind * scale / measured[:, None]
     prior = np.sqrt(_PRIOR) * np.eye(count)
     wanted = np.concatenate([np.ones(len(measured)), np.full(count, np.sqrt(_PRIOR))])

@@ -1,4 +1,4 @@
-"""Where a loss may be cut: the nodes in their order, what they do, and what is alive between them."""
+"""Units of a loss: its nodes in order, their work, and the bytes alive at the positions between them."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import numpy as np
 
 from pathways.compiler.auto.flat_loss import FlatLoss
 from pathways.compiler.auto.node_work import NodeWork, is_product
-from pathways.compiler.auto.stage_parts import stage_parts
+from pathways.compiler.auto.stage_bodies import stage_bodies
 
 _NEAR = 1 / 8
-"""Positions are near each other that are less than this part of the work of a stage apart."""
+"""Tolerance between near positions, as a fraction of a stage's work."""
 
 _KEPT = 4
-"""How many microbatches a stage is taken to keep, where it is about memory."""
+"""Number of microbatches that a stage is assumed to keep, for its memory."""
 
 _ALIKE = 1 / 100
-"""Of positions that differ by less than this part of the work of a stage, one is enough."""
+"""Tolerance between positions that count as one, as a fraction of a stage's work."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Units:
-    """A loss as a line of units, which may be cut before any of them.
+    """Loss as a sequence of units, which may be cut before any of them.
 
     Attributes:
       before: the work of all units before each position; one longer than there are units.
-      alive: the bytes that are alive at each position: made before it and read behind it.
+      alive: the bytes alive at each position: produced before it and read after it.
       kinds: a number for each unit, equal for equal ones.
-      products: the numbers of the units that are, or hold, products of matrices.
-      turns: the numbers of those that are turns of loops over layers.
+      products: the numbers of the units that are, or contain, products of matrices.
+      iterations: the numbers of the units that are iterations of loops over layers.
     """
 
     before: np.ndarray[Any, np.dtype[np.float64]]
     alive: np.ndarray[Any, np.dtype[np.int64]]
     kinds: tuple[int, ...]
     products: tuple[int, ...]
-    turns: tuple[int, ...]
+    iterations: tuple[int, ...]
 
     @property
     def count(self) -> int:
@@ -48,18 +48,19 @@ class Units:
 
     @property
     def work(self) -> float:
-        """That of all units together."""
+        """The work of all units."""
         return float(self.before[-1])
 
     def candidates(self, stages: int) -> tuple[int, ...]:
-        """Returns the positions where cuts are worth a try.
+        """Returns the positions at which cuts are worth a try.
 
-        None is behind the last product, so that logits do not cross, nor where a position near has less than
-        half of the bytes. Of positions with next to no work between them, that with the fewest bytes is
-        enough.
+        None is after the last product, so that logits do not cross, nor at a position with a near one of less
+        than half of the bytes. Of positions with almost no work between them, the one with the fewest bytes
+        suffices.
+
 
         Args:
-          stages: how many stages there are to be, of which near is a part.
+          stages: the number of stages, to which tolerances are relative.
         """
         last = self.products[-1] if self.products else self.count - 1
         stage = self.work / max(1, stages)
@@ -80,9 +81,9 @@ class Units:
         return tuple(kept)
 
     def even(self, stages: int) -> tuple[int, ...] | None:
-        """Returns the positions that split the layers evenly: turns of loops, or else products; None if too
-        few."""
-        layers = self.turns if len(self.turns) >= stages else self.products
+        """Returns the positions that split the layers evenly: iterations of loops, or else products; None if
+        too few."""
+        layers = self.iterations if len(self.iterations) >= stages else self.products
         if len(layers) < stages:
             return None
         positions = []
@@ -102,35 +103,35 @@ def units_of(flat: FlatLoss) -> Units:
     work = NodeWork(flat)
     before = np.concatenate([[0.0], np.cumsum([work.of(node) for node in flat.nodes])])
     count = len(flat.nodes)
-    made = {v: n for n, node in enumerate(flat.nodes) for v in node.results}
+    producers = {v: n for n, node in enumerate(flat.nodes) for v in node.results}
     last = {}
     for n, node in enumerate(flat.nodes):
-        last.update(dict.fromkeys((v for v in node.reads if v in made), n))
+        last.update(dict.fromkeys((v for v in node.reads if v in producers), n))
     alive = np.zeros(count + 1, np.int64)
     for variable, end in last.items():
-        # At the positions behind the unit that makes it, up to the one before its last reader.
-        alive[made[variable] + 1 : end + 1] += nbytes(variable.aval)
+        # At the positions from behind its producer to the one before its last reader.
+        alive[producers[variable] + 1 : end + 1] += nbytes(variable.aval)
     products = tuple(n for n, node in enumerate(flat.nodes) if is_product(node))
-    turns = tuple(n for n, node in enumerate(flat.nodes) if node.turn is not None)
+    iterations = tuple(n for n, node in enumerate(flat.nodes) if node.iteration is not None)
     kinds = work.kinds(flat.nodes)
-    return Units(before, alive, kinds, products, turns)
+    return Units(before, alive, kinds, products, iterations)
 
 
 def bytes_kept(flat: FlatLoss) -> list[float]:
-    """Returns the bytes that each unit keeps, about.
+    """Returns the bytes that each unit keeps, approximately.
 
-    These are parameters that it is the first to read, with their gradients, and what it makes, for a few
+    These are parameters that it is the first to read, with their gradients, and its results, for a few
     microbatches.
     """
     held = [0.0] * len(flat.nodes)
     seen: set[int] = set()
-    parts = stage_parts(flat, range(1, len(flat.nodes)))
-    for n, (node, part) in enumerate(zip(flat.nodes, parts, strict=True)):
-        for leaf, (first, end) in part.leaves:
+    bodies = stage_bodies(flat, range(1, len(flat.nodes)))
+    for n, (node, body) in enumerate(zip(flat.nodes, bodies, strict=True)):
+        for leaf, (first, end) in body.leaves:
             aval = flat.parameters[leaf].aval
-            if node.turn is not None or leaf not in seen:
+            if node.iteration is not None or leaf not in seen:
                 held[n] += 2 * nbytes(aval) * (end - first) / max(1, (aval.shape or (1,))[0])
-            if node.turn is None:
+            if node.iteration is None:
                 seen.add(leaf)
         held[n] += _KEPT * sum(nbytes(v.aval) for v in node.results)
     return held

@@ -76,7 +76,7 @@ class LocalBackend(Backend):
 
 
 class HostsBackend(Backend):
-    """Workers on hosts, each of which gets its program of a whole, and compiles that.
+    """Workers on hosts: each gets its host program, and compiles that.
 
     Args:
       controller: the controller of the workers.

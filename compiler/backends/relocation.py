@@ -42,7 +42,7 @@ NAME = "relocation"
 """Name of these programs in traces and messages."""
 
 Load = Callable[[Scheduled, Mapping[str, Binding]], HostedProgram]
-"""Loads a program on its hosts."""
+"""Function that loads a program on its hosts."""
 
 Slice = tuple[bool, int, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
 """Whether arrays arrive there, its island, the ids of its devices there, the shape and the axes of their

@@ -1,1 +1,1 @@
-"""What goes in and out of programs besides calls: input, checkpoints, and functions that hosts run."""
+"""Data in and out of programs besides calls: input, checkpoints, and functions that hosts run."""

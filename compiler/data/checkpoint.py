@@ -45,27 +45,27 @@ from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
 
 _STATE, _DATA = "state", "data"
-"""Under which names Orbax has the tree and the position of the input."""
+"""Orbax's names for the tree and for the position of the input."""
 
 _WRITERS_SECONDS = 60.0
 _REMOVED = ".removed"
-"""The end of the names of checkpoints that are being removed."""
+"""Suffix of the names of checkpoints that are being removed."""
 
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
-"""The dtypes of arrays on devices that JAX has under `jax_enable_x64` alone."""
+"""The dtypes that arrays on devices have in JAX under `jax_enable_x64` alone."""
 
 _AS_ARRAYS = (bool, complex, np.generic)
-"""Numbers that are kept as arrays without dimensions: Orbax refuses them, or does not know their types."""
+"""Numbers that are saved as arrays without dimensions: Orbax rejects them, or does not know their types."""
 
 log = logging.getLogger("pathways")
 
 
 class Saving:
-    """A save that is under way.
+    """Save in progress.
 
     Attributes:
       step: the step that is saved.
-      path: the folder that is there when it is done.
+      path: its folder, which appears when it is complete.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class Saving:
         self.step = step
         self.path = path
         self._response = response
-        # None when others have been removed.
+        # None after other checkpoints have been removed.
         self._keep = keep
         self._removing = threading.Lock()
         self._of_hosts = of_hosts
-        # Whether somebody has waited for it, and knows what went wrong.
-        self.is_told = False
+        # Whether a caller has waited for it, and got its error.
+        self.is_reported = False
 
     def __repr__(self) -> str:
         return f"<checkpoint of step {self.step} in {self.path}>"
 
     def wait(self) -> None:
-        """Waits until it is written.
+        """Waits until the checkpoint is written.
 
         Raises:
           OSError: it cannot be written; there is no checkpoint of this step then.
         """
-        self.is_told = True
+        self.is_reported = True
         try:
             self._response.result()
         except Exception as error:
@@ -101,7 +101,7 @@ class Saving:
             failed = CheckpointFailedError(text)
             if isinstance(error, OSError):
                 failed.errno, failed.filename = error.errno, error.filename
-            # Without all frames of Orbax, where we say what is wrong.
+            # Without all frames of Orbax if the message explains the error.
             raise failed from error.__cause__ if isinstance(error, CheckpointFailedError) else error
         with self._removing:
             keep, self._keep = self._keep, None
@@ -110,13 +110,14 @@ class Saving:
 
 
 def _wait_for_writers() -> None:
-    """Waits for the threads in which Orbax goes on with a save that has failed, for a minute at most.
+    """Waits for threads in which Orbax continues a save that has failed, for up to a minute.
 
-    It raises the first error at once, and the next save of the same step writes to files of the same names.
+    Orbax raises the first error at once, and the next save of the same step writes to files of the same
+    names.
     """
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax.") and thread is not threading.current_thread():
-            # It raises what is wrong in that thread.
+            # The error of the thread was raised already.
             with contextlib.suppress(Exception):
                 thread.join(_WRITERS_SECONDS)
 
@@ -133,34 +134,35 @@ def save(
 ) -> Saving:
     """Writes a checkpoint to `path/<step>`, and returns before it is written.
 
-    The folder appears at once when all of it is written; a process that ends on the way, however it does,
-    leaves what was there. The end of the program waits for what is under way, and so do the next save,
+    The folder appears at once when all of it is written; a process that exits before, for whatever reason,
+    leaves the older checkpoints. The end of the program waits for saves in progress, and so do the next save,
     `restore`, `latest`, `pw.disconnect`, and a `pw.connect` to other devices. The arrays may be donated and
-    deleted at once. On CPU a step that donates them while they are written copies them, which takes its time
-    and, for as long as the save, their memory once more.
+    deleted at once. On CPU a step that donates them while they are written copies them, which takes time and,
+    for as long as the save, their memory once more.
 
     Args:
       path: the folder of all checkpoints of a run.
       state: a tree of arrays, typed keys, numbers and strings. Each host copies its shards of arrays on
         hosts, and writes them itself: all hosts have to see the folder.
       step: the number of the checkpoint.
-      data: an iterator whose position belongs to it: one of Grain, or `pw.prefetch` of one. Anything with
-        `get_state()` that JSON can write.
-      keep: how many checkpoints stay, those of the highest steps; by default all. The others are removed once
-        this one is written and something waits for it: the next save, say. So there is one more for a while.
+      data: an iterator whose position is saved with it: one of Grain, or `pw.prefetch` of one, or any object
+        with a `get_state()` that JSON can represent.
+      keep: the number of checkpoints that stay, those of the highest steps; by default all. The others are
+        removed when this one is written and waited for, by the next save, say. So there is one more for a
+        while.
       compress: whether arrays are compressed; by default as Orbax does, which is with zstd. That takes some
         seconds of CPU time a GiB, and gains little on weights.
 
     Returns:
-      What is under way; `wait` says when it is done.
+      The save in progress; `wait` returns when it is complete.
 
     Raises:
       ImportError: Orbax is not installed.
-      TypeError: a leaf is nothing that can be saved; names it. Or `data` has no position, or the step is no
-        whole number, or `keep` is none.
+      TypeError: a leaf cannot be saved; names it. Or `data` has no position, or `step` or `keep` is no whole
+        number.
       ValueError: a leaf has no elements, two have the same name once their keys are joined with dots, the
         tree has no leaves, the path has brackets, the step is negative, or `keep` below one.
-      FileExistsError: there is such a checkpoint.
+      FileExistsError: the checkpoint exists already.
       OSError: an earlier save failed.
     """
     orbax = _orbax()
@@ -182,7 +184,7 @@ def save(
     if not jax.tree.leaves(state):
         raise ValueError("pw.checkpoint: the tree to save has no leaves")
     if data is not None:
-        # Before anything is written: what fails in the middle leaves threads that write on.
+        # Before anything is written: a failure later on leaves threads that go on writing.
         items[_DATA] = _InputPosition(data, _text(data))
     with _starting:
         _pending.wait()
@@ -213,7 +215,7 @@ def restore(
     argument: str | None = None,
     partial: bool = False,
 ) -> Any:
-    """Reads a checkpoint onto the devices where a program wants it.
+    """Reads a checkpoint onto the devices that a program expects it on.
 
     Each device gets its shard from the file, whatever the sharding was when it was saved. Arrays of 64 bits
     on devices of this process are read as a whole first.
@@ -221,13 +223,13 @@ def restore(
     Args:
       path: the folder of all checkpoints of a run.
       like: a tree of the same structure, of arrays or of `jax.ShapeDtypeStruct`s with shardings, such as the
-        `out_info` of a compiled program. Of arrays on hosts, or such types, each host reads its shards. What
-        has no sharding becomes an array of NumPy: put it where it belongs with `place` of a program. None
+        `out_info` of a compiled program. For arrays on hosts, or such types, each host reads its shards. A
+        leaf without a sharding becomes an array of NumPy: put it on a slice with `place` of a program. None
         with `program`.
-      step: which; the latest unless given.
-      data: an iterator that is put to the position of the checkpoint, or an input of `pw.on_hosts`.
-      program: a compiled program that takes the tree: it is restored where the program wants it.
-      argument: the name of the argument of `program` that it is.
+      step: the step; by default the latest.
+      data: an iterator that is moved to the position of the checkpoint, or an input of `pw.on_hosts`.
+      program: a compiled program that takes the tree, which is restored onto its slices.
+      argument: the name of the argument of `program`.
       partial: whether `like` may have fewer leaves than the checkpoint, which are all that is read, and
         arrays of floats (or complex numbers) of another dtype, to which they are converted.
 
@@ -236,10 +238,10 @@ def restore(
 
     Raises:
       ImportError: Orbax is not installed.
-      FileNotFoundError: there is no such checkpoint.
+      FileNotFoundError: the checkpoint does not exist.
       OSError: an earlier save failed.
-      ValueError: it has other leaves than `like`, of other shapes or types, names the first; or no position;
-        or it does not say which leaves it has, with `partial`.
+      ValueError: its leaves differ from those of `like`, or in shapes or types; names the first. Or it has no
+        position, or, with `partial`, no list of its leaves.
       TypeError: `data` has no position.
     """
     orbax = _orbax()
@@ -253,14 +255,14 @@ def restore(
     if data is not None and not hasattr(data, "set_state"):
         raise TypeError(
             f"pw.checkpoint: {type(data).__name__} has no set_state(); restore the position of the input of "
-            "pw.prefetch before it is made"
+            "pw.prefetch before it is created"
         )
     _pending.wait()
     hosts = _hosts_for(path)
     folder = _folder(path) / str(_chosen(path, step))
     there = orbax.metadata(folder).metadata
     _check_alike(there, like, str(folder), partial)
-    wanted = jax.tree.map(functools.partial(_wanted, hosts), like)
+    wanted = jax.tree.map(functools.partial(_request_for, hosts), like)
     if partial:
         wanted = _as_in_file(wanted, there)
     if any(isinstance(leaf, RestoredLeaf) for leaf in jax.tree.leaves(wanted)):
@@ -278,9 +280,9 @@ def restore(
 
 @boundary
 def latest(path: str | os.PathLike[str]) -> int | None:
-    """Returns the last step with a complete checkpoint; None when there is none.
+    """Returns the last step with a complete checkpoint; None if there is none.
 
-    It waits for a save that is under way.
+    It waits for a save in progress.
 
     Args:
       path: the folder of all checkpoints of a run, which need not exist.
@@ -294,7 +296,7 @@ def latest(path: str | os.PathLike[str]) -> int | None:
 
 
 def _check_names(state: Any) -> None:
-    """Refuses two leaves that Orbax would write to one place: it joins their keys with dots."""
+    """Rejects two leaves that Orbax would write to one place: it joins their keys with dots."""
     paths: dict[str, Any] = {}
     for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -311,7 +313,7 @@ class _HasState(Protocol):
 
 
 class _InputPosition:
-    """The position of an iterator as Orbax saves and loads it, in the files of Grain.
+    """Position of an iterator as Orbax saves and loads it, in the files of Grain.
 
     Args:
       data: the iterator.
@@ -323,7 +325,7 @@ class _InputPosition:
         self._text = text
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Returns what is returned writes the position."""
+        """Returns an awaitable that writes the position."""
 
         async def write() -> None:
             folder = await directory.await_creation()
@@ -332,7 +334,7 @@ class _InputPosition:
         return write()
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Returns what is returned moves the iterator there."""
+        """Returns an awaitable that moves the iterator there."""
 
         async def read() -> None:
             text = await asyncio.to_thread((directory / self._name()).read_text)
@@ -347,16 +349,16 @@ class _InputPosition:
 
 
 class _Pending:
-    """The save that is under way, of which there is one at most."""
+    """The one save that may be in progress."""
 
     def __init__(self) -> None:
         self._saving: Saving | None = None
-        # Held by whoever waits: others must not take what is not written for what is.
+        # Held by the caller that waits: no other may take an incomplete save for a complete one.
         self._waiting = threading.Lock()
         self._waits_at_exit = False
 
     def wait(self) -> None:
-        """Waits for it.
+        """Waits for the save.
 
         Raises:
           OSError: it failed.
@@ -365,23 +367,23 @@ class _Pending:
             saving = self._saving
             if saving is None:
                 return
-            was_told, failure = saving.is_told, None
+            was_reported, failure = saving.is_reported, None
             try:
                 saving.wait()
             except OSError as error:
                 failure = error
             self._saving = None
-        if failure is not None and not was_told:
+        if failure is not None and not was_reported:
             raise failure
 
     def add(self, saving: Saving) -> None:
-        """Notes one."""
+        """Adds a save."""
         self._saving = saving
         if not self._waits_at_exit:
             self._waits_at_exit = True
-            # Orbax starts threads while it writes, and at `atexit` Python starts none any more.
+            # Orbax starts threads while it writes, and Python starts none any more during `atexit`.
             threading._register_atexit(self._wait_at_end)  # type: ignore[attr-defined]
-            # And hosts are there until all is written.
+            # Hosts stay connected until all is written.
             connect.before_end.append(self._wait_at_end)
 
     def _wait_at_end(self) -> None:
@@ -394,7 +396,7 @@ class _Pending:
 _pending = _Pending()
 
 _starting = threading.Lock()
-"""Held while a save starts: there is one at a time."""
+"""Held while a save starts, so that saves start one at a time."""
 
 
 def _orbax() -> Any:
@@ -409,7 +411,7 @@ def _orbax() -> Any:
 
 
 def _folder(path: str | os.PathLike[str]) -> Any:
-    """Returns the folder, here or where Orbax writes too, such as gs://."""
+    """Returns the folder, local or on storage that Orbax writes to, such as gs://."""
     from etils import epath
 
     try:
@@ -420,21 +422,22 @@ def _folder(path: str | os.PathLike[str]) -> Any:
 
 
 def _hosts_for(path: str | os.PathLike[str]) -> Client | None:
-    """Hosts that read and write there themselves: files, and not what is elsewhere."""
+    """Returns the hosts that read and write a path themselves; None for storage other than files."""
     return None if "://" in os.fspath(path) else controller()
 
 
 def _make(folder: Any) -> None:
-    """Makes the folder around that of a checkpoint, and tries whether it takes one with a name like its own.
+    """Creates the folder around that of a checkpoint, and checks that it accepts a name like the
+    checkpoint's.
 
-    Orbax, which makes folders in the background, finds out after minutes that it cannot.
+    Orbax, which creates folders in the background, fails after minutes only.
 
     Raises:
-      OSError: it cannot be made, or takes no such folder.
+      OSError: it cannot be created, or accepts no such folder.
     """
     if "://" not in os.fspath(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Orbax adds about as much to the name while it writes.
+        # Orbax appends about as much to the name while it writes.
         Path(tempfile.mkdtemp(prefix=f".{folder.name}.orbax-check", dir=folder.parent)).rmdir()
 
 
@@ -466,9 +469,9 @@ def _steps(path: str | os.PathLike[str]) -> list[int]:
 
 
 def _remove_old(folder: Any, keep: int) -> None:
-    """Removes all checkpoints but the last ones, and what an earlier removal has left.
+    """Removes all checkpoints but the last ones, and the remains of an earlier removal.
 
-    A folder that is renamed is no checkpoint any more, whenever the process ends.
+    A renamed folder is no checkpoint any more, whenever the process exits.
     """
     for step in _steps(folder)[:-keep]:
         (folder / str(step)).rename(folder / f"{step}{_REMOVED}")
@@ -506,7 +509,7 @@ def _text(data: Any) -> str:
 
 
 def _saved(hosts: Client | None, path: Any, leaf: Any) -> Any:
-    """Returns a leaf as Orbax takes it, or as hosts do that write it themselves."""
+    """Returns a leaf as Orbax accepts it, or as hosts do that write it themselves."""
     where = f"pw.checkpoint: state{jax.tree_util.keystr(path)}"
     if isinstance(leaf, Array | jax.Array) and leaf.is_deleted():
         raise ValueError(f"{where} has been deleted; it was donated to an earlier call")
@@ -529,8 +532,8 @@ def _saved(hosts: Client | None, path: Any, leaf: Any) -> Any:
     raise TypeError(f"{where} is a {type(leaf).__name__}, not an array or a number")
 
 
-def _wanted(hosts: Client | None, leaf: Any) -> Any:
-    """Returns a leaf as Orbax asks what to make of it."""
+def _request_for(hosts: Client | None, leaf: Any) -> Any:
+    """Returns the request to Orbax for a leaf."""
     on_hosts = wanted_on_hosts(leaf, hosts)
     if on_hosts is not None:
         return on_hosts
@@ -548,12 +551,12 @@ def _wanted(hosts: Client | None, leaf: Any) -> Any:
 
 
 def _sharding(leaf: Any) -> Any:
-    """Returns the sharding on devices of this process that a leaf is to have; None for others."""
+    """Returns the requested sharding on devices of this process of a leaf; None for others."""
     return None if isinstance(leaf, Array | PlacedType) else getattr(leaf, "sharding", None)
 
 
 def _restored(like: Any, leaf: Any) -> Any:
-    """Returns what Orbax made of a leaf, as it was saved."""
+    """Returns a leaf as it was saved, from Orbax's result."""
     if isinstance(like, np.generic):
         return leaf[()]
     if isinstance(like, _AS_ARRAYS):
@@ -562,7 +565,7 @@ def _restored(like: Any, leaf: Any) -> Any:
         with jax.enable_x64(True):
             leaf = jax.device_put(leaf, sharding)
     if isinstance(leaf, jax.Array) and getattr(like, "weak_type", False):
-        # Programs tell it from another, and files do not.
+        # Programs distinguish them, and files do not.
         return _with_type(jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=True), leaf)
     return leaf
 
@@ -573,14 +576,14 @@ def _with_type(aval: Any, array: jax.Array) -> Any:
 
 
 def _check_alike(there: Any, like: Any, folder: str, partial: bool) -> None:
-    """Rejects leaves that the checkpoint does not have, or other ones than it has."""
+    """Rejects leaves that the checkpoint does not have, or has with another type."""
     if there is None:
         if partial:
             raise ValueError(
                 f"pw.checkpoint: {folder} does not say which leaves it has, so partial=True cannot choose "
                 "from them; give `like` all leaves"
             )
-        return  # Written by others, with leaves that Orbax cannot describe.
+        return  # Written by another program, with leaves that Orbax cannot describe.
     types, wanted = dict(_types(there)), dict(_types(like))
     for name in [*wanted, *([] if partial else types)]:
         if name not in types:
@@ -599,7 +602,7 @@ def _check_alike(there: Any, like: Any, folder: str, partial: bool) -> None:
 
 
 def _as_in_file(wanted: Any, there: Any) -> Any:
-    """Returns the tree of a file with the wanted leaves, and with Orbax's mark for leaves to skip."""
+    """Returns the tree of a file with the requested leaves, and with Orbax's mark for leaves to skip."""
     known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)}
     return jax.tree_util.tree_map_with_path(lambda path, _: known.get(_keys(path), ...), there)
 
@@ -617,12 +620,12 @@ def _keys(path: Any) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _LeafType:
-    """What a leaf is: an array, or, where it has no dtype, of a type of Python.
+    """Type of a leaf: of an array, or a Python type if it has no dtype.
 
     Attributes:
       kind: its dtype, or its type.
-      shape: its shape; None for what is no array.
-      on_hosts: whether it is to lie on hosts, which read arrays alone.
+      shape: its shape; None if it is no array.
+      on_hosts: whether it is restored on hosts, which read arrays alone.
     """
 
     kind: Any
@@ -634,28 +637,30 @@ class _LeafType:
             return f"the type {self.kind.__name__}"
         return f"{self.kind}{list(self.shape)}"
 
-    def becomes(self, asked: _LeafType) -> bool:
-        """Returns whether a leaf that is saved can be restored as another; numbers lose nothing."""
-        if (self.kind, self.shape) == (asked.kind, asked.shape):
+    def becomes(self, requested: _LeafType) -> bool:
+        """Returns whether a saved leaf can be restored as another type; numbers lose no precision."""
+        if (self.kind, self.shape) == (requested.kind, requested.shape):
             return True
         if self.shape is None and self.kind not in (int, float, str):
-            return True  # Of others: Orbax does not say what it is.
-        is_number = not self.shape and not asked.shape and None in (self.shape, asked.shape)
-        if not is_number or str in (self.kind, asked.kind) or asked.on_hosts:
+            return True  # From another program: Orbax does not know the type.
+        is_number = not self.shape and not requested.shape and None in (self.shape, requested.shape)
+        if not is_number or str in (self.kind, requested.kind) or requested.on_hosts:
             return False
-        # A number of Python, and another or an array without dimensions.
-        return holds(np.dtype(asked.kind), np.dtype(self.kind))
+        # A number of Python, and another one or an array without dimensions.
+        return holds(np.dtype(requested.kind), np.dtype(self.kind))
 
-    def is_convertible(self, asked: _LeafType) -> bool:
-        """Returns whether an array of floats, or complex numbers, is wanted in another precision."""
-        if self.shape is None or self.shape != asked.shape:
+    def is_convertible(self, requested: _LeafType) -> bool:
+        """Returns whether an array of floats, or complex numbers, is requested in another precision."""
+        if self.shape is None or self.shape != requested.shape:
             return False
         kinds = (jax.numpy.floating, jax.numpy.complexfloating)
-        return any(all(jax.dtypes.issubdtype(each.kind, kind) for each in (self, asked)) for kind in kinds)
+        return any(
+            all(jax.dtypes.issubdtype(each.kind, kind) for each in (self, requested)) for kind in kinds
+        )
 
 
 def _types(tree: Any) -> Iterator[tuple[str, _LeafType]]:
-    """Name and type of each leaf; keys by their data, as Orbax has them."""
+    """Yields name and type of each leaf; keys by their data, as Orbax has them."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = "/".join(_keys(path))
         if isinstance(leaf, _AS_ARRAYS):

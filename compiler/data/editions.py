@@ -1,4 +1,4 @@
-"""How often modules of this process have changed, from which hosts import functions."""
+"""Editions of the modules of this process, from which hosts import functions: counts of their changes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathways.runtime.hosts.worker.modules import is_of_user
 
 _lock = threading.Lock()
 _seen: dict[str, tuple[int, int]] = {}
-"""Time and size of files as they were seen last."""
+"""Time and size of files at the last check."""
 _edition = 0
 
 
 def edition_with(module: str) -> int:
-    """Returns how often files of modules that a user has here have been seen to change.
+    """Returns the number of changes of the user's local modules so far.
 
     Args:
-      module: the name of one that need not be imported here.
+      module: the name of a module that need not be imported here.
     """
     global _edition
     with _lock:
@@ -46,10 +46,10 @@ def _files() -> Iterator[str]:
 
 
 def _file_of(name: str) -> Iterator[str]:
-    """Yields the file of a module, which is not imported for that."""
-    search, parts = None, name.split(".")
-    for n in range(len(parts)):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: n + 1]), search)
+    """Yields the file of a module, without importing it."""
+    search, packages = None, name.split(".")
+    for n in range(len(packages)):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(packages[: n + 1]), search)
         if spec is None:
             return
         if spec.has_location and spec.origin:

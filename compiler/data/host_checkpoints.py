@@ -1,7 +1,7 @@
-"""How Orbax saves and restores arrays on hosts: each host writes and reads its shards itself.
+"""Checkpoints of arrays on hosts through Orbax: each host writes and reads its shards itself.
 
-Orbax keeps what it does with all checkpoints: folders, metadata, the merge of what hosts have written, and
-the commit. For leaves on hosts it asks a handler, which calls `runtime.hosts.worker.checkpoints` there.
+Orbax does the common work of all checkpoints: folders, metadata, the merge of the hosts' files, and the
+commit. For leaves on hosts it calls a handler, which calls `runtime.hosts.worker.checkpoints` there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from pathways.compiler.backends.placed_type import PlacedType
-from pathways.compiler.data.on_hosts import call_of, lanes, made_array
+from pathways.compiler.data.on_hosts import call_of, lanes, output_array
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
@@ -35,14 +35,14 @@ from pathways.runtime.hosts.worker import checkpoints
 _MODULE = checkpoints.__name__
 
 _NAME = "pw.checkpoint"
-"""What the calls are called in messages."""
+"""Name of the calls in messages."""
 
 _SEEN_SECONDS = 10.0
-"""How long it may take until this process sees what a host has written, over a network."""
+"""Time until this process sees a file that a host has written, over a network."""
 
 
 class CheckpointFailedError(OSError):
-    """A checkpoint was not written or read; `errno` and `filename` are those of who did not."""
+    """Checkpoint was not written or read; `errno` and `filename` are those of the process that failed."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -50,13 +50,13 @@ class CheckpointFailedError(OSError):
 
 @dataclasses.dataclass(frozen=True)
 class _CopiedShard:
-    """A shard that a host writes.
+    """Shard that a host writes.
 
     Attributes:
       leaf: the number of its array.
       array: the number of the array among those of its gang.
-      shard: which of the shards of the host it is.
-      first: the first element of it in each dimension of the whole array.
+      shard: its index among the shards of the host.
+      first: its first element in each dimension of the whole array.
     """
 
     leaf: int
@@ -67,7 +67,7 @@ class _CopiedShard:
 
 @dataclasses.dataclass(frozen=True)
 class SavedLeaf:
-    """What Orbax gets in the place of an array on hosts that is saved."""
+    """Stand-in for an array on hosts that Orbax saves."""
 
     save: HostSave
     number: int
@@ -75,12 +75,12 @@ class SavedLeaf:
 
 @dataclasses.dataclass(frozen=True)
 class RestoredLeaf:
-    """What Orbax gets in the place of an array on hosts that is restored.
+    """Stand-in for an array on hosts that Orbax restores.
 
     Attributes:
       aval: its type.
       controller: the controller of the hosts.
-      locations: where it is to lie.
+      locations: the locations of its copies.
     """
 
     aval: Any
@@ -88,7 +88,7 @@ class RestoredLeaf:
     locations: tuple[Location, ...]
 
     def put(self, value: np.ndarray[Any, Any]) -> Array:
-        """Returns an array of this process, sent there."""
+        """Sends an array of this process there, and returns it."""
         array = Array(self.controller, self.aval, {}, None)
         for where in self.locations:
             array.add_copy(where, self.controller.put(value, where))
@@ -96,24 +96,24 @@ class RestoredLeaf:
 
 
 def _is_even(array: Array) -> bool:
-    """Returns whether all shards of an array have one shape, as the files want it."""
+    """Returns whether all shards of an array have one shape, as the file format requires."""
     for where in array.locations:
         shards = different_shards(where.part.shape(array.shape), where.placement)
-        if len({tuple(part.stop - part.start for part in own) for _, own in shards}) > 1:
+        if len({tuple(bounds.stop - bounds.start for bounds in own) for _, own in shards}) > 1:
             return False
     return True
 
 
 class HostSave:
-    """A save of arrays on hosts: it copies them at once, and writes them when Orbax has made the folder.
+    """Save of arrays on hosts: copies them at once, and writes them when Orbax has created the folder.
 
     Args:
       controller: the controller of the hosts.
       arrays: the arrays.
-      names: what they are called in messages.
+      names: their names in messages.
 
     Raises:
-      HostError: a host is gone.
+      HostError: a host was lost.
       RuntimeError: an array was deleted.
     """
 
@@ -130,16 +130,16 @@ class HostSave:
         self._copies = [self._copy(gang, arrays, names, places) for gang, places in held.items()]
 
     def _share(self, number: int, array: Array, held: dict[HostGang, list[tuple[int, Location]]]) -> None:
-        """Decides who writes what of an array: of equal shards the host that has least to write."""
+        """Assigns the shards of an array to hosts: of equal shards to the host with least to write."""
         locations = [where for where in array.locations if not where.gang.is_lost()] or [*array.locations]
-        # One that was deleted just now says so.
+        # Raises the error of an array that was deleted just now.
         array.is_ready()
         whole = [where for where in locations if where.part == WHOLE]
-        # There may be copies that are cut otherwise.
+        # Copies may be divided differently.
         cut = {where.part: where for where in locations if _is_cut_as(where, locations[0])}
-        parts = [min(whole, key=self._load)] if whole else [*cut.values()]
+        copies = [min(whole, key=self._load)] if whole else [*cut.values()]
         shape: tuple[int, ...] = ()
-        for where in parts:
+        for where in copies:
             own = held.setdefault(where.gang, [])
             own.append((number, where))
             size, offset = where.part_of(array.shape)
@@ -148,8 +148,8 @@ class HostSave:
                 for n, position in enumerate(positions):
                     if position in shards:
                         bounds = shards[position]
-                        shape = tuple(part.stop - part.start for part in bounds)
-                        first = tuple(at + part.start for at, part in zip(offset, bounds, strict=True))
+                        shape = tuple(side.stop - side.start for side in bounds)
+                        first = tuple(at + side.start for at, side in zip(offset, bounds, strict=True))
                         self._pieces.setdefault(host, []).append(_CopiedShard(number, len(own) - 1, n, first))
         self._shapes.append(shape)
 
@@ -180,24 +180,24 @@ class HostSave:
                 _NAME,
             )
             message = call_of(f"{_MODULE}:copy", 0, self._lane, arrays, arguments, None)
-            made = [saved[n].step_at(where) for n, where in places]
-            return self._controller.call(f"{_NAME}: copy", gang, hosts, message, made)
+            producers = [saved[n].step_at(where) for n, where in places]
+            return self._controller.call(f"{_NAME}: copy", gang, hosts, message, producers)
 
     def drop(self) -> None:
-        """Forgets the copies: nothing is written."""
+        """Frees the copies without writing them."""
         self._call_all("drop", {"save": self._name})
 
     def write(self, names: Mapping[int, str], folder: Path, spec: Callable[..., Any], settings: Any) -> None:
-        """Has hosts write all, and returns when all of them have ended.
+        """Makes hosts write all shards, and returns when all of them have finished.
 
         Args:
           names: the name of each array there.
-          folder: the folder, which is there.
-          spec: makes the spec of tensorstore of a leaf: of its name, shapes, dtype and host.
-          settings: of the context of tensorstore.
+          folder: the folder, which exists.
+          spec: a function from the name, shapes, dtype and host of a leaf to the spec of tensorstore.
+          settings: the settings of the context of tensorstore.
 
         Raises:
-          OSError: a host did not write its part, or did elsewhere; names host and folder.
+          OSError: a host did not write its shards, or did elsewhere; names host and folder.
         """
         token = folder / f".{self._name}"
         try:
@@ -207,7 +207,7 @@ class HostSave:
                 wrong = CheckpointFailedError(f"the controller: {error}: {token}")
                 wrong.errno, wrong.filename = error.errno, str(token)
                 raise wrong from error
-            # Nothing is written of what is not whole.
+            # An incomplete array is not committed.
             _raise_first(_failures(self._controller, self._copies), folder)
             named = {"save": self._name, "folder": str(folder), "settings": settings}
             own = {
@@ -215,7 +215,7 @@ class HostSave:
                 for host, pieces in self._pieces.items()
             }
             calls, lost = self._call_all("write", named, own)
-            # Who writes may write on until then.
+            # A host may write on until then.
             _raise_first([*lost, *_failures(self._controller, calls)], folder)
             for call in calls:
                 for index, answer in call.answers.items():
@@ -244,10 +244,10 @@ class HostSave:
     def _call_all(
         self, function: str, named: dict[str, Any], own: Mapping[HostProcess, dict[str, Any]] | None = None
     ) -> tuple[list[FunctionCall], list[HostError]]:
-        """Calls a function on all hosts that have a part; what each is told is its own.
+        """Calls a function on all hosts with shards, with arguments of their own.
 
         Returns:
-          The calls, and an error for each host that is gone.
+          The calls, and an error for each lost host.
         """
         calls, lost = [], []
         for host in self._pieces:
@@ -273,10 +273,10 @@ class HostSave:
 def _restored(
     targets: Sequence[RestoredLeaf], names: Sequence[str], folder: Path, spec: Any, settings: Any
 ) -> list[Array]:
-    """Has hosts read arrays from a folder, and returns them when all have.
+    """Makes hosts read arrays from a folder, and returns them when all have.
 
     Raises:
-      OSError: a host does not; names host and folder.
+      OSError: a host cannot; names host and folder.
     """
     controller = targets[0].controller
     wanted: dict[HostGang, list[tuple[int, Location]]] = {}
@@ -288,12 +288,12 @@ def _restored(
     seen = checkpoints.manifest(folder)
     calls, lost = [], []
     for gang, places in wanted.items():
-        made: list[MadeArray] = []
+        outputs: list[MadeArray] = []
         leaves = []
         for number, where in places:
             aval = targets[number].aval
             shape, first = where.part_of(aval.shape)
-            made.append(made_array(jax.ShapeDtypeStruct(shape, aval.dtype), where.placement))
+            outputs.append(output_array(jax.ShapeDtypeStruct(shape, aval.dtype), where.placement))
             leaves.append({"spec": specs[number], "first": first})
         named = {
             "folder": str(folder),
@@ -302,8 +302,8 @@ def _restored(
             "settings": settings,
         }
         arguments = plain.encode([[], {"t": []}, named], _NAME)
-        structure = plain.encode({"l": [*range(len(made))]}, _NAME)
-        message = call_of(f"{_MODULE}:read", 0, next(lanes), [], arguments, tuple(made), structure)
+        structure = plain.encode({"l": [*range(len(outputs))]}, _NAME)
+        message = call_of(f"{_MODULE}:read", 0, next(lanes), [], arguments, tuple(outputs), structure)
         holders = {host for _, where in places for host in where.holders}
         hosts = [host for host in gang.hosts if host in holders]
         try:
@@ -319,7 +319,7 @@ def _restored(
 
 
 def _failures(controller: Client, calls: Sequence[FunctionCall]) -> list[Exception]:
-    """Returns what went wrong in calls, of which none runs any more."""
+    """Returns the errors of calls that have all finished."""
     failures: list[Exception] = []
     for call in calls:
         try:
@@ -328,12 +328,12 @@ def _failures(controller: Client, calls: Sequence[FunctionCall]) -> list[Excepti
             failures.append(error)
             continue
         for index, failure in sorted(call.failures().items()):
-            said = call.answers.get(index)
+            answer = call.answers.get(index)
             host = controller.hosts[index]
-            if said is None or said.failure is None:
+            if answer is None or answer.failure is None:
                 failures.append(failure.error())
                 continue
-            what = said.failure
+            what = answer.failure
             text = f"{what.type}: {what.text}" if what.errno is None and what.type else what.text
             wrong = CheckpointFailedError(f"{host} {text}" if what.kind == "folder" else f"{host}: {text}")
             wrong.errno, wrong.filename = what.errno, what.path
@@ -342,10 +342,10 @@ def _failures(controller: Client, calls: Sequence[FunctionCall]) -> list[Excepti
 
 
 def _raise_first(failures: Sequence[Exception], folder: Path) -> None:
-    # What a lost host has not written is why, whatever others say.
+    # A lost host explains missing files, whatever errors other hosts report.
     for failure in sorted(failures, key=lambda one: not isinstance(one, HostError)):
         if isinstance(failure, HostError):
-            raise CheckpointFailedError(f"{failure.record().text} (it had a part of {folder})") from failure
+            raise CheckpointFailedError(f"{failure.record().text} (it had shards of {folder})") from failure
         raise failure
 
 
@@ -354,15 +354,15 @@ def _is_cut_as(where: Location, other: Location) -> bool:
 
 
 def orbax_context(*, compress: bool | None) -> Any:
-    """Returns a context of Orbax that knows of leaves on hosts.
+    """Returns a context of Orbax with the handler of leaves on hosts.
 
     Args:
-      compress: whether arrays are compressed; None as Orbax does.
+      compress: whether arrays are compressed; None for Orbax's default.
     """
     import orbax.checkpoint as former
     import orbax.checkpoint.experimental.v1 as orbax
 
-    # There is no other way to it, and `PyTreeHandler` takes one.
+    # There is no other way to it, and `PyTreeHandler` accepts one.
     from orbax.checkpoint.experimental.v1._src.serialization.registry import StandardLeafHandlerRegistry
 
     helpers = former.type_handlers
@@ -423,7 +423,7 @@ def orbax_context(*, compress: bool | None) -> Any:
                 try:
                     return await asyncio.to_thread(_restored, targets, names, folder, spec, settings)
                 except CheckpointFailedError as error:
-                    # Raised when Orbax is done: what else it reads, it would leave unfinished.
+                    # Raised when Orbax is done: its other reads would stay unfinished.
                     return [error] * len(targets)
 
             return asyncio.create_task(read())
@@ -432,19 +432,19 @@ def orbax_context(*, compress: bool | None) -> Any:
             raise NotImplementedError("leaves on hosts are those of NumPy in files")
 
     class JaxLeafHandler(HostLeafHandler):
-        """The same for what was saved from devices of one process."""
+        """The same for arrays that were saved from devices of one process."""
 
     leaves = StandardLeafHandlerRegistry()
-    # Files are those of arrays of NumPy: who reads them says where they go.
+    # The files are those of arrays of NumPy; the reader decides on the devices.
     leaves.add(SavedLeaf, RestoredLeaf, HostLeafHandler, secondary_typestrs=["np.ndarray"])
-    # A handler has one name in files, and pairs of types; this one is asked for by its name alone.
+    # A handler has one name in files, and pairs of types; this one is found by its name alone.
     leaves.add(JaxLeafHandler, JaxLeafHandler, JaxLeafHandler, secondary_typestrs=["jax.Array"])
 
     class Handler(orbax.handlers.PyTreeHandler):
         def __init__(self, **options: Any) -> None:
             super().__init__(leaf_handler_registry=leaves, **options)
 
-    # Its name is in the files, and others have the one of Orbax alone.
+    # Its name is in the files, and files of other programs have only the one of Orbax.
     Handler.__module__, Handler.__qualname__ = (
         orbax.handlers.PyTreeHandler.__module__,
         orbax.handlers.PyTreeHandler.__qualname__,
@@ -457,18 +457,18 @@ def orbax_context(*, compress: bool | None) -> Any:
             checkpointable_name=name,
             secondary_typestrs=known.get_secondary_typestrs(handler),
         )
-    made = orbax.Context()
-    made.checkpointables.registry = registry
+    context = orbax.Context()
+    context.checkpointables.registry = registry
     if compress is not None:
-        made.array.saving.use_compression = compress
-    return made
+        context.array.saving.use_compression = compress
+    return context
 
 
 class _OrbaxLogFilter(logging.Filter):
-    """Drops what Orbax logs and a user of `pw.checkpoint` has no use for.
+    """Filter of Orbax's log records that are of no use to a user of `pw.checkpoint`.
 
-    It logs what it also raises, with all of its frames, and that it removes what an interrupted save has
-    left, which `save` promises.
+    Orbax logs errors that it also raises, with all of its frames, and the removal of the remains of an
+    interrupted save, which `save` promises.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -483,33 +483,33 @@ class _OrbaxLogFilter(logging.Filter):
 
 
 def quiet_orbax() -> None:
-    """Keeps Orbax from logging what the filter drops."""
+    """Adds the filter to Orbax's logger."""
     log = logging.getLogger("absl")
     if not any(isinstance(one, _OrbaxLogFilter) for one in log.filters):
         log.addFilter(_OrbaxLogFilter())
 
 
 def restored_by_hosts(orbax: Any, folder: Any, wanted: Any) -> Any:
-    """Loads a tree of which hosts read some leaves.
+    """Loads a tree with some leaves that hosts read.
 
     Args:
       orbax: its module.
       folder: the checkpoint.
-      wanted: what Orbax is asked for, with `RestoredLeaf`s.
+      wanted: the request to Orbax, with `RestoredLeaf`s.
 
     Raises:
-      CheckpointFailedError: a host does not read its part; names host and folder.
+      CheckpointFailedError: a host cannot read its shards; names host and folder.
     """
     items = [file.name for file in folder.iterdir() if (file / "_METADATA").exists()]
     if len(items) == 1:
-        # By its name: what is asked for without one has to be of the types that Orbax knows.
+        # By its name: a request without one must be of the types that Orbax knows.
         with orbax_context(compress=None):
             tree = orbax.load_checkpointables(folder, {items[0]: wanted})[items[0]]
         for leaf in jax.tree.leaves(tree):
             if isinstance(leaf, CheckpointFailedError):
                 raise leaf.with_traceback(None)
         return tree
-    # The checkpoint of another layout, which this process reads.
+    # A checkpoint of another layout, which this process reads.
     leaves, structure = jax.tree.flatten(wanted)
     here = [
         np.broadcast_to(np.zeros((), leaf.aval.dtype), leaf.aval.shape)
@@ -526,7 +526,7 @@ def restored_by_hosts(orbax: Any, folder: Any, wanted: Any) -> Any:
 
 
 def wanted_on_hosts(leaf: Any, controller: Client | None) -> RestoredLeaf | None:
-    """Returns what to ask Orbax for in the place of a leaf that is to lie on hosts; None for others."""
+    """Returns the request to Orbax for a leaf that is restored on hosts; None for others."""
     if controller is None:
         return None
     if isinstance(leaf, Array):
@@ -543,7 +543,7 @@ def wanted_on_hosts(leaf: Any, controller: Client | None) -> RestoredLeaf | None
 
 
 def is_written_there(leaf: Any, controller: Client | None) -> bool:
-    """Returns whether hosts write a leaf themselves; typed PRNG keys are small, and files know nothing of
+    """Returns whether hosts write a leaf themselves; typed PRNG keys are small, and the file format lacks
     them."""
     if controller is None or not isinstance(leaf, Array) or not leaf.is_of(controller):
         return False
@@ -551,10 +551,10 @@ def is_written_there(leaf: Any, controller: Client | None) -> bool:
 
 
 def saved_by_hosts(tree: Any, controller: Client | None) -> tuple[Any, HostSave | None]:
-    """Copies the arrays of a tree that hosts write themselves; the tree with what Orbax gets for them.
+    """Copies the arrays of a tree that hosts write themselves; returns the tree with stand-ins for them.
 
     Raises:
-      HostError: a host is gone.
+      HostError: a host was lost.
       RuntimeError: an array was deleted.
     """
     named, structure = jax.tree.flatten_with_path(tree)

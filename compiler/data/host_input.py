@@ -1,6 +1,6 @@
-"""Batches of rows that a function of a module gives: made by hosts, each for its devices, or here.
+"""Batches of an input that a function of a module produces: on hosts, each for its devices, or here.
 
-Which rows a batch has depends on their numbers, or on those of shards, and never on how many hosts make it.
+The rows of a batch depend on their numbers, or on those of shards, and never on the number of hosts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathways.compiler.data.on_hosts import (
     call_of,
     find_here,
     lanes,
-    made_array,
+    output_array,
     values_of,
 )
 from pathways.compiler.frontend.jax_internals import unflatten
@@ -43,19 +43,20 @@ from pathways.runtime.hosts.worker.calls import CallRefused
 _MODULE = worker_batches.__name__
 
 
-class MadeBatches(Iterator[Any]):
-    """Batches of an input, in their order.
+class InputBatches(Iterator[Any]):
+    """Batches of an input, in order.
 
     Args:
       source: the function.
       types: the leaves of a batch.
       tree: their structure.
-      rows: how many rows a batch has.
-      shards: how many shards the input has; None for rows that have numbers.
-      states: the positions where it begins: the number of a batch, or of each shard; None for the beginning.
+      rows: the number of rows of a batch.
+      shards: the number of shards of the input; None for rows that have numbers.
+      states: the positions at which it begins: the number of a batch, or of each shard; None for the
+        beginning.
 
     Attributes:
-      kind: what has no position where there is none, for messages.
+      kind: the object that may lack a position, for messages.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class MadeBatches(Iterator[Any]):
         self._structure = plain.tree_of(
             numbered, "pw.prefetch: the batch", lambda leaf: isinstance(leaf, int), leaves
         )
-        # In the order in which JAX has them, and we do.
+        # In JAX's order of leaves, which is also ours.
         self._order = leaves
         self._number = states if shards is None and states is not None else 0
         self._states = None if shards is None else states
@@ -87,10 +88,10 @@ class MadeBatches(Iterator[Any]):
     def get_state(self) -> Any:
         """Returns the position after the last batch: its number, or a list with that of each shard.
 
-        Before the first batch it is known of shards once the input is open.
+        For shards it is known before the first batch once the input is open.
 
         Raises:
-          TypeError: the input of a shard has none.
+          TypeError: the input of a shard has no position.
         """
         if self._shards is None:
             return self._number
@@ -108,21 +109,21 @@ class MadeBatches(Iterator[Any]):
         return self._number
 
     def open(self) -> None:
-        """Makes the input, where it is not made yet."""
+        """Opens the input, if it is not open yet."""
         if not self._has_begun:
             self._has_begun = True
             self._begin()
 
     def close(self) -> None:
-        """Forgets the input."""
+        """Frees the input."""
 
     def described(self) -> str | None:
-        """Returns what it is at, where hosts say so."""
+        """Returns a description of its current work, if hosts report it."""
         return None
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """Makes the input."""
+        """Creates the input."""
 
     @abc.abstractmethod
     def _make(self) -> list[Any]:
@@ -133,15 +134,15 @@ class MadeBatches(Iterator[Any]):
         """
 
     def _take_states(self, states: Mapping[str, Any] | None) -> None:
-        """Takes note of where shards are."""
+        """Stores the positions of shards."""
         if self._shards is None or states is None:
             self._states = None
             return
         self._states = [states[str(shard)] for shard in range(self._shards)]
 
 
-class _BatchesHere(MadeBatches):
-    """Batches that are made in this process."""
+class _BatchesHere(InputBatches):
+    """Batches that are produced in this process."""
 
     _opened: Rows
 
@@ -176,7 +177,7 @@ class _BatchesHere(MadeBatches):
 
 @contextlib.contextmanager
 def _as_error(name: str, what: str) -> Iterator[None]:
-    """Yields what a function of the user raises, as hosts say it."""
+    """Raises an exception of the user's function as the error that hosts report."""
     try:
         yield
     except (InputEnded, TypeError):
@@ -186,36 +187,36 @@ def _as_error(name: str, what: str) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _AskedBatch:
-    """A batch that hosts make: its leaves, and the calls that make them."""
+class _RequestedBatch:
+    """Requested batch of hosts: its leaves, and the calls that produce them."""
 
     arrays: list[Any]
     calls: list[FunctionCall]
 
 
-class _BatchesOnHosts(MadeBatches):
-    """Batches that hosts make; only numbers of arrays and the positions of shards come here.
+class _BatchesOnHosts(InputBatches):
+    """Batches that hosts produce; only numbers of arrays and the positions of shards come here.
 
     Args:
       controller: the controller of the hosts.
-      is_ahead: whether hosts make the next batch while one is waited for.
-      *of_all: see `MadeBatches`.
+      is_ahead: whether hosts produce the next batch while one is waited for.
+      *of_all: see `InputBatches`.
     """
 
     def __init__(self, controller: Client, is_ahead: bool, *of_all: Any) -> None:
         super().__init__(*of_all)
         self._is_ahead = is_ahead
-        self._asked: collections.deque[_AskedBatch] = collections.deque()
+        self._requested: collections.deque[_RequestedBatch] = collections.deque()
         self._controller = controller
         self._name = f"input-{secrets.token_hex(8)}"
         self._lane = next(lanes)
         self._calls: list[FunctionCall] = []
-        # For each island the leaves that it makes, and where.
+        # For each island the leaves that it produces, and their locations.
         self._places: dict[HostGang, list[tuple[int, Location]]] = {}
         for number, kind in enumerate(self._types):
             for where in kind.locations:
                 self._places.setdefault(where.gang, []).append((number, where))
-        self._made = {gang: self._arrays_of(places) for gang, places in self._places.items()}
+        self._outputs = {gang: self._arrays_of(places) for gang, places in self._places.items()}
         self._hosts = {
             gang: [host for host in gang.hosts if any(host in where.holders for _, where in places)]
             for gang, places in self._places.items()
@@ -228,7 +229,7 @@ class _BatchesOnHosts(MadeBatches):
 
     def _arrays_of(self, places: Sequence[tuple[int, Location]]) -> tuple[MadeArray, ...]:
         return tuple(
-            made_array(
+            output_array(
                 jax.ShapeDtypeStruct(where.part.shape(self._types[number].shape), self._types[number].dtype),
                 where.placement,
             )
@@ -239,7 +240,7 @@ class _BatchesOnHosts(MadeBatches):
         """Returns the shards of the input that a host reads.
 
         Raises:
-          ValueError: it reads a part of one.
+          ValueError: it reads only some rows of one.
         """
         if self._shards is None:
             return []
@@ -248,8 +249,8 @@ class _BatchesOnHosts(MadeBatches):
             shape, first = where.part_of(self._types[number].shape)
             indices = shard_indices(shape, where.placement)
             for position in where.holders.get(host, ()):
-                part = indices[position][0]
-                rows |= set(range(first[0] + part.start, first[0] + part.stop))
+                bounds = indices[position][0]
+                rows |= set(range(first[0] + bounds.start, first[0] + bounds.stop))
         each = self._rows // self._shards
         own = sorted({row // each for row in rows})
         if len(rows) != len(own) * each:
@@ -278,18 +279,18 @@ class _BatchesOnHosts(MadeBatches):
                 "row_shapes": [list(self._types[number].shape[1:]) for number in self._order],
             }
             self._calls = [*self._calls, self._call(gang, "begin", self._encoded(named))]
-        self._take_states(self._said(self._calls))
+        self._take_states(self._positions_of(self._calls))
 
     def _make(self) -> list[Any]:
-        batch = self._asked.popleft() if self._asked else self._ask(self._number)
+        batch = self._requested.popleft() if self._requested else self._request(self._number)
         if self._is_ahead:
-            self._asked.append(self._ask(self._number + 1))
+            self._requested.append(self._request(self._number + 1))
         self._calls = batch.calls
-        self._take_states(self._said(batch.calls))
+        self._take_states(self._positions_of(batch.calls))
         return batch.arrays
 
-    def _said(self, calls: Sequence[FunctionCall]) -> dict[str, Any] | None:
-        """Returns the positions of shards that hosts say, when all calls have ended.
+    def _positions_of(self, calls: Sequence[FunctionCall]) -> dict[str, Any] | None:
+        """Returns the positions of shards that hosts report, when all calls have finished.
 
         Raises:
           StopIteration: the input has ended.
@@ -298,8 +299,8 @@ class _BatchesOnHosts(MadeBatches):
         failures: list[Exception] = []
         for call in calls:
             try:
-                for said in values_of(self._controller, call):
-                    states = None if said is None or states is None else states | said
+                for reported in values_of(self._controller, call):
+                    states = None if reported is None or states is None else states | reported
             except Exception as error:
                 failures.append(error)
         for failure in failures:
@@ -309,8 +310,8 @@ class _BatchesOnHosts(MadeBatches):
             raise StopIteration
         return states
 
-    def _ask(self, number: int) -> _AskedBatch:
-        """Has hosts make a batch."""
+    def _request(self, number: int) -> _RequestedBatch:
+        """Requests a batch from hosts."""
         arrays = [
             Array(self._controller, jax.core.ShapedArray(kind.shape, kind.dtype), {}, None)
             for kind in self._types
@@ -318,38 +319,38 @@ class _BatchesOnHosts(MadeBatches):
         calls = []
         arguments = self._encoded({"source": self._name, "number": number})
         for gang, places in self._places.items():
-            call = self._call(gang, "batch", arguments, self._made[gang])
+            call = self._call(gang, "batch", arguments, self._outputs[gang])
             for n, (leaf, where) in enumerate(places):
                 arrays[leaf].add_copy(where, call.number + 1 + n, call)
             calls.append(call)
-        return _AskedBatch(arrays, calls)
+        return _RequestedBatch(arrays, calls)
 
     def close(self) -> None:
-        """See `MadeBatches.close`."""
+        """See `InputBatches.close`."""
         for gang in self._places:
             with contextlib.suppress(HostError):
                 self._call(gang, "end", self._encoded({"source": self._name}))
 
     def described(self) -> str | None:
-        """See `MadeBatches.described`."""
+        """See `InputBatches.described`."""
         waiting = [call for call in self._calls if not call.is_done()]
         return "\n".join(self._controller.described(call) for call in waiting) or None
 
     def _encoded(self, named: Mapping[str, Any]) -> bytes:
-        """Named arguments of a call."""
+        """Returns the encoded named arguments of a call."""
         return plain.encode([[], {"t": []}, named], f"{self._source.name}: the input")
 
     def _call(
-        self, gang: HostGang, function: str, arguments: bytes, made: tuple[MadeArray, ...] | None = None
+        self, gang: HostGang, function: str, arguments: bytes, outputs: tuple[MadeArray, ...] | None = None
     ) -> FunctionCall:
-        edition, structure = self._source.edition, _list_of(len(made or ()))
-        message = call_of(f"{_MODULE}:{function}", edition, self._lane, [], arguments, made, structure)
+        edition, structure = self._source.edition, _list_of(len(outputs or ()))
+        message = call_of(f"{_MODULE}:{function}", edition, self._lane, [], arguments, outputs, structure)
         return self._controller.call(self._source.name, gang, self._hosts[gang], message)
 
 
 @functools.cache
 def _list_of(count: int) -> bytes:
-    """So many arrays, as a tree of `plain`."""
+    """Returns a list of arrays as a tree of `plain`."""
     return plain.encode({"l": [*range(count)]}, "the batch")
 
 
@@ -361,9 +362,8 @@ def batches_of(
     shards: int | None,
     *,
     is_ahead: bool,
-) -> MadeBatches:
-    """Returns the batches of an input, as `pw.prefetch` takes it; hosts may be asked for one more than is
-    read.
+) -> InputBatches:
+    """Returns the batches of an input for `pw.prefetch`; hosts may compute one more than is read.
 
     Raises:
       ValueError: see `pw.prefetch`.
@@ -371,7 +371,7 @@ def batches_of(
     """
     if source.devices is not None:
         raise ValueError(
-            f"pw.prefetch: {source.name} has devices=, but an input is made where the step reads it"
+            f"pw.prefetch: {source.name} has devices=, but an input runs where the step reads it"
         )
     for option, number in (("rows", rows), ("shards", shards)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):

@@ -42,17 +42,17 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ARRAYS = (Array, jax.Array, np.ndarray, np.generic)
 
 lanes = itertools.count(1)
-"""The numbers of what makes its calls one after the other."""
+"""Lane numbers: calls of one lane run one after the other."""
 
 
 class FunctionOnHosts(ProcessBound):
-    """A function that runs on hosts; made by `on_hosts`.
+    """Function that runs on hosts; created by `on_hosts`.
 
     Attributes:
-      name: where it is, as in `package.module:name`.
+      name: its import path, as in `package.module:name`.
       devices: the slice on whose hosts it runs; None for an input of `pw.prefetch`.
       plain: named arguments of all calls.
-      edition: see `Call.edition`; that of when it was made.
+      edition: see `Call.edition`; that at its creation.
     """
 
     def __init__(self, name: str, devices: VirtualSlice | None, out: Any, plain: Mapping[str, Any]) -> None:
@@ -70,20 +70,20 @@ class FunctionOnHosts(ProcessBound):
 
     @boundary
     def __call__(self, /, *arrays: Any, **plain: Any) -> HostCall:
-        """Starts it on every host of the slice, and returns at once.
+        """Calls it on every host of the slice, and returns at once.
 
-        It takes its place among the steps of programs: it sees the arrays as they are now. Steps that follow
-        run beside it; one that donates an array that it has waits. Calls of one `on_hosts` are made one after
-        the other, those of others at the same time.
+        The call has a place in the order of steps: it reads the arrays as they are now. Later steps run
+        beside it; one that donates an array of the call waits. Calls of one `on_hosts` run one after the
+        other, those of different ones at the same time.
 
         Args:
-          *arrays: arrays, or dictionaries, lists and tuples of arrays. Each host gets the part of each that
-            it has, as a `jax.Array` of its own devices. What is elsewhere is brought to the slice.
-          **plain: named arguments that JSON can write; tuples arrive as lists.
+          *arrays: arrays, or dictionaries, lists and tuples of arrays. Each host gets its shards of each, as
+            a `jax.Array` of its own devices. Arrays elsewhere are transferred to the slice.
+          **plain: named arguments that JSON can represent; tuples arrive as lists.
 
         Raises:
-          TypeError: an argument is neither, says which; or there is no slice to call it on.
-          HostError: a host is gone.
+          TypeError: an argument is neither, names it; or the function has no slice.
+          HostError: a host was lost.
         """
         if self.devices is None:
             raise TypeError(f"pw.on_hosts: {self.name} needs devices= to be called on")
@@ -94,7 +94,7 @@ class FunctionOnHosts(ProcessBound):
             for n, each in enumerate(arrays)
         ]
         tree = {"t": trees}
-        # Tells of what JSON does not have, also where nothing travels.
+        # Raises for values that JSON does not have, also if nothing is sent.
         text = plain_values.encode([[], tree, named], f"{self.name}: named arguments")
         hosts = controller()
         if hosts is None:
@@ -102,34 +102,35 @@ class FunctionOnHosts(ProcessBound):
         return self._start(hosts, leaves, text)
 
     def get_state(self) -> Any:
-        """As an input: the position where it begins; None for the beginning."""
+        """Returns, for an input, the position at which it begins; None for the beginning."""
         return self._state
 
     def set_state(self, state: Any) -> None:
-        """As an input: has the next `pw.prefetch` of it begin at a position that `get_state` of one gave."""
+        """Sets, for an input, the position at which the next `pw.prefetch` of it begins, from its
+        `get_state`."""
         plain_values.encode(state, "the position")
         self._state = state
 
     def _start(self, hosts: Client, leaves: list[Any], text: bytes) -> HostCall:
         assert self.devices is not None
-        made, structure = self.results()
+        outputs, structure = self.results()
         bindings = bind(self.devices.replicas, program=self.name)
-        parts = []
+        gangs = []
         for slice in self.devices.replicas:
             binding = bindings[slice]
             gang = gang_of(hosts, binding)
             is_replica = len(self.devices.replicas) > 1
             placed = [_at(hosts, leaf, gang, binding, is_replica=is_replica) for leaf in leaves]
-            parts.append((gang, binding, placed))
+            gangs.append((gang, binding, placed))
         calls = []
         results: list[Any] = []
         with hosts.order:
-            for gang, binding, taken in parts:
+            for gang, binding, taken in gangs:
                 ids = {device.id for device in binding.devices}
-                makes = None
-                if made is not None:
-                    makes = tuple(
-                        made_array(aval, layout_of(binding, spec, _ndim(aval))) for aval, spec in made
+                records = None
+                if outputs is not None:
+                    records = tuple(
+                        output_array(aval, layout_of(binding, spec, _ndim(aval))) for aval, spec in outputs
                     )
                 message = call_of(
                     self.name,
@@ -137,7 +138,7 @@ class FunctionOnHosts(ProcessBound):
                     self._lane,
                     [(array.number_at(where), array.aval) for array, where in taken],
                     text,
-                    makes,
+                    records,
                     structure,
                 )
                 call = hosts.call(
@@ -148,17 +149,18 @@ class FunctionOnHosts(ProcessBound):
                     [array.step_at(where) for array, where in taken],
                 )
                 calls.append(call)
-                for n, (aval, _) in enumerate(made or ()):
-                    where = gang.location((makes or ())[n].placement)
+                for n, (aval, _) in enumerate(outputs or ()):
+                    where = gang.location((records or ())[n].placement)
                     results.append(Array(hosts, aval, {where: call.number + 1 + n}, call))
-        tree = None if made is None else plain_values.build(plain_values.decode(structure), results)
-        return _RemoteCall(self.name, hosts, calls, tree, is_value=made is None)
+        tree = None if outputs is None else plain_values.build(plain_values.decode(structure), results)
+        return _RemoteCall(self.name, hosts, calls, tree, is_value=outputs is None)
 
     def results(self) -> tuple[list[tuple[Any, PartitionSpec]] | None, bytes]:
-        """Returns the types and places of the arrays that it makes, and how they lie in what it returns.
+        """Returns the types and shardings of the arrays in its result, and the encoded structure of the
+        result.
 
         Raises:
-          TypeError: `out` has something else in it.
+          TypeError: `out` has a leaf of another type.
           ValueError: a sharding is not one of the slice.
         """
         if self._out is None:
@@ -170,34 +172,34 @@ class FunctionOnHosts(ProcessBound):
         )
         if len(self.devices.replicas) > 1:
             raise ValueError(
-                f"pw.on_hosts: {self.name} makes arrays, and slice {self.devices.name} has replicas, each of "
-                "which would make its own"
+                f"pw.on_hosts: {self.name} creates arrays, but slice {self.devices.name} has replicas, "
+                "and each would create its own"
             )
         return [_result(leaf, self.devices) for leaf in leaves], plain_values.encode(tree, "out")
 
 
 class HostCall(abc.ABC):
-    """A call of a function on hosts, which may still run."""
+    """Call of a function on hosts, which may be in flight."""
 
     @abc.abstractmethod
     def result(self) -> Any:
-        """Returns what it returned.
+        """Returns the result of the function.
 
         Returns:
           A list of plain values, one for each host of the slice, in the order of the hosts. With `out=` its
-          tree of arrays, which may still be made: what goes wrong then is an error of who reads them. Where
-          islands have several hosts, they are waited for.
+            tree of arrays, which may still be computed: a failure is then an error of their readers. If an
+            island has more than one host, the call waits for them.
 
         Raises:
           CallFailedError: it raised on a host; has type, message and traceback.
           ImportError: a host does not find it.
-          TypeError: what it returned is no JSON, or no such array.
-          HostError: a host is gone.
+          TypeError: its result cannot be represented in JSON, or is no such array.
+          HostError: a host was lost.
         """
 
     @abc.abstractmethod
     def done(self) -> bool:
-        """Returns whether it has ended."""
+        """Returns whether it has finished."""
 
 
 class _RemoteCall(HostCall):
@@ -215,7 +217,7 @@ class _RemoteCall(HostCall):
         """See `HostCall.result`."""
         if self._is_value:
             return [value for call in self._calls for value in values_of(self._hosts, call)]
-        # One that fails on one host of an island would leave the others in the middle of a step.
+        # A failure on one host of an island would leave the others in the middle of a step.
         if any(len(call.hosts) > 1 for call in self._calls):
             for call in self._calls:
                 values_of(self._hosts, call)
@@ -227,7 +229,7 @@ class _RemoteCall(HostCall):
 
 
 class _LocalCall(HostCall):
-    """A call in this process; it is made at once."""
+    """Call in this process; it runs at once."""
 
     def __init__(self, function: FunctionOnHosts, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         self._error: Exception | None = None
@@ -258,26 +260,27 @@ def on_hosts(
     out: Any = None,
     **plain: Any,
 ) -> FunctionOnHosts:
-    """Returns a function that runs in the processes of hosts, beside the arrays that they have.
+    """Returns a function that runs in the processes of hosts, beside their arrays.
 
-    Only its name, plain arguments and the numbers of arrays travel: hosts import it. They look for modules
-    where this process does (`sys.path`), and then where they would by themselves. Without hosts it runs here.
+    Only its name, plain arguments and the numbers of arrays are sent: hosts import it. They search for
+    modules where this process does (`sys.path`), and then where they would by themselves. Without hosts it
+    runs here.
 
     Args:
-      function: a function of a module, or where it is, as in `"package.module:name"`, which this process need
-        not have.
+      function: a function of a module, or its import path, as in `"package.module:name"`, which this process
+        need not have.
       devices: the slice on whose hosts calls run. None for an input of `pw.prefetch`.
-      out: what it makes, where that are arrays: a tree of `jax.ShapeDtypeStruct`s with global shapes, whose
-        shardings, if they have any, name axes of the slice. Each host returns the arrays, or the part of each
-        that it has, as for `jax.make_array_from_process_local_data`.
-      **plain: named arguments of all calls that JSON can write.
+      out: the arrays in its result: a tree of `jax.ShapeDtypeStruct`s with global shapes, whose shardings, if
+        they have any, name axes of the slice. Each host returns the arrays, or its shards of each, as for
+        `jax.make_array_from_process_local_data`.
+      **plain: named arguments of all calls that JSON can represent.
 
     Returns:
-      What is called with arrays and other named arguments; the result of a call has `result()`.
+      A function of arrays and other named arguments; the result of a call has `result()`.
 
     Raises:
-      TypeError: the function is no function of a module: put it into one. Or an argument is no JSON.
-      ValueError: a string is no such name.
+      TypeError: the function is no function of a module: put it into one. Or an argument is no JSON value.
+      ValueError: a string is no import path.
 
     Example:
       ```python
@@ -289,10 +292,10 @@ def on_hosts(
     if devices is not None and not isinstance(devices, VirtualSlice):
         raise TypeError(f"pw.on_hosts: devices must be a slice, got {type(devices).__name__}")
     plain_values.encode(plain, f"{name}: named arguments")
-    made = FunctionOnHosts(name, devices, out, plain)
+    remote = FunctionOnHosts(name, devices, out, plain)
     if devices is not None:
-        made.results()
-    return made
+        remote.results()
+    return remote
 
 
 def _name_of(function: Callable[..., Any] | str) -> str:
@@ -317,7 +320,7 @@ def _name_of(function: Callable[..., Any] | str) -> str:
 
 
 def _result(leaf: Any, slice: VirtualSlice) -> tuple[Any, PartitionSpec]:
-    """Returns the aval of an array that is made, and its axes."""
+    """Returns the aval of an array in the result, and its axes."""
     sharding = getattr(leaf, "sharding", None)
     spec = PartitionSpec()
     if sharding is not None:
@@ -348,12 +351,12 @@ def _is_array(leaf: Any) -> bool:
 
 def dims_of(spec: PartitionSpec, ndim: int) -> tuple[tuple[str, ...], ...]:
     """Returns the axes that split each dimension."""
-    parts = [*spec, *(None,) * (ndim - len(spec))]
-    return tuple(() if part is None else part if isinstance(part, tuple) else (part,) for part in parts)
+    dims = [*spec, *(None,) * (ndim - len(spec))]
+    return tuple(() if dim is None else dim if isinstance(dim, tuple) else (dim,) for dim in dims)
 
 
 def layout_of(binding: Binding, spec: PartitionSpec, ndim: int) -> DeviceLayout:
-    """Returns how an array lies on a slice."""
+    """Returns the layout of an array on a slice."""
     ids = tuple(device.id for device in binding.devices)
     return DeviceLayout(ids, binding.shape, binding.axis_names, dims_of(spec, ndim))
 
@@ -362,14 +365,14 @@ def gang_of(hosts: Client, binding: Binding) -> HostGang:
     """Returns the workers of the island that a slice is on.
 
     Raises:
-      HostError: they are gone.
+      HostError: they were lost.
     """
     (gang,) = hosts.pool.current([int(binding.island.removeprefix("island"))])
     return gang
 
 
-def made_array(aval: Any, layout: DeviceLayout) -> MadeArray:
-    """Returns an array that a call is to make; of typed PRNG keys their words."""
+def output_array(aval: Any, layout: DeviceLayout) -> MadeArray:
+    """Returns the description of an array that a call creates; for typed PRNG keys of their words."""
     if _is_key(aval):
         aval = jax.eval_shape(jax.random.key_data, aval)
     return MadeArray(tuple(aval.shape), np.dtype(aval.dtype).name, layout)
@@ -381,25 +384,25 @@ def call_of(
     lane: int,
     arrays: Sequence[tuple[int, Any]],
     arguments: bytes,
-    made: tuple[MadeArray, ...] | None,
+    outputs: tuple[MadeArray, ...] | None,
     structure: bytes = b"null",
 ) -> Call:
-    """Returns a call as hosts are told of it, but for what `Controller.call` knows.
+    """Returns a call as hosts receive it, except for the fields that `Controller.call` sets.
 
     Args:
-      function: where it is.
+      function: its import path.
       edition: see `Call`.
-      lane: calls of one lane are made one after the other.
-      arrays: the number of each array that it takes, and its aval.
+      lane: calls of one lane run one after the other.
+      arrays: the number and the aval of each array argument.
       arguments: see `Call`.
-      made: the arrays that it makes.
-      structure: how these lie in what it returns.
+      outputs: the arrays that it creates.
+      structure: their structure in the result.
     """
     kept = tuple(KeptArray(number, _key_kind(aval)) for number, aval in arrays)
     here = Path() if all(map(os.path.isabs, sys.path)) else Path.cwd()
     path = _absolute(tuple(sys.path), here)
     x64 = bool(jax.config.jax_enable_x64)
-    return Call(0, 0, (), function, path, edition, lane, x64, kept, arguments, made, structure)
+    return Call(0, 0, (), function, path, edition, lane, x64, kept, arguments, outputs, structure)
 
 
 @functools.lru_cache(maxsize=8)
@@ -417,16 +420,16 @@ def _is_key(aval: Any) -> bool:
 
 
 def _ndim(aval: Any) -> int:
-    """Returns the dimensions of what lies on hosts: of typed PRNG keys of their words."""
+    """Returns the dimensions of an array on hosts: for typed PRNG keys those of their words."""
     return int(jax.eval_shape(jax.random.key_data, aval).ndim if _is_key(aval) else aval.ndim)
 
 
 def values_of(hosts: Client, call: FunctionCall) -> list[Any]:
-    """Returns what each host has returned, when all of them have ended.
+    """Returns the value of each host, when all of them have finished.
 
     Raises:
       CallFailedError, ImportError, TypeError, HostError: see `HostCall.result`.
-      InputEnded: there is no more to give, and nothing else went wrong.
+      InputEnded: the input has ended, and no other error occurred.
     """
     hosts.wait_for_call(call)
     failed = {host: call.answers[host].failure for host in sorted(call.hosts) if host in call.answers}
@@ -446,9 +449,9 @@ def values_of(hosts: Client, call: FunctionCall) -> list[Any]:
 def _at(
     hosts: Client, leaf: Any, gang: HostGang, binding: Binding, *, is_replica: bool
 ) -> tuple[Array, Location]:
-    """Returns an array on a slice, and where it is there; brought there if it is elsewhere.
+    """Returns an array on a slice, and its location there; transferred there if it is elsewhere.
 
-    A replica has a part of what replicas share, and who is none gets the whole.
+    A replica gets its block of an array that replicas share, and any other slice the whole.
     """
     ids = {device.id for device in binding.devices}
     if isinstance(leaf, Array) and leaf.is_of(hosts):
@@ -475,7 +478,7 @@ def find_here(name: str) -> Callable[..., Any]:
     """Returns a function of this process by its name.
 
     Raises:
-      ImportError: there is none.
+      ImportError: it does not exist.
     """
     try:
         return found(name)
@@ -491,15 +494,15 @@ def _called_here(function: FunctionOnHosts, args: Sequence[Any], named: Mapping[
         result = call(*arrays, **named)
     except (Exception, SystemExit) as error:
         raise CallFailedError(f"{name} raised {type(error).__name__}: {error}") from error
-    made, structure = function.results()
-    if made is None:
+    outputs, structure = function.results()
+    if outputs is None:
         return [plain_values.decode(plain_values.encode(result, f"{name}: the result"))]
     assert function.devices is not None
     tree = plain_values.decode(structure)
     leaves = plain_values.matched(tree, result, f"{name}: the result")
     mesh = mesh_of(bind([function.devices], program=name)[function.devices])
     placed = []
-    for n, (aval, spec) in enumerate(made):
+    for n, (aval, spec) in enumerate(outputs):
         where, value = leaves[n]
         expected = f"expected {aval.dtype}{list(aval.shape)}"
         try:
@@ -508,6 +511,6 @@ def _called_here(function: FunctionOnHosts, args: Sequence[Any], named: Mapping[
             raise TypeError(f"{where} is {value}: {expected}") from None
         if got.shape != aval.shape or got.dtype != aval.dtype:
             raise TypeError(f"{where} is {got.dtype}{list(got.shape)}: {expected}")
-        # A copy: it may be what the function took, or keeps.
+        # A copy: it may be an argument of the function, or an array that the function keeps.
         placed.append(jax.device_put(got, NamedSharding(mesh, spec), may_alias=False))
     return plain_values.build(tree, placed)

@@ -1,4 +1,4 @@
-"""Batches of an input, put on the slices that read them while the step before runs."""
+"""Prefetched batches of an input, put on the slices that read them during the previous step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from pathways.compiler.backends.executable import ProgramExecutable
-from pathways.compiler.data.host_input import MadeBatches, batches_of
+from pathways.compiler.data.host_input import InputBatches, batches_of
 from pathways.compiler.data.on_hosts import FunctionOnHosts
 from pathways.compiler.frontend.jax_internals import flatten, unflatten
 from pathways.compiler.program import Program
@@ -27,23 +27,23 @@ from pathways.compiler.stages import Bound
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
 _LAST_WAIT = 5.0
-"""Seconds that closing waits for an input that is in the middle of a batch."""
+"""Time that closing waits for an input in the middle of a batch."""
 
 _ALIGNMENT = 64
-"""Bytes at multiples of which XLA wants arrays to begin (`xla::cpu::MinAlign`)."""
+"""Alignment that XLA requires of arrays (`xla::cpu::MinAlign`)."""
 
 log = logging.getLogger("pathways")
 
 
 class Prefetched[T](Iterator[T]):
-    """An iterator over batches that are on their slices; made by `prefetch`.
+    """Iterator over batches that are on their slices; created by `prefetch`.
 
-    As a context manager it is closed at the end of the block; otherwise when it ends, when nothing refers to
-    it any more, or with the process.
+    As a context manager it is closed at the end of the block; otherwise when it ends, when it is
+    garbage-collected, or with the process.
 
     Attributes:
-      waited: the seconds that `next` has waited for the input in all; next to the time of the steps it says
-        whether the input keeps up.
+      waited: the seconds that `next` has waited for the input in all; compared with the time of the steps
+        it shows whether the input keeps up.
     """
 
     def __init__(self, reader: _Reader, stall_report: float | None) -> None:
@@ -53,7 +53,7 @@ class Prefetched[T](Iterator[T]):
         self._state: Any = None
         self._is_first = True
         self._error: BaseException | None = None
-        # The thread knows nothing of this object, and ends when it is gone.
+        # The thread has no reference to this object, and stops when it is collected.
         self._stop = weakref.finalize(self, reader.stop)
         self._stop.atexit = False
         reader.start()
@@ -63,7 +63,7 @@ class Prefetched[T](Iterator[T]):
 
         Raises:
           StopIteration: the input has ended, or this was closed.
-          Exception: what the input raised, with a note of the batch. It is raised again by later calls.
+          Exception: the error of the input, with a note of the batch. Later calls raise it again.
         """
         if self._error is not None:
             raise self._error
@@ -90,9 +90,9 @@ class Prefetched[T](Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """Ends the thread, and frees the batches that it has put on slices.
+        """Stops the thread, and frees the batches that it has put on slices.
 
-        Where the input is in the middle of a batch, it waits for that for up to 5 seconds.
+        If the input is in the middle of a batch, it waits for that for up to 5 seconds.
         """
         self._stop()
         self._reader.join()
@@ -104,7 +104,7 @@ class Prefetched[T](Iterator[T]):
         `checkpoint.save(..., data=...)` saves it. Before the first batch it waits until the input is open.
 
         Raises:
-          Exception: what the input raised when it was opened.
+          Exception: the error of the input when it was opened.
           TypeError: the input has no positions: no `get_state`, which iterators of Grain have.
         """
         if self._is_first:
@@ -132,31 +132,31 @@ def prefetch[T](
     rows: int | None = None,
     shards: int | None = None,
 ) -> Prefetched[T]:
-    """Reads batches in a thread, and puts them where a step wants an argument, while steps before them run.
+    """Reads batches in a thread, and puts them on the slices of a step's argument, during earlier steps.
 
     Args:
-      iterable: the input: trees of arrays or numbers. Arrays of NumPy are copied, so the input may use
-        their memory again. Or `pw.on_hosts` of a function: each host makes the rows that its devices read,
-        and nothing of them passes this process; say `rows` or `shards`. It begins at its `get_state()`.
-      step: the compiled program that takes them. A program that is not compiled takes the batches as they
+      iterable: the input: trees of arrays or numbers. Arrays of NumPy are copied, so the input may reuse
+        their memory. Or `pw.on_hosts` of a function: each host produces the rows that its devices read, and
+        none passes through this process; give `rows` or `shards`. It begins at its `get_state()`.
+      step: the compiled program that reads them. A program that is not compiled gets the batches as they
         are, until its first call has compiled it.
-      argument: the name of the argument of the step that they are.
-      depth: how many batches are ready or being read at most; each takes memory on its slices.
-      count: how many batches to read. No more are read then, and an input that ends before is an error.
+      argument: the name of the argument of the step.
+      depth: the limit of batches that are ready or being read; each takes memory on its slices.
+      count: the number of batches to read. No more are read then, and an input that ends before is an error.
       stall_report: seconds after which a wait for the input is reported on the logger `pathways`, and again
-        whenever they have doubled; None for never.
-      rows: of an input on hosts: how many rows a batch has. The function returns something with
+        each time they have doubled; None for never.
+      rows: for an input on hosts: the number of rows of a batch. The function returns an object with
         `__getitem__`, such as a `grain.MapDataset`: row r of batch k is its row k * rows + r.
-      shards: of an input on hosts: how many shards there are. The function is called with `shard=i` and
-        `shards`, and returns an iterator over rows: shard i has the i-th part of each batch. Hosts share
-        them, so how many hosts there are changes nothing.
+      shards: for an input on hosts: the number of shards. The function is called with `shard=i` and
+        `shards`, and returns an iterator over rows: shard i has the i-th block of each batch. Hosts share
+        them, so the number of hosts changes nothing.
 
     Returns:
-      An iterator over the batches. Where a checkpoint keeps the position of the input, restore it before
-      this is called.
+      An iterator over the batches. If a checkpoint has the position of the input, restore it before this is
+        called.
 
     Raises:
-      ValueError: a step without such an argument, or a depth or count out of range. Rows are not those of
+      ValueError: the step has no such argument, or a depth or count is out of range. Rows are not those of
         the argument, or shards do not divide them; or the input begins with the position of other shards.
       TypeError: no input or no program; from `next`, a batch of a type that the step was not compiled for.
 
@@ -181,7 +181,7 @@ def prefetch[T](
     if isinstance(iterable, FunctionOnHosts):
         if not _executables(step):
             raise ValueError("pw.prefetch: an input on hosts is for a step that is compiled")
-        # One of them is what hosts make while another one is waited for.
+        # Hosts produce one of them while another one is waited for.
         is_ahead = depth > 1
         depth -= is_ahead
         executable = next(
@@ -197,7 +197,7 @@ def prefetch[T](
 
 
 class _Reader:
-    """The thread that reads, and the batches that are ready."""
+    """Thread that reads, and the batches that are ready."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Reader:
         depth: int,
         count: int | None,
     ) -> None:
-        self.kind = iterator.kind if isinstance(iterator, MadeBatches) else type(iterator).__name__
+        self.kind = iterator.kind if isinstance(iterator, InputBatches) else type(iterator).__name__
         self._iterator = iterator
         self._step = step
         self._argument = argument
@@ -220,20 +220,20 @@ class _Reader:
         self._is_open = False
         self._ended = False
         self._error: BaseException | None = None
-        # Its lock can be taken twice by a thread: the garbage collector may call `stop` anywhere.
+        # Reentrant, because the garbage collector may call `stop` anywhere in the thread that holds it.
         self._changed = threading.Condition()
         self._thread: RunningThread | None = None
 
     def start(self) -> None:
-        """Starts to read."""
-        if not isinstance(self._iterator, MadeBatches):
+        """Starts the thread."""
+        if not isinstance(self._iterator, InputBatches):
             self._note_first_state()
-        # In front of JAX's own, which takes the devices away.
+        # In front of JAX's own handler, which releases the devices.
         atexit.register(self._exit)
         self._thread = start_thread(self._read, "prefetch")
 
     def _state(self) -> Any:
-        """Returns the position of the input; None where it has none."""
+        """Returns the position of the input; None if it has none."""
         get_state = getattr(self._iterator, "get_state", None)
         return None if get_state is None else copy.deepcopy(get_state())
 
@@ -244,10 +244,10 @@ class _Reader:
             self._changed.notify_all()
 
     def first_state(self) -> Any:
-        """Returns the position of the input before its first batch, when it is open; None where it has none.
+        """Returns the position of the input before its first batch, once it is open; None if it has none.
 
         Raises:
-          Exception: what the input raised.
+          Exception: the error of the input.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_open or self._ended)
@@ -260,7 +260,7 @@ class _Reader:
 
         Raises:
           StopIteration: there is none.
-          Exception: what the input raised.
+          Exception: the error of the input.
         """
         began, report = time.monotonic(), stall_report
         with self._changed:
@@ -276,7 +276,7 @@ class _Reader:
         raise StopIteration
 
     def stop(self) -> None:
-        """Ends the reading, and frees what is ready."""
+        """Stops the thread, and frees the batches that are ready."""
         with self._changed:
             self._ended = True
             self._ready.clear()
@@ -284,7 +284,7 @@ class _Reader:
         atexit.unregister(self._exit)
 
     def join(self) -> None:
-        """Waits for the thread, unless the input keeps it."""
+        """Waits for the thread, unless the input blocks it."""
         if self._thread is not None:
             self._thread.join(_LAST_WAIT)
 
@@ -296,7 +296,7 @@ class _Reader:
         try:
             # Settings of JAX belong to threads.
             with jax.enable_x64(self._x64):
-                if isinstance(self._iterator, MadeBatches):
+                if isinstance(self._iterator, InputBatches):
                     self._iterator.open()
                     self._note_first_state()
                 self._read_all()
@@ -304,7 +304,7 @@ class _Reader:
             error.add_note(f"pw.prefetch: batch {self._number_of_input()} of the input")
             self._error = error
         finally:
-            if isinstance(self._iterator, MadeBatches):
+            if isinstance(self._iterator, InputBatches):
                 self._iterator.close()
         with self._changed:
             self._ended = True
@@ -333,11 +333,13 @@ class _Reader:
                 self._changed.notify_all()
 
     def _number_of_input(self) -> int:
-        return self._iterator.number if isinstance(self._iterator, MadeBatches) else self._number
+        return self._iterator.number if isinstance(self._iterator, InputBatches) else self._number
 
     def _stalled(self, seconds: float) -> str:
-        if isinstance(self._iterator, MadeBatches) and (said := self._iterator.described()):
-            return f"pw.prefetch: the steps wait for batch {self._number_of_input()} of the input: {said}"
+        if isinstance(self._iterator, InputBatches) and (description := self._iterator.described()):
+            return (
+                f"pw.prefetch: the steps wait for batch {self._number_of_input()} of the input: {description}"
+            )
         frame = sys._current_frames().get(0 if self._thread is None else self._thread.ident)
         at = traceback.extract_stack(frame)[-1] if frame is not None else None
         where = f"; it is in {at.name} at {at.filename}:{at.lineno}" if at is not None else ""
@@ -356,7 +358,7 @@ def _executables(step: Bound | Program[..., Any]) -> tuple[ProgramExecutable, ..
 
 
 def _has_rows(executable: ProgramExecutable, argument: str, rows: int | None, shards: int | None) -> bool:
-    """Returns whether an argument has such rows, or some that shards divide."""
+    """Returns whether an argument has such rows, or rows that shards divide."""
     numbers, _ = executable.argument(argument)
     counts = {kind.shape[0] if kind.shape else 0 for kind in executable.argument_types(numbers)}
     if rows is not None:
@@ -365,7 +367,7 @@ def _has_rows(executable: ProgramExecutable, argument: str, rows: int | None, sh
 
 
 def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
-    """Returns a batch where the step wants it; as it is where a program is not compiled for such batches."""
+    """Returns a batch on the slices of the step; unchanged if a program is not compiled for such batches."""
     leaves, tree = flatten(batch)
     # JAX reads memory of NumPy later, or for as long as the array lives.
     leaves = [_copied(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
@@ -382,8 +384,7 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns a copy, aligned: JAX makes another one of what is not, where devices read memory of the
-    host."""
+    """Returns an aligned copy: JAX copies unaligned arrays again if devices read memory of the host."""
     if type(array) is not np.ndarray or array.dtype.hasobject:
         return array.copy()
     memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)

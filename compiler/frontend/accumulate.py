@@ -202,7 +202,7 @@ class _MicrobatchLoop:
             batch = f"all but the first{carried_too} are" if default else f"{self.batch_argnums} would be"
             raise ValueError(
                 f"pw.accumulate of '{self.name}': no batch to cut: called with {count} positional arguments, "
-                f"of which {batch} the batch; see batch_argnums"
+                f"and {batch} the batch; see batch_argnums"
             )
         return cut
 
@@ -234,7 +234,7 @@ class _MicrobatchLoop:
         return [following] if self.carries_one else list(following), results[1]
 
     def _checked(self, batch: Any, position: int) -> Any:
-        """Returns a batch as JAX arrays, each of which divides into microbatches."""
+        """Returns a batch as JAX arrays that each divide into microbatches."""
 
         def check(path: Any, leaf: Any) -> Any:
             array = _as_array(leaf)

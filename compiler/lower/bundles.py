@@ -92,10 +92,10 @@ def _save(
     for computation in computations.values():
         _refuse_callbacks(computation)
     if in_parts:
-        passed, made = calls_of(scheduled).ports(plans)
+        passed, returned = calls_of(scheduled).ports(plans)
     else:
         passed = [argument for argument in plans[""].arguments if argument.constant is None]
-        made = plans[""].results
+        returned = plans[""].results
     positional, named = argument_roots(signature.tree, signature.keys, interface.argument_paths)
     result = Root.of(RESULT, tree_of(interface.out_tree, interface.out_keys))
     artifacts = [pjrt.portable_artifact(computation.module) for computation in computations.values()]
@@ -121,7 +121,7 @@ def _save(
         named=named,
         arguments=tuple(_leaves((*positional, *named), interface.in_avals, passed)),
         result=result,
-        results=tuple(_leaves((result,), interface.out_avals, made)),
+        results=tuple(_leaves((result,), interface.out_avals, returned)),
         computations=tuple(ListedComputation(n, c.local, c.effects) for n, c in computations.items()),
         custom_calls=tuple(sorted(calls)),
         constants=tuple(Constant(n, value.shape, value.dtype.name) for n, value in constants.items()),

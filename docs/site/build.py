@@ -23,7 +23,7 @@ PICTURES = ("gpipe", "1f1b", "eager", "zb-h1")
 AT_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 DEFINITION = re.compile(r"^\[(\w+)\]: (docs/)", re.MULTILINE)
-"""Where links of a table lead that are pages of the manual."""
+"""Definitions of links to pages of the manual."""
 
 
 def with_links_of_the_site(text: str, folder: Path) -> str:

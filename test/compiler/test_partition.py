@@ -42,7 +42,7 @@ def test_partition_into_a_row_of_stages_is_the_best(
 ) -> None:
     units = line_of(work, alive)
     machine = Machine(tuple(speeds), microbatches, link)
-    found = best_partitions(units, range(1, units.count), machine, v=False, most=3)
+    found = best_partitions(units, range(1, units.count), machine, v=False, limit=3)
     assert found[0].bound == pytest.approx(least_bound(units, machine, v=False), rel=0.005)
 
 
@@ -51,5 +51,5 @@ def test_partition_into_a_row_of_stages_is_the_best(
 def test_partition_into_a_v_is_the_best(work: list[int], speeds: list[float], microbatches: int) -> None:
     units = line_of(work, [0] * 12)
     machine = Machine(tuple(speeds), microbatches)
-    found = best_partitions(units, range(1, units.count), machine, v=True, most=3)
+    found = best_partitions(units, range(1, units.count), machine, v=True, limit=3)
     assert found[0].bound == pytest.approx(least_bound(units, machine, v=True), rel=0.005)

@@ -354,7 +354,7 @@ def test_checkpoint_on_hosts_stops_all_writes_when_a_host_is_lost(devices, tmp_p
 
     monkeypatch.setattr(HostSave, "write", lost_first)
     saving = pw.checkpoint.save(tmp_path, state, 1, compress=True)
-    with pytest.raises(OSError, match=rf"host {victim} .* is lost: .* \(it had a part of {tmp_path}/1"):
+    with pytest.raises(OSError, match=rf"host {victim} .* is lost: .* \(it had shards of {tmp_path}/1"):
         saving.wait()
     assert [each.program for each in begun] == ["pw.checkpoint: write", "pw.checkpoint: drop"]
     assert begun[0].is_done()

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import X, refused
 
 import pathways as pw
-from pathways.compiler.backends import hosts
+from pathways.compiler.backends import backend
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.connect import controller
 
@@ -356,7 +356,7 @@ def test_program_without_placed_calls_runs_where_handles_live(devices):
 
 def test_handles_of_programs_under_debug_nans_warn_once_that_nothing_is_checked(devices):
     pw.connect(hosts=1)
-    hosts._warn_of_unchecked_values.cache_clear()
+    backend._warn_of_unchecked_values.cache_clear()
     log = pw.program(pw.jit(jnp.log, devices=devices.add_slice((1,), ("x",))))
     assert np.isnan(log(-1.0))
     with jax.debug_nans(True):

@@ -26,7 +26,7 @@ from inside import service_connection, worker_process
 from on_hosts import refused
 
 import pathways as pw
-from pathways.compiler.backends import hosts
+from pathways.compiler.backends import backend
 from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
@@ -71,13 +71,13 @@ def program(ann: None, devices: pw.VirtualDeviceSet, monkeypatch: pytest.MonkeyP
     """A program of one slice, in a file."""
     del ann
     made: list[BoundProgram] = []
-    bound = hosts._bound
+    bound = backend._bound
 
     def noted(*args: object) -> BoundProgram:
         made.append(bound(*args))
         return made[-1]
 
-    monkeypatch.setattr(hosts, "_bound", noted)
+    monkeypatch.setattr(backend, "_bound", noted)
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",), island="island0"))
     np.testing.assert_array_equal(double(np.ones(4, np.float32)), np.full(4, 2, np.float32))
     path = tmp_path / "program"

@@ -1,1 +1,1 @@
-"""What all tools do: read their flags, run in a child process, read and write files, and tell of errors."""
+"""Common code of all tools: flags, child processes, files, and errors."""

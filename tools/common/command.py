@@ -1,4 +1,4 @@
-"""How every tool runs: in a child process, with its flags read and its errors told in one line."""
+"""Runner of every tool: in a child process, with flags that are read and errors of one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathways.tools.common.flags import FlagParser
 from pathways.tools.common.supervisor import supervise, supervised
 
 Work = Callable[[argparse.Namespace], int]
-"""What a tool does for its flags; returns the exit code."""
+"""Work of a tool for its flags; returns the exit code."""
 
 
 def run(parser: FlagParser, work: Work, arguments: Sequence[str] | None) -> int:
@@ -21,8 +21,8 @@ def run(parser: FlagParser, work: Work, arguments: Sequence[str] | None) -> int:
 
     Args:
       parser: its flags.
-      work: what it does for them; imports whatever is heavy, so that the parent has not.
-      arguments: those of the command line when None, in a process that can report a crash of MLIR or XLA;
+      work: its work; imports the heavy modules, so that the parent does not.
+      arguments: those of the command line if None, in a process that can report a crash of MLIR or XLA;
         otherwise the tool runs in this process.
     """
     if arguments is None:
@@ -31,7 +31,7 @@ def run(parser: FlagParser, work: Work, arguments: Sequence[str] | None) -> int:
 
 
 def run_here(parser: FlagParser, work: Work, arguments: Sequence[str]) -> int:
-    """Runs a tool in this process; tells mistakes of the caller and interruptions in one line."""
+    """Runs a tool in this process; reports mistakes of the caller and interruptions in one line."""
     try:
         options = parser.parse_args(arguments)
         answer = parser.answer(options)
@@ -46,7 +46,7 @@ def run_here(parser: FlagParser, work: Work, arguments: Sequence[str]) -> int:
         print(f"{parser.prog}: error: out of memory", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
+        # The reader of the output has closed it; the interpreter must not try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Keeps numpy out of tools that seldom need it."""
+"""Deferred import of numpy, for tools that seldom need it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class DeferredModule(types.ModuleType):
-    """A module that is imported when somebody first asks it for something.
+    """Module that is imported when an attribute of it is first read.
 
-    `importlib.util.LazyLoader` would not do: a second import statement wakes its modules up.
+    `importlib.util.LazyLoader` would not do: a second import statement loads its modules.
     """
 
     def __getattr__(self, name: str) -> Any:

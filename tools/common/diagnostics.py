@@ -1,4 +1,4 @@
-"""Showing diagnostics as MLIR's drivers do, and checking them against `expected-error` comments."""
+"""Printer of diagnostics, like MLIR's drivers, and their check against `expected-error` comments."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), 127] if 
 
 
 class Printer:
-    """Prints diagnostics to standard error, each with its source line and a caret.
+    """Printer of diagnostics to standard error, each with its source line and a caret.
 
     Args:
-      source: the input; MLIR calls it `-` where it was not parsed from a file.
+      source: the input; MLIR calls it `-` if it was not parsed from a file.
     """
 
     def __init__(self, source: Source) -> None:
@@ -81,7 +81,7 @@ _COMMENT = re.compile(
 
 
 class Expectations:
-    """The diagnostics that the comments of a source ask for.
+    """Diagnostics that the comments of a source expect.
 
     A comment `expected-error@+1 {{text}}` expects an error one line below whose message contains the
     text; `@-1`, `@above`, `@below` (past other such comments) and `@unknown` (no position) work too, and
@@ -95,7 +95,7 @@ class Expectations:
         self._expectations = _read_expectations(source, self._complain)
 
     def __call__(self, diagnostic: Diagnostic) -> None:
-        """Meets the first expectation that fits, or complains."""
+        """Marks the first expectation that matches, or prints an error."""
         position = diagnostic.position
         line = position.line if position and position.file in ("-", self._source.name) else None
         for expectation in self._expectations:
@@ -111,12 +111,13 @@ class Expectations:
                 position = dataclasses.replace(position, file=self._source.name)
             self._complain(position, f"unexpected {diagnostic.severity}: {diagnostic.message}")
         for note in diagnostic.notes:
-            # MLIR adds this one by itself to every error of its verifier.
+            # MLIR adds this note by itself to every error of its verifier.
             if not note.message.startswith("see current operation: "):
                 self(note)
 
     def finish(self) -> bool:
-        """Complains about what was not produced; True when everything was, and nothing else."""
+        """Prints an error for each unmet expectation; returns whether all were met, without other
+        diagnostics."""
         for expectation in self._expectations:
             if not expectation.met:
                 self._complain(
@@ -166,6 +167,6 @@ def _read_expectations(source: Source, complain: Complain) -> list[_Expectation]
 
 
 def _pattern(text: str) -> str:
-    """`operand #{{[0-9]+}} is` as a regular expression."""
-    parts = re.split(r"\{\{(.*?)\}\}", text)
-    return "".join(part if number % 2 else re.escape(part) for number, part in enumerate(parts))
+    """Returns `operand #{{[0-9]+}} is` as a regular expression."""
+    pieces = re.split(r"\{\{(.*?)\}\}", text)
+    return "".join(piece if number % 2 else re.escape(piece) for number, piece in enumerate(pieces))

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """A mistake of the caller, told in one line and without a traceback."""
+    """Mistake of the caller, reported in one line and without a traceback."""

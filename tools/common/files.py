@@ -1,4 +1,4 @@
-"""Reading inputs and writing outputs of the command-line tools, with one clear error for what goes wrong."""
+"""Input and output files of the command-line tools, with one clear error for each failure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from pathways.tools.common.errors import UserError
 
 BUNDLE = ".pwb"
-"""How the name of a bundle ends."""
+"""Suffix of the names of bundles."""
 
 
 def check_extension(tool: str, path: str, content: str, *usual: str) -> None:
-    """Warns when the name of an output ends in a way that says something else than what is written.
+    """Warns if the suffix of an output's name is that of another format.
 
     Args:
-      tool: who warns.
-      path: the file; what has no extension, or is no file, may hold anything.
-      content: what is written.
-      *usual: the extensions that are usual for that.
+      tool: the tool that warns.
+      path: the file; one without a suffix, or no regular file, may hold anything.
+      content: the contents that are written.
+      *usual: the suffixes of such contents.
     """
     target = Path(path)
     if path == "-" or not target.suffix or path.endswith(usual) or (target.exists() and not target.is_file()):
@@ -42,11 +42,11 @@ def read_input(path: str) -> bytes:
 
 
 def write_output(path: str, data: bytes) -> None:
-    """Writes a whole file, or standard output for `-`; a file is either complete or as it was before.
+    """Writes a whole file, or standard output for `-`; a file is either complete or unchanged.
 
     Raises:
-      UserError: when it cannot be written.
-      BrokenPipeError: when standard output is no longer read.
+      UserError: it cannot be written.
+      BrokenPipeError: standard output is no longer read.
     """
     try:
         if path == "-":

@@ -1,4 +1,4 @@
-"""The flags of the tools."""
+"""Flags of the tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from pathways.tools.common.errors import UserError
 
-MOST_CPU_DEVICES = 4096
+MAX_CPU_DEVICES = 4096
 
 TIMES_HELP = """\
 times:
@@ -19,16 +19,16 @@ times:
      "computations": {"front": "1ms"},
      "launches": {"front[3]": "5ms"}}
   A number counts time units, a string has a suffix (s, ms, us, ns); the two do not mix. Without the file a
-  placed call takes one unit, glue none, and a launch that several calls were fused into what they take
-  together. A trace of a measured run serves as well: each launch takes the median of its durations there.
-  In place of a file, flops stands for the operations of placed calls on each device, as estimated when the
-  program was scheduled, and units for one unit for each call. By default a replay goes by the times that
-  the schedule was made with, and policies are compared by units.
+  placed call takes one unit, glue none, and a fused launch the sum of its calls. A trace of a measured run
+  serves as well: each launch takes the median of its durations there. In place of a file, flops stands for
+  the operations of placed calls on each device, as estimated when the program was scheduled, and units for
+  one unit for each call. By default a replay uses the times of its schedule, and policies are compared by
+  units.
 """
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Flags of a tool or of one of its commands; errors are `UserError`s, with a guess at what was meant."""
+    """Parser of the flags of a tool or of one of its commands; errors are `UserError`s, with a suggestion."""
 
     @property
     def flags(self) -> list[str]:
@@ -62,13 +62,13 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class FlagParser(CommandParser):
-    """The flags of a tool.
+    """Parser of the flags of a tool.
 
     Args:
       tool: the name of the tool.
-      usage: how to call it.
-      description: what it does.
-      more_help: gives what `--help` says after the flags.
+      usage: its usage.
+      description: its description.
+      more_help: returns the text of `--help` after the flags.
       library: the package whose version `--version` names beside ours.
     """
 
@@ -100,12 +100,12 @@ class FlagParser(CommandParser):
         return {flag: action.dest for action in self._actions for flag in action.option_strings}
 
     def add_command(self, name: str, usage: str, help: str) -> CommandParser:
-        """Returns the flags of a command, to which its own are to be added.
+        """Returns the parser of a command, to which its own flags are to be added.
 
         Args:
           name: its name.
-          usage: how to call it, after the name.
-          help: what it does.
+          usage: its usage, after the name.
+          help: its description.
         """
         if self._subcommands is None:
             self._subcommands = self.add_subparsers(
@@ -128,11 +128,11 @@ class FlagParser(CommandParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         if commands := self.commands:
             if not {"-h", "--help"}.isdisjoint(args):
-                asked = next((word for word in args if word in commands), None)
-                return argparse.Namespace(version=False, help=True, command=asked)
+                command = next((word for word in args if word in commands), None)
+                return argparse.Namespace(version=False, help=True, command=command)
             options, rest = self.parse_known_args(args, namespace)
         else:
-            # Also `tool command --flag FILE`, where a flag parts two arguments that may be missing.
+            # Also `tool command --flag FILE`, where a flag separates two arguments that may be missing.
             options, rest = self.parse_known_intermixed_args(args, namespace)
         if rest:
             from pathways.dialect.spelling import did_you_mean
@@ -144,7 +144,7 @@ class FlagParser(CommandParser):
         return options
 
     def answer(self, options: argparse.Namespace) -> str | None:
-        """Returns what `--version` or `--help` asks for; None where neither is given."""
+        """Returns the output of `--version` or `--help`; None if neither is given."""
         if options.version:
             library = f" ({self._library} {_version(self._library)})" if self._library else ""
             return f"{self.prog} {_version('pathways-mlir')}{library}\n"
@@ -175,13 +175,13 @@ def count(text: str) -> int:
 def cpu_devices(text: str) -> int:
     """Returns a number of CPU devices on the command line; XLA starts threads for each."""
     number = count(text)
-    if not 1 <= number <= MOST_CPU_DEVICES:
-        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_CPU_DEVICES}, got {number}")
+    if not 1 <= number <= MAX_CPU_DEVICES:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_CPU_DEVICES}, got {number}")
     return number
 
 
 def add_timing_flags(parser: FlagParser) -> None:
-    """Adds the flags that say how long things take; `TIMES_HELP` describes the file."""
+    """Adds the flags of the durations of launches and links; `TIMES_HELP` describes the file."""
     add = parser.add_argument
     add(
         "--times",
@@ -212,7 +212,7 @@ def _probability(text: str) -> float:
 
 
 def add_policy_flags(parser: FlagParser) -> None:
-    """Adds the flags that name policies to set side by side, and what they keep to."""
+    """Adds the flags of the policies to compare, and of their limits."""
     parser.add_argument(
         "--policy",
         dest="policies",

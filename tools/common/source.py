@@ -18,21 +18,21 @@ from pathways.tools.common.files import read_input
 BYTECODE_MAGIC = b"ML\xefR"
 SEPARATOR = "// -----"
 
-_OTHERS = {
+_OTHER_FORMATS = {
     ".py": "is Python; pw-compile {path}:FUNCTION -o FILE.mlir compiles a program in it to MLIR",
     ".pwb": "is a bundle; pw-bundle inspect --program {path} prints the program in it",
     ".json": "is JSON; traces are for pw-viz --trace, durations for --times",
     ".csv": "is CSV; orders are for pw.program(schedule=...) and pw-schedule{{file=...}}",
 }
-"""What a file is that is taken for one of MLIR, by the end of its name."""
+"""Contents of a file that is no MLIR, by its suffix."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A piece of an input.
+    """Piece of an input.
 
     Attributes:
-      name: the file it comes from, as the user wrote it.
+      name: the file that it is from, as the user wrote it.
       data: text or bytecode.
       first_line: the line of the file at which it starts, from 1.
     """
@@ -63,10 +63,10 @@ def read_source(path: str) -> Source:
     """Reads a whole file of MLIR, or standard input for `-`.
 
     Raises:
-      UserError: it cannot be read, or its name says that it is something else.
+      UserError: the file cannot be read, or its suffix is that of another format.
     """
     data = read_input(path)
-    kind = _OTHERS.get(Path(path).suffix)
+    kind = _OTHER_FORMATS.get(Path(path).suffix)
     if kind is not None:
         raise UserError(f"'{path}' {kind.format(path=path)}")
     return Source("<stdin>" if path == "-" else path, data)
@@ -76,13 +76,13 @@ def parse(source: Source, context: ir.Context) -> ir.Module:
     """Parses a piece of an input; line numbers are those of the whole file.
 
     Raises:
-      MLIRError, PassFailure: after errors were emitted to the handlers of the context.
+      MLIRError, PassFailure: errors were emitted to the handlers of the context.
     """
     supervisor.doing(f"reading {source.name}")
     if b"ifrt" in source.data:
         load_ifrt(context)
     if source.is_bytecode:
-        with supervisor.at_most(seconds=5 + len(source.data) / 1e6):
+        with supervisor.limit_cpu_seconds(seconds=5 + len(source.data) / 1e6):
             return _parse_bytecode(source, context)
     _check_encoding(source, context)
     if source.first_line == 1 and _is_file(source):
@@ -96,7 +96,7 @@ def _parse_bytecode(source: Source, context: ir.Context) -> ir.Module:
         try:
             return ir.Module.parse(source.data, context)
         except ValueError as error:
-            # Sizes in it may be larger than what MLIR can hold.
+            # Sizes in it may be larger than MLIR can represent.
             message = f"damaged bytecode: {error}"
         except ir.MLIRError:
             if seen.errors:
@@ -107,7 +107,7 @@ def _parse_bytecode(source: Source, context: ir.Context) -> ir.Module:
 
 
 def _check_encoding(source: Source, context: ir.Context) -> None:
-    """Refuses text that is not UTF-8: MLIR's bindings abort where a diagnostic would quote it."""
+    """Rejects text that is not UTF-8: MLIR's bindings abort when a diagnostic quotes it."""
     try:
         source.data.decode()
     except UnicodeDecodeError as error:
@@ -119,6 +119,6 @@ def _check_encoding(source: Source, context: ir.Context) -> None:
 
 
 def _is_file(source: Source) -> bool:
-    """Returns whether a source is a whole file, still as it was when it was read."""
+    """Returns whether a source is a whole file that has not changed since it was read."""
     path = Path(source.name)
     return source.name.isprintable() and path.is_file() and path.read_bytes() == source.data

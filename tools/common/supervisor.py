@@ -1,8 +1,8 @@
-"""Runs a tool in a child process, so that a crash inside MLIR becomes one clear error.
+"""Supervision of a tool in a child process, so that a crash inside MLIR becomes one clear error.
 
 MLIR's C++ trusts its input in places: flipped bits in bytecode, very deep nesting and some passes make it
-crash, never return or fill any memory. Python cannot catch that, but the parent of such a process can end and
-report it.
+crash, never return or fill any memory. Python cannot catch that, but the parent of such a process can
+terminate and report it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from pathways.tools.common.errors import UserError
 
 MEMORY_LIMIT = "PW_MEMORY_LIMIT"
-"""The environment variable that says how many bytes of memory a tool may take."""
+"""Environment variable of the limit of a tool's memory, in bytes."""
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_LOOK_EVERY_MS = 50
+_POLL_INTERVAL_MS = 50
 _SIZE = 4096
 _activity: mmap.mmap | None = None
-"""What the child is doing, in memory that the parent can read after a crash; None without a parent."""
+"""The child's current operation, in memory that the parent can read after a crash; None without a parent."""
 _kept: mmap.mmap | None = None
 """The file that a crash leaves behind, likewise; see `keep_after_crash`."""
 
@@ -35,10 +35,10 @@ _kept: mmap.mmap | None = None
 def supervise(tool: str, run: Callable[[], int]) -> int:
     """Calls `run` in a child process and returns its exit code: 1 after a crash, 130 when interrupted.
 
-    The child ends with this process, however that ends, and when it takes more memory than `memory_limit`.
+    The child is terminated with this process, and when it takes more memory than `memory_limit`.
     """
     global _activity, _kept
-    # What XLA and MLIR log would precede the one line of ours that says the same.
+    # XLA and MLIR would log the same error before our one line.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         limit = memory_limit()
@@ -89,21 +89,21 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
 
 
 def memory_limit(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the bytes of memory that a tool may take, by default half of what the machine has; empty: any
-    number.
+    """Returns the limit of a tool's memory in bytes, by default half of the machine's; an empty value sets
+    none.
 
     Raises:
-      UserError: the environment names no size.
+      UserError: the environment variable is no size.
     """
     text = environment.get(MEMORY_LIMIT)
     if text is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if not text:
         return sys.maxsize
-    parts = re.fullmatch(r"(\d{1,15})([KMGT]?)B?", text.strip(), re.ASCII | re.IGNORECASE)
-    if parts is None:
+    match = re.fullmatch(r"(\d{1,15})([KMGT]?)B?", text.strip(), re.ASCII | re.IGNORECASE)
+    if match is None:
         raise UserError(f"{MEMORY_LIMIT} must be a size such as 500M or 8G, got '{text}'")
-    return int(parts[1]) * _UNITS[parts[2].upper()]
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def supervised() -> bool:
@@ -112,24 +112,25 @@ def supervised() -> bool:
 
 
 def doing(what: str) -> None:
-    """Notes what a crash from now on would interrupt, such as `running cse`."""
+    """Notes the operation that a crash from now on would interrupt, such as `running cse`."""
     if _activity is not None:
         _activity[:] = what.encode(errors="replace")[:_SIZE].ljust(_SIZE, b"\0")
 
 
 def pending(path: str, process: int | None = None) -> Path:
-    """Returns where this process, or another, writes what `keep_after_crash` may move to a path."""
+    """Returns the path at which this process, or another, writes the file that `keep_after_crash` may
+    move."""
     return Path(f"{path}.{process or os.getpid()}.pending")
 
 
 def keep_after_crash(path: str) -> None:
-    """Lets a crash from now on move what is in `pending(path)` to a path; to none when it is empty."""
+    """Makes a crash from now on move `pending(path)` to a path; an empty path turns that off."""
     if _kept is not None:
         _kept[:] = os.fsencode(path)[:_SIZE].ljust(_SIZE, b"\0")
 
 
 def _keep(tool: str, kept: mmap.mmap, child: int, crashed: bool) -> None:
-    """Does for a child that has ended what it can no longer do for its file."""
+    """Handles the file of an exited child, as the child can no longer do it."""
     path = os.fsdecode(kept[:].rstrip(b"\0"))
     if not path:
         return
@@ -146,8 +147,8 @@ def _read(shared: mmap.mmap) -> str:
 
 
 @contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Ends a process whose parent can say so when a block takes longer, in seconds of computing."""
+def limit_cpu_seconds(seconds: float) -> Iterator[None]:
+    """Terminates a process with a supervising parent when a block takes longer, in seconds of CPU."""
     if _activity is not None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -158,23 +159,23 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def _interrupt_once(*_: object) -> None:
-    """Puts off interrupts while tidying up: Ctrl-C reaches a child twice, by its parent too."""
+    """Defers further interrupts during cleanup: Ctrl-C reaches a child twice, also through its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _end_with(parent: int) -> None:
-    # Not at the top: the parent loads none of it.
+    # Not at the top: the parent does not load it.
     from pathways.runtime.bundle.limited_process import exit_with_parent
 
     exit_with_parent(parent)
 
 
 def _stays_below(limit: int, child: int) -> bool:
-    """Waits until a child ends, or takes more memory than a limit in bytes; whether it ended.
+    """Waits until a child exits, or takes more memory than a limit in bytes; returns whether it exited.
 
-    What it holds is counted: address space tells nothing, threads and GPUs reserve plenty of it. Only Linux
-    tells how much another process holds.
+    Resident memory counts: address space is no measure, since threads and GPUs reserve much of it. Only Linux
+    reports the memory of another process.
     """
     if not sys.platform.startswith("linux"):
         return True
@@ -183,7 +184,7 @@ def _stays_below(limit: int, child: int) -> bool:
     poll.register(descriptor, select.POLLIN)
     try:
         with Path(f"/proc/{child}/statm").open("rb", buffering=0) as figures:
-            while not poll.poll(_LOOK_EVERY_MS):
+            while not poll.poll(_POLL_INTERVAL_MS):
                 figures.seek(0)
                 if int(figures.read().split()[1]) * mmap.PAGESIZE > limit:
                     return False
@@ -199,7 +200,7 @@ def _text_of(size: int) -> str:
 
 
 def _stop(child: int) -> None:
-    """Lets a child tidy up after an interruption, but not for long: it may be deep inside MLIR."""
+    """Lets a child clean up after an interruption, but not for long: it may be deep inside MLIR."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(child, signal.SIGINT)
         for _ in range(100):

@@ -1,1 +1,1 @@
-"""What the tools do: a module of the name of each, and what it alone needs."""
+"""Work of the tools: a module for each, and the modules that it alone needs."""

@@ -1,4 +1,4 @@
-"""What `pw-bundle` shows of a bundle, and how it checks one."""
+"""Output and checks of `pw-bundle`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathways.tools.inputs.untrusted_bundles import within_allowance
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the flags ask for; returns the exit code."""
+    """Runs the tool for its flags; returns the exit code."""
     supervisor.doing(f"reading {options.bundle}")
     try:
         bundle = read(options.bundle)
@@ -54,7 +54,7 @@ def _computation(bundle: Bundle, name: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """Text from the file without what would steer a terminal."""
+    """Returns text from the file without control characters of terminals."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     ).rstrip()

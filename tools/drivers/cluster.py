@@ -1,4 +1,4 @@
-"""Starts, shows and ends clusters for `pw-cluster`."""
+"""Start, status and end of clusters, for `pw-cluster`."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from pathways.runtime.timelines.tables import table
 from pathways.tools.common.errors import UserError
 
 PROCESS = "pathways.runtime.hosts.service.process"
-"""The module that is the process of a service."""
+"""The module that runs as the process of a service."""
 
 _ANSWER_SECONDS = 30.0
 _END_SECONDS = 60.0
-_SAY_SECONDS = 10.0
+_PROGRESS_INTERVAL_S = 10.0
 _WATCH_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.2
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the command line asks for; returns the exit code."""
+    """Runs the tool for its flags; returns the exit code."""
     commands = {"up": _up, "list": _list, "status": _status, "end": _end, "down": _down, "logs": _logs}
     try:
         commands[options.command](options)
@@ -74,7 +74,7 @@ def _up(options: argparse.Namespace) -> None:
         os.execv(sys.executable, [*command[:4], "--foreground", *command[4:]])
     service = subprocess.Popen(
         command,
-        # A line in a buffer would not be seen by who waits for the pipe.
+        # A buffered line would not reach a process that waits for the pipe.
         bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -86,7 +86,7 @@ def _up(options: argparse.Namespace) -> None:
         try:
             ready = _ready(service)
         except BaseException:
-            # It ends when it hears no more of this process.
+            # It exits when the pipe from this process closes.
             service.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 service.wait(0.8)
@@ -94,21 +94,21 @@ def _up(options: argparse.Namespace) -> None:
         service.stdin.write(STAY)
         service.stdin.flush()
     print(ready, flush=True)
-    # It goes on, and nobody waits for its end.
+    # It keeps running, and nothing waits for its exit.
     service.returncode = 0
 
 
 def _ready(service: subprocess.Popen[bytes]) -> str:
-    """Prints what a service is doing until it is ready; returns what it says then.
+    """Prints the progress of a service until it is ready; returns its message then.
 
     Raises:
-      UserError: it cannot be.
+      UserError: it cannot start.
     """
     assert service.stdout is not None
     doing = "starting"
     began = time.monotonic()
     while True:
-        if not select.select([service.stdout], [], [], _SAY_SECONDS)[0]:
+        if not select.select([service.stdout], [], [], _PROGRESS_INTERVAL_S)[0]:
             print(f"pw-cluster: {doing}, for {time.monotonic() - began:.0f} s ...", file=sys.stderr)
             continue
         line = service.stdout.readline()
@@ -134,7 +134,7 @@ def _list(_: argparse.Namespace) -> None:
 def _status(options: argparse.Namespace) -> None:
     with _called(options) as service:
         while True:
-            answer = _asked(service, StatusAsked())
+            answer = _request(service, StatusAsked())
             assert isinstance(answer, StatusTold)
             _show(options, answer.status)
             if not options.watch:
@@ -144,7 +144,7 @@ def _status(options: argparse.Namespace) -> None:
 
 def _show(options: argparse.Namespace, status: ServiceStatus) -> None:
     if options.json:
-        # Whoever watches reads it line by line.
+        # A reader of `--watch` reads line by line.
         print(json.dumps(dataclasses.asdict(status), indent=None if options.watch else 2), flush=True)
         return
     clear = _CLEAR if options.watch and sys.stdout.isatty() else ""
@@ -153,13 +153,13 @@ def _show(options: argparse.Namespace, status: ServiceStatus) -> None:
 
 def _end(options: argparse.Namespace) -> None:
     with _called(options) as service:
-        answer = _asked(service, EndClient(options.client))
+        answer = _request(service, EndClient(options.client))
         assert isinstance(answer, ClientEnded)
         if answer.was_there:
             return
-        told = _asked(service, StatusAsked())
-        assert isinstance(told, StatusTold)
-        names = ", ".join(client.name for client in told.status.clients) or "none"
+        status = _request(service, StatusAsked())
+        assert isinstance(status, StatusTold)
+        names = ", ".join(client.name for client in status.status.clients) or "none"
         raise UserError(f"{options.target}: there is no client '{options.client}'; there are: {names}")
 
 
@@ -171,10 +171,10 @@ def _down(options: argparse.Namespace) -> None:
                 os.kill(pid, signal.SIGTERM)
             return
         with _called(options) as service, _waiting_for_exit(cluster):
-            _asked(service, Down())
+            _request(service, Down())
         return
     with _called(options) as service:
-        _asked(service, Down())
+        _request(service, Down())
         service.limit(_END_SECONDS)
         with contextlib.suppress(ConnectionEnded):
             service.receive()
@@ -182,7 +182,7 @@ def _down(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _waiting_for_exit(cluster: ClusterFolder) -> Iterator[None]:
-    """Waits, once what is done here has ended a service, until its process has exited.
+    """Waits, once the block has ended a service, until its process has exited.
 
     Raises:
       UserError: it takes too long.
@@ -190,7 +190,7 @@ def _waiting_for_exit(cluster: ClusterFolder) -> Iterator[None]:
     pid = cluster.pid()
     with contextlib.ExitStack() as stack:
         exits: list[int] = []
-        # Where there are no such descriptors, and in another namespace, the lock alone says that it is over.
+        # Without such descriptors, and in another namespace, only the lock tells that it has exited.
         if pid is not None and hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 exits.append(os.pidfd_open(pid))
@@ -216,7 +216,7 @@ def _logs(options: argparse.Namespace) -> None:
         is_up = True
         while is_up:
             is_up = options.follow and cluster.is_held()
-            # After the look: what was written last is read, too.
+            # After the check, so that the last output is read, too.
             while text := log.read(1 << 16):
                 sys.stdout.write(text)
             sys.stdout.flush()
@@ -235,15 +235,15 @@ def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
         connection.close()
 
 
-def _asked(service: Connection[Any], question: Message) -> object:
-    """Returns what a service answers.
+def _request(service: Connection[Any], request: Message) -> object:
+    """Returns the reply of a service to a request.
 
     Raises:
-      UserError: it does not.
+      UserError: it does not reply.
     """
     service.limit(_ANSWER_SECONDS)
     try:
-        service.send(question)
+        service.send(request)
         return service.receive()
     except ConnectionEnded as error:
         raise UserError(f"the service does not answer: {error}") from None

@@ -1,4 +1,4 @@
-"""A program under several policies of its loops, side by side."""
+"""Comparison of policies: replays of a program under each of them, side by side."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _time(time: float, unit: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The replays of a program by each policy.
+    """Replays of a program by each policy.
 
     Attributes:
       timelines: by policy, those that fit the program, in the order of step times.
-      refused: of each other policy why it does not fit, or what the times lack for it.
-      steady: by policy how long each of many steps takes that follow each other; empty if not asked for.
+      refused: for each other policy why it does not fit, or the times that it lacks.
+        steady: by policy the time of each of many consecutive steps; empty if not requested.
     """
 
     timelines: dict[str, Timeline]
@@ -73,13 +73,13 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Which policies to compare, and how.
+    """Policies to compare, and their options.
 
     Attributes:
       policies: their names, or schedule files.
-      options: what all of them but `program` and files keep to, such as `max-live=4`.
-      link: the latency and bandwidth of links, for policies that go by times; empty for none.
-      steps: how many steps that follow each other are replayed; 1 for a step alone.
+      options: the options of all of them but `program` and files, such as `max-live=4`.
+      link: the latency and bandwidth of links, for policies that use times; empty for none.
+      steps: the number of consecutive steps that are replayed; 1 for a step alone.
     """
 
     policies: Sequence[str] = NAMES
@@ -88,15 +88,15 @@ class Candidates:
     steps: int = 1
 
     def requests(self) -> dict[str, Options]:
-        """Returns what the compiler is asked for, by policy.
+        """Returns the options of the compiler, by policy.
 
         Raises:
           UserError: the options cannot be read.
         """
-        asked: dict[str, Options] = {}
+        requested: dict[str, Options] = {}
         for policy in self.policies:
             if policy.endswith(".csv"):
-                asked[policy] = Options(schedule_file=policy)
+                requested[policy] = Options(schedule_file=policy)
                 continue
             options = "" if policy == PROGRAM else self.options
             try:
@@ -104,12 +104,12 @@ class Candidates:
             except RequestError as error:
                 raise UserError(str(error)) from None
             if policy == SEARCH and not request.times:
-                # As what is found is replayed.
+                # The limits that the replay uses, too.
                 request = dataclasses.replace(request, times=UNITS)
             if request.times not in ("", FLOPS):
                 request = dataclasses.replace(request, latency=self.link[0], bandwidth=self.link[1])
-            asked[policy] = Options(policy=str(request))
-        return asked
+            requested[policy] = Options(policy=str(request))
+        return requested
 
 
 def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -> Comparison | None:
@@ -118,10 +118,10 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
     Args:
       path: the program, in the form 'placed' or one before it.
       candidates: the policies.
-      model: gives the times and links for a plan, or raises `TimesError`.
+      model: returns the times and links for a plan, or raises `TimesError`.
 
     Raises:
-      UserError: when the file cannot be read, or holds a later form.
+      UserError: the file cannot be read, or holds a later form.
     """
     requests = candidates.requests()
     context = make_context()
@@ -141,9 +141,9 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
     refused: dict[str, str] = {}
     steady: dict[str, float] = {}
     text = module.operation.get_asm(enable_debug_info=True)
-    for policy, asked in requests.items():
+    for policy, requested in requests.items():
         doing(f"scheduling by {policy}")
-        plan = _scheduled(ir.Module.parse(text, context), form, source.name, asked)
+        plan = _scheduled(ir.Module.parse(text, context), form, source.name, requested)
         if isinstance(plan, str):
             refused[policy] = f"does not fit: it {plan}"
             continue
@@ -160,7 +160,7 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
     return Comparison({policy: timelines[policy] for policy in in_order}, refused, steady)
 
 
-def _scheduled(module: ir.Module, form: str | None, name: str, asked: Options) -> Plan | str:
+def _scheduled(module: ir.Module, form: str | None, name: str, requested: Options) -> Plan | str:
     """Returns the plan of a program by a policy or a file, or why the policy does not fit.
 
     Raises:
@@ -168,13 +168,15 @@ def _scheduled(module: ir.Module, form: str | None, name: str, asked: Options) -
     """
     with Diagnostics(module.context) as seen:
         try:
-            for each in _passes(phases_after(asked, form)):
+            for each in _passes(phases_after(requested, form)):
                 run_passes(module, [each], verify_each=False)
         except PassFailure:
             message = seen.errors[0].message
-            start = f"cannot be scheduled by '{asked.policy}', which "
+            start = f"cannot be scheduled by '{requested.policy}', which "
             if start not in message:
-                raise UserError(f"'{name}', by {asked.policy or asked.schedule_file}: {message}") from None
+                raise UserError(
+                    f"'{name}', by {requested.policy or requested.schedule_file}: {message}"
+                ) from None
             return message.partition(start)[2]
     attributes = module.operation.attributes
     return plan_of(module, attributes["sym_name"].value if "sym_name" in attributes else "main", proved=True)

@@ -1,4 +1,4 @@
-"""Compiles the program of `pw-compile`, and prints or saves it."""
+"""Compilation of the program of `pw-compile`, and its output."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _DEVICE = "device"
 
 
 class TooFewDevices(CannotRun):
-    """A program needs more devices than there are.
+    """Program needs more devices than there are.
 
     Attributes:
-      needed: how many it needs.
-      present: how many there are.
-      platform: of which kind.
+      needed: the number that it needs.
+      present: the number that exist.
+      platform: their platform.
     """
 
     def __init__(self, message: str, needed: int) -> None:
@@ -48,14 +48,14 @@ class TooFewDevices(CannotRun):
 
 
 def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, Any]] | None) -> int:
-    """Does what the flags ask for; returns the exit code.
+    """Runs the tool for its flags; returns the exit code.
 
     Args:
       options: the flags.
-      arguments: those of the program, by position and by name; None for its examples.
+      arguments: the positional and named arguments of the program; None for its examples.
 
     Raises:
-      TooFewDevices: it cannot be compiled for the devices that there are.
+      TooFewDevices: there are too few devices to compile for.
     """
     phase = _phase(options)
     is_bundle = options.output.endswith(BUNDLE)
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
 
 @contextlib.contextmanager
 def _output_on_stderr() -> Iterator[None]:
-    """Sends to standard error what is written to standard output: by Python, C and other processes."""
+    """Redirects standard output to standard error: for Python, C and other processes."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -101,7 +101,7 @@ def _output_on_stderr() -> Iterator[None]:
 
 
 def _format(options: argparse.Namespace, phase: str) -> tuple[str, ...]:
-    """Returns what is written, and the extensions that are usual for it."""
+    """Returns the format of the output, and its usual suffixes."""
     if options.explain:
         return ("figures as JSON", ".json") if options.json else ("tables", ".txt")
     return ("modules of XLA", ".hlo", ".txt") if phase == _DEVICE else ("MLIR text", ".mlir")
@@ -118,7 +118,7 @@ def _phase(options: argparse.Namespace) -> str:
 
 
 def _use_cpu_devices(number: int) -> None:
-    """Makes the cluster of so many CPU devices."""
+    """Makes the cluster one of CPU devices."""
     try:
         connect(cpu_devices=number)
     except (RuntimeError, ValueError) as error:
@@ -129,7 +129,7 @@ def _compile(target: targets.PythonTarget | targets.MlirTarget, lowered: Lowered
     """Compiles for the devices of the cluster.
 
     Raises:
-      TooFewDevices: there are fewer than the slices take.
+      TooFewDevices: there are fewer devices than the slices need.
       CannotRun: for any other reason, with the error as its cause.
     """
     try:
@@ -142,10 +142,10 @@ def _compile(target: targets.PythonTarget | targets.MlirTarget, lowered: Lowered
 
 
 def _save(path: str, lowered: Lowered, compiled: Compiled | None) -> None:
-    """Writes a bundle, with executables where it is compiled.
+    """Writes a bundle, with executables if the program is compiled.
 
     Raises:
-      UserError: the program has no place in one, or the file cannot be written.
+      UserError: the program cannot be stored in a bundle, or the file cannot be written.
     """
     try:
         if compiled is None:
@@ -159,7 +159,7 @@ def _save(path: str, lowered: Lowered, compiled: Compiled | None) -> None:
 
 
 def _text(options: argparse.Namespace, phase: str, lowered: Lowered, compiled: Compiled | None) -> str:
-    """Returns what the tool prints: a table, or the module after a phase."""
+    """Returns the output of the tool: a table, or the module after a phase."""
     if compiled is not None and options.explain:
         text = (
             json.dumps(figures(lowered, compiled), indent=2) if options.json else explain(lowered, compiled)

@@ -1,4 +1,4 @@
-"""Scripts that let shells complete the flags of the tools: shtab makes them of the parsers of the flags."""
+"""Scripts for completion of the tools' flags in shells: shtab generates them from the parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathways.tools.common.flags import FlagParser
 
 _PASSES = (*MODULES, *BUILTIN_PASSES)
 _FILES = ("FILE", "DIR", "BUNDLE", "TARGET")
-"""What the value of a flag, or an argument, is called where it is a file."""
+"""Metavars of flags and arguments that are files."""
 
 _BASH = """\
 # Bash makes words of their own of `=` in --flag=value.
@@ -39,9 +39,9 @@ def script(shell: str, parsers: Sequence[FlagParser]) -> str:
 
     Args:
       shell: `bash`, `zsh` or `fish`.
-      parsers: the flags of each tool, for this script alone: it notes on them what values may be.
+      parsers: the flags of each tool, for this script alone: it stores completions in them.
     """
-    parts = []
+    scripts = []
     for parser in parsers:
         if parser.prog == "pw-opt":
             for name in _PASSES:
@@ -49,19 +49,19 @@ def script(shell: str, parsers: Sequence[FlagParser]) -> str:
         for described in (parser, *parser.commands.values()):
             for action in described.actions:
                 _describe(parser.prog, action, shell)
-        parts.append(shtab.complete(parser, shell))
+        scripts.append(shtab.complete(parser, shell))
     match shell:
         case "bash":
             tools = " ".join(parser.prog for parser in parsers)
-            parts += [_BASH, f"complete -o filenames -F _pw_complete {tools}"]
+            scripts += [_BASH, f"complete -o filenames -F _pw_complete {tools}"]
         case "zsh":
-            # Where it is sourced it would complete at once; `eval` tells it that it is to define functions.
-            parts = [f"eval {shlex.quote(part)}" for part in parts]
-    return "\n".join([*parts, ""])
+            # Sourced code would complete at once; `eval` makes it define functions.
+            scripts = [f"eval {shlex.quote(text)}" for text in scripts]
+    return "\n".join([*scripts, ""])
 
 
 def _describe(tool: str, action: argparse.Action, shell: str) -> None:
-    """Notes on a flag, or an argument, what shtab is to know of its value."""
+    """Sets the completion of a flag's or an argument's value."""
     if action.nargs == 0:
         return
     if action.help == argparse.SUPPRESS:
@@ -77,7 +77,7 @@ def _describe(tool: str, action: argparse.Action, shell: str) -> None:
 
 
 def _words(tool: str, dest: str) -> Sequence[str] | None:
-    """Returns what the value of a flag may be where its parser reads it as text."""
+    """Returns the values of a flag that its parser reads as text."""
     known = {
         ("pw-compile", "phase"): ("stablehlo", *(phase.name for phase in phases(Options())), "device"),
         ("pw-compile", "policy"): NAMES,

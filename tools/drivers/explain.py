@@ -1,4 +1,4 @@
-"""What a compiled program does: as figures, and as tables of them."""
+"""Figures of a compiled program, and tables of them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Row = Mapping[str, Any]
 
 
 def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
-    """Returns the totals of one call of a program, and what each slice, computation and channel has of them.
+    """Returns the totals of one call of a program, and the shares of slices, computations and channels.
 
-    Sizes are in bytes, times in seconds, but for the planned step time, which says its unit.
+    Sizes are in bytes, times in seconds, except for the planned step time, which has its unit.
     """
     plan = compiled.plan
     cost = compiled.cost_analysis()
@@ -75,11 +75,11 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
 
 
 _HEADS = {"flops_each": "FLOPs each", "module": "XLA module", "seconds": "time", "how": ""}
-"""The heads of columns that are not called as their figures are."""
+"""Column headings that differ from the names of their figures."""
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """Returns a table of figures, with their names as heads; nothing without rows."""
+    """Returns a table of figures under their names; empty without rows."""
     if not rows:
         return ""
     return table(
@@ -113,7 +113,7 @@ def _totals(of: Row) -> list[tuple[str, str]]:
 
 
 def _link(schedule: str | None) -> dict[str, str] | None:
-    """Returns the latency and bandwidth of links that a policy goes by, where it goes by any."""
+    """Returns the latency and bandwidth of links that a policy uses; None if it uses none."""
     if not schedule or schedule.endswith(".csv"):
         return None
     request = read_request(schedule)
@@ -138,7 +138,7 @@ def _mesh(mesh: Mapping[str, int]) -> str:
 
 
 def _modules(compiled: Compiled) -> list[Row]:
-    """Returns each module that XLA made, the slowest first, with the seconds that it took."""
+    """Returns the modules that XLA compiled, the slowest first, with their seconds."""
     executable = compiled.executable.loaded
     pairs = sorted(
         zip(executable.requests, executable.loaded, strict=True), key=lambda pair: -pair[1].seconds
@@ -156,9 +156,9 @@ def _modules(compiled: Compiled) -> list[Row]:
 
 
 def _shown_modules(modules: Sequence[Row]) -> list[Row]:
-    """Modules with their share of the time that all took.
+    """Returns modules with their share of the compile time.
 
-    Several threads compile, so that all together takes less than the sum.
+    Threads compile in parallel, so the total is less than the sum.
     """
     total = sum(row["seconds"] for row in modules)
     return [
@@ -178,7 +178,7 @@ def _instructions(executable: Any) -> int:
 
 
 def _channels(module: ir.Module, plan: Plan) -> list[Row]:
-    """Returns each channel of the program, with what passes through it in one call."""
+    """Returns each channel of the program, with the values that pass through it in one call."""
     block = main_function(module).regions[0].blocks[0]
     ops = [op for op in block.operations if isinstance(op, TransferOp)]
     # The plan has the transfers of the module in the same order.

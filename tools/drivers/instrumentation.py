@@ -1,4 +1,4 @@
-"""What `pw-opt` does around each pass: it prints the IR, takes the time, and notes what runs."""
+"""Hooks of `pw-opt` around each pass: they print the IR, measure time, and note the running pass."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pathways.tools.common.files import write_output
 from pathways.tools.drivers.reports import Timing
 
 _LONGEST_NAME = 100
-"""Of a file in a tree, in characters: a pipeline may be one item."""
+"""Limit of a file name in a tree, in characters: a pipeline may be one item."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dumps:
-    """When the IR is printed.
+    """Passes around which the IR is printed.
 
     Attributes:
       before_all, after_all: around every pass.
-      after_change: after those that changed it.
+      after_change: after passes that changed it.
       before, after: around the passes of these names.
     """
 
@@ -41,7 +41,7 @@ class Dumps:
 
 
 class DumpTree:
-    """Where the IR is printed: a file for each time below a folder, named as `mlir-opt` does.
+    """Folder of printed IR: a file for each dump, named as by `mlir-opt`.
 
     The n-th dump of a module `@m` is `builtin_module_m/<n>_<pass>.mlir`.
     """
@@ -54,7 +54,7 @@ class DumpTree:
         """Writes one dump.
 
         Raises:
-          UserError: a folder or the file cannot be made.
+          UserError: a folder or the file cannot be created.
         """
         name = f"builtin_module_{_file_name(symbol_name(module.operation.opview) or 'no-symbol-name')}"
         path = self._folder / name / f"{self._dumps[name]}_{_file_name(item_name(item))}.mlir"
@@ -72,13 +72,13 @@ def _file_name(text: str) -> str:
 
 @dataclasses.dataclass
 class Instrumentation:
-    """The hooks of `run_passes` that print the IR and take the time.
+    """Hooks of `run_passes` that print the IR and measure time.
 
     Attributes:
-      text: prints a module as the user wants it.
-      dumps: when to print it.
-      tree: where; on standard error when None.
-      timing: where to add the time of each pass.
+      text: prints a module in the requested syntax.
+      dumps: the passes around which to print.
+      tree: the folder; standard error if None.
+      timing: the table to which the time of each pass is added.
     """
 
     text: Callable[[ir.Module], bytes]
@@ -89,7 +89,7 @@ class Instrumentation:
     _start: float = 0.0
 
     def before_each(self, item: Item, module: ir.Module) -> None:
-        """To be called before each pass."""
+        """Prints the IR before a pass, if requested."""
         supervisor.doing(f"running {item_name(item)}")
         if self.dumps.before_all or _is_among(item, self.dumps.before):
             self._dump("Before", item, module, self.text(module))
@@ -98,11 +98,11 @@ class Instrumentation:
         self._start = time.perf_counter()
 
     def after_each(self, item: Item, module: ir.Module) -> None:
-        """To be called after each pass."""
+        """Prints the IR after a pass, if requested."""
         self.timing.add(item_name(item), time.perf_counter() - self._start)
         supervisor.doing(f"verifying the result of {item_name(item)}")
-        asked = self.dumps.after_all or _is_among(item, self.dumps.after)
-        if asked or (self.dumps.after_change and self.text(module) != self._previous):
+        is_requested = self.dumps.after_all or _is_among(item, self.dumps.after)
+        if is_requested or (self.dumps.after_change and self.text(module) != self._previous):
             self._dump("After", item, module, self.text(module))
 
     def _dump(self, when: str, item: Item, module: ir.Module, text: bytes) -> None:
@@ -114,7 +114,7 @@ class Instrumentation:
 
 
 def _is_among(item: Item, names: Collection[str]) -> bool:
-    """Returns whether an item is one of these passes, or a nested pipeline of MLIR's that has one in it."""
+    """Returns whether an item is one of these passes, or a nested pipeline of MLIR's with one in it."""
     if not names:
         return False
     without_options = re.sub(r"\{[^{}]*\}", "", item_name(item))

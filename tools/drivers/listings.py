@@ -1,4 +1,4 @@
-"""What `pw-opt` lists: passes, without importing any of them, and operations."""
+"""Listings of `pw-opt`: passes, without importing any of them, and operations."""
 
 from __future__ import annotations
 

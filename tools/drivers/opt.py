@@ -1,4 +1,4 @@
-"""Runs passes over the input of `pw-opt` and prints the result."""
+"""Passes over the input of `pw-opt`, and its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pathways.tools.drivers.roundtrip import check_round_trip
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the flags ask for; returns the exit code."""
+    """Runs the tool for its flags; returns the exit code."""
     doing("reading the pipeline")
     items = _read_pipeline(options.pipeline, make_context())
     if options.input == "-" and sys.stdin.isatty():
@@ -56,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def _process(
     source: Source, items: list[Item], options: argparse.Namespace, timing: Timing, tree: DumpTree | None
 ) -> bytes | None:
-    """Returns the output for one piece of the input; None after errors, empty when they were the expected
-    ones."""
+    """Returns the output for one piece of the input; None after errors, empty if they were expected."""
     context = make_context()
     printer = Printer(source)
     expectations = Expectations(source, printer) if options.verify_diagnostics else None
@@ -99,7 +98,7 @@ def _dumps(options: argparse.Namespace) -> Dumps:
 
 
 def _format(options: argparse.Namespace) -> tuple[str, ...]:
-    """Returns what is written, and the extensions that are usual for it."""
+    """Returns the format of the output, and its usual suffixes."""
     if options.emit_schedule:
         return "a schedule", ".csv"
     return ("bytecode", ".mlirbc", ".bc") if options.emit_bytecode else ("MLIR text", ".mlir")

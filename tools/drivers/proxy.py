@@ -1,4 +1,4 @@
-"""Serves JAX programs for `pw-proxy`, and runs one."""
+"""Server of JAX programs for `pw-proxy`, and the program that it may run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _NEVER_CONNECTED = (
 
 
 def _where(listen: str, insecure: bool) -> Path | tuple[str, int]:
-    """Returns the path or the address that `--listen` names."""
+    """Returns the path or the address of `--listen`."""
     kind, _, path = listen.partition(":")
     if kind == "unix" and path:
         if insecure:
@@ -106,7 +106,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
 
 @contextlib.contextmanager
 def _slices_by_signal(server: ProxyServer) -> Iterator[None]:
-    """Loses the last slice on each SIGUSR1, and returns the one that was lost last on each SIGUSR2."""
+    """Removes the last slice on each SIGUSR1, and restores the one that was removed last on each SIGUSR2."""
     from pathways.runtime.resources.threads import start_thread
 
     # The handler of a signal may interrupt another, so that neither may wait for a lock.
@@ -153,7 +153,7 @@ def _wait(server: ProxyServer) -> int:
 
 def _run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs a program; returns its exit code, or 128 and the number of the signal that ended it."""
-    # Where checks of equinox are callbacks, which JAX's client refuses.
+    # Otherwise equinox would check with callbacks, which JAX's client rejects.
     environment = {"EQX_ON_ERROR": "nan", **environment}
     found = shutil.which(program[0])
     if found is None:
@@ -164,7 +164,7 @@ def _run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
         if child is not None:
             child.send_signal(number)
 
-    # A terminal sends Ctrl-C to the program, too, which decides what it means.
+    # A terminal sends Ctrl-C to the program, too, which decides about it.
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, forward)
     try:

@@ -1,4 +1,4 @@
-"""What `pw-opt` tells of a run: the pipeline, and the time of each pass."""
+"""Reports of `pw-opt` on a run: the pipeline, and the time of each pass."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Timing:
         self._seconds.append((name, seconds))
 
     def report(self) -> str:
-        """Returns the table, in the order in which things ran."""
+        """Returns the table, in the order of the activities."""
         total = time.perf_counter() - self._start
         rows = [
             *self._seconds,

@@ -1,4 +1,4 @@
-"""Checks that a module, once printed, is read back as it was."""
+"""Check that a printed module is read back unchanged."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathways.tools.common.supervisor import doing
 
 
 def check_round_trip(module: ir.Module) -> None:
-    """Prints a module in each way that there is, reads that back and compares.
+    """Prints a module in each syntax, parses that and compares.
 
     Raises:
-      PassFailure: after an error was emitted: what was printed cannot be read, or is another module.
+      PassFailure: an error was emitted: the output cannot be parsed, or is another module.
     """
     reference = _printed(module, generic=True)
     for way, write in _WAYS.items():
@@ -47,7 +47,7 @@ _WAYS: Mapping[str, Callable[[ir.Module], bytes]] = {
 
 
 def _difference(before: bytes, after: bytes) -> str:
-    """Returns what is another in the generic text of the module that was read back; empty for nothing."""
+    """Returns the difference in the generic text of the module that was read back; empty if there is none."""
     lines = itertools.zip_longest(before.splitlines(), after.splitlines(), fillvalue=b"")
     for old, new in lines:
         if old != new:

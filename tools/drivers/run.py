@@ -1,4 +1,4 @@
-"""Loads the bundle of `pw-run` and runs its steps."""
+"""Loading of the bundle of `pw-run`, and its steps."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pathways.runtime.bundle.manifest import BundleError, Leaf
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import check_extension, write_output
-from pathways.tools.common.flags import MOST_CPU_DEVICES
+from pathways.tools.common.flags import MAX_CPU_DEVICES
 from pathways.tools.common.supervisor import doing
-from pathways.tools.inputs.arrays import made_up, read_arrays, write_arrays
+from pathways.tools.inputs.arrays import generated_arrays, read_arrays, write_arrays
 from pathways.tools.inputs.values import read_values, value_text
 
 if TYPE_CHECKING:
     from pathways.compiler.loaded import LoadedProgram
 
-_UNASKED = 512
-"""The most CPU devices that are made without --cpu-devices."""
+_MAX_DEFAULT_DEVICES = 512
+"""Limit of CPU devices without --cpu-devices."""
 
 _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the flags ask for; returns the exit code."""
+    """Runs the tool for its flags; returns the exit code."""
     doing(f"reading {options.bundle}")
     bundle = _read(options.bundle)
     manifest = bundle.manifest
@@ -45,10 +45,10 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (RuntimeError, OSError) as error:
-        # XLA's, such as too little memory, or of writing a trace.
+        # An error of XLA, such as too little memory, or of writing a trace.
         raise UserError(f"cannot run {options.bundle}: {error}") from None
     if options.shown:
-        _say("\n".join(f"{name}: {value_text(array)}" for name, array in results.items()))
+        _print("\n".join(f"{name}: {value_text(array)}" for name, array in results.items()))
     if options.outputs:
         check_extension("pw-run", options.outputs, "arrays", ".npz")
         write_arrays(options.outputs, results)
@@ -63,7 +63,7 @@ def _read(path: str) -> Bundle:
 
 
 def _arrays(options: argparse.Namespace, inputs: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
-    """Returns an array for each argument: from the file, or else made up, if the flags say so."""
+    """Returns an array for each argument: from the file, or generated, if the flags request it."""
     arrays = read_values(options.values, inputs)
     stored = read_arrays(options.inputs, inputs) if options.inputs else {}
     if twice := sorted(arrays.keys() & stored.keys()):
@@ -75,13 +75,13 @@ def _arrays(options: argparse.Namespace, inputs: Mapping[str, ArrayType]) -> dic
         named = ", ".join(list(missing)[:3])
         raise UserError(f"no input for {named}{more}; give --input, --inputs FILE, --zeros or --random SEED")
     try:
-        return arrays | made_up(missing, options.random)
+        return arrays | generated_arrays(missing, options.random)
     except MemoryError:
         raise UserError(f"the inputs of {options.bundle} do not fit into memory") from None
 
 
 def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
-    """Loads the bundle, on as many CPU devices as it needs where its platform is cpu."""
+    """Loads the bundle, on as many CPU devices as it needs if its platform is cpu."""
     doing("importing JAX")
     import jax
 
@@ -100,27 +100,27 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
         doing(f"loading {options.bundle}")
         loaded = load_bundle(bundle, trust=options.trust)
     except (RuntimeError, ValueError) as error:
-        # Of the bundle, the cluster, resources or XLA; or JAX has no such platform.
+        # An error of the bundle, the cluster, resources or XLA; or JAX lacks the platform.
         raise UserError(str(error)) from None
     stored, compiled = loaded.origins
-    _say(
+    _print(
         f"{loaded.name}: loaded in {time.perf_counter() - began:.2f} s, "
         f"{stored} executables stored, {compiled} compiled"
     )
     return loaded
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     """Writes a line to standard output, which may be full."""
     write_output("-", f"{line}\n".encode())
 
 
 def _devices_needed(bundle: Bundle) -> int:
-    """Returns the number of CPU devices that the slices of a bundle take together, if that is reasonable."""
+    """Returns the number of CPU devices that the slices of a bundle need, if that is reasonable."""
     needed = sum(math.prod(spec.shape) for spec in bundle.manifest.slices)
-    if needed > _UNASKED:
+    if needed > _MAX_DEFAULT_DEVICES:
         raise UserError(
-            f"{bundle.path} needs {needed} devices; --cpu-devices makes up to {MOST_CPU_DEVICES} of the CPU"
+            f"{bundle.path} needs {needed} devices; --cpu-devices makes up to {MAX_CPU_DEVICES} of the CPU"
         )
     return needed
 
@@ -132,7 +132,7 @@ def _types(leaves: Sequence[Leaf]) -> dict[str, ArrayType]:
 def _feeds(
     texts: Sequence[str], outputs: Mapping[str, ArrayType], inputs: Mapping[str, ArrayType]
 ) -> dict[str, str]:
-    """For each argument that is fed, the result that it gets."""
+    """Returns, for each argument that is fed, the result that it gets."""
     feeds: dict[str, str] = {}
     for text in texts:
         source, colon, target = text.rpartition(":")
@@ -158,7 +158,7 @@ def _feeds(
 
 
 def _under(root: str, names: Mapping[str, ArrayType]) -> dict[str, str]:
-    """Returns the names at and below a name, by what follows it."""
+    """Returns the names at and below a name, by their suffixes."""
     return {name[len(root) :]: name for name in names if name == root or name.startswith(f"{root}.")}
 
 
@@ -172,11 +172,11 @@ def _run(
     feeds: Mapping[str, str],
     options: argparse.Namespace,
 ) -> dict[str, np.ndarray]:
-    """Runs the steps and says how fast they were; returns the results of the last one."""
+    """Runs the steps and prints their speed; returns the results of the last one."""
     import jax
 
     inputs = loaded.from_buffers(arrays)
-    # What the program consumes stays on the host, for every step to get its own copy.
+    # Arguments that the program consumes stay on the host, so that every step gets a copy of its own.
     kept = {name: array for name, array in inputs.items() if name not in loaded.donated}
     inputs |= loaded.place_by_name(kept)
     cost = loaded.cost_analysis()
@@ -188,9 +188,9 @@ def _run(
             inputs |= {name: results[source] for name, source in feeds.items()}
         jax.block_until_ready(list(results.values()))
     took = time.perf_counter() - began
-    _say(f"{steps} step{'s' if steps > 1 else ''} in {took:.3f} s: {steps / took:,.1f} steps/s")
+    _print(f"{steps} step{'s' if steps > 1 else ''} in {took:.3f} s: {steps / took:,.1f} steps/s")
     once = "chunk" if loaded.in_parts else "step"
-    _say(
+    _print(
         f"each {once}: {cost['launches']} launches, {cost['transfers']} transfers, "
         f"{cost['bytes transferred']:,} bytes between slices"
     )

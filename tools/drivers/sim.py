@@ -1,4 +1,4 @@
-"""Replays a program for `pw-sim` and prints what that shows."""
+"""Replays of a program for `pw-sim`, and their output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pathways.tools.inputs.scheduled import (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the flags ask for; returns the exit code."""
+    """Runs the tool for its flags; returns the exit code."""
     if options.save_times is not None:
         return _save_times(options)
     if options.compare or options.policies:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _save_times(options: argparse.Namespace) -> int:
-    """Writes the durations that a trace shows."""
+    """Writes the durations in a trace."""
     if options.times is None:
         raise UserError("--save-times writes the durations of a trace; give it with --times")
     write_output(options.save_times, durations_text(options.times))
@@ -54,7 +54,7 @@ def _save_times(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    """Prints what each policy makes of a program."""
+    """Prints the replay of a program by each policy."""
     if options.compare and options.policies:
         raise UserError("--compare and --policy exclude each other: --compare covers all policies")
     if options.trace is not None:
@@ -63,8 +63,8 @@ def _compare(options: argparse.Namespace) -> int:
     steps = 1 if options.steps is None else options.steps
     if steps < 1:
         raise UserError("--steps: must be at least 1")
-    with policy_options(options) as asked:
-        candidates = Candidates(options.policies or NAMES, asked, link_of(options), steps)
+    with policy_options(options) as limits:
+        candidates = Candidates(options.policies or NAMES, limits, link_of(options), steps)
         comparison = compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))
     if comparison is None:
         return 1

@@ -1,4 +1,4 @@
-"""Gathers the timelines that `pw-viz` draws."""
+"""Timelines that `pw-viz` draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pathways.tools.inputs.scheduled import (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the flags ask for; returns the exit code."""
+    """Runs the tool for its flags; returns the exit code."""
     timelines: list[EventLog] = []
     if options.input is not None:
         replays = _replays(options)
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _replays(options: argparse.Namespace) -> list[EventLog] | None:
-    """Returns the planned timeline of a program, and the simulated one if it is another; or those of
+    """Returns the planned timeline of a program, and the simulated one if it differs; or those of
     policies."""
     if options.compare or options.policies:
         return _by_policies(options)
@@ -52,8 +52,8 @@ def _replays(options: argparse.Namespace) -> list[EventLog] | None:
         return None
     by_default = argparse.Namespace(times=None, taken=1.0, latency=None, bandwidth=None)
     models = [read_model(by_default, plan)]
-    if (asked := read_model(options, plan)) != models[0]:
-        models.append(asked)
+    if (requested := read_model(options, plan)) != models[0]:
+        models.append(requested)
     return [simulated(plan, model) for model in models]
 
 
@@ -61,8 +61,8 @@ def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
     """Returns the timelines of a program by several policies, the fastest first."""
     if options.compare and options.policies:
         raise UserError("--compare and --policy exclude each other: --compare covers all policies")
-    with policy_options(options) as asked:
-        candidates = Candidates(options.policies or NAMES, asked, link_of(options))
+    with policy_options(options) as requested:
+        candidates = Candidates(options.policies or NAMES, requested, link_of(options))
         comparison = compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))
     if comparison is None:
         return None

@@ -1,1 +1,1 @@
-"""What users give to the tools: programs, bundles and schedules, and arguments as text and in files."""
+"""Inputs of the tools: programs, bundles and schedules, and arguments as text and in files."""

@@ -27,11 +27,10 @@ _DEEPEST = 64
 
 
 def read_arguments(options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]] | None:
-    """Returns the positional and named arguments that the flags of `pw-compile` give; None where they give
-    none.
+    """Returns the positional and named arguments from the flags of `pw-compile`; None without any.
 
     Raises:
-      UserError: says what is wrong, and where in the argument or the file.
+      UserError: names the error, and its place in the argument or the file.
     """
     if options.args_file is not None:
         if options.args is not None or options.kwargs:
@@ -64,7 +63,7 @@ def _read_text[T](parse: Callable[[str], T], text: str, what: str) -> T:
 
 
 def _read_file(path: str) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and named arguments, as `signatures.parse_value` reads each."""
+    """Returns positional and named arguments of a file, each as of `signatures.parse_value`."""
     data = read_input(path)
     try:
         text = data.decode()

@@ -15,7 +15,7 @@ from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import write_output
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-"""What reads the header of each version of numpy's format; the third is for records."""
+"""Readers of the header in each version of numpy's format; the third version is for records."""
 
 
 def read_arrays(path: str, types: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
@@ -26,7 +26,7 @@ def read_arrays(path: str, types: Mapping[str, ArrayType]) -> dict[str, np.ndarr
       types: the type of each argument, by name; that of their bits for typed PRNG keys.
 
     Raises:
-      UserError: the file is none, or has an array that is unknown or of another shape or dtype.
+      UserError: the file is no such file, or has an array that is unknown or of another shape or dtype.
     """
     if Path(path).exists() and not Path(path).is_file():
         raise UserError(f"{path}: cannot read arrays: not a file")
@@ -41,7 +41,7 @@ def read_arrays(path: str, types: Mapping[str, ArrayType]) -> dict[str, np.ndarr
             return {name: _array(path, file, name, member, types[name]) for name, member in members.items()}
     except UserError:
         raise
-    # The parsers of zip, of what it is packed with, and of numpy have a dozen types of errors.
+    # The parsers of zip, its compressions and numpy have a dozen types of errors.
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path}: cannot read arrays: {reason}") from None
@@ -63,7 +63,7 @@ def _members(path: str, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 def _array(
     path: str, file: zipfile.ZipFile, name: str, member: zipfile.ZipInfo, type_: ArrayType
 ) -> np.ndarray:
-    """Reads an array, once its header says that it is of the right type: no more than that is allocated."""
+    """Reads an array after its header was checked, so that no more memory than expected is allocated."""
     with file.open(member) as data:
         version = np.lib.format.read_magic(data)
         if version not in _HEADERS:
@@ -85,35 +85,37 @@ def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
       UserError: the file cannot be written.
     """
     buffer = io.BytesIO()
-    # numpy's own `savez` takes names as keywords, of which it has some itself.
+    # numpy's own `savez` takes array names as keywords, and has keywords of its own.
     with zipfile.ZipFile(buffer, "w") as file:
         for name, array in arrays.items():
             with file.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 value = np.asarray(array)
                 if _is_small(value.dtype):
-                    # Of float8_e5m2 numpy would write a name that it does not read.
+                    # numpy would write a name of float8_e5m2 that it cannot read.
                     value = value.view(f"V{value.itemsize}")
                 np.lib.format.write_array(member, value, allow_pickle=False)
     write_output(path, buffer.getvalue())
 
 
 def holds_bits_of(dtype: np.dtype, own: np.dtype) -> bool:
-    """Returns whether an array in a file has the bits of another type: numpy forgets names of small ones."""
+    """Returns whether an array in a file has the bits of another type: numpy drops the names of small
+    ones."""
     return dtype.kind == "V" and _is_small(own) and dtype.itemsize == own.itemsize and not dtype.fields
 
 
 def _is_small(dtype: np.dtype) -> bool:
-    """Returns whether a dtype is one of those that `ml_dtypes` adds to numpy's own."""
+    """Returns whether a dtype is one of those that `ml_dtypes` adds to numpy."""
     return dtype.isbuiltin == 2
 
 
-def made_up(types: Mapping[str, ArrayType], seed: int | None) -> dict[str, np.ndarray]:
-    """Arrays for all arguments: zeros, or with a seed standard normal numbers, small integers, and keys."""
+def generated_arrays(types: Mapping[str, ArrayType], seed: int | None) -> dict[str, np.ndarray]:
+    """Returns arrays for all arguments: zeros, or with a seed standard normal numbers, small integers, and
+    keys."""
     rng = np.random.default_rng(seed)
-    return {name: _made_up(type_, None if seed is None else rng) for name, type_ in types.items()}
+    return {name: _generated_array(type_, None if seed is None else rng) for name, type_ in types.items()}
 
 
-def _made_up(type_: ArrayType, rng: np.random.Generator | None) -> np.ndarray:
+def _generated_array(type_: ArrayType, rng: np.random.Generator | None) -> np.ndarray:
     shape, dtype = type_.shape, np.dtype(type_.dtype)
     if rng is None:
         return np.zeros(shape, dtype)

@@ -1,4 +1,4 @@
-"""What the tools on schedules read: a scheduled program, durations, and measured runs."""
+"""Inputs of the tools on schedules: a scheduled program, durations, and measured runs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ from pathways.tools.inputs.untrusted_bundles import plan_in
 
 
 def read_plan(path: str) -> Plan | None:
-    """Returns the plan of a program in scheduled form, or of the one in a bundle; None after errors were
-    printed.
+    """Returns the plan of a scheduled program, or of the one in a bundle; None after errors were printed.
 
     Raises:
-      UserError: when the file cannot be read, or holds another form.
+      UserError: the file cannot be read, or holds another form.
     """
     if path.endswith(BUNDLE):
         return plan_in(path)
@@ -66,23 +65,23 @@ def read_plan(path: str) -> Plan | None:
         except (ir.MLIRError, PassFailure):
             return None
         doing("making the plan")
-        part = shown_program(module)
-        # As runs of it are called in a trace.
-        names = [symbol_name(each.operation.opview) for each in dict.fromkeys([module, part])]
+        subprogram = shown_program(module)
+        # The name of its runs in a trace.
+        names = [symbol_name(each.operation.opview) for each in dict.fromkeys([module, subprogram])]
         try:
-            return plan_of(part, "_".join(filter(None, names)) or "main", proved=True)
+            return plan_of(subprogram, "_".join(filter(None, names)) or "main", proved=True)
         except ValueError as error:
             raise UserError(f"'{source.name}': {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a replay goes by.
+    """Times and links of a replay.
 
     Attributes:
-      times: how long launches take.
+      times: the duration of launches.
       link: the links between slices.
-      title: what its timeline is called.
+      title: the title of its timeline.
     """
 
     times: ReplayTimes
@@ -91,7 +90,7 @@ class Model:
 
 
 def read_model(options: argparse.Namespace, plan: Plan) -> Model:
-    """Returns the durations and links that the flags ask for.
+    """Returns the durations and links that the flags specify.
 
     Raises:
       UserError: names the file and the entry that is wrong.
@@ -115,11 +114,11 @@ def read_model(options: argparse.Namespace, plan: Plan) -> Model:
 
 
 def common_times(options: argparse.Namespace) -> argparse.Namespace:
-    """Returns the flags with times by which all policies are compared: those of the limits unless given, or
+    """Returns the flags with times for the comparison of all policies: by default those of the limits, or
     units."""
     times = options.times
     if times is None and options.limits:
-        with contextlib.suppress(RequestError):  # Which is said where policies are asked for.
+        with contextlib.suppress(RequestError):  # Reported when policies are requested.
             times = read_request(f"{SEARCH}({options.limits})").times or None
     return argparse.Namespace(**{**vars(options), "times": times or UNITS})
 
@@ -132,30 +131,30 @@ def _read_times(path: str, plan: Plan) -> ReplayTimes:
 
 
 def link_of(options: argparse.Namespace) -> tuple[str, str]:
-    """Returns the latency and bandwidth that the flags ask for, as a request says them."""
+    """Returns the latency and bandwidth in the flags, as a request has them."""
     return options.latency or "", options.bandwidth or ""
 
 
 @contextlib.contextmanager
 def policy_options(options: argparse.Namespace) -> Iterator[str]:
-    """Yields what the flags let policies keep to, as a request says it; times are in a file that lives as
-    long.
+    """Yields the limits of policies in the flags, as a request has them; a file of times exists during the
+    block.
 
     Raises:
       UserError: the times cannot be read.
     """
-    parts = [options.limits] if options.limits else []
+    options_text = [options.limits] if options.limits else []
     if options.times in (None, FLOPS, UNITS):
-        yield ", ".join([*parts, *([] if options.times is None else [f"times={options.times}"])])
+        yield ", ".join([*options_text, *([] if options.times is None else [f"times={options.times}"])])
         return
     with tempfile.TemporaryDirectory(prefix="pathways-") as folder:
         file = Path(folder) / "times.json"
         file.write_bytes(durations_text(options.times))
-        yield ", ".join([*parts, f"times={file}"])
+        yield ", ".join([*options_text, f"times={file}"])
 
 
 def durations_text(path: str) -> bytes:
-    """Returns the durations in a JSON file, or those that the trace of a run shows, as JSON.
+    """Returns the durations in a JSON file, or in the trace of a run, as JSON.
 
     Raises:
       UserError: names the file.
@@ -184,7 +183,7 @@ def simulated(plan: Plan, model: Model) -> Timeline:
     """Returns the replay of a plan.
 
     Raises:
-      UserError: when the durations say nothing of a launch.
+      UserError: a launch has no duration.
     """
     try:
         return simulate(plan, model.times, model.link, model.title)

@@ -31,9 +31,9 @@ DTYPES = {
     **dict.fromkeys(("f8_e5m2", "f8E5M2", "float8_e5m2"), "float8_e5m2"),
     "key": "key",
 }
-"""Every name of a dtype that is understood, with numpy's name for it."""
+"""Every accepted name of a dtype, with numpy's name for it."""
 
-_MOST_ELEMENTS = 2**48
+_MAX_ELEMENTS = 2**48
 _DEEPEST = 64
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -44,7 +44,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\
 
 @dataclasses.dataclass(frozen=True)
 class ArrayText:
-    """An argument of which only shape and dtype are known.
+    """Argument with a shape and dtype only.
 
     Attributes:
       dtype: numpy's name of its dtype, or `key` for a typed PRNG key.
@@ -56,7 +56,7 @@ class ArrayText:
 
 
 class SignatureError(ValueError):
-    """Text that is no argument; `column` counts characters from 1."""
+    """Text is not an argument; `column` counts characters from 1."""
 
     def __init__(self, message: str, column: int) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ def parse_value(text: str) -> Any:
       An `Array`, a number, a string, True, False or None; or a tuple, list or dict of such values.
 
     Raises:
-      SignatureError: says what is expected where.
+      SignatureError: names the column and the expected text.
     """
     return _ValueReader(text).whole()
 
@@ -87,7 +87,7 @@ def parse_named(text: str) -> tuple[str, Any]:
 
 
 class _ValueReader:
-    """A recursive-descent parser."""
+    """Recursive-descent parser of arguments."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -95,7 +95,7 @@ class _ValueReader:
         self.depth = 0
 
     def fail(self, message: str, position: int | None = None) -> Any:
-        """Raises an error, by default about what is at the present position."""
+        """Raises an error, by default at the current position."""
         if position is None:
             character = self.text[self.position : self.position + 1]
             message += f", got {character!r}" if character else ", got the end"
@@ -107,7 +107,7 @@ class _ValueReader:
             self.position += 1
 
     def accept(self, character: str) -> bool:
-        """Moves past a character, and the space before it, if it is what comes next."""
+        """Skips a character, and the space before it, if it comes next; returns whether it does."""
         self.skip_space()
         if not self.text.startswith(character, self.position):
             return False
@@ -115,7 +115,7 @@ class _ValueReader:
         return True
 
     def take(self, pattern: re.Pattern[str]) -> str:
-        """Moves past what a pattern matches here, which may be nothing."""
+        """Returns and skips the match of a pattern here, which may be empty."""
         self.skip_space()
         match = pattern.match(self.text, self.position)
         if not match:
@@ -167,9 +167,10 @@ class _ValueReader:
             size = self.take(_SIZE)
             if not size:
                 self.fail("expected a size" if shape else "expected a size or ']'")
-            # The digits are counted first: Python refuses to convert very many. A size of 0 excuses no other.
-            if len(size) > 18 or math.prod(max(s, 1) for s in [*shape, int(size)]) > _MOST_ELEMENTS:
-                self.fail(f"an array of more than {_MOST_ELEMENTS} elements", at)
+            # The digits are counted first: Python cannot convert very many. A size of 0 does not exempt the
+            # others.
+            if len(size) > 18 or math.prod(max(s, 1) for s in [*shape, int(size)]) > _MAX_ELEMENTS:
+                self.fail(f"an array of more than {_MAX_ELEMENTS} elements", at)
             shape.append(int(size))
         return ArrayText(DTYPES[word], tuple(shape))
 
@@ -232,15 +233,15 @@ class _ValueReader:
         start = self.position
         quote = self.text[start]
         self.position += 1
-        parts: list[str] = []
+        pieces: list[str] = []
         while True:
             character = self.text[self.position : self.position + 1]
             if not character:
                 self.fail("unterminated string", start)
             self.position += 1
             if character == quote:
-                return "".join(parts)
-            parts.append(self.escape() if character == "\\" else character)
+                return "".join(pieces)
+            pieces.append(self.escape() if character == "\\" else character)
 
     def escape(self) -> str:
         at = self.position - 1

@@ -36,7 +36,7 @@ def find(name: str) -> PythonTarget | MlirTarget:
     A name that ends in `.mlir` is a file that holds the program itself.
 
     Raises:
-      UserError: says what is wrong with the name, the file or what is found there.
+      UserError: names the error in the name, the file or the object.
     """
     if name.endswith(".mlir"):
         return _parse_file(name)
@@ -51,11 +51,11 @@ def find(name: str) -> PythonTarget | MlirTarget:
     if not colon:
         raise UserError(f"'{name}' names no function{_list(name, programs)}")
     value: Any = module
-    for part in attribute.split("."):
-        if not hasattr(value, part):
+    for name_part in attribute.split("."):
+        if not hasattr(value, name_part):
             listed = did_you_mean(attribute, programs) or _list(where, programs)
             raise UserError(f"there is no '{attribute}' in {where}{listed}")
-        value = getattr(value, part)
+        value = getattr(value, name_part)
     if isinstance(value, PlacedFunction):
         return PythonTarget(attribute, where, module, value.alone)
     if isinstance(value, Program):
@@ -66,7 +66,7 @@ def find(name: str) -> PythonTarget | MlirTarget:
 
 @dataclasses.dataclass(frozen=True)
 class PythonTarget:
-    """A program and the module that it was found in.
+    """Program, and the module that it was found in.
 
     Attributes:
       name: its name in the module.
@@ -84,7 +84,7 @@ class PythonTarget:
         """Returns the arguments given beside the program; none where there are no examples.
 
         Raises:
-          UserError: they are no tuple, or making them failed.
+          UserError: they are no tuple, or computing them failed.
         """
         for name in (f"{self.name}_example_args", "example_args"):
             if not hasattr(self.module, name):
@@ -100,12 +100,12 @@ class PythonTarget:
     def lower(
         self, args: Sequence[Any], kwargs: dict[str, Any], policy: str | None = None, **flags: bool
     ) -> Lowered:
-        """Lowers the program for arguments, with `signatures.Array` for those that have no value.
+        """Lowers the program for arguments, with `signatures.Array` for arguments without a value.
 
-        `fuse` and `zero1` are as if the program said so.
+        `fuse` and `zero1` override the program's options.
 
         Raises:
-          UserError: the arguments do not fit, or the user's code or a pass refuses them.
+          UserError: the arguments do not fit, or the user's code or a pass rejects them.
         """
         args = [_abstract(value) for value in args]
         kwargs = {name: _abstract(value) for name, value in kwargs.items()}
@@ -139,13 +139,13 @@ class PythonTarget:
 
 @dataclasses.dataclass(frozen=True)
 class MlirTarget:
-    """A program that is a file of MLIR; see `PythonTarget`."""
+    """Program in a file of MLIR; see `PythonTarget`."""
 
     name: str
     module: ir.Module
 
     def example_args(self) -> tuple[Any, ...]:
-        """None: the module says what it takes."""
+        """Returns None: the module has the types of its arguments."""
         return ()
 
     def lower(
@@ -154,7 +154,7 @@ class MlirTarget:
         """Takes the module through the phases that follow its form.
 
         Raises:
-          UserError: there are arguments, or a pass refuses the module.
+          UserError: there are arguments, or a pass rejects the module.
         """
         if args or kwargs:
             raise UserError(f"{self.name} already specifies its arguments; give none")
@@ -167,7 +167,7 @@ class MlirTarget:
 
 
 def _options(schedule: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
-    """Returns what the flags say of the `Options` of the compiler."""
+    """Returns the `Options` of the compiler from the flags."""
     options: dict[str, Any] = {}
     if schedule is not None:
         try:
@@ -195,7 +195,7 @@ def _parse_file(path: str) -> MlirTarget:
 
 
 def _abstract(value: Any) -> Any:
-    """Returns what `lower` takes for a value of `signatures`."""
+    """Returns the argument of `lower` for a value of `signatures`."""
     match value:
         case ArrayText("key", shape):
             dtype = jax.eval_shape(lambda: jax.random.key(0)).dtype

@@ -1,4 +1,4 @@
-"""Bundles as the tools read them: as a stranger's, within limits of time and memory."""
+"""Bundles as untrusted input of the tools, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathways.tools.common.errors import UserError
 
 @contextlib.contextmanager
 def within_allowance(bundle: Bundle) -> Iterator[None]:
-    """Limits what MLIR may take of time and memory, as when the bundle is loaded, in a process of its own."""
+    """Limits MLIR's time and memory, as when the bundle is loaded, in a process of its own."""
     if not supervisor.supervised():
         yield
         return
     seconds, memory = allowance(bundle)
     try:
-        with supervisor.at_most(seconds), limit_memory(memory):
+        with supervisor.limit_cpu_seconds(seconds), limit_memory(memory):
             yield
     except MemoryError:
         raise UserError(f"{bundle.path}: reading its program takes too much memory") from None
@@ -32,7 +32,7 @@ def plan_in(path: str) -> Plan:
     """Returns the plan of the program in a bundle.
 
     Raises:
-      UserError: it is no bundle that this release reads.
+      UserError: the file is no bundle that this release reads.
     """
     supervisor.doing(f"reading {path}")
     try:

@@ -1,4 +1,4 @@
-"""The user's code as `pw-compile` runs it: whatever it does, one message says what went wrong and where."""
+"""The user's code as `pw-compile` runs it, with one message for any failure, and its place."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PLACED_ERRORS = (ProgramError, CompileError, ResourceError)
 
 
 class CannotRun(UserError):
-    """A program that cannot be compiled; the cause says why."""
+    """Program cannot be compiled; the cause has the reason."""
 
 
 def import_file(path: str) -> types.ModuleType:
     """Imports a Python file.
 
     Raises:
-      UserError: there is none, or it fails; names the line that does.
+      UserError: it does not exist, or fails; names the failing line.
     """
     file = Path(path)
     if not file.is_file():
@@ -52,14 +52,14 @@ def import_module(name: str) -> types.ModuleType:
     """Imports a module by its name, also from the current folder.
 
     Raises:
-      UserError: there is none, or it fails; names the line that does.
+      UserError: it does not exist, or fails; names the failing line.
     """
     sys.path.insert(0, str(Path.cwd()))
     return _import(name, lambda: importlib.import_module(name))
 
 
 def _import[T](name: str, run: Callable[[], T]) -> T:
-    """Runs the user's module, which may do anything; one line tells what went wrong."""
+    """Runs the user's module, which may do anything; reports a failure in one line."""
     print(f"pw-compile: note: importing {name}, which runs its top level", file=sys.stderr)
     arguments, sys.argv = sys.argv, [name]
     try:
@@ -78,10 +78,10 @@ def _import[T](name: str, run: Callable[[], T]) -> T:
 
 
 def call[T](what: str, run: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Calls what may fail in the user's code.
+    """Calls a function that may fail in the user's code.
 
     Raises:
-      CannotRun: names the line of the user's that it comes from.
+      CannotRun: it fails; names the user's line.
     """
     try:
         return run(*args, **kwargs)

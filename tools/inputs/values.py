@@ -1,4 +1,5 @@
-"""Arrays on the command line, as `iree-run-module` has them: `2x2xf32=[1 2][3 4]`, `i32=7`, `@file.npy`."""
+"""Arrays on the command line, in the syntax of `iree-run-module`: `2x2xf32=[1 2][3 4]`, `i32=7`,
+`@file.npy`."""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ _VALUE = re.compile(r"((?:\d{1,18}x)*)([A-Za-z]\w*)(?:=(.*))?", re.DOTALL)
 _NAMES = {"bool": "i1", "bfloat16": "bf16", "float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2"}
 _SHORT = {"float": "f", "int": "i", "uint": "ui", "complex": "c"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-MOST_SHOWN = 1024
-"""How many elements of an array are printed."""
+MAX_SHOWN = 1024
+"""Limit of the printed elements of an array."""
 
 
 def read_values(texts: Sequence[str], types: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
-    """Returns the arrays that flags `--input` give for the first arguments of a program, in their order.
+    """Returns the arrays of flags `--input` for the first arguments of a program, in their order.
 
     Args:
       texts: each `SHAPExDTYPE=VALUES`, or `@FILE.npy`. One value stands for all elements; none for zeros.
       types: the type of each argument, by name.
 
     Raises:
-      UserError: names the flag and what is wrong.
+      UserError: names the flag and the error.
     """
     if len(texts) > len(types):
         raise UserError(f"--input is given {len(texts)} times, but the program takes {len(types)} arguments")
@@ -60,21 +61,21 @@ def _from_file(path: str) -> np.ndarray:
     except (ValueError, EOFError, OSError) as error:
         raise ValueError(f"cannot read an array: {error}") from None
     if not isinstance(array, np.ndarray):
-        raise ValueError("it holds several arrays; --inputs takes those")
+        raise ValueError("it holds more than one array; --inputs takes those")
     return array
 
 
 def _from_text(text: str) -> np.ndarray:
-    parts = _VALUE.fullmatch(text)
-    if parts is None:
+    match = _VALUE.fullmatch(text)
+    if match is None:
         raise ValueError("expected SHAPExDTYPE=VALUES, such as 2x2xf32=1,2,3,4")
-    if parts[2] not in DTYPES or parts[2] == "key":
+    if match[2] not in DTYPES or match[2] == "key":
         from pathways.dialect.spelling import did_you_mean
 
-        raise ValueError(f"no dtype is named '{parts[2]}'{did_you_mean(parts[2], DTYPES)}")
-    shape = tuple(map(int, parts[1].split("x")[:-1]))
-    dtype = np.dtype(DTYPES[parts[2]])
-    words = [word for word in re.split(r"[\s,\[\]]+", "0" if parts[3] is None else parts[3]) if word]
+        raise ValueError(f"no dtype is named '{match[2]}'{did_you_mean(match[2], DTYPES)}")
+    shape = tuple(map(int, match[1].split("x")[:-1]))
+    dtype = np.dtype(DTYPES[match[2]])
+    words = [word for word in re.split(r"[\s,\[\]]+", "0" if match[3] is None else match[3]) if word]
     size = math.prod(shape)
     if len(words) not in (1, size):
         raise ValueError(f"expected {size} values or one, got {len(words)}")
@@ -86,7 +87,7 @@ def _from_text(text: str) -> np.ndarray:
 
 
 def _converted(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
-    """Values of a dtype from words; integers must be in its range.
+    """Returns values of a dtype from words; integers must be in its range.
 
     Raises:
       ValueError: names the word.
@@ -132,26 +133,26 @@ def type_text(shape: Sequence[int], dtype: np.dtype) -> str:
 
 
 def value_text(array: np.ndarray) -> str:
-    """Returns an array as `--input` reads it, but for elements beyond the first 1024: `2x2xf32=[1 2][3
+    """Returns an array in the syntax of `--input`, without elements after the first 1024: `2x2xf32=[1 2][3
     4]`."""
-    left = MOST_SHOWN
+    left = MAX_SHOWN
 
-    def shown(part: np.ndarray) -> str:
+    def shown(sub_array: np.ndarray) -> str:
         nonlocal left
         if left <= 0:
             return "..."
-        if part.ndim == 0:
+        if sub_array.ndim == 0:
             left -= 1
-            return _element(part[()])
-        if part.ndim == 1:
-            words = [_element(element) for element in part[:left]]
-            more = ["..."] if len(part) > left else []
-            left -= len(part)
+            return _element(sub_array[()])
+        if sub_array.ndim == 1:
+            words = [_element(element) for element in sub_array[:left]]
+            more = ["..."] if len(sub_array) > left else []
+            left -= len(sub_array)
             return " ".join([*words, *more])
         rows = []
-        for row in part:
+        for row in sub_array:
             rows.append(f"[{shown(row)}]")
-            if left <= 0 and len(rows) < len(part):
+            if left <= 0 and len(rows) < len(sub_array):
                 rows.append("...")
                 break
         return "".join(rows)

@@ -1,4 +1,4 @@
-"""The child process of `pw-lsp` that parses: started when it is needed, and anew when it has ended."""
+"""Client of the child process of `pw-lsp` that parses: started when needed, and again after it has exited."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathways.runtime.resources.child_process import LimitedProcess, NoReplyErro
 
 
 class Analyst:
-    """Asks a child process what is in a text, one at a time.
+    """Client that requests analyses of texts from a child process, one at a time.
 
     Args:
-      timeout: how long it may take for one text, in seconds.
+      timeout: the time limit of one text, in seconds.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._process = LimitedProcess("pathways.tools.lsp.worker")
         self.lock = asyncio.Lock()
-        """Held while a text is looked at."""
+        """Held during the analysis of a text."""
 
     async def analyse(self, text: str) -> dict[str, Any]:
-        """Returns what `worker.analyse` says of a text; one diagnostic where it ends the process."""
+        """Returns the result of `worker.analyse` for a text; one diagnostic if the process exits."""
         try:
             request = text.encode(errors="replace")
             return json.loads(await asyncio.to_thread(self._process.call, request, self._timeout))

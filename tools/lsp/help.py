@@ -1,4 +1,4 @@
-"""What `pw-lsp` shows of operations, attributes and passes: their documentation, as Markdown."""
+"""Help of `pw-lsp` on operations, attributes and passes: their documentation, as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathways.passes.manager.base import options_of
 
 
 def operation_help(name: str) -> str | None:
-    """Returns the documentation of an operation with its attributes; None where it is not one of `pw`."""
+    """Returns the documentation of an operation with its attributes; None if it is not one of `pw`."""
     if name not in OPERATIONS:
         return None
     op = OPERATIONS[name]
@@ -28,7 +28,7 @@ def attribute_help(op: type[PwOp], name: str) -> str | None:
 
 
 def pass_help(name: str) -> str | None:
-    """Returns the documentation of a pass with its options; None where it is none of ours."""
+    """Returns the documentation of a pass with its options; None if it is none of ours."""
     if name not in registry.MODULES:
         return None
     pass_type = registry.load(name)

@@ -1,7 +1,7 @@
-"""Names in MLIR text: where values and symbols are defined and used.
+"""Index of names in MLIR text: the places where values and symbols are defined and used.
 
-A small lexer, not a parser: it also serves while a text is being written, when MLIR says of it only what is
-wrong first. Lines and columns count from 0, columns in characters.
+A small lexer, not a parser: it also serves while a text is being written, when MLIR reports only the first
+error. Lines and columns count from 0, columns in characters.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _VISIBILITIES = ("public", "private", "nested")
 
 
 class Token(NamedTuple):
-    """A word of a text.
+    """Word of a text.
 
     Attributes:
-      line, start, end: where it is.
+      line, start, end: its position.
       text: the word.
     """
 
@@ -35,7 +35,7 @@ class Token(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that it is of: `%x` for `%x#1`, `@f` for `@"f"`."""
+        """The name that it refers to: `%x` for `%x#1`, `@f` for `@"f"`."""
         if self.text.startswith("%"):
             return self.text.partition("#")[0]
         return f"@{self.text[2:-1]}" if self.text.startswith('@"') else self.text
@@ -43,15 +43,15 @@ class Token(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """Where a name is defined.
+    """Definition of a name.
 
     Attributes:
       token: the name, or the string that names a symbol.
       name: with `%` or `@`.
-      scope: the part of the text in which it holds.
+      scope: the region of the text in which it is valid.
       keyword: the operation that declares a symbol; empty for values.
-      owner: of a result the line of its operation, of an argument of a function that of the function.
-      number: which result or argument it is, None for other values.
+      owner: for a result the line of its operation, for an argument of a function that of the function.
+      number: the number of the result or argument, None for other values.
       is_argument: whether it is an argument of a function.
     """
 
@@ -65,10 +65,10 @@ class Definition:
 
 
 class Index:
-    """The names of a text.
+    """Names of a text.
 
     Args:
-      text: MLIR, as far as it is written.
+      text: MLIR, which may be incomplete.
     """
 
     def __init__(self, text: str) -> None:
@@ -86,7 +86,7 @@ class Index:
         self._declared = {d.token: d.name for d in self.definitions}
 
     def at(self, line: int, column: int) -> Token | None:
-        """Returns the word at a position, or that ends there."""
+        """Returns the word at a position, or the one that ends there."""
         if not 0 <= line < len(self._tokens):
             return None
         touching = [token for token in self._tokens[line] if token.start <= column <= token.end]
@@ -97,8 +97,7 @@ class Index:
         return self._tokens[line] if 0 <= line < len(self._tokens) else ()
 
     def definition(self, token: Token) -> Definition | None:
-        """Returns where the name of a word is defined: for values the last place in front of it, or the
-        next."""
+        """Returns the definition of a word's name: for values the last one in front of it, or the next."""
         name = self._named(token)
         places = self._by_name.get((name, self._scope(token.line, name)), [])
         here = token.line, token.start
@@ -106,7 +105,7 @@ class Index:
         return before[-1] if before else next(iter(places), None)
 
     def references(self, token: Token) -> list[Token]:
-        """Returns every word of the same name, where that is the same thing."""
+        """Returns every word that refers to the same value or symbol."""
         definition = self.definition(token)
         name = self._named(token)
         scope = self._scope(token.line, name)
@@ -124,13 +123,14 @@ class Index:
         return sorted(found, key=lambda other: (other.line, other.start))
 
     def _named(self, token: Token) -> str:
-        """Returns the name that a word is of; a string may be the name of a symbol."""
+        """Returns the name that a word refers to; a string may be the name of a symbol."""
         if not token.text.startswith('"'):
             return token.name
         return self._declared.get(token, token.text)
 
     def _scope(self, line: int, name: str) -> int:
-        """Symbols hold in a piece between lines `// -----`, values in a function or between two."""
+        """Returns the scope of a name: symbols are valid between lines `// -----`, values in or between
+        functions."""
         starts = self._pieces if name.startswith("@") else self._functions
         return bisect.bisect_right(starts, line)
 

@@ -1,4 +1,4 @@
-"""The language server of `pw-lsp`: it answers from an index of names, and from a parse in another process."""
+"""Language server of `pw-lsp`: it answers from an index of names, and from a parse in another process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathways.tools.lsp.help import attribute_help, operation_help, pass_help
 from pathways.tools.lsp.index import Definition, Index, Token
 
 _PAUSE = 0.1
-"""How long nothing must be typed before a text is parsed, in seconds."""
+"""Time without typing after which a text is parsed, in seconds."""
 
 _SEVERITIES = {
     "error": lsp.DiagnosticSeverity.Error,
@@ -39,27 +39,27 @@ _PASS = re.compile(r"pw-[a-z]+(?:-[a-z]+)*")
 
 
 def serve(timeout: float) -> int:
-    """Serves one editor over standard input and output until it hangs up.
+    """Serves one editor over standard input and output until it disconnects.
 
     Args:
-      timeout: how long a parse may take, in seconds.
+      timeout: the time limit of a parse, in seconds.
     """
     server = LanguageServer("pw-lsp", metadata.version("pathways-mlir"))
     _Features(server, timeout).register()
-    # The server closes them when it ends, and nothing else may write where its answers go.
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # The server closes them when it ends, and no other output may be among its replies.
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    server.start_io(questions, answers)
+    server.start_io(requests, answers)
     return 0
 
 
 @dataclasses.dataclass
 class _Document:
-    """What is known of an open text.
+    """Open text.
 
     Attributes:
-      text: as it is now.
-      values: what the parse says of its values; empty until then.
+      text: its current contents.
+      values: the values in it, from the last parse; empty until then.
     """
 
     text: str
@@ -67,16 +67,16 @@ class _Document:
 
     @functools.cached_property
     def index(self) -> Index:
-        """Its names; read when they are first asked for, not whenever a key is pressed."""
+        """The index of its names, which is computed at the first request, not at every key."""
         return Index(self.text)
 
 
 class _Features:
-    """What the server answers.
+    """Requests of the editor that the server answers.
 
     Args:
-      server: to register with.
-      timeout: of a parse, in seconds.
+      server: the server to register with.
+      timeout: the time limit of a parse, in seconds.
     """
 
     def __init__(self, server: LanguageServer, timeout: float) -> None:
@@ -86,7 +86,7 @@ class _Features:
         self._checks: set[asyncio.Task[None]] = set()
 
     def register(self) -> None:
-        """Tells the server which requests are answered."""
+        """Registers the requests with the server."""
         answers: dict[str, Callable[..., Any]] = {
             lsp.TEXT_DOCUMENT_DID_OPEN: self.changed,
             lsp.TEXT_DOCUMENT_DID_CHANGE: self.changed,
@@ -98,11 +98,11 @@ class _Features:
             lsp.SHUTDOWN: self.shutdown,
         }
         for method, answer in answers.items():
-            # A method has no place for what pygls notes of it.
+            # pygls sets attributes on it, which a method does not allow.
             self._server.feature(method)(functools.partial(answer))
 
     async def changed(self, params: lsp.DidOpenTextDocumentParams | lsp.DidChangeTextDocumentParams) -> None:
-        """Takes a text, and parses it as soon as typing stops."""
+        """Stores a changed text, and parses it as soon as typing stops."""
         uri = params.text_document.uri
         document = self._documents[uri] = _Document(self._server.workspace.get_text_document(uri).source)
         check = asyncio.create_task(self._check(uri, document, params.text_document.version))
@@ -110,18 +110,18 @@ class _Features:
         check.add_done_callback(self._checks.discard)
 
     async def closed(self, params: lsp.DidCloseTextDocumentParams) -> None:
-        """Takes back what was said of a text."""
+        """Removes the diagnostics of a text."""
         self._documents.pop(params.text_document.uri, None)
         self._publish(params.text_document.uri, None, [])
 
     async def shutdown(self, _params: None) -> None:
-        """Ends the process that parses."""
+        """Terminates the process that parses."""
         self._documents.clear()
         await self._analyst.close()
 
     async def _check(self, uri: str, document: _Document, version: int | None) -> None:
         await asyncio.sleep(_PAUSE)
-        # What was typed meanwhile is checked by a task of its own.
+        # Text that was typed meanwhile is checked by a task of its own.
         async with self._analyst.lock:
             if self._documents.get(uri) is not document:
                 return
@@ -154,8 +154,8 @@ class _Features:
         )
 
     def _range_of(self, document: _Document, entry: dict[str, Any]) -> lsp.Range:
-        """Returns the word at a position of MLIR's, whose columns are bytes; the first line where there is
-        none."""
+        """Returns the word at a position of MLIR's, whose columns are bytes; the first line without a
+        position."""
         lines = document.index.lines
         line = min(max((entry["line"] or 1) - 1, 0), len(lines) - 1)
         before = lines[line].encode(errors="replace")[: max((entry["column"] or 1) - 1, 0)]
@@ -172,7 +172,7 @@ class _Features:
         return lsp.Location(uri, self._range(document, token.line, token.start, token.end))
 
     def _at(self, params: Any) -> tuple[_Document, int, int] | None:
-        """Returns the text that a request is about, and the line and column in characters of its position."""
+        """Returns the text of a request, and the line and column in characters of its position."""
         document = self._documents.get(params.text_document.uri)
         line = params.position.line
         if document is None or not 0 <= line < len(document.index.lines):
@@ -184,7 +184,7 @@ class _Features:
         return document, line, column
 
     def hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
-        """Returns what the word at a position is."""
+        """Returns a description of the word at a position."""
         place = self._at(params)
         if place is None:
             return None
@@ -199,14 +199,14 @@ class _Features:
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text), span)
 
     def definition(self, params: lsp.DefinitionParams) -> lsp.Location | None:
-        """Returns where a value or a symbol is defined."""
+        """Returns the definition of a value or a symbol."""
         place = self._at(params)
         token = place and place[0].index.at(*place[1:])
         found = place and token and place[0].index.definition(token)
         return self._place(params.text_document.uri, place[0], found.token) if place and found else None
 
     def references(self, params: lsp.ReferenceParams) -> list[lsp.Location]:
-        """Returns where a value or a symbol is."""
+        """Returns the places of a value or a symbol."""
         place = self._at(params)
         token = place and place[0].index.at(*place[1:])
         if not place or not token:
@@ -262,7 +262,7 @@ def _hover_of(document: _Document, token: Token) -> str | None:
 
 
 def _hover_of_value(document: _Document, token: Token, definition: Definition) -> str:
-    """Type, slices and position of a value, or the line that defines it where no parse tells."""
+    """Returns type, slices and position of a value, or the line that defines it without a parse."""
     kind = "arguments" if definition.is_argument else "results"
     known = document.values.get(kind, {}).get(str(definition.owner + 1), [])
     offset = int(token.text.partition("#")[2] or 0)

@@ -1,6 +1,6 @@
-"""The process that parses and verifies for `pw-lsp`: what MLIR does to it is a diagnostic in the editor.
+"""Process that parses and verifies for `pw-lsp`: a crash of MLIR is a diagnostic in the editor.
 
-Requests are texts, replies diagnostics as JSON; see `runtime.resources.child_process`.
+Requests are texts, replies results as JSON; see `runtime.resources.child_process`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathways.tools.common.source import Source
 from pathways.tools.common.supervisor import memory_limit
 
 NAME = "-"
-"""What MLIR calls text that it is given without a file."""
+"""MLIR's name of text without a file."""
 
 _TRAILING_LOCATION = re.compile(
     rb'(?<! =) loc\((?:#loc\d*|unknown|"(?:[^"\\\n]|\\.)*"(?:\(#loc\d*\)|:\d+:\d+)?)\)(?=$|[,)])',
@@ -35,12 +35,11 @@ def main() -> None:
 
 
 def analyse(text: bytes) -> dict[str, Any]:
-    """Returns what is wrong with a text, and what its values are; pieces between lines `// -----` stand
-    alone.
+    """Returns the errors in a text, and its values; pieces between lines `// -----` stand alone.
 
     Returns:
       `diagnostics`, each with `severity`, `message`, `line` and `column` (in bytes; from 1) or None, and
-      `notes`. `results` and `arguments`: what each value is, by the line of its operation or function.
+      `notes`. `results` and `arguments`: each value, by the line of its operation or function.
     """
     diagnostics: list[dict[str, Any]] = []
     values: dict[str, dict[int, list[str]]] = {"results": {}, "arguments": {}}
@@ -56,7 +55,7 @@ def analyse(text: bytes) -> dict[str, Any]:
 
 
 def _parsed(piece: Source, context: ir.Context) -> ir.Module | None:
-    # Where an operation came from once is no place in this text; what is blanked out keeps all columns.
+    # Locations in the text name other files; blanking them out keeps all columns.
     text = _TRAILING_LOCATION.sub(lambda match: b" " * len(match.group()), piece.data)
     try:
         module = ir.Module.parse(b"\n" * (piece.first_line - 1) + text, context)
@@ -73,7 +72,7 @@ def _as_json(diagnostic: Diagnostic) -> dict[str, Any]:
         "message": diagnostic.message,
         "line": position and position.line,
         "column": position and position.column,
-        # MLIR adds this one by itself to every error of its verifier; the editor shows the operation.
+        # MLIR adds this note by itself to every error of its verifier; the editor shows the operation.
         "notes": [
             _as_json(note)
             for note in diagnostic.notes
@@ -83,8 +82,7 @@ def _as_json(diagnostic: Diagnostic) -> dict[str, Any]:
 
 
 def _values(module: ir.Module) -> Iterator[tuple[str, int, list[str]]]:
-    """Yields what the values of a sound module are: the kind of their owner, its line, and a text for
-    each."""
+    """Yields the values of a valid module: the kind of their owner, its line, and a text for each."""
     form = form_of(module)
     suffix = f"  \nmodule in the form `{form}`" if form else ""
     for op in _in_order(module.operation.opview):
@@ -103,11 +101,11 @@ def _values(module: ir.Module) -> Iterator[tuple[str, int, list[str]]]:
                 ],
             )
         elif len(op.results):
-            made = f"  \n{_origin(op)}{suffix}"
+            source = f"  \n{_origin(op)}{suffix}"
             yield (
                 "results",
                 location.start_line,
-                [f"{_typed(v.type, slices_of(v))}{made}" for v in op.results],
+                [f"{_typed(v.type, slices_of(v))}{source}" for v in op.results],
             )
 
 
@@ -127,7 +125,7 @@ def _typed(type_: ir.Type, slices: tuple[str, ...] | None) -> str:
 
 
 def _origin(op: ir.OpView) -> str:
-    """Returns what makes a value, and its position in the program."""
+    """Returns the operation that produces a value, and its position in the program."""
     text = f"result of `{op.operation.name}`"
     if not isinstance(op, PwOp):
         return text

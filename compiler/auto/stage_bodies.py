@@ -1,4 +1,4 @@
-"""What each stage of a cut loss holds: nodes, the parameters it reads, what it gets and what it hands on."""
+"""Bodies of the stages of a cut loss: nodes, parameters, values that they receive and pass on."""
 
 from __future__ import annotations
 
@@ -14,85 +14,85 @@ Rows = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class NodeRun:
-    """A node, or turns of a loop that follow each other in a stage.
+    """Node, or iterations of a loop that follow each other in a stage.
 
     Attributes:
-      first: the node, or the first turn.
-      last: the last turn; the same for what is no loop.
+      first: the node, or the first iteration.
+      last: the last iteration; the same node for other equations.
     """
 
     first: Node
     last: Node
 
     @property
-    def turns(self) -> tuple[int, int] | None:
-        """The turns, from the first to the end; None for what is no loop."""
-        if self.first.turn is None or self.last.turn is None:
+    def iterations(self) -> tuple[int, int] | None:
+        """The iterations, from the first to the end; None for other equations."""
+        if self.first.iteration is None or self.last.iteration is None:
             return None
-        return self.first.turn, self.last.turn + 1
+        return self.first.iteration, self.last.iteration + 1
 
     @property
     def length(self) -> int:
-        """How many turns there are."""
-        return 1 if self.turns is None else self.turns[1] - self.turns[0]
+        """The number of iterations."""
+        return 1 if self.iterations is None else self.iterations[1] - self.iterations[0]
 
 
 @dataclasses.dataclass(frozen=True)
-class StagePart:
-    """What a stage holds.
+class StageBody:
+    """Contents of a stage.
 
     Attributes:
-      free: nodes that no microbatch is needed for, which it works out itself.
+      free: nodes that depend on no microbatch, which it computes itself.
       runs: its nodes, in the order in which they run.
-      leaves: the parameters that it reads, by their numbers, and the rows of each.
-      reads: variables that it gets: microbatches, and what earlier stages make.
-      makes: variables that it hands on, or that the loss returns.
+      leaves: the numbers of the parameters that it reads, and the rows of each.
+      reads: variables that it receives: microbatches, and results of earlier stages.
+      results: variables that it passes on, or that the loss returns.
     """
 
     free: tuple[Node, ...]
     runs: tuple[NodeRun, ...]
     leaves: tuple[tuple[int, Rows], ...]
     reads: tuple[Variable, ...]
-    makes: tuple[Variable, ...]
+    results: tuple[Variable, ...]
 
 
 def whole_rows(variable: Variable) -> Rows:
-    """Returns all rows of a parameter; of a scalar it has one."""
+    """Returns all rows of a parameter; a scalar has one."""
     return 0, (variable.aval.shape or (1,))[0]
 
 
-def stage_parts(flat: FlatLoss, positions: Sequence[int]) -> list[StagePart]:
-    """Returns the parts of a loss that is cut before some of its nodes.
+def stage_bodies(flat: FlatLoss, positions: Sequence[int]) -> list[StageBody]:
+    """Returns the bodies of the stages of a loss that is cut before some of its nodes.
 
     Args:
       flat: the loss.
       positions: the first node of each stage but the first.
     """
     edges = [0, *positions, len(flat.nodes)]
-    parts = [flat.nodes[a:b] for a, b in itertools.pairwise(edges)]
-    stage_of = {v: n for n, nodes in enumerate(parts) for node in nodes for v in node.results}
+    bodies = [flat.nodes[a:b] for a, b in itertools.pairwise(edges)]
+    stage_of = {v: n for n, nodes in enumerate(bodies) for node in nodes for v in node.results}
     inputs = set(flat.inputs)
     results = {atom for atom in flat.outputs if is_variable(atom)}
-    readers = [_StageReads(flat, nodes) for nodes in parts]
-    # What the loss returns without a node of its own is up to the last stage.
+    readers = [_StageReads(flat, nodes) for nodes in bodies]
+    # Results of the loss that no node produces belong to the last stage.
     readers[-1].read_all(v for v in flat.outputs if is_variable(v) and v not in stage_of)
     received: list[list[Variable]] = []
     for n, reader in enumerate(readers):
         received.append([v for v in reader.variables if v in inputs or stage_of.get(v, n) != n])
     needed = results | {v for reads in received for v in reads}
-    last = len(parts) - 1
+    last = len(bodies) - 1
     return [
-        StagePart(
+        StageBody(
             free=tuple(node for node in flat.free if node in reader.free),
             runs=tuple(runs_of(nodes)),
             leaves=tuple(reader.leaves()),
             reads=tuple(received[n]),
-            makes=(
+            results=(
                 *(v for node in nodes for v in node.results if v in needed),
                 *(v for v in dict.fromkeys(_variables(flat)) if n == last and v not in stage_of),
             ),
         )
-        for n, (nodes, reader) in enumerate(zip(parts, readers, strict=True))
+        for n, (nodes, reader) in enumerate(zip(bodies, readers, strict=True))
     ]
 
 
@@ -101,11 +101,16 @@ def _variables(flat: FlatLoss) -> list[Variable]:
 
 
 def runs_of(nodes: Sequence[Node]) -> list[NodeRun]:
-    """Nodes, with turns that follow each other as one."""
+    """Returns nodes, with consecutive iterations as one."""
     runs: list[NodeRun] = []
     for node in nodes:
         before = runs[-1].last if runs else None
-        if before is not None and node.turn and before.turn is not None and before.equation is node.equation:
+        if (
+            before is not None
+            and node.iteration
+            and before.iteration is not None
+            and before.equation is node.equation
+        ):
             runs[-1] = NodeRun(runs[-1].first, node)
         else:
             runs.append(NodeRun(node, node))
@@ -113,7 +118,7 @@ def runs_of(nodes: Sequence[Node]) -> list[NodeRun]:
 
 
 class _StageReads:
-    """What the nodes of a stage read, directly or by way of free nodes."""
+    """Values that the nodes of a stage read, directly or through free nodes."""
 
     def __init__(self, flat: FlatLoss, nodes: Sequence[Node]) -> None:
         self.flat = flat
@@ -121,13 +126,13 @@ class _StageReads:
         self.free: set[Node] = set()
         self.rows: dict[int, Rows] = {}
         self.variables: dict[Variable, None] = {}
-        self.made = {v for node in nodes for v in node.results}
+        self.produced = {v for node in nodes for v in node.results}
         self.free_makers = {v: node for node in flat.free for v in node.results}
         for run in runs_of(nodes):
             self.read_all(run.first.whole)
-            if run.turns is not None:
+            if run.iterations is not None:
                 for atom in run.first.stacked:
-                    self.read_rows(atom, run.first.rows(run.turns))
+                    self.read_rows(atom, run.first.rows(run.iterations))
 
     def read_all(self, variables: object) -> None:
         pending = list(variables)  # type: ignore[call-overload]
@@ -144,7 +149,7 @@ class _StageReads:
                         pending += node.reads
                     else:
                         self.read_rows(*sliced)
-            elif variable not in self.made and variable not in self.flat.constants:
+            elif variable not in self.produced and variable not in self.flat.constants:
                 self.variables[variable] = None
 
     def read_rows(self, atom: object, rows: Rows) -> None:
