@@ -67,9 +67,9 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
             "compiler.lower.donation",
         ),
         Term(
-            "session",
-            "The state of a process: its cluster, its slices and their bindings.",
-            "runtime.resources.session:Session",
+            "process cluster",
+            "The devices that a process uses: its cluster, its slices and their bindings.",
+            "runtime.resources.process_cluster:ProcessCluster",
         ),
     ),
     "Devices": (
@@ -254,7 +254,7 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
         Term(
             "step",
             "One run of a program on the hosts of a cluster; all hosts have one order of steps.",
-            "runtime.control.step",
+            "runtime.control.records.step",
         ),
         Term(
             "host program",

@@ -31,6 +31,7 @@ PENDING = (
     "runtime/hosts/launch",
     "runtime/hosts/protocol",
     "runtime/hosts/service",
+    "runtime/hosts/spares",
     "runtime/hosts/splitting",
     "runtime/hosts/trace",
     "runtime/hosts/worker",
