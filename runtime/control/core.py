@@ -17,8 +17,10 @@ from pathways.runtime.control.effects import (
     GangLost,
     Log,
     LookAgain,
+    StepFailed,
 )
 from pathways.runtime.control.gang import Draining, Ending, Gang, Pausing, Replaced, Running
+from pathways.runtime.control.held_failures import HeldFailure, HeldFailures
 from pathways.runtime.control.liveness import Liveness
 from pathways.runtime.control.peers import Peer, PeerWords
 from pathways.runtime.control.records.errors import Failure, failed, lost
@@ -28,6 +30,7 @@ from pathways.runtime.control.records.events import (
     Event,
     GangEvent,
     GangKey,
+    HostDisconnected,
     HostEnded,
     InputMissed,
     Overdue,
@@ -38,7 +41,7 @@ from pathways.runtime.control.records.events import (
 )
 from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.reports import HostReport
-from pathways.runtime.control.records.step import FunctionCall, Step
+from pathways.runtime.control.records.step import FunctionCall, Step, serial
 from pathways.runtime.control.sharing.items import (
     Arrived,
     ClientLeft,
@@ -58,8 +61,6 @@ from pathways.runtime.control.steps import IssuedSteps
 
 REPORT_SECONDS = 2.0
 """How long a host may take to say what it is at."""
-
-_NOTHING: Sequence[Effect] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class ClusterCore:
         self._stalls = Stalls(limits.stall_report, limits.step_deadline)
         # What is done when hosts have said what they are at.
         self._asked_for: dict[int, Gang | Stall] = {}
+        self._held = HeldFailures()
         self._next = 1
 
     # The hot path.
@@ -140,44 +142,80 @@ class ClusterCore:
         """
         self.steps.issue(step, gangs, made)
 
-    def done(
-        self, gang: Gang, host: int, run: int, error: str | None, wrong: Mapping[int, str], now: float
-    ) -> Sequence[Effect]:
-        """A host is done with its part of a step.
+    def done(self, gang: Gang, host: int, run: int, now: float) -> None:
+        """Notes that a host is done with a step, and that nothing failed there.
 
         Args:
-          gang: the workers of which it is one.
+          gang: the workers of the host.
           host: its number.
           run: that of the step.
-          error: why its whole part failed; None if it did not.
-          wrong: what is wrong with single results, by their positions.
           now: the time.
         """
         step = self.steps.get(run)
         # A call says nothing of the steps that it is beside.
         if step is None or not step.is_beside:
             gang.pulses[host].progressed = now
+        if step is not None and step.done(host, None):
+            self.steps.end(step)
+
+    def fail(
+        self,
+        gang: Gang,
+        host: int,
+        run: int,
+        error: str | None,
+        wrong: Mapping[int, str],
+        now: float,
+        took: float = 0.0,
+    ) -> list[Effect]:
+        """Notes that a host is done with a step, and that something failed there.
+
+        It is held for a while if the loss of another host may be the cause, see `HeldFailures`.
+
+        Args:
+          gang: the workers of the host.
+          host: its number.
+          run: that of the step.
+          error: the reason if all results failed; None if only some did.
+          wrong: the reasons for single results, by their positions.
+          now: the time.
+          took: the time for which the step had the devices there, in seconds.
+        """
+        gang.pulses[host].progressed = now
+        step = self.steps.get(run)
         if step is None:
-            return _NOTHING
-        effects: Sequence[Effect] = _NOTHING
-        if error is None and not wrong:
-            is_last = step.done(host, None)
-        else:
-            if gang.is_several and not step.is_beside:
-                what = error or next(iter(wrong.values()))
-                why = f"step {run} of program {step.program} failed there: {what}"
-                # That processes end which were told to is no loss; what they make until then may be one.
-                is_ending = isinstance(gang.state, Ending)
-                lost_there = Overdue(gang.key) if is_ending else HostEnded(gang.key, host, why)
-                effects = self.handle(lost_there, now)
-            name = gang.named(host)
-            is_last = step.done(
-                host,
-                None if error is None else failed(f"{name}: {error}"),
-                {position: failed(f"{name}: {what}") for position, what in wrong.items()},
-            )
+            return []
+        failure = HeldFailure(step, gang.key, host, error, wrong, took)
+        return [] if self._held.hold(failure, now) else self._fail(failure, now)
+
+    def _fail(self, failure: HeldFailure, now: float) -> list[Effect]:
+        """Notes a failure that is not held, or is no longer."""
+        step, host, error = failure.step, failure.host, failure.error
+        effects: list[Effect] = []
+        gang = self.gang(failure.gang)
+        if gang is not None and gang.is_several and not step.is_beside and gang.failure is None:
+            what = error or next(iter(failure.wrong.values()))
+            why = f"step {serial(step.number)} of program {step.program} failed there: {what}"
+            # That processes end which were told to is no loss; what they make until then may be one.
+            is_ending = isinstance(gang.state, Ending)
+            lost_there = Overdue(gang.key) if is_ending else HostEnded(gang.key, host, why)
+            effects += self.handle(lost_there, now)
+        name = f"host {host} (island{failure.gang.island})"
+        is_last = step.done(
+            host,
+            None if error is None else failed(f"{name}: {error}"),
+            {position: failed(f"{name}: {what}") for position, what in failure.wrong.items()},
+        )
         if is_last:
             self.steps.end(step)
+        return [*effects, StepFailed(failure)]
+
+    def _release(self, now: float) -> list[Effect]:
+        """Notes the failures that are no longer held."""
+        effects: list[Effect] = []
+        while released := self._held.release(now):
+            for failure in released:
+                effects += self._fail(failure, now)
         return effects
 
     # Many clients.
@@ -272,6 +310,10 @@ class ClusterCore:
             case InputMissed():
                 self._miss(event)
                 return []
+            case HostDisconnected():
+                if self.gang(event.gang) is not None:
+                    self._held.note_exit(event.gang, event.host, now)
+                return []
             case _:
                 return self._change(event, now)
 
@@ -325,8 +367,9 @@ class ClusterCore:
         failure = gang.failure
         assert failure is not None
         self._peers.forget(gang.key)
+        self._held.forget(gang.key)
         steps = self.steps.lose(gang, failure)
-        effects: list[Effect] = [Disconnect(gang.key)]
+        effects: list[Effect] = [Disconnect(gang.key), *self._release(now)]
         for request in self.replies.lose(gang.hosts, failure):
             effects += self._answered(request, now)
         if gang.is_closed():
@@ -338,7 +381,7 @@ class ClusterCore:
         return [*effects, Bury(gang.key, cancelled)]
 
     def _tick(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+        effects = self._release(now)
         for request in self.replies.expire(now):
             effects += self._answered(request, now)
         gone, pings = self._liveness.look(self.gangs, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from pathways.runtime.control.held_failures import HeldFailure
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.control.sharing.items import SchedulerEffect
@@ -51,6 +52,13 @@ class Disconnect:
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookAgain:
     """Has all look again who wait for steps: some are errors though their hosts are not done."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepFailed:
+    """Wakes all who wait for a step, and notifies its client: it failed on a host."""
+
+    failure: HeldFailure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,6 +129,7 @@ Effect = (
     | TellToEnd
     | Disconnect
     | LookAgain
+    | StepFailed
     | Bury
     | StartAnew
     | Attach

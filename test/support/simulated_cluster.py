@@ -37,6 +37,7 @@ from pathways.runtime.control.effects import (
     Log,
     LookAgain,
     StartAnew,
+    StepFailed,
     TellToEnd,
 )
 from pathways.runtime.control.gang import Gang
@@ -179,6 +180,9 @@ class SimulatedCluster:
                     self._to[worker, "watch"].send(Leave())
             case LookAgain():
                 pass
+            case StepFailed(failure):
+                if (gang := self.core.gang(failure.gang)) is not None:
+                    self.note_done(gang, failure.step.number)
             case Disconnect():
                 self._disconnect(effect.gang)
             case Bury():
@@ -303,8 +307,12 @@ class SimulatedCluster:
         gang.pulses[worker.host].heard = now
         match message:
             case Done(run, error, wrong):
-                self._did(message, [*self.core.done(gang, worker.host, run, error, wrong, now)])
-                self.note_done(gang, run)
+                if error is None and not wrong:
+                    self.core.done(gang, worker.host, run, now)
+                    self._did(message, [])
+                    self.note_done(gang, run)
+                else:
+                    self._did(message, self.core.fail(gang, worker.host, run, error, wrong, now))
             case Called(call, value, error):
                 failure = None if error is None else Failure(CallFailedError, error)
                 self.core.called(worker.host, call, value, failure)

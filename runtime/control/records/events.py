@@ -184,4 +184,17 @@ class Tick:
     """Some time has gone by: at least every tenth of a second there is one."""
 
 
-Event = GangEvent | PeerUnreachable | PeerReached | InputMissed | Answered | Tick
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostDisconnected:
+    """Report that a host has closed its connections; how its process exited is reported later.
+
+    Attributes:
+      gang: the workers of which it is one.
+      host: its number.
+    """
+
+    gang: GangKey
+    host: int
+
+
+Event = GangEvent | HostDisconnected | PeerUnreachable | PeerReached | InputMissed | Answered | Tick

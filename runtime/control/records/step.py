@@ -80,6 +80,9 @@ class Step:
         self._before: Iterable[Step] = ()
         self._reads: Iterable[Step] = ()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.number})"
+
     def __str__(self) -> str:
         return f"step {serial(self.number)} of {self.subject}"
 

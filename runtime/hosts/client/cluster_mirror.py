@@ -27,8 +27,6 @@ SERVICE = -1
 _ANY = 1 << 60
 """Steps under way on an island, which the service bounds."""
 
-_NOTHING: Sequence[Effect] = ()
-
 
 class MirroredGang(GangView):
     """The workers of an island, as the service has told of them last.
@@ -152,10 +150,22 @@ class ClusterMirror:
         """
         self.steps.issue(step, gangs, made)
 
-    def done(
-        self, gang: GangView, host: int, run: int, error: str | None, wrong: Mapping[int, str], now: float
-    ) -> Sequence[Effect]:
-        """A host is done with its part of a step, see `ClusterCore.done`."""
+    def done(self, gang: GangView, host: int, run: int, now: float) -> None:
+        """Notes that a host is done with a step, see `ClusterCore.done`."""
+        self.fail(gang, host, run, None, {}, now)
+
+    def fail(
+        self,
+        gang: GangView,
+        host: int,
+        run: int,
+        error: str | None,
+        wrong: Mapping[int, str],
+        now: float,
+        took: float = 0.0,
+    ) -> list[Effect]:
+        """Notes a failure of a step, see `ClusterCore.fail`; the service has held it where necessary."""
+        del took
         step = self.steps.get(run)
         if step is not None:
             if not step.is_beside:
@@ -164,7 +174,7 @@ class ClusterMirror:
             failure = None if error is None else failed(f"{name}: {error}")
             if step.done(host, failure, {at: failed(f"{name}: {what}") for at, what in wrong.items()}):
                 self.steps.end(step)
-        return _NOTHING
+        return []
 
     def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
         """A host has ended its part of a call, see `ClusterCore.called`."""

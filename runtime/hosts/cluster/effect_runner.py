@@ -19,6 +19,7 @@ from pathways.runtime.control.effects import (
     Log,
     LookAgain,
     StartAnew,
+    StepFailed,
     TellToEnd,
 )
 from pathways.runtime.control.records.errors import HostError
@@ -87,7 +88,7 @@ class EffectRunner:
                 self._send_to_gang(effect.gang, Leave())
             case Disconnect():
                 self._disconnect(self._pool.get(effect.gang))
-            case LookAgain():
+            case LookAgain() | StepFailed():
                 self._listener.loop.wake()
             case Bury():
                 self._begin(functools.partial(self._bury, effect))

@@ -18,8 +18,6 @@ from pathways.runtime.control.sharing.items import SchedulerEvent
 from pathways.runtime.control.steps import IssuedSteps
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 
-_NOTHING: Mapping[int, str] = {}
-
 
 def ignore(effect: Effect) -> None:
     """Does nothing of it."""
@@ -42,10 +40,20 @@ class Core(Protocol):
     def issue(self, step: Step, gangs: Sequence[Any], made: Iterable[Step | None]) -> None:
         """See `ClusterCore.issue`."""
 
-    def done(
-        self, gang: Any, host: int, run: int, error: str | None, wrong: Mapping[int, str], now: float
-    ) -> Sequence[Effect]:
+    def done(self, gang: Any, host: int, run: int, now: float) -> None:
         """See `ClusterCore.done`."""
+
+    def fail(
+        self,
+        gang: Any,
+        host: int,
+        run: int,
+        error: str | None,
+        wrong: Mapping[int, str],
+        now: float,
+        took: float = 0.0,
+    ) -> list[Effect]:
+        """See `ClusterCore.fail`."""
 
     def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
         """See `ClusterCore.called`."""
@@ -95,15 +103,15 @@ class SharedCore:
             self.core.issue(step, gangs, made)
 
     def done(self, gang: GangView, host: int, run: int, now: float) -> None:
-        """A host is done with its part of a step, and nothing went wrong."""
+        """See `ClusterCore.done`."""
         with self._lock:
-            self.core.done(gang, host, run, None, _NOTHING, now)
+            self.core.done(gang, host, run, now)
 
-    def failed(
-        self, gang: GangView, host: int, run: int, error: str | None, wrong: Mapping[int, str]
+    def fail(
+        self, gang: GangView, host: int, run: int, error: str | None, wrong: Mapping[int, str], took: float
     ) -> None:
-        """A host is done with its part of a step, and something went wrong; see `ClusterCore.done`."""
-        self._change(lambda now: self.core.done(gang, host, run, error, wrong, now))
+        """See `ClusterCore.fail`."""
+        self._change(lambda now: self.core.fail(gang, host, run, error, wrong, now, took))
 
     def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
         """See `ClusterCore.called`."""

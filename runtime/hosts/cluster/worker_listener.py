@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from pathways.runtime.control.records.errors import CallFailedError, Failure, failed
 from pathways.runtime.control.records.events import (
     Answered,
+    HostDisconnected,
     HostEnded,
     InputMissed,
     LeaveAsked,
@@ -55,7 +56,7 @@ class WorkerSink(Protocol):
     """Hears what workers say of steps, beside the core; for a service, which passes it on to its clients."""
 
     def on_done(self, host: HostProcess, done: Done) -> None:
-        """A host is done with its part of a step; in the thread that runs the loop."""
+        """Handles that a host is done with a step, and nothing failed; in the thread that runs the loop."""
 
     def on_called(self, host: HostProcess, called: Called) -> None:
         """A host has ended its part of a call; in the thread that runs the loop."""
@@ -115,6 +116,7 @@ class WorkerListener:
     def lose(self, host: HostProcess, error: ConnectionEnded) -> None:
         """A worker is gone whose connection has ended, which its process explains where it has ended, too."""
         self.loop.forget(host.steps)
+        self._core.tell(HostDisconnected(host.gang.life.key, host.index))
         if self._sink is None:
             self._explain_loss(host, error)
         else:
@@ -176,10 +178,11 @@ class WorkerListener:
             case Done():
                 if message.error is None and not message.failed:
                     self._core.done(host.gang.life, host.index, message.run, now)
+                    if self._sink is not None:
+                        self._sink.on_done(host, message)
                 else:
-                    self._on_failure(host, message)
-                if self._sink is not None:
-                    self._sink.on_done(host, message)
+                    of, took = host.gang.life, message.took
+                    self._core.fail(of, host.index, message.run, message.error, message.failed, took)
             case Missed():
                 self._find_cause(message.run)
                 self._core.tell(InputMissed(host.gang.life.key, host.index, message.run, message.why))
@@ -203,11 +206,6 @@ class WorkerListener:
                     self._sink.on_tracing(host, message)
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
-
-    def _on_failure(self, host: HostProcess, done: Done) -> None:
-        """Handles a failed step."""
-        self._find_cause(done.run)
-        self._core.failed(host.gang.life, host.index, done.run, done.error, done.failed)
 
     def _find_cause(self, run: int) -> None:
         """Reports the end of another worker, which may be why a step fails, before that."""

@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 
 from pathways.runtime.control.core import REPORT_SECONDS, ClusterCore
-from pathways.runtime.control.effects import Effect, GangBack, GangLeaves, GangLost, LookAgain
+from pathways.runtime.control.effects import Effect, GangBack, GangLeaves, GangLost, LookAgain, StepFailed
+from pathways.runtime.control.held_failures import HeldFailure
 from pathways.runtime.control.records.errors import HostError, failed, lost
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import SESSION_BITS
@@ -109,12 +110,6 @@ CONNECT_SECONDS = 10.0
 
 _LOOK_SECONDS = 0.05
 
-_LOSS_SECONDS = 0.1
-"""Time for which the failure of a step is kept from its client: the loss of a worker may be its cause."""
-
-_EXIT_SECONDS = 2.0
-"""The same once a worker has closed its connections: the service waits for the exit of its process."""
-
 _TOGETHER_SECONDS = 0.001
 """How long a client may not be told that a host is done with a step while others are not: most are soon."""
 
@@ -154,8 +149,6 @@ class Service:
         self._events: list[SchedulerEvent] = []
         # Steps of which hosts are done that their clients have not been told of, and since when.
         self._unsaid: collections.deque[tuple[float, ServedStep]] = collections.deque()
-        # Failures of steps whose cause may be a loss that is not known yet, and since when they are kept.
-        self._unexplained: list[tuple[float, ServedStep, list[FromHost]]] = []
         starter = Starter.of(settings) if starter is None else starter
         try:
             self._workers = WorkerCluster(starter, settings, sink=self, policy=policy)
@@ -337,8 +330,6 @@ class Service:
                 break
             self._unsaid.popleft()
             self._say_done(step)
-        if self._unexplained:
-            self._send_failures(now)
         while self._events:
             events, self._events = self._events, []
             self._schedule(*events)
@@ -389,6 +380,8 @@ class Service:
             case Expel(number, why):
                 if (client := self._clients.get(number)) is not None:
                     self.end(client, why)
+            case StepFailed(failure):
+                self._on_failed(failure)
             case GangLeaves(key, why):
                 self._tell_all(IslandIsLeaving(*key, Told.of(why)))
             case GangLost(key, why, is_dead):
@@ -509,19 +502,30 @@ class Service:
         step = self._issued.get(done.run)
         if step is None:
             return
-        gang, is_several = host.gang, self._core.core.is_several
-        if done.error is None and not done.failed:
-            if not step.unsaid and not is_several:
-                self._unsaid.append((host.pulse.heard, step))
-            step.unsaid.append(host.index)
-        else:
-            step.failed.append(FromHost(host.index, gang.life.key.start, done))
-        took = step.took[gang.number] = max(step.took.get(gang.number, 0.0), done.took)
+        if not step.unsaid and not self._core.core.is_several:
+            self._unsaid.append((host.pulse.heard, step))
+        step.unsaid.append(host.index)
+        self._note_end(step, host.gang, done.took)
+
+    def _on_failed(self, failure: HeldFailure) -> None:
+        """Handles that a step failed on a host."""
+        step = self._issued.get(failure.step.number)
+        # It may have ended with its island.
+        if step is None:
+            return
+        done = Done(step.number, failure.error, dict(failure.wrong), failure.took)
+        step.failed.append(FromHost(failure.host, failure.gang.start, done))
+        self._note_end(step, self._pool.gangs[failure.gang.island], failure.took)
+
+    def _note_end(self, step: ServedStep, gang: HostGang, seconds: float) -> None:
+        """Notes that a host of an island is done with a step, or that it failed there."""
+        is_several = self._core.core.is_several
+        took = step.took[gang.number] = max(step.took.get(gang.number, 0.0), seconds)
         if len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
             self._events.append(PartDone(step, gang.number, took))
         is_done = step.is_done()
         if is_done:
-            del self._issued[done.run]
+            del self._issued[step.number]
             if is_several:
                 self._unsettled.append(step)
         if not is_several and (is_done or step.failed):
@@ -530,24 +534,11 @@ class Service:
     def _say_done(self, step: ServedStep) -> None:
         """Tells a client which hosts are done with a step, if it does not know."""
         if step.failed:
-            self._unexplained.append((time.monotonic(), step, [*step.failed]))
+            self._say(step.owner, *step.failed)
             step.failed.clear()
         if step.unsaid:
             self._say(step.owner, PartsDone(step.number, tuple(step.unsaid)))
             step.unsaid.clear()
-
-    def _send_failures(self, now: float) -> None:
-        """Sends clients the failures of steps, after the loss of a worker that may have caused them."""
-        unexplained = []
-        for since, step, messages in self._unexplained:
-            hosted = step.served.hosted
-            is_exiting = any(host.watch.has_ended() for host in hosted.hosts)
-            until = since + (_EXIT_SECONDS if is_exiting else _LOSS_SECONDS)
-            if len(hosted.hosts) > 1 and hosted.is_there() and now < until:
-                unexplained.append((since, step, messages))
-            else:
-                self._say(step.owner, *messages)
-        self._unexplained = unexplained
 
     def _settle(self) -> None:
         """Tells of steps that nothing can spoil any more, or that are spoiled."""

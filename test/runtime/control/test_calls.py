@@ -42,7 +42,7 @@ def test_calls_take_no_room_in_the_window():
     assert window.blocker() is None
     first = step(core, 0)
     assert window.blocker() is first
-    core.done(core.gangs[0], 0, first.number, None, {}, 1.0)
+    core.done(core.gangs[0], 0, first.number, 1.0)
     assert window.blocker() is None
     assert len(window.unfinished()) == 3
 
@@ -59,7 +59,7 @@ def test_calls_that_fail_leave_an_island_of_several_hosts_running():
     assert not one.is_settled()
     for running in (before, after):
         for host in (0, 1):
-            core.done(core.gangs[0], host, running.number, None, {}, 1.0)
+            core.done(core.gangs[0], host, running.number, 1.0)
     assert one.is_settled()
     with pytest.raises(CallFailedError, match="m:f: host 0"):
         one.check()
@@ -70,7 +70,7 @@ def test_calls_do_not_delay_steps_after_them():
     call(core, 0, 1)
     after = step(core, 0, 1)
     for host in (0, 1):
-        core.done(core.gangs[0], host, after.number, None, {}, 1.0)
+        core.done(core.gangs[0], host, after.number, 1.0)
     assert after.is_settled()
 
 

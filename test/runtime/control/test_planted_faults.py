@@ -12,6 +12,7 @@ from random_histories import random_history
 from pathways.runtime.control import core as cores
 from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.gang import TRANSITIONS, Draining, Ending, Gang, Restarting
+from pathways.runtime.control.held_failures import HeldFailures
 from pathways.runtime.control.peers import PeerWords
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.events import GangKey, HostEnded, NotStarted
@@ -23,7 +24,7 @@ from pathways.runtime.control.sharing.items import IslandLeaves, IslandLost, Iss
 from pathways.runtime.control.sharing.scheduler import Scheduler
 from pathways.runtime.control.steps import IssuedSteps
 
-SEEDS = 160
+SEEDS = 260
 """As many as `test_histories.py` plays at least."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -111,6 +112,10 @@ def a_failure_on_one_host_spares_the_others_of_its_island(patch: pytest.MonkeyPa
         return handle(self, event, now)
 
     patch.setattr(ClusterCore, "handle", spared)
+
+
+def failures_are_held_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HeldFailures, "release", lambda self, now: [])
 
 
 def what_is_kept_for_lost_workers_is_not_cancelled(patch: pytest.MonkeyPatch) -> None:
@@ -202,6 +207,7 @@ PLANTS: list[Plant] = [
     frees_are_lost,
     a_failure_on_one_host_spares_the_others_of_its_island,
     what_is_kept_for_lost_workers_is_not_cancelled,
+    failures_are_held_for_ever,
 ]
 
 

@@ -284,7 +284,9 @@ def test_islands_that_end_hide_results_of_a_failed_launch():
     twin.cluster.tell(LeaveAsked(gang.key, 0))
     twin.go_on(0.5)
     assert isinstance(gang.state, Ending)
-    twin.cluster.do("failed", [*twin.core.done(gang, 1, later[0].step.number, "out of memory", {}, 1.0)])
+    now = twin.cluster.time.now
+    twin.cluster.do("failed", twin.core.fail(gang, 1, later[0].step.number, "out of memory", {}, now))
+    twin.go_on(0.3)
     assert isinstance(gang.state, Restarting)
     assert all("has left" in error(handle) for handle in [*later, *kept])
 

@@ -57,7 +57,7 @@ def test_cluster_mirror_reports_no_step_that_has_ended_meanwhile():
             core.handle(GangLost(GangKey(1, 0), lost("it is gone"), True), 12.0)
             core.handle(GangLost(GangKey(0, 0), lost("it is gone"), True), 12.0)
         for host, gang in enumerate(core.gangs):
-            core.done(gang, host, step.number, None, {}, 12.0)
+            core.done(gang, host, step.number, 12.0)
         assert answered(core, asked, 1, 12.5) == []
         assert not core._asked_for
         assert core.handle(Tick(), 40.0) == []
@@ -68,7 +68,7 @@ def test_cluster_mirror_counts_the_end_of_a_step_as_progress_of_the_next():
     core, first = core_and_step()
     second = Step("g", core.take_numbers(), [0], began=0.0)
     core.issue(second, core.gangs[:1], ())
-    core.done(core.gangs[0], 0, first.number, None, {}, 8.0)
+    core.done(core.gangs[0], 0, first.number, 8.0)
     effects = core.handle(Tick(), 11.0)
     assert [effect.hosts for effect in effects if isinstance(effect, AskReports)] == [(1,)]
     effects = core.handle(Tick(), 18.5)

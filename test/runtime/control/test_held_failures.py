@@ -1,0 +1,66 @@
+"""Failures of steps wait a moment for the loss that may be their cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways.runtime.control.core import ClusterCore, Limits
+from pathways.runtime.control.effects import StepFailed
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.events import HostDisconnected, HostEnded, Tick
+from pathways.runtime.control.records.step import Step
+
+FAILED = "the connection to host 0 has ended"
+
+
+def begun(hosts: int = 2) -> tuple[ClusterCore, Step]:
+    """Returns a cluster of islands of one host each, and a step of all of them that fails on the last one."""
+    core = ClusterCore([[host] for host in range(hosts)], Limits(), 0.0)
+    step = Step("f", core.take_numbers(), range(hosts))
+    core.issue(step, core.gangs, ())
+    core.fail(core.gangs[-1], hosts - 1, step.number, FAILED, {}, 1.0)
+    return core, step
+
+
+def failed_at(core: ClusterCore, now: float) -> list[str | None]:
+    """Lets time go by; returns the failures that are released then."""
+    return [effect.failure.error for effect in core.handle(Tick(), now) if isinstance(effect, StepFailed)]
+
+
+def error_of(step: Step) -> str:
+    with pytest.raises(HostError) as caught:
+        step.check()
+    return str(caught.value)
+
+
+def test_held_failure_is_explained_by_a_loss():
+    core, step = begun()
+    assert not step.is_done([1])
+    effects = core.handle(HostEnded(core.gangs[0].key, 0, "killed by signal 9"), 1.05)
+    assert any(isinstance(effect, StepFailed) for effect in effects)
+    assert step.is_done()
+    assert error_of(step) == "program f: host 0 (island0) is lost: killed by signal 9"
+
+
+def test_held_failure_without_a_cause_is_released():
+    core, step = begun()
+    assert failed_at(core, 1.05) == []
+    assert failed_at(core, 1.15) == [FAILED]
+    core.done(core.gangs[0], 0, step.number, 1.2)
+    assert error_of(step) == f"program f: host 1 (island1): {FAILED}"
+
+
+def test_held_failure_waits_for_the_exit_of_a_disconnected_host():
+    core, step = begun()
+    core.handle(HostDisconnected(core.gangs[0].key, 0), 1.05)
+    assert failed_at(core, 1.9) == []
+    core.handle(HostEnded(core.gangs[0].key, 0, "exit code 1"), 2.0)
+    assert "host 0 (island0) is lost: exit code 1" in error_of(step)
+    core, step = begun()
+    core.handle(HostDisconnected(core.gangs[0].key, 0), 1.05)
+    assert failed_at(core, 3.1) == [FAILED]
+
+
+def test_failure_on_the_only_host_is_not_held():
+    _, step = begun(hosts=1)
+    assert error_of(step) == f"program f: host 0 (island0): {FAILED}"
