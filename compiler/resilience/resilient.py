@@ -51,7 +51,7 @@ from pathways.runtime.resilience.events import (
     RestoreFailed,
     RunEnded,
     SnapshotStarted,
-    TimeAdvanced,
+    TimePassed,
 )
 from pathways.runtime.resilience.records import RecoveryPolicy
 from pathways.runtime.xla.tracebacks import boundary
@@ -291,7 +291,7 @@ class ResilientRun:
         now = time.monotonic()
         if now - self._last_tick >= _TICK_SECONDS:
             self._last_tick = now
-            self._handle(TimeAdvanced())
+            self._handle(TimePassed())
 
     def _handle(self, event: ResilienceEvent) -> None:
         self._apply(self._core_of_open_run().handle(event, time.monotonic()))

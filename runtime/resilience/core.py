@@ -48,7 +48,7 @@ from pathways.runtime.resilience.events import (
     RestoreFailed,
     RunEnded,
     SnapshotStarted,
-    TimeAdvanced,
+    TimePassed,
     WorkersLeaving,
     WorkersLost,
     WorkersReturned,
@@ -219,7 +219,7 @@ class ResilienceCore:
             case ReplicasPrepared(replicas):
                 self._prepared = replicas
                 return []
-            case TimeAdvanced():
+            case TimePassed():
                 if isinstance(self.phase, WaitingForIslands):
                     return self._go_on(now)
                 return self._protect() if now >= self._copy_again_at else []

@@ -139,7 +139,7 @@ class ReplicasPrepared:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TimeAdvanced:
+class TimePassed:
     """Nothing else happened; sent a few times a second."""
 
 
@@ -166,6 +166,6 @@ ResilienceEvent = (
     | DiskSaveCompleted
     | DiskSaveFailed
     | ReplicasPrepared
-    | TimeAdvanced
+    | TimePassed
     | RunEnded
 )

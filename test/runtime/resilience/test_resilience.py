@@ -39,7 +39,7 @@ from pathways.runtime.resilience.events import (
     ResilienceEvent,
     RestoreFailed,
     SnapshotStarted,
-    TimeAdvanced,
+    TimePassed,
     WorkersLeaving,
     WorkersLost,
     WorkersReturned,
@@ -456,10 +456,10 @@ def test_resilience_runs_fewer_replicas_and_all_again():
     shell.now = 1.0
     shell.tell(WorkersLost(2, "killed"))
     shell.now = 5.9
-    shell.tell(TimeAdvanced())
+    shell.tell(TimePassed())
     assert shell.of(RestoreState) == []
     shell.now = 6.0
-    shell.tell(TimeAdvanced())
+    shell.tell(TimePassed())
     # Three would not divide the microbatches.
     assert [restore.replicas for restore in shell.of(RestoreState)] == [(0, 1)]
     shell.run_to(9)
@@ -507,8 +507,8 @@ def test_resilience_tries_a_copy_again_that_failed():
     (again,) = shell.of(MakeCopies)
     shell.tell(CopyFailed(again.copies[0].number, "the link is cut"))
     shell.now = 0.5
-    shell.tell(TimeAdvanced())
+    shell.tell(TimePassed())
     assert shell.of(MakeCopies) == []
     shell.now = 1.0
-    shell.tell(TimeAdvanced())
+    shell.tell(TimePassed())
     assert places(shell.of(MakeCopies)) == [(0, 1)]
