@@ -15,7 +15,7 @@ from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
 KEPT_VERSIONS = 2
-"""How many versions stay on disk: the last one, and the one before while the last one is written."""
+"""Number of versions that stay on disk: the last one, and the one before while the last one is written."""
 
 
 class DiskVersions:

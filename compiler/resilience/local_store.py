@@ -40,7 +40,7 @@ from pathways.runtime.xla import pjrt
 
 @dataclasses.dataclass(frozen=True)
 class _ArrayLayout:
-    """What it takes to put an array together.
+    """Layout of an array, to put it together from its blocks.
 
     Attributes:
       aval: its type; of keys that of the keys.
@@ -61,7 +61,7 @@ class _ArrayLayout:
 
 @dataclasses.dataclass
 class _KeptState:
-    """A state of which copies are made.
+    """A state that is copied.
 
     Attributes:
       tree: its structure.

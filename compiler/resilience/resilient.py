@@ -47,17 +47,17 @@ from pathways.runtime.resilience.events import (
     BoundaryReached,
     HostRestored,
     MetricsRead,
+    RecoveryTick,
     ResilienceEvent,
     RestoreFailed,
     RunEnded,
     SnapshotStarted,
-    TimePassed,
 )
 from pathways.runtime.resilience.records import RecoveryPolicy
 from pathways.runtime.xla.tracebacks import boundary
 
 STEPS_AHEAD = 2
-"""How many steps are issued after one whose metrics are read."""
+"""Number of steps that are issued ahead of the one whose metrics are read."""
 
 _TICK_SECONDS = 0.2
 
@@ -291,7 +291,7 @@ class ResilientRun:
         now = time.monotonic()
         if now - self._last_tick >= _TICK_SECONDS:
             self._last_tick = now
-            self._handle(TimePassed())
+            self._handle(RecoveryTick())
 
     def _handle(self, event: ResilienceEvent) -> None:
         self._apply(self._core_of_open_run().handle(event, time.monotonic()))

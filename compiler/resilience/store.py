@@ -65,7 +65,7 @@ class SnapshotStore(abc.ABC):
         Args:
           island: its number.
           memory: whether the copies in its memory are lost, too.
-          arrays: the arrays that are in use, of which those on the island are lost.
+          arrays: the arrays that are in use; those on the island are lost.
         """
 
     @abc.abstractmethod

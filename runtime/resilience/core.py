@@ -43,12 +43,12 @@ from pathways.runtime.resilience.events import (
     IslandAbandoned,
     MemoryLost,
     MetricsRead,
+    RecoveryTick,
     ReplicasPrepared,
     ResilienceEvent,
     RestoreFailed,
     RunEnded,
     SnapshotStarted,
-    TimePassed,
     WorkersLeaving,
     WorkersLost,
     WorkersReturned,
@@ -77,7 +77,7 @@ RETRY_SECONDS = 1.0
 """Seconds from a copy, or a restore of whole copies, that failed to the next try."""
 
 _MAX_NAMED = 4
-"""How many blocks a message names."""
+"""Maximum number of blocks that a message names."""
 
 
 class ResilienceCore:
@@ -125,7 +125,7 @@ class ResilienceCore:
         self._commits_since_save = 0
         self._was_protected = False
         self._copy_again_at = math.inf
-        # The losses of which the next recovery is.
+        # The losses that the next recovery is for.
         self._causes: list[str] = []
         for key, found in (stored or {}).items():
             if found.is_committed:
@@ -219,7 +219,7 @@ class ResilienceCore:
             case ReplicasPrepared(replicas):
                 self._prepared = replicas
                 return []
-            case TimePassed():
+            case RecoveryTick():
                 if isinstance(self.phase, WaitingForIslands):
                     return self._go_on(now)
                 return self._protect() if now >= self._copy_again_at else []
@@ -596,7 +596,7 @@ class ResilienceCore:
         return [AbandonRun(why)]
 
     def _nowhere(self) -> str:
-        """Returns the error of a state of which something is left nowhere."""
+        """Returns the error of a state that is lost in part."""
         version = self.table.committed
         if version is None:
             return (

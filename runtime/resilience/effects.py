@@ -10,14 +10,14 @@ from pathways.runtime.resilience.records import BlockCopy, BlockLoad, VersionKey
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Keeps the state of this boundary until its copies are made; answered by `SnapshotStarted` at once."""
+    """Order to keep the state of this boundary until it is copied; answered by `SnapshotStarted` at once."""
 
     key: VersionKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MakeCopies:
-    """Makes copies of a version in the memory of hosts; answered by `CopyCompleted` or `CopyFailed` for each.
+    """Order to copy a version to the memory of hosts; each is answered by `CopyCompleted` or `CopyFailed`.
 
     Attributes:
       key: the version.
@@ -31,7 +31,7 @@ class MakeCopies:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommitVersion:
-    """Records on all hosts that a version is committed."""
+    """Order to record on hosts that a version is committed."""
 
     key: VersionKey
     hosts: tuple[int, ...]
@@ -39,7 +39,7 @@ class CommitVersion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeepVersions:
-    """Has hosts free the memory of all versions but these, and cancel the copies of others."""
+    """Order to free the memory of all other versions on some hosts, and to cancel their copies."""
 
     hosts: tuple[int, ...]
     keys: tuple[VersionKey, ...]
@@ -47,19 +47,19 @@ class KeepVersions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HoldSteps:
-    """Issues no step until `ResumeSteps`; metrics of the steps in flight are still read."""
+    """Order to issue no step until `ResumeSteps`; metrics of the steps in flight are still read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestoreState:
-    """Drops the state and the steps in flight, rewinds the source, and restores a version.
+    """Order to drop the state and the steps in flight, rewind the source, and restore a version.
 
     Answered by `HostRestored` of each host, or `RestoreFailed`.
 
     Attributes:
       attempt: a number that no earlier one has; answers carry it.
       step: the step before which the state was.
-      key: the version in memory; None for that of this step on disk, of which each host reads what it needs.
+      key: the version in memory; None for that of this step on disk, where each host reads what it needs.
       replicas: the replicas that run from now on.
       hosts: the hosts that answer.
       loads: what each reads from where.
@@ -75,7 +75,7 @@ class RestoreState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ResumeSteps:
-    """Issues steps from this one on."""
+    """Order to issue steps from this one on."""
 
     attempt: int
     step: int
@@ -84,21 +84,21 @@ class ResumeSteps:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrepareReplicas:
-    """Loads the step for these replicas while others run; answered by `ReplicasPrepared`."""
+    """Order to load the step for these replicas beside the running one; answered by `ReplicasPrepared`."""
 
     replicas: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReleaseIsland:
-    """Frees all arrays of an island that leaves: it is not needed any more."""
+    """Order to free all arrays of an island that leaves: it is not needed any more."""
 
     island: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SaveToDisk:
-    """Saves a committed version from the memory of hosts.
+    """Order to save a committed version from the memory of hosts.
 
     Answered by `DiskSaveCompleted` or `DiskSaveFailed`.
     """
@@ -108,7 +108,7 @@ class SaveToDisk:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AbandonRun:
-    """Raises an error to the user: nothing can be restored."""
+    """Error for the user: nothing can be restored."""
 
     why: str
 

@@ -77,7 +77,7 @@ class WorkersReturned:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkersLeaving:
-    """The workers of an island were asked to end, and finish what they have."""
+    """The workers of an island got a request to end, and finish what they have."""
 
     island: int
 
@@ -139,8 +139,8 @@ class ReplicasPrepared:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TimePassed:
-    """Nothing else happened; sent a few times a second."""
+class RecoveryTick:
+    """Passage of time; sent a few times a second."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,6 +166,6 @@ ResilienceEvent = (
     | DiskSaveCompleted
     | DiskSaveFailed
     | ReplicasPrepared
-    | TimePassed
+    | RecoveryTick
     | RunEnded
 )

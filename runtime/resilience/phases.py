@@ -52,7 +52,7 @@ class RestoringState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunAbandoned:
-    """Nothing can be restored.
+    """Final phase of a run that cannot be restored.
 
     Attributes:
       why: the error.
@@ -63,7 +63,7 @@ class RunAbandoned:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOver:
-    """No more steps follow."""
+    """Final phase of a run that was ended."""
 
 
 Phase = StepsRunning | StepsHeld | WaitingForIslands | RestoringState | RunAbandoned | RunOver

@@ -74,9 +74,9 @@ def _buddy(host: int, present: Collection[int], hosts: Mapping[int, HostPlace]) 
             island - own.island
         ) % count
 
-    others = islands[min(islands, key=rank)]
-    mates = sorted(other for other, place in hosts.items() if place.island == own.island)
-    return others[mates.index(host) % len(others)]
+    candidates = islands[min(islands, key=rank)]
+    mates = sorted(mate for mate, place in hosts.items() if place.island == own.island)
+    return candidates[mates.index(host) % len(candidates)]
 
 
 def plan_loads(

@@ -15,7 +15,7 @@ Holdings = Mapping[int, Blocks]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostPlace:
-    """Where a host is.
+    """Place of a host.
 
     Attributes:
       island: the number of its island, whose hosts are lost together.
@@ -52,7 +52,7 @@ class ReplicaTopology:
 
 @dataclasses.dataclass(frozen=True)
 class RecoveryPolicy:
-    """When state is copied, and what may go on without which islands.
+    """Rules of when state is copied, and what may go on without which islands.
 
     Attributes:
       every_steps: steps from one version to the next; None where time decides.
@@ -93,7 +93,7 @@ class BlockCopy:
     Attributes:
       number: a number that no other copy has.
       source: the host that has the blocks.
-      target: the host in whose memory the copy is to be; the same one for its own.
+      target: the host that is to have it in its memory; the same one for its own.
       blocks: the blocks.
     """
 
@@ -109,7 +109,7 @@ class BlockLoad:
 
     Attributes:
       host: the host.
-      source: the host in whose memory they are.
+      source: the host that has them in its memory.
       blocks: the blocks.
     """
 

@@ -1,4 +1,4 @@
-"""Records of versions of the state: which host has which blocks of which."""
+"""Records of versions of the state, and of the copies that hosts have."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class StateVersion:
 
     def cancel_copies(self, hosts: Collection[int]) -> None:
         """Notes that some hosts are lost, as sources and targets of copies."""
-        being_made = {**self.pending, **self.orphans}
-        left = {number: copy for number, copy in being_made.items() if copy.target not in hosts}
+        unfinished = {**self.pending, **self.orphans}
+        left = {number: copy for number, copy in unfinished.items() if copy.target not in hosts}
         self.orphans = {
             number: copy for number, copy in left.items() if number in self.orphans or copy.source in hosts
         }

@@ -22,7 +22,7 @@ from pathways.runtime.snapshots.block_record import StateBlock
 from pathways.runtime.snapshots.private_folder import SnapshotError
 
 ALIGNMENT = 64
-"""Bytes at multiples of which blocks begin, as XLA wants arrays to."""
+"""Blocks begin at multiples of so many bytes, as XLA wants arrays to."""
 
 _MAGIC = b"PWBLOCKS"
 _END = struct.Struct("<QI8s")

@@ -188,7 +188,7 @@ class HostSnapshots:
             os.close(file)
 
     def versions(self) -> dict[VersionKey, StoredCopies]:
-        """Returns all versions of which there are complete copies."""
+        """Returns all versions that have complete copies."""
         found: dict[VersionKey, StoredCopies] = {}
         for name, key in self._version_folders():
             with contextlib.suppress(FileNotFoundError):

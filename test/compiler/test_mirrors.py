@@ -8,7 +8,7 @@ from pathways.compiler.backends.mirrors import Mirrors
 
 
 class FakeArray:
-    """What can be referred to weakly."""
+    """An object that can be referred to weakly."""
 
 
 class FreeingCopies(list):

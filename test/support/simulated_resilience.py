@@ -1,4 +1,4 @@
-"""Random histories of training that goes on by itself, of which only the core is real.
+"""Random histories of training that goes on by itself; only the core is real.
 
 Hosts have memory and devices, and do what the core's effects say, in random times. Islands are lost with and
 without their memory, return, leave and are given up; copies are slow, fail and are corrupt; the controller is
@@ -37,12 +37,12 @@ from pathways.runtime.resilience.events import (
     IslandAbandoned,
     MemoryLost,
     MetricsRead,
+    RecoveryTick,
     ReplicasPrepared,
     ResilienceEvent,
     RestoreFailed,
     RunEnded,
     SnapshotStarted,
-    TimePassed,
     WorkersLeaving,
     WorkersLost,
     WorkersReturned,
@@ -138,7 +138,7 @@ class SimulatedTraining:
       make: makes the core; a planted fault is a subclass.
 
     Attributes:
-      told: the times of the events, the events, and the effects that they had.
+      history: the times of the events, the events, and the effects that they had.
       metrics: the steps whose metrics were given to the loop's body of the current controller, in order.
       counts: what happened, for statistics.
     """
@@ -158,7 +158,7 @@ class SimulatedTraining:
         self.core = make(self.topology, self.policy)
         self.replicas = self.core.replicas
         self.disk: set[int] = set()
-        self.told: list[tuple[float, object, list[ResilienceEffect]]] = []
+        self.history: list[tuple[float, object, list[ResilienceEffect]]] = []
         self.counts: collections.Counter[str] = collections.Counter()
         self.absent: set[int] = set()
         self.dead: set[int] = set()
@@ -208,17 +208,17 @@ class SimulatedTraining:
         self.time.run_until(self.time.now + CALM_SECONDS)
         self.check_end()
 
-    def tell(self, event: ResilienceEvent) -> None:
+    def notify(self, event: ResilienceEvent) -> None:
         self.do(self.core.handle(event, self.time.now), event)
 
     def do(self, effects: list[ResilienceEffect], event: object) -> None:
-        self.told.append((self.time.now, event, effects))
+        self.history.append((self.time.now, event, effects))
         for effect in effects:
             self.apply(effect)
         self.check()
 
     def tick(self) -> None:
-        self.tell(TimePassed())
+        self.notify(RecoveryTick())
         self.time.after(0.3, self.tick)
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
@@ -238,7 +238,7 @@ class SimulatedTraining:
         attempt, number = self.attempt, self.step - 1
         if not self.is_spoiled:
             self.later(self.chance.uniform(0.2, 0.4), lambda: self.read_metrics(attempt, number))
-        self.tell(BoundaryReached(self.attempt, self.step))
+        self.notify(BoundaryReached(self.attempt, self.step))
 
     def read_metrics(self, attempt: int, number: int) -> None:
         if attempt != self.attempt or self.is_spoiled:
@@ -251,7 +251,7 @@ class SimulatedTraining:
             self.later(0.1, lambda: self.read_metrics(attempt, number))
             return
         self.metrics.append(number)
-        self.tell(MetricsRead(number + 1))
+        self.notify(MetricsRead(number + 1))
 
     # Effects.
 
@@ -272,7 +272,7 @@ class SimulatedTraining:
             case ResumeSteps(attempt, step, replicas):
                 self.resume(attempt, step, replicas)
             case PrepareReplicas(replicas):
-                self.later(self.chance.uniform(0, 1), lambda: self.tell(ReplicasPrepared(replicas)))
+                self.later(self.chance.uniform(0, 1), lambda: self.notify(ReplicasPrepared(replicas)))
             case ReleaseIsland(island):
                 self.counts["islands released"] += 1
                 self.lost_at[island] = self.time.now
@@ -294,7 +294,7 @@ class SimulatedTraining:
                 h: {b: self.devices(h)[b] for b in blocks} for h, blocks in holdings.items()
             }
         self.counts["snapshots"] += 1
-        self.tell(SnapshotStarted(key, holdings))
+        self.notify(SnapshotStarted(key, holdings))
 
     def make_copies(self, key: VersionKey, copies: Collection[BlockCopy]) -> None:
         for copy in copies:
@@ -329,12 +329,12 @@ class SimulatedTraining:
             return
         if source.devices is None or starts[0] != source.start:
             del self.copies[copy.number]
-            self.later(0.1, lambda: self.tell(CopyFailed(copy.number, "its source is lost")))
+            self.later(0.1, lambda: self.notify(CopyFailed(copy.number, "its source is lost")))
             return
         if self.chance.random() < self.failing:
             del self.copies[copy.number]
             self.last_failure = self.time.now
-            self.tell(CopyFailed(copy.number, "no space"))
+            self.notify(CopyFailed(copy.number, "no space"))
             return
         own = copy.source == copy.target
         values = self.snapshots.get(key, {}).get(copy.source) if own else source.memory.get(key)
@@ -346,12 +346,12 @@ class SimulatedTraining:
                 self.later(0.1, lambda: self.copy(copy, starts))
             else:
                 del self.copies[copy.number]
-                self.later(0.1, lambda: self.tell(CopyFailed(copy.number, "there is nothing to copy")))
+                self.later(0.1, lambda: self.notify(CopyFailed(copy.number, "there is nothing to copy")))
             return
         target.memory.setdefault(key, {}).update({block: values[block] for block in copy.blocks})
         assert len(target.memory) <= 2, f"host {copy.target} has versions {sorted(target.memory)}"
         del self.copies[copy.number]
-        self.later(self.chance.choice((0.0, 0.2)), lambda: self.tell(CopyCompleted(copy.number)))
+        self.later(self.chance.choice((0.0, 0.2)), lambda: self.notify(CopyCompleted(copy.number)))
 
     def commit(self, key: VersionKey, hosts: Collection[int]) -> None:
         assert key not in self.dropped, f"{key} was dropped, and commits"
@@ -413,9 +413,9 @@ class SimulatedTraining:
         missing = frozenset().union(*self.topology.replicas) - self.topology.islands(replicas)
         if len(replicas) == len(self.topology.replicas):
             return
-        gone = [island for island in missing if island in self.lost_at]
-        assert gone, f"replicas {replicas} run though no island is lost"
-        for island in gone:
+        absent = [island for island in missing if island in self.lost_at]
+        assert absent, f"replicas {replicas} run though no island is lost"
+        for island in absent:
             waited = self.time.now - self.lost_at[island]
             assert island in self.dead or waited >= self.policy.patience - 1e-9, f"waited {waited:.1f} s"
 
@@ -438,12 +438,12 @@ class SimulatedTraining:
                 self.counts["corrupt copies"] += 1
             if source.devices is None or not load.blocks <= values.keys():
                 is_corrupt = source.devices is not None
-                self.tell(RestoreFailed(restore.attempt, host, load.source, "it is not there", is_corrupt))
+                self.notify(RestoreFailed(restore.attempt, host, load.source, "it is not there", is_corrupt))
                 return
             state |= {block: values[block] for block in load.blocks}
         assert set(state) == needs, f"host {host} restores {sorted(state)}, and needs {sorted(needs)}"
         own.devices = state
-        self.later(self.chance.choice((0.0, 0.3)), lambda: self.tell(HostRestored(restore.attempt, host)))
+        self.later(self.chance.choice((0.0, 0.3)), lambda: self.notify(HostRestored(restore.attempt, host)))
 
     def resume(self, attempt: int, step: int, replicas: tuple[int, ...]) -> None:
         assert step == self.step, f"steps go on from {step} at {self.step}"
@@ -468,16 +468,16 @@ class SimulatedTraining:
             b for host in self.hosts.values() if host.devices is not None for b in host.memory.get(key, ())
         }
         if self.chance.random() < self.failing or not blocks <= there:
-            self.tell(DiskSaveFailed(key, "no space"))
+            self.notify(DiskSaveFailed(key, "no space"))
             return
         self.disk.add(key.step)
         self.counts["saves"] += 1
-        self.tell(DiskSaveCompleted(key))
+        self.notify(DiskSaveCompleted(key))
 
     # Acts.
 
     def lose(self, island: int, *, memory: bool = False, is_expected: bool = False) -> None:
-        """The workers of an island end; with `memory`, so does what its hosts keep."""
+        """Ends the workers of an island; with `memory`, also frees what its hosts keep."""
         if island in self.absent:
             return
         self.absent.add(island)
@@ -499,9 +499,9 @@ class SimulatedTraining:
                 return
             self.unknown -= 1
             self.lost_at.setdefault(island, self.time.now)
-            self.tell(WorkersLost(island, "killed by signal 9"))
+            self.notify(WorkersLost(island, "killed by signal 9"))
             for host in hosts if memory else ():
-                self.tell(MemoryLost(host))
+                self.notify(MemoryLost(host))
 
         wait = self.chance.choice((0.0, 0.05, 0.3))
         self.time.after(wait, notice)
@@ -511,7 +511,7 @@ class SimulatedTraining:
             )
         else:
             self.dead.add(island)
-            self.later(wait + 0.5, lambda: self.tell(IslandAbandoned(island)))
+            self.later(wait + 0.5, lambda: self.notify(IslandAbandoned(island)))
 
     def give_back(self, island: int) -> None:
         self.absent.discard(island)
@@ -519,24 +519,24 @@ class SimulatedTraining:
         for host in self.topology.hosts_of(frozenset((island,))):
             self.hosts[host].devices = {}
             self.hosts[host].start += 1
-        self.tell(WorkersReturned(island))
+        self.notify(WorkersReturned(island))
 
     def lose_folder(self) -> None:
-        """The memory of a host is lost, and not its workers."""
+        """Frees the memory of a host, but not its workers."""
         host = self.chance.choice(sorted(self.hosts))
         self.hosts[host].memory, self.hosts[host].committed = {}, set()
         self.counts["folders lost"] += 1
         if self.hosts[host].devices is not None:
             self.copies = {n: (key, c) for n, (key, c) in self.copies.items() if host != c.target}
-        self.tell(MemoryLost(host))
+        self.notify(MemoryLost(host))
 
     def leave(self) -> None:
-        """An island is asked to end, and does in a while."""
+        """Requests an island to end, which it does in a while."""
         island = self.chance.choice(self.islands)
         if island in self.absent:
             return
         starts = [self.hosts[h].start for h in self.topology.hosts_of(frozenset((island,)))]
-        self.tell(WorkersLeaving(island))
+        self.notify(WorkersLeaving(island))
 
         def end() -> None:
             if starts == [self.hosts[h].start for h in self.topology.hosts_of(frozenset((island,)))]:
@@ -545,7 +545,7 @@ class SimulatedTraining:
         self.time.after(self.chance.choice((0.5, 3.0)), end)
 
     def restart_controller(self) -> None:
-        """The controller ends, and another one finds what hosts have, once all islands are there."""
+        """Ends the controller; another one finds what hosts have, once all islands are connected."""
         if self.absent or self.unknown or isinstance(self.core.phase, RunAbandoned):
             return
         stored = {}
@@ -622,7 +622,7 @@ class SimulatedTraining:
         assert self.metrics == [*range(self.first, self.first + len(self.metrics))]
         if isinstance(self.core.phase, RunAbandoned):
             return
-        assert isinstance(self.core.phase, StepsRunning), f"it has not gone on: {self.core.phase}"
+        assert isinstance(self.core.phase, StepsRunning), f"it does not go on: {self.core.phase}"
         before = len(self.metrics)
         self.time.run_until(self.time.now + 2.0)
         assert len(self.metrics) > before, "steps do not go on"
@@ -637,7 +637,7 @@ class SimulatedTraining:
         assert (
             len({key for host in self.hosts.values() if host.devices is not None for key in host.memory}) <= 2
         )
-        self.tell(RunEnded(keeps=False))
+        self.notify(RunEnded(keeps=False))
         for number, host in self.hosts.items():
             assert host.devices is None or not host.memory, f"host {number} keeps {sorted(host.memory)}"
 
@@ -674,10 +674,10 @@ def problem_of(training: SimulatedTraining) -> str | None:
     return None
 
 
-def history(training: SimulatedTraining) -> str:
+def described(training: SimulatedTraining) -> str:
     """Returns the events of a history that was played, and the effects of each."""
     lines = [f"hosts {dict(training.places)}, replicas {training.topology.replicas}", str(training.policy)]
-    for at, event, effects in training.told:
-        if effects or not isinstance(event, TimePassed):
+    for at, event, effects in training.history:
+        if effects or not isinstance(event, RecoveryTick):
             lines += [f"{at:6.2f} {event}", *(f"         -> {effect}" for effect in effects)]
     return "\n".join(lines)

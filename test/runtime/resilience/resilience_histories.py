@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
-from simulated_resilience import SimulatedTraining, history, problem_of
+from simulated_resilience import SimulatedTraining, described, problem_of
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
         training = SimulatedTraining(seed)
         what = problem_of(training)
         if options.verbose:
-            print(history(training))
+            print(described(training))
         if what is not None:
             wrong.append(f"seed {seed}: {what}")
         counts += training.counts

@@ -35,11 +35,11 @@ from pathways.runtime.resilience.events import (
     IslandAbandoned,
     MemoryLost,
     MetricsRead,
+    RecoveryTick,
     ReplicasPrepared,
     ResilienceEvent,
     RestoreFailed,
     SnapshotStarted,
-    TimePassed,
     WorkersLeaving,
     WorkersLost,
     WorkersReturned,
@@ -144,7 +144,7 @@ def copies_of_lost_hosts_are_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateVersion, "cancel_copies", lambda self, hosts: None)
 
 
-def copies_are_not_made_again(patch: pytest.MonkeyPatch) -> None:
+def lost_copies_stay_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResilienceCore, "_protect", lambda self: [])
 
 
@@ -198,7 +198,7 @@ def corrupt_copies_are_read_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResilienceCore, "_fail_restore", again)
 
 
-def nobody_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+def no_island_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResilienceCore, "_is_overdue", lambda self, island, now: True)
 
 
@@ -247,14 +247,14 @@ PLANTS: list[Plant] = [
     uncommitted_versions_are_restored,
     lost_memory_is_not_noted,
     copies_of_lost_hosts_are_waited_for,
-    copies_are_not_made_again,
+    lost_copies_stay_lost,
     hosts_without_workers_protect,
     the_disk_is_preferred,
     memory_of_islands_that_return_is_given_up,
     the_first_host_that_has_restored_is_enough,
     answers_of_earlier_attempts_count,
     corrupt_copies_are_read_again,
-    nobody_is_waited_for,
+    no_island_is_waited_for,
     islands_are_waited_for_longer,
     any_number_of_replicas_runs,
     fewer_replicas_run_for_ever,
@@ -273,7 +273,7 @@ def test_resilience_histories_find_planted_faults(plant: Plant, monkeypatch: pyt
 
 
 class Shell:
-    """Drives a core whose copies and restores are complete at once, unless `is_slow`.
+    """Shell of a core; its copies and restores are complete at once, unless `is_slow`.
 
     Args:
       core: the core.
@@ -292,23 +292,23 @@ class Shell:
             self.effects.append(effect)
             match effect:
                 case TakeSnapshot(key):
-                    self.tell(SnapshotStarted(key, self.core._topology.holdings(self.core.replicas)))
+                    self.notify(SnapshotStarted(key, self.core._topology.holdings(self.core.replicas)))
                 case MakeCopies(_, copies) if not self.is_slow:
                     for copy in copies:
-                        self.tell(CopyCompleted(copy.number))
+                        self.notify(CopyCompleted(copy.number))
                 case RestoreState() if not self.is_slow:
                     for host in effect.hosts:
-                        self.tell(HostRestored(effect.attempt, host))
+                        self.notify(HostRestored(effect.attempt, host))
 
-    def tell(self, event: ResilienceEvent) -> None:
+    def notify(self, event: ResilienceEvent) -> None:
         self.take(self.core.handle(event, self.now))
 
     def run_to(self, step: int) -> None:
         """Issues steps, whose metrics are read at once."""
         first = self.core._issued
         for number in range(first, step):
-            self.tell(BoundaryReached(self.core.attempt, number + 1))
-            self.tell(MetricsRead(number + 1))
+            self.notify(BoundaryReached(self.core.attempt, number + 1))
+            self.notify(MetricsRead(number + 1))
 
     def of(self, kind: type[ResilienceEffect]) -> list[Any]:
         """Returns the effects of a kind since the last call, and forgets all effects."""
@@ -345,7 +345,7 @@ def test_resilience_copies_the_first_state_before_the_first_step():
     assert places([copies]) == [(0, 0), (1, 1), (0, 1), (1, 0)]
     for copy in copies.copies:
         assert not shell.of(ResumeSteps)
-        shell.tell(CopyCompleted(copy.number))
+        shell.notify(CopyCompleted(copy.number))
     assert shell.of(ResumeSteps) == [ResumeSteps(1, 0, (0,))]
     assert shell.core.is_protected
 
@@ -373,10 +373,10 @@ def test_resilience_commits_when_metrics_were_read():
     shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(2)))
     shell.of(CommitVersion)
     for step in (1, 2, 3):
-        shell.tell(BoundaryReached(1, step))
-    shell.tell(MetricsRead(1))
+        shell.notify(BoundaryReached(1, step))
+    shell.notify(MetricsRead(1))
     assert shell.of(CommitVersion) == []
-    shell.tell(MetricsRead(2))
+    shell.notify(MetricsRead(2))
     key = VersionKey(2, 1)
     assert shell.effects == [CommitVersion(key, (0, 1)), KeepVersions((0, 1), (key,))]
 
@@ -385,10 +385,10 @@ def test_resilience_restores_from_own_memory_and_from_the_buddy():
     shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
     shell.run_to(7)
     shell.of(RestoreState)
-    shell.tell(WorkersLost(1, "killed"))
+    shell.notify(WorkersLost(1, "killed"))
     assert shell.of(RestoreState) == []
-    shell.tell(MemoryLost(1))
-    shell.tell(WorkersReturned(1))
+    shell.notify(MemoryLost(1))
+    shell.notify(WorkersReturned(1))
     (restore,) = (effect for effect in shell.effects if isinstance(effect, RestoreState))
     own, other = frozenset(("block 0",)), frozenset(("block 1",))
     assert (restore.step, restore.loads) == (5, (BlockLoad(0, 0, own), BlockLoad(1, 0, other)))
@@ -400,11 +400,11 @@ def test_resilience_restores_from_own_memory_and_from_the_buddy():
 def test_resilience_reads_another_copy_where_one_is_corrupt():
     shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)), is_slow=True)
     for copy in shell.of(MakeCopies)[0].copies:
-        shell.tell(CopyCompleted(copy.number))
-    shell.tell(WorkersLost(0, "killed"))
-    shell.tell(WorkersReturned(0))
+        shell.notify(CopyCompleted(copy.number))
+    shell.notify(WorkersLost(0, "killed"))
+    shell.notify(WorkersReturned(0))
     (restore,) = shell.of(RestoreState)
-    shell.tell(RestoreFailed(restore.attempt, 0, 0, "wrong checksum", is_corrupt=True))
+    shell.notify(RestoreFailed(restore.attempt, 0, 0, "wrong checksum", is_corrupt=True))
     (again,) = shell.of(RestoreState)
     assert {load.source for load in again.loads} == {1}
     assert again.attempt == restore.attempt + 1
@@ -413,8 +413,8 @@ def test_resilience_reads_another_copy_where_one_is_corrupt():
 def test_resilience_names_what_is_left_nowhere():
     shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
     for island in (0, 1):
-        shell.tell(WorkersLost(island, "killed"))
-        shell.tell(MemoryLost(island))
+        shell.notify(WorkersLost(island, "killed"))
+        shell.notify(MemoryLost(island))
     (abandon,) = shell.of(AbandonRun)
     assert abandon.why == (
         "of version 0, no host has block 0, block 1 any more; pass disk= to go on from a folder when so many "
@@ -427,25 +427,25 @@ def test_resilience_goes_on_from_disk_when_memory_is_lost():
     shell.run_to(6)
     key = VersionKey(5, 1)
     assert shell.of(SaveToDisk) == [SaveToDisk(VersionKey(0, 1))]
-    shell.tell(DiskSaveCompleted(VersionKey(0, 1)))
+    shell.notify(DiskSaveCompleted(VersionKey(0, 1)))
     shell.run_to(11)
-    shell.tell(DiskSaveCompleted(key))
+    shell.notify(DiskSaveCompleted(key))
     for island in (0, 1):
-        shell.tell(WorkersLost(island, "killed"))
-        shell.tell(MemoryLost(island))
+        shell.notify(WorkersLost(island, "killed"))
+        shell.notify(MemoryLost(island))
     for island in (0, 1):
-        shell.tell(WorkersReturned(island))
+        shell.notify(WorkersReturned(island))
     assert [(restore.step, restore.key) for restore in shell.of(RestoreState)] == [(5, None)]
 
 
 def test_resilience_holds_steps_for_an_island_that_leaves_and_runs_none_again():
     shell = Shell(ResilienceCore(replicas(2), RecoveryPolicy(100, counts=(1, 2))))
     shell.run_to(7)
-    shell.tell(WorkersLeaving(1))
+    shell.notify(WorkersLeaving(1))
     shell.of(HoldSteps)
-    shell.tell(BoundaryReached(1, 8))
+    shell.notify(BoundaryReached(1, 8))
     assert isinstance(shell.effects[1], HoldSteps)
-    shell.tell(MetricsRead(8))
+    shell.notify(MetricsRead(8))
     assert ReleaseIsland(1) in shell.effects
     assert [(r.step, r.replicas) for r in shell.of(RestoreState)] == [(8, (0,))]
 
@@ -454,18 +454,18 @@ def test_resilience_runs_fewer_replicas_and_all_again():
     shell = Shell(ResilienceCore(replicas(4), RecoveryPolicy(10, counts=(2, 4), patience=5.0)))
     shell.run_to(4)
     shell.now = 1.0
-    shell.tell(WorkersLost(2, "killed"))
+    shell.notify(WorkersLost(2, "killed"))
     shell.now = 5.9
-    shell.tell(TimePassed())
+    shell.notify(RecoveryTick())
     assert shell.of(RestoreState) == []
     shell.now = 6.0
-    shell.tell(TimePassed())
+    shell.notify(RecoveryTick())
     # Three would not divide the microbatches.
     assert [restore.replicas for restore in shell.of(RestoreState)] == [(0, 1)]
     shell.run_to(9)
-    shell.tell(WorkersReturned(2))
+    shell.notify(WorkersReturned(2))
     assert shell.of(PrepareReplicas) == [PrepareReplicas((0, 1, 2, 3))]
-    shell.tell(ReplicasPrepared((0, 1, 2, 3)))
+    shell.notify(ReplicasPrepared((0, 1, 2, 3)))
     shell.run_to(10)
     assert [(r.step, r.replicas) for r in shell.of(RestoreState)] == [(10, (0, 1, 2, 3))]
 
@@ -473,7 +473,7 @@ def test_resilience_runs_fewer_replicas_and_all_again():
 def test_resilience_gives_up_when_too_few_islands_will_return():
     shell = Shell(ResilienceCore(replicas(4), RecoveryPolicy(10, counts=(3, 4))))
     for island in (0, 1):
-        shell.tell(IslandAbandoned(island))
+        shell.notify(IslandAbandoned(island))
     assert [abandon.why for abandon in shell.of(AbandonRun)] == [
         "island0, island1 will not return, and no smaller number of replicas is allowed"
     ]
@@ -502,13 +502,13 @@ def test_resilience_takes_versions_by_time():
 def test_resilience_tries_a_copy_again_that_failed():
     shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(10)), is_slow=True)
     for copy in shell.of(MakeCopies)[0].copies:
-        shell.tell(CopyCompleted(copy.number))
-    shell.tell(MemoryLost(1))
+        shell.notify(CopyCompleted(copy.number))
+    shell.notify(MemoryLost(1))
     (again,) = shell.of(MakeCopies)
-    shell.tell(CopyFailed(again.copies[0].number, "the link is cut"))
+    shell.notify(CopyFailed(again.copies[0].number, "the link is cut"))
     shell.now = 0.5
-    shell.tell(TimePassed())
+    shell.notify(RecoveryTick())
     assert shell.of(MakeCopies) == []
     shell.now = 1.0
-    shell.tell(TimePassed())
+    shell.notify(RecoveryTick())
     assert places(shell.of(MakeCopies)) == [(0, 1)]
