@@ -196,7 +196,11 @@ class LocalSnapshotStore(SnapshotStore):
             (device, np.array(sources[self._island(device), block])) for device, block, _ in layout.blocks
         ]
         if layout.is_committed:
-            shards = [jax.device_put(copy, device) for device, copy in copies]
+            kind = layout.sharding.memory_kind
+            shards = [
+                jax.device_put(copy, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
+                for device, copy in copies
+            ]
             array = jax.make_array_from_single_device_arrays(layout.shape, layout.sharding, shards)
         else:
             array = jax.device_put(copies[0][1])
@@ -226,6 +230,13 @@ class LocalSnapshotStore(SnapshotStore):
                     whole[index] = blocks[block]
             leaves.append(_as_keys(layout.aval, whole) if is_key(layout.aval) else whole)
         return jax.tree.unflatten(kept.tree, leaves)
+
+    def sizes(self) -> dict[int, int]:
+        """See `SnapshotStore.sizes`."""
+        return {
+            host: sum(block.nbytes for own in memory.values() for block in own.values())
+            for host, memory in self._memory.items()
+        }
 
     def lose(self, island: int, *, memory: bool, arrays: Sequence[Any]) -> None:
         """See `SnapshotStore.lose`."""

@@ -25,6 +25,7 @@ from pathways.compiler.resilience.settings import (
     checked_interval,
 )
 from pathways.compiler.resilience.source import RewindableSource
+from pathways.compiler.resilience.status import TrainingStatus
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.stages import Bound
 from pathways.runtime.control.effects import Log
@@ -146,9 +147,11 @@ class ResilientRun:
             finally:
                 self._close(keeps=False)
             return
-        with contextlib.suppress(Exception):
-            error.add_note(self._save_committed())
-        self._close(keeps=True)
+        try:
+            with contextlib.suppress(Exception):
+                error.add_note(self._save_committed())
+        finally:
+            self._close(keeps=True)
 
     def steps(self, count: int) -> Iterator[tuple[int, Any]]:
         """Runs steps until `count` are done in all, and yields the number and the metrics of each.
@@ -190,6 +193,25 @@ class ResilientRun:
     def protected(self) -> bool:
         """Whether the loss of any one island, with its memory, leaves the last version whole."""
         return self._core is not None and self._is_open and self._core.is_protected
+
+    def status(self) -> TrainingStatus:
+        """Returns the last version, where its copies are, and what was survived."""
+        core = self._core_of_open_run()
+        version, committed_at = core.table.committed, core.committed_at
+        islands: dict[str, int] = {}
+        places = self._store.topology.hosts
+        for host, count in self._store.sizes().items():
+            name = f"island{places[host].island}"
+            islands[name] = islands.get(name, 0) + count
+        return TrainingStatus(
+            step=self.step,
+            version=None if version is None else version.key.step,
+            age=None if committed_at is None else time.monotonic() - committed_at,
+            islands=islands,
+            disk=core.disk_step,
+            losses=core.losses,
+            protected=core.is_protected,
+        )
 
     @boundary
     def lose(self, island: str, *, memory: bool = False) -> None:
@@ -346,6 +368,9 @@ class ResilientRun:
         try:
             self._state, position = self._disk.restore(restore.step)
         except Exception as error:
+            if self._core_of_open_run().losses == 0:
+                # Nothing is lost: the folder is another one than the user thinks.
+                raise
             why = f"{type(error).__name__}: {error}"
             self._handle(RestoreFailed(restore.attempt, restore.hosts[0], None, why))
             return

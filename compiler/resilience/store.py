@@ -59,6 +59,10 @@ class SnapshotStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    def sizes(self) -> dict[int, int]:
+        """Returns the bytes of all versions in the memory of each host."""
+
+    @abc.abstractmethod
     def lose(self, island: int, *, memory: bool, arrays: Sequence[Any]) -> None:
         """Loses an island on purpose, for tests; may be called by any thread.
 

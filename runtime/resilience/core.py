@@ -96,6 +96,7 @@ class ResilienceCore:
       table: the versions in the memory of hosts.
       present: the islands that have workers.
       losses: how many losses were survived.
+      committed_at: when the last version was committed; None before that.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class ResilienceCore:
         self.table = VersionTable()
         self.present = frozenset(place.island for place in topology.hosts.values())
         self.losses = 0
+        self.committed_at: float | None = None
         self._topology = topology
         self._policy = policy
         self._disk_step = disk_step
@@ -142,6 +144,11 @@ class ResilienceCore:
     def hosts(self) -> tuple[int, ...]:
         """The hosts that have workers."""
         return self._topology.hosts_of(self.present)
+
+    @property
+    def disk_step(self) -> int | None:
+        """The step of the last version on disk; None where there is none."""
+        return self._disk_step
 
     @property
     def is_protected(self) -> bool:
@@ -322,6 +329,7 @@ class ResilienceCore:
         effects: list[ResilienceEffect] = [CommitVersion(version.key, self.hosts)]
         if self.table.drop_old():
             effects.append(self._kept())
+        self.committed_at = now
         self._commits_since_save += 1
         effects += self._save(version)
         if isinstance(self.phase, StepsHeld) and self.phase.key == version.key:

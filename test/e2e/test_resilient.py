@@ -311,6 +311,19 @@ def test_resilient_steps_go_on_after_a_break_and_end_with_the_source() -> None:
     assert_equal((found, run.state), expected)
 
 
+def test_resilient_status_says_where_versions_are() -> None:
+    step, state, source = small()
+    with pw.resilient(step, state, source, every=3) as run:
+        list(run.steps(6))
+        run.lose("island1")
+        list(run.steps(7))
+        status = run.status()
+        assert (status.step, status.version, status.losses, status.disk) == (7, 6, 1, None)
+        # A layer of 256 bytes is on either island, and the next island has its copy.
+        assert status.islands == {"island0": 256, "island1": 512, "island2": 256, "island3": 0}
+        assert "protected; losses survived: 1\n  memory: island0 256 B, island1 512 B" in str(status)
+
+
 def test_resilient_state_after_a_loss_is_the_state_again() -> None:
     step, state, source = small()
     with pw.resilient(step, state, source, every=3) as run:
@@ -393,6 +406,17 @@ def test_resilient_training_goes_on_from_disk_when_memory_is_lost(tmp_path: Path
                 for island in range(4):
                     run.lose(f"island{island}", memory=True)
     assert_equal((metrics, run.state), expected)
+
+
+def test_resilient_training_refuses_the_folder_of_another_state(tmp_path: Path) -> None:
+    orbax()
+    step, state, source = small()
+    pw.checkpoint.save(tmp_path, {"other": state[0]}, 7).wait()
+    with (
+        pytest.raises(ValueError, match="has no leaf 0, only other"),
+        pw.resilient(step, state, source, disk=tmp_path),
+    ):
+        pass
 
 
 class Numbers(Iterator[Any]):
