@@ -22,6 +22,7 @@ from pathways.runtime.resilience.events import (
     CopyFailed,
     HostRestored,
     MemoryLost,
+    ReplicasPrepared,
     ResilienceEvent,
     RestoreFailed,
     WorkersLost,
@@ -207,6 +208,14 @@ class LocalSnapshotStore(SnapshotStore):
         if is_key(layout.aval) or layout.aval.weak_type:
             return pjrt.rewrap(layout.aval, array.sharding)(array)
         return array
+
+    def prepare(self, replicas: tuple[int, ...]) -> None:
+        """See `SnapshotStore.prepare`."""
+        self._notify(ReplicasPrepared(replicas))
+
+    def release(self, island: int) -> None:
+        """See `SnapshotStore.release`. The island returns at once."""
+        self._notify(WorkersReturned(island))
 
     def read(self, tree: Any) -> Any:
         """See `SnapshotStore.read`."""

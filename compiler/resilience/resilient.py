@@ -38,6 +38,8 @@ from pathways.runtime.resilience.effects import (
     HoldSteps,
     KeepVersions,
     MakeCopies,
+    PrepareReplicas,
+    ReleaseIsland,
     ResilienceEffect,
     RestoreState,
     ResumeSteps,
@@ -104,8 +106,9 @@ class ResilientRun:
         # The positions of the source before steps, of those that may be run again.
         self._positions: dict[int, Any] = {}
         self._in_flight: collections.deque[_IssuedStep] = collections.deque()
-        # How many steps had their metrics given to the body of the loop.
-        self._given = 0
+        # How many steps had their metrics read, and the metrics that the body of the loop was not given yet.
+        self._read_steps = 0
+        self._ready: collections.deque[tuple[int, Any]] = collections.deque()
         self._has_ended = False
         self._abandoned: str | None = None
         self._last_tick = 0.0
@@ -135,7 +138,7 @@ class ResilientRun:
         except BaseException:
             self._close(keeps=True)
             raise
-        self._given = self.step
+        self._read_steps = self.step
         return self
 
     def __exit__(
@@ -173,9 +176,10 @@ class ResilientRun:
             self._tick()
             if self._may_issue(count):
                 self._issue()
+            elif self._ready:
+                yield self._ready.popleft()
             elif self._in_flight:
-                if (given := self._read()) is not None:
-                    yield given
+                self._read()
             elif self._has_ended and not self._is_held:
                 return
             else:
@@ -233,12 +237,17 @@ class ResilientRun:
 
     # Steps.
 
+    @property
+    def _given(self) -> int:
+        """The number of steps that had their metrics given to the body of the loop."""
+        return self._read_steps - len(self._ready)
+
     def _may_issue(self, count: int) -> bool:
         return (
             not self._is_held
             and not self._has_ended
             and self.step < count
-            and len(self._in_flight) <= STEPS_AHEAD
+            and len(self._in_flight) + len(self._ready) <= STEPS_AHEAD
         )
 
     def _issue(self) -> None:
@@ -266,20 +275,20 @@ class ResilientRun:
         self._positions[self.step] = position
         self._handle(BoundaryReached(core.attempt, self.step))
 
-    def _read(self) -> tuple[int, Any] | None:
-        """Reads the metrics of the first step in flight; None where they were given, or are lost."""
+    def _read(self) -> None:
+        """Reads the metrics of the first step in flight, unless they are lost."""
         first = self._in_flight[0]
         try:
             metrics = self._store.read(first.metrics)
         except Exception:
             if self._drain():
-                return None
+                return
             raise
         self._in_flight.popleft()
-        is_new = first.number == self._given
-        self._given = max(self._given, first.number + 1)
+        if first.number == self._read_steps:
+            self._ready.append((first.number, metrics))
+            self._read_steps += 1
         self._handle(MetricsRead(first.number + 1))
-        return (first.number, metrics) if is_new else None
 
     # What the core decides.
 
@@ -305,7 +314,11 @@ class ResilientRun:
         """Waits until steps may be issued."""
         self._drain()
         while self._is_held:
-            self._store.wait(_TICK_SECONDS)
+            if self._in_flight:
+                # A version of these steps may be what is waited for.
+                self._read()
+            else:
+                self._store.wait(_TICK_SECONDS)
             self._tick()
             self._drain()
 
@@ -345,11 +358,13 @@ class ResilientRun:
             case SaveToDisk(key):
                 assert self._disk is not None
                 self._disk.begin(key, self._store.version(key), self._positions[key.step])
+            case PrepareReplicas(replicas):
+                self._store.prepare(replicas)
+            case ReleaseIsland(island):
+                self._store.release(island)
             case AbandonRun(why):
                 self._abandoned = why
                 raise lost(f"pw.resilient: {why}").error()
-            case _:
-                raise AssertionError(f"unexpected {effect}")
 
     def _restore(self, restore: RestoreState) -> None:
         self._is_held = True

@@ -43,6 +43,14 @@ class SnapshotStore(abc.ABC):
         """Begins to restore a version from memory; returns the state, which need not be ready."""
 
     @abc.abstractmethod
+    def prepare(self, replicas: tuple[int, ...]) -> None:
+        """Begins to load the step for these replicas; see `PrepareReplicas`."""
+
+    @abc.abstractmethod
+    def release(self, island: int) -> None:
+        """Frees all arrays of an island that leaves; see `ReleaseIsland`."""
+
+    @abc.abstractmethod
     def read(self, tree: Any) -> Any:
         """Waits for arrays, and returns a tree with arrays of NumPy in their place.
 

@@ -26,6 +26,7 @@ from models import layer, squared_error
 import pathways as pw
 from pathways.compiler.resilience import resilient as resilient_module
 from pathways.compiler.resilience.settings import checked_interval
+from pathways.runtime.resilience.events import WorkersLeaving
 
 WIDTH, ROWS, STEPS = 8, 16, 24
 
@@ -322,6 +323,25 @@ def test_resilient_status_says_where_versions_are() -> None:
         # A layer of 256 bytes is on either island, and the next island has its copy.
         assert status.islands == {"island0": 256, "island1": 512, "island2": 256, "island3": 0}
         assert "protected; losses survived: 1\n  memory: island0 256 B, island1 512 B" in str(status)
+
+
+def test_resilient_runs_no_step_again_when_an_island_leaves(caplog) -> None:
+    step, state, source = small()
+    expected = undisturbed(step, state, source)
+    caplog.set_level("INFO", "pathways")
+    with pw.resilient(step, state, source, every=100) as run:
+        metrics = []
+        for n, value in run.steps(12):
+            metrics.append(value)
+            if n == 4:
+                run._store._notify(WorkersLeaving(1))
+                # Asked for before the metrics of the steps in flight were read.
+                assert run.step == 7
+                assert_equal(jax.device_get(run.state), jax.device_get(run.state))
+    assert_equal((metrics, run.state), expected)
+    moved = [record.message for record in caplog.records if "going on" in record.message]
+    assert len(moved) == 1
+    assert moved[0].endswith(", 0 steps are run again")
 
 
 def test_resilient_state_after_a_loss_is_the_state_again() -> None:
