@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pathways.runtime.bundle.limited_process import exit_status, exit_with_parent, limit_memory
+from pathways.runtime.bundle.process_limits import exit_status, exit_with_parent, limit_memory
 from pathways.runtime.resources.threads import start_thread
 
 LINES = 20
@@ -127,6 +127,7 @@ class LimitedProcess:
 
     What MLIR or XLA do with untrusted input cannot harm this process. The other one starts with the first
     request, and again with the next one after a request without a reply. It is killed when this one exits.
+    Any thread may call `call`, `kill` and `close`; the caller of `start` sees to it that none starts it too.
 
     Args:
       module: the module that it runs, which calls `serve_requests`.
@@ -136,29 +137,23 @@ class LimitedProcess:
         # -P: no module in the working directory may be imported.
         self._command = [sys.executable, "-P", "-m", module, str(os.getpid())]
         self._calling = threading.Lock()
-        self._starting = threading.Lock()
         self._running: tuple[ChildProcess, socket.socket] | None = None
 
     def start(self) -> None:
         """Starts the process, unless it runs."""
-        with self._starting:
-            if self._running is not None and self._running[0].exit_code(0) is None:
-                return
+        if self._running is not None and self._running[0].exit_code(0) is None:
+            return
         self._discard()
-        with self._starting:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                try:
-                    child = ChildProcess(
-                        self._command,
-                        stdin=theirs.fileno(),
-                        stdout=subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
-                except BaseException:
-                    ours.close()
-                    raise
-            self._running = child, ours
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                child = ChildProcess(
+                    self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._running = child, ours
 
     def call(self, request: bytes, seconds: float) -> bytes:
         """Returns the reply to a request.
@@ -188,9 +183,8 @@ class LimitedProcess:
 
     def kill(self) -> None:
         """Kills the process; a request in flight, and the next one unless `start` is called, has no reply."""
-        with self._starting:
-            if self._running is not None:
-                self._running[0].kill()
+        if (running := self._running) is not None:
+            running[0].kill()
 
     def close(self) -> None:
         """Kills the process, and frees what it took here."""
@@ -199,14 +193,12 @@ class LimitedProcess:
             self._discard()
 
     def _discard(self) -> None:
-        with self._starting:
-            running, self._running = self._running, None
-        if running is None:
-            return
-        child, connection = running
-        connection.close()
-        child.kill()
-        child.exit_code(_EXIT_SECONDS)
+        running, self._running = self._running, None
+        if running is not None:
+            child, connection = running
+            connection.close()
+            child.kill()
+            child.exit_code(_EXIT_SECONDS)
 
 
 def serve_requests(handle: Callable[[bytes], bytes], memory: int = resource.RLIM_INFINITY) -> None:

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.bundle.limited_process import exit_with_parent
+from pathways.runtime.bundle.process_limits import exit_with_parent
 
 if __name__ == "__main__":
     # The libraries that follow make threads, of which none may get it: `SigtermHandler` waits for it.
