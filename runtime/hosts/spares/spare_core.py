@@ -62,7 +62,7 @@ class SpareUnfit:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TimePassed:
+class SpareTick:
     """Event: time went by. Spares start at this event only."""
 
 
@@ -71,7 +71,7 @@ class PoolClosed:
     """Event: no spare is needed any more."""
 
 
-SpareEvent = StartBegan | StartEnded | SpareReady | SpareFailed | SpareUnfit | TimePassed | PoolClosed
+SpareEvent = StartBegan | StartEnded | SpareReady | SpareFailed | SpareUnfit | SpareTick | PoolClosed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class SpareCore:
                     KillSpare(number),
                     LogSpares(logging.WARNING, f"a spare worker is not used: {why}; a new worker starts"),
                 ]
-            case TimePassed():
+            case SpareTick():
                 effects += [*self._check_warming(now), *self._refill(now)]
             case PoolClosed():
                 self._is_closed = True

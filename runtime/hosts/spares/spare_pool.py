@@ -25,11 +25,11 @@ from pathways.runtime.hosts.spares.spare_core import (
     SpareEvent,
     SpareFailed,
     SpareReady,
+    SpareTick,
     SpareUnfit,
     StartBegan,
     StartEnded,
     StartSpare,
-    TimePassed,
 )
 from pathways.runtime.resources.status import SpareStatus
 from pathways.runtime.resources.threads import start_thread
@@ -141,7 +141,7 @@ class SparePool:
             with self._changed:
                 if not self._effects:
                     self._changed.wait(_TICK_SECONDS)
-                self._notify(TimePassed())
+                self._notify(SpareTick())
                 effects, self._effects = self._effects, []
                 is_closed = self._is_closed
                 for effect in effects:

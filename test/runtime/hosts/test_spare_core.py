@@ -22,11 +22,11 @@ from pathways.runtime.hosts.spares.spare_core import (
     SpareEvent,
     SpareFailed,
     SpareReady,
+    SpareTick,
     SpareUnfit,
     StartBegan,
     StartEnded,
     StartSpare,
-    TimePassed,
 )
 
 
@@ -105,7 +105,7 @@ class Spares:
         while self.now < until:
             self.now = min(until, self.now + max(0.25, seconds / 40))
             before = {number for number, is_ready in self.alive.items() if not is_ready}
-            self.tell(TimePassed())
+            self.tell(SpareTick())
             if before - self.alive.keys():
                 self._count_failure(0.0)
 
