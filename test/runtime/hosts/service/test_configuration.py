@@ -122,6 +122,14 @@ def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
         ("[[islands]]\ncount = 65536\nhosts = 2", "islands: more than 65536 hosts"),
         ("[[islands]]\nhosts = ['a', 'a']", "islands[0]: hosts: 'a' is named more than once"),
         ("[[islands]]\n[[islands]]\ncores = 'x'", 'islands[1].cores = "x": expected a whole number'),
+        (
+            "[[islands]]\nspares = -1",
+            "islands[0].spares = -1: expected a number of spare workers from 0 to 256",
+        ),
+        (
+            "hosts = ['a']\nbind = '1.1.1.1'\nspares = 1",
+            "spares=1: spare workers are children of this process",
+        ),
         ("launcher = 'rey'\n[[islands]]", "launcher = \"rey\": expected one of 'ray', 'slurm', 'join'"),
         ("launcher = 'ray'\nhosts = 2", "hosts: with launcher = 'ray' expected in each of [[islands]]"),
         ("launcher = 'slurm'", "connect('slurm'): SLURM_JOB_NODELIST is not set"),
