@@ -44,7 +44,6 @@ PENDING = (
     "test/lab",
     "test/lit.cfg.py",
     "test/mutants.py",
-    "test/passes",
     "test/real",
     "test/runtime/control",
     "test/runtime/hosts",

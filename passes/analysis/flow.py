@@ -33,7 +33,7 @@ def source_side(
     """
     source, sink = size, size + 1
     ends = [(source, n, INFINITE) for n in sources] + [(n, sink, INFINITE) for n in sinks]
-    every = np.concatenate([np.array(part, dtype=np.int64).reshape(-1, 3) for part in (arcs, ends)])
+    every = np.concatenate([np.array(rows, dtype=np.int64).reshape(-1, 3) for rows in (arcs, ends)])
     reached = by_augmenting if len(every) <= _FEW else by_scipy
     return [n for n in reached(size + 2, every, source, sink) if n < size]
 

@@ -115,10 +115,10 @@ def byte_size(tensor_type: ir.Type) -> int:
     """Returns the bytes of a tensor; sub-byte elements are counted as stored by XLA, one byte each."""
     tensor = ir.RankedTensorType(tensor_type)
     element = tensor.element_type
-    parts = 1
+    reals = 1
     if isinstance(element, ir.ComplexType):
-        element, parts = element.element_type, 2
-    return math.prod(tensor.shape) * parts * max(1, element.width // 8)
+        element, reals = element.element_type, 2
+    return math.prod(tensor.shape) * reals * max(1, element.width // 8)
 
 
 def zeros_of(type_: ir.Type) -> ir.Value:
@@ -126,9 +126,9 @@ def zeros_of(type_: ir.Type) -> ir.Value:
     tensor = ir.RankedTensorType(type_)
     element = tensor.element_type
     is_complex = isinstance(element, ir.ComplexType)
-    part = element.element_type if is_complex else element
-    zero = ir.IntegerAttr.get(part, 0) if isinstance(part, ir.IntegerType) else ir.FloatAttr.get(part, 0.0)
-    reals = ir.RankedTensorType.get(tensor.shape, part)
+    real = element.element_type if is_complex else element
+    zero = ir.IntegerAttr.get(real, 0) if isinstance(real, ir.IntegerType) else ir.FloatAttr.get(real, 0.0)
+    reals = ir.RankedTensorType.get(tensor.shape, real)
     value = stablehlo.constant(ir.DenseElementsAttr.get_splat(reals, zero))
     # The bindings cannot make complex elements.
     return stablehlo.complex(value, value) if is_complex else value

@@ -101,9 +101,9 @@ def _split(value: Any, where: str, suffixes: Mapping[str, float], example: str) 
     """Returns the number and the suffix of a quantity."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return (math.inf if abs(value) > sys.float_info.max else float(value)), ""
-    parts = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if parts is None:
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise TimesError(f'{where}: expected a number or a string such as "{example}", got {value!r}')
-    if parts[2] and parts[2] not in suffixes:
-        raise TimesError(f"{where}: unknown suffix '{parts[2]}'; known are {', '.join(suffixes)}")
-    return float(parts[1]), parts[2] or ""
+    if match[2] and match[2] not in suffixes:
+        raise TimesError(f"{where}: unknown suffix '{match[2]}'; known are {', '.join(suffixes)}")
+    return float(match[1]), match[2] or ""

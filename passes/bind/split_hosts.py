@@ -88,7 +88,7 @@ class SplitHosts(Pass):
         if module.operation.parent is not None:
             fail(
                 main,
-                "is of a part of a program: each part is split over hosts as a module of its own",
+                "is of a sub-program: each sub-program is split over hosts as a module of its own",
             )
         program = read_program(module)
         assert program is not None

@@ -19,7 +19,7 @@ from pathways.passes.manager.base import Pass, main_function
 class InsertAllReduces(Pass):
     """Inserts a `pw.all_reduce` after every sum over the microbatches of a batch, if slices have replicas.
 
-    Each replica works on a part of the microbatches. Until `pw-replicate` makes one copy per replica, the
+    Each replica works on its share of the microbatches. Until `pw-replicate` makes one copy per replica, the
     code is that of any of them, and the sum stands for the sums of all. A program that has a `pw.all_reduce`
     has been through this pass, and is left as it is: a second sum would be another value.
 

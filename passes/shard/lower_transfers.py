@@ -46,7 +46,7 @@ class LowerTransfers(Pass):
     4. A launch on the target joins the cells of every shard, without communication.
 
     A value of more than `gather-bytes` that the target replicates crosses from one island to another once:
-    it is sent in as many parts as there are replicas, along a dimension that they divide, and gathered on
+    it is sent in as many blocks as there are replicas, along a dimension that they divide, and gathered on
     the target. Within an island every replica gets a copy of its own.
 
     A transfer of more than `max-pieces` pieces (63 shards and 64 have 4032 in common) is preceded by a launch
@@ -451,12 +451,12 @@ def _cut_locally(value: ir.Value, cut: _Cut) -> list[ir.Value]:
 def _join_locally(pieces: list[ir.Value], result: ir.Type, cut: _Cut) -> list[ir.Value]:
     """Joins the cells of every shard: the reverse of `_cut_locally`."""
 
-    def body(parts: list[ir.Value]) -> list[ir.Value]:
+    def body(cells: list[ir.Value]) -> list[ir.Value]:
         for dim, count in reversed(list(enumerate(cut.joins))):
             if count > 1:
-                runs = [parts[n : n + count] for n in range(0, len(parts), count)]
-                parts = [stablehlo.concatenate(run, dim) for run in runs]
-        return parts
+                runs = [cells[n : n + count] for n in range(0, len(cells), count)]
+                cells = [stablehlo.concatenate(run, dim) for run in runs]
+        return cells
 
     return _on_shards(pieces, cut.cell, [result], cut.target, body)
 
@@ -484,7 +484,7 @@ def _on_shards(
 
 def _whole(like: ir.Type, side: _Side, cell: Sequence[int]) -> ir.RankedTensorType:
     """Returns the type of an array whose shards over a side have the size of a cell."""
-    return _sized(like, [parts * size for parts, size in zip(side.splits, cell, strict=True)])
+    return _sized(like, [shards * size for shards, size in zip(side.splits, cell, strict=True)])
 
 
 def _sized(like: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:

@@ -229,11 +229,11 @@ def _renamed(sharding: Sharding, shape: list[int], mesh: Mesh) -> Sharding:
     dims = []
     for size, axes in zip(shape, sharding.dims, strict=True):
         kept: list[str] = []
-        parts = 1
+        shards = 1
         for axis in axes:
-            if axis in sizes and size % (parts * sizes[axis]) == 0:
+            if axis in sizes and size % (shards * sizes[axis]) == 0:
                 kept.append(axis)
-                parts *= sizes[axis]
+                shards *= sizes[axis]
         dims.append(tuple(kept))
     return Sharding(tuple(dims))
 
@@ -299,7 +299,7 @@ def _check_axes(function: ir.OpView, entries: Sequence[dict[str, ir.Attribute]],
 
 
 def _use_whole_axes(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
-    """Leaves no parts of axes at the boundary of a function that computations call."""
+    """Leaves no sub-axes at the boundary of a function that computations call."""
     for all_attrs, types, store in (
         (argument_attrs(function), function.type.inputs, set_argument_attrs),
         (result_attrs(function), function.type.results, set_result_attrs),
@@ -347,10 +347,10 @@ def _keep_rows_together(
 
 def _check_rows(split: SplitOp, sharding: Sharding, mesh: Mesh) -> None:
     """Checks that a microbatch divides as the batch does."""
-    rows, parts = split.results[0].type.shape[0], sharding.splits(mesh)[0]
-    if rows % parts:
+    rows, shards = split.results[0].type.shape[0], sharding.splits(mesh)[0]
+    if rows % shards:
         fail(
             split,
-            f"cuts microbatches of {rows} rows, which do not divide by {parts} "
+            f"cuts microbatches of {rows} rows, which do not divide by {shards} "
             f"(axes {', '.join(sharding.dims[0])} of @{split.slice})",
         )

@@ -104,7 +104,7 @@ def _summary(timelines: Sequence[EventLog]) -> Iterator[str]:
 def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
     present = {"idle"}
     for timeline in timelines:
-        present |= {kind_of(origin) for event in timeline.launches for origin, _ in event.parts}
+        present |= {kind_of(origin) for event in timeline.launches for origin, _ in event.calls}
         present |= {f"sent {_sender(event, timeline)}" for event in timeline.transfers}
         present |= {"estimated"} if any(event.estimated for event in timeline.launches) else set()
         present |= {"memory"} if any(timeline.memory.values()) else set()
@@ -176,8 +176,8 @@ def _boxes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[st
         estimated = " estimated" if event.estimated else ""
         shade = shades.get((event.slice, event.stage), 0)
         top, tip = _top(rows.index(event.slice)), _tip(event, timeline)
-        width = event.duration * scale / len(event.parts)
-        for n, (origin, name) in enumerate(event.parts):
+        width = event.duration * scale / len(event.calls)
+        for n, (origin, name) in enumerate(event.calls):
             left = _number(event.start * scale + n * width)
             yield (
                 f'<rect class="launch {kind_of(origin)} shade{shade}{estimated}" x="{left}" y="{top}" '
@@ -266,7 +266,7 @@ def _tip(event: TimelineEvent, timeline: EventLog) -> str:
     if event.kind == "launch":
         kinds = [
             _KINDS[kind_of(origin)] + (" on a condition" if origin and origin.when else "")
-            for origin, _ in event.parts
+            for origin, _ in event.calls
         ]
         lines.append(", ".join(kinds))
     if event.microbatch is not None:

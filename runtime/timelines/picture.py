@@ -58,8 +58,8 @@ def _panel(timeline: EventLog, whole: float) -> Iterator[str]:
         for event in timeline.launches:
             if event.slice != name or not event.duration:
                 continue
-            width = event.duration * scale / len(event.parts)
-            for n, (origin, label) in enumerate(event.parts):
+            width = event.duration * scale / len(event.calls)
+            for n, (origin, label) in enumerate(event.calls):
                 left = _LEFT + event.start * scale + n * width
                 yield (
                     f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_LANE}" '

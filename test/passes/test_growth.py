@@ -23,9 +23,9 @@ X = "tensor<4xf32>"
 
 
 def loops(count: int) -> str:
-    """So many loops of JAX, one behind the other, each over two slices."""
-    said = 'pw.slice = "s{s}", pw.name = "f", pw.kind = "fwd", pw.call = "{n}.{s}"'
-    said = f"mhlo.frontend_attributes = {{{{{said}}}}}"
+    """Returns a program of loops of JAX, one after the other, each over two slices."""
+    call = 'pw.slice = "s{s}", pw.name = "f", pw.kind = "fwd", pw.call = "{n}.{s}"'
+    call = f"mhlo.frontend_attributes = {{{{{call}}}}}"
     lines = ["module {", 'sdy.mesh @mesh = <["x"=1]>']
     lines += [f'"pw.slice"() {{sym_name = "s{s}", mesh = @mesh}} : () -> ()' for s in range(2)]
     lines += [
@@ -40,8 +40,8 @@ def loops(count: int) -> str:
             "%more = stablehlo.compare LT, %i, %two, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>",
             "stablehlo.return %more : tensor<i1>",
             "} do {",
-            f"%y = func.call @f(%h) {{{said.format(s=0, n=n)}}} : ({X}) -> {X}",
-            f"%z = func.call @f(%y) {{{said.format(s=1, n=n)}}} : ({X}) -> {X}",
+            f"%y = func.call @f(%h) {{{call.format(s=0, n=n)}}} : ({X}) -> {X}",
+            f"%z = func.call @f(%y) {{{call.format(s=1, n=n)}}} : ({X}) -> {X}",
             "%one = stablehlo.constant dense<1> : tensor<i32>",
             "%next = stablehlo.add %i, %one : tensor<i32>",
             f"stablehlo.return %next, %z : tensor<i32>, {X}",
@@ -88,7 +88,7 @@ ALL = tuple(item for phase in phases(Options()) for item in phase.passes)
 
 
 def placed_conditions(count: int) -> str:
-    """So many conditions over slices, as they are put together on each slice."""
+    """Returns conditions over slices, right before they are grouped on each slice."""
     module = ir.Module.parse(BENCH["conditions"](count), make_context())
     run_passes(module, ALL[: [item.name for item in ALL].index(GroupBranches.name)])
     return str(module)

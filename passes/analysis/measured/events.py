@@ -61,10 +61,10 @@ class TimelineEvent:
         return launch_name(self.origins, self.microbatch, self.label)
 
     @property
-    def parts(self) -> tuple[tuple[Origin | None, str], ...]:
+    def calls(self) -> tuple[tuple[Origin | None, str], ...]:
         """The placed calls in a launch and their names; of glue its own."""
-        parts = tuple((o, launch_name((o,), self.microbatch, self.label)) for o in self.origins)
-        return parts or ((None, self.label),)
+        calls = tuple((o, launch_name((o,), self.microbatch, self.label)) for o in self.origins)
+        return calls or ((None, self.label),)
 
     @property
     def stage(self) -> int | None:

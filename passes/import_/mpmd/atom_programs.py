@@ -79,7 +79,7 @@ def _move_mesh(op: ir.OpView, name: str | None, module: ir.Module, taken: dict[s
         or other.operation.name != "sdy.mesh"
         or other.attributes["mesh"] != op.attributes["mesh"]
     ):
-        fail(op, f"declares @{name}, which is something else in another part of the program")
+        fail(op, f"declares @{name}, which is something else elsewhere in the program")
 
 
 def _move_functions(module: ir.Module, functions: Sequence[ir.OpView], names: Mapping[str, str]) -> None:

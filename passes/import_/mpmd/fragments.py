@@ -43,7 +43,7 @@ class Origins:
     def of(self, op: ir.OpView) -> tuple[Origin, ...]:
         """Returns the named computations that a fragment was made of; none for one that Shardy inferred."""
         stage, call = (op.attributes.get(name) for name in ("stage_id", _CALL_COUNTER))
-        part = next((half for name, half in _HALVES.items() if name in op.attributes), None)
+        half = next((half for name, half in _HALVES.items() if name in op.attributes), None)
         if stage is not None and stage.value < 0:
             fail(op, f"is of stage {stage.value}, less than 0")
         origins = [
@@ -51,7 +51,7 @@ class Origins:
                 self._kind(op, name, count),
                 None if stage is None else stage.value,
                 None if call is None else call.value,
-                part,
+                half,
             )
             for name, count in _user_origins(op)
         ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.meshes import Mesh, Sharding
-from pathways.passes.import_.mpmd.mesh_tensors import NotMpmdError, split_parts
+from pathways.passes.import_.mpmd.mesh_tensors import NotMpmdError, split_at_commas
 
 _PREFIX = "!ifrt.array<"
 _SHARDING = re.compile(r"#ifrt\.sharding_param<([\dx]*) to \[([\d, ]*)\] on ([\dx]+)( unreduced .*)?>")
@@ -67,15 +67,15 @@ class ShardingParam:
         shards = [shard for shard in shards if shard[1] > 1]
         factors: list[Factor] = []
         while axes and shards:
-            (stride, size), (dim, parts) = axes.pop(), shards.pop()
-            common = math.gcd(size, parts)
-            if common != min(size, parts):
+            (stride, size), (dim, shard_count) = axes.pop(), shards.pop()
+            common = math.gcd(size, shard_count)
+            if common != min(size, shard_count):
                 raise NotMpmdError(f"has a sharding whose shards do not fit the axes of its devices: {self}")
             factors.append(Factor(dim, stride, common))
             if size > common:
                 axes.append((stride * common, size // common))
-            if parts > common:
-                shards.append((dim, parts // common))
+            if shard_count > common:
+                shards.append((dim, shard_count // common))
         return factors[::-1]
 
     def over(self, mesh: Mesh) -> Sharding | None:
@@ -147,8 +147,8 @@ def read_array(type_: ir.Type) -> IfrtArray | None:
     text = str(type_)
     if not text.startswith(_PREFIX):
         return None
-    tensor, sharding, devices, *rest = split_parts(text[len(_PREFIX) : -1])
-    named = dict(part.split(" = ", 1) for part in rest)
+    tensor, sharding, devices, *rest = split_at_commas(text[len(_PREFIX) : -1])
+    named = dict(field.split(" = ", 1) for field in rest)
     memory_kind, layout = (named.get(name) for name in ("memory_kind", "layout"))
     return IfrtArray(
         ir.Type.parse(tensor, type_.context),

@@ -41,8 +41,8 @@ def read_mesh_tensor(type_: ir.Type) -> MeshTensor | None:
     text = str(type_)
     if not text.startswith(_PREFIX):
         return None
-    mesh, tensor, *rest = split_parts(text[len(_PREFIX) : -1])
-    fields = dict(part.split("=", 1) for part in rest)
+    mesh, tensor, *rest = split_at_commas(text[len(_PREFIX) : -1])
+    fields = dict(field.split("=", 1) for field in rest)
     sharding = fields.get("sharding")
     memory_kind = fields.get("memory_kind")
     return MeshTensor(
@@ -64,28 +64,28 @@ def read_topology(attribute: ir.Attribute) -> dict[str, Mesh]:
     if not text.startswith(prefix):
         raise NotMpmdError(f"is {text}, not an #mpmd.topology")
     meshes: dict[str, Mesh] = {}
-    for part in split_parts(text[len(prefix) : -1]):
+    for field in split_at_commas(text[len(prefix) : -1]):
         # `<"mesh1" : <["x"=2]>>`
-        quoted = _NAME.match(part, 1)
+        quoted = _NAME.match(field, 1)
         if quoted is None:
-            raise NotMpmdError(f"has a mesh without a name: {part}")
+            raise NotMpmdError(f"has a mesh without a name: {field}")
         name = quoted[1]
         if name in meshes:
             raise NotMpmdError(f'has two meshes "{name}"')
-        axes = part[quoted.end() : -1].partition(":")[2].strip()
+        axes = field[quoted.end() : -1].partition(":")[2].strip()
         mesh = sdy.MeshAttr(ir.Attribute.parse(f"#sdy.mesh{axes}", attribute.context))
         named = (sdy.MeshAxisAttr(axis) for axis in mesh.axes)
         meshes[name] = Mesh(tuple((axis.name, axis.size) for axis in named))
     return meshes
 
 
-def split_parts(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Splits a text at commas outside of brackets and strings.
 
     Raises:
       NotMpmdError: a string has no end, as where the name of a mesh holds a quote, which is printed as it is.
     """
-    return [part.strip() for part in _split(text)]
+    return [field.strip() for field in _split(text)]
 
 
 def _split(text: str) -> Iterator[str]:

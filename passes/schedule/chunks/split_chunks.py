@@ -43,22 +43,22 @@ class SplitChunks(Pass):
 
     ```mlir
     // before
-    pw.loop @turns in chunks of 2 {sequential}
+    pw.loop @steps in chunks of 2 {sequential}
     %1 = pw.launch @has_ended(%arg0) on @s0
-    %2 = pw.carry %1 in @turns on @s0
-    %3 = pw.carry %arg0 in @turns on @s0
-    %8 = pw.next %2, %7 in @turns on @s0
-    %9 = pw.next %3, %6 in @turns on @s0
-    pw.until %8 in @turns on @s0
+    %2 = pw.carry %1 in @steps on @s0
+    %3 = pw.carry %arg0 in @steps on @s0
+    %8 = pw.next %2, %7 in @steps on @s0
+    %9 = pw.next %3, %6 in @steps on @s0
+    pw.until %8 in @steps on @s0
     %11 = pw.launch @g(%9, %10) on @s0
     // after
-    %0:3 = pw.run @before_turns(%arg1, %arg0)
-    %1:2 = pw.repeat @turns(%0#0, %0#1, %arg1) until 0
-    %2 = pw.run @after_turns(%1#1, %0#2)
-    module @before_turns ...
-    module @turns ...
-    %0 = pw.carry %arg0 in @turns on @s0
-    module @after_turns ...
+    %0:3 = pw.run @before_steps(%arg1, %arg0)
+    %1:2 = pw.repeat @steps(%0#0, %0#1, %arg1) until 0
+    %2 = pw.run @after_steps(%1#1, %0#2)
+    module @before_steps ...
+    module @steps ...
+    %0 = pw.carry %arg0 in @steps on @s0
+    module @after_steps ...
     %0 = pw.launch @g(%arg0, %arg1) on @s0
     ```
 

@@ -84,7 +84,7 @@ class _HostMemory:
         """Returns the bytes of values on all devices of a slice: replicated ones count once for each."""
         mesh = self.layouts.mesh(slice)
         splits = ((value, math.prod(self.layouts.of(value, slice).splits(mesh))) for value in values)
-        return sum(byte_size(value.type) * mesh.size // parts for value, parts in splits)
+        return sum(byte_size(value.type) * mesh.size // shards for value, shards in splits)
 
     def post(self, slice: str, values: Iterable[ir.Value]) -> None:
         self.posted[slice] = self.posted.get(slice, 0) + self.size(slice, values)

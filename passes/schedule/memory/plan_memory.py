@@ -173,8 +173,8 @@ class _Lifetimes:
         """Returns the bytes of a value on all devices of a slice: a replicated one counts once for each."""
         if (value, place) not in self.sizes:
             mesh = self.layouts.mesh(place)
-            parts = math.prod(self.layouts.of(value, place).splits(mesh)) if mesh.size > 1 else 1
-            self.sizes[value, place] = self.byte_size(value.type) * mesh.size // parts
+            shards = math.prod(self.layouts.of(value, place).splits(mesh)) if mesh.size > 1 else 1
+            self.sizes[value, place] = self.byte_size(value.type) * mesh.size // shards
         return self.sizes[value, place]
 
     def touched_by(self, n: int, op: ir.OpView) -> dict[ir.Value, None]:

@@ -141,7 +141,7 @@ def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
     )
     orders = POLICIES[request.policy](pipeline)
     return [
-        [part for action in order for part in fitting(action._replace(stage=stages[action.stage]), work)]
+        [one for action in order for one in fitting(action._replace(stage=stages[action.stage]), work)]
         for order in orders
     ]
 
@@ -149,7 +149,7 @@ def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
 def fitting(action: Action, work: Work) -> list[Action]:
     """Returns what a program has of an action; a whole backward runs when its first half would."""
     kinds = {"F": "F", "B": "BIW", "I": "BI", "W": "W"}[action.kind]
-    return [part for kind in kinds if (part := action._replace(kind=kind)) in work.needs]
+    return [one for kind in kinds if (one := action._replace(kind=kind)) in work.needs]
 
 
 def _describe(found: Found) -> str:

@@ -200,7 +200,11 @@ class _ScheduleReader:
 
         overlapped = re.fullmatch(r"\(([^();]+);([^();]+)\)OVERLAP_F_B", cell)
         if overlapped:
-            return [action for part in overlapped.groups() for action in self.actions(part, row, column)]
+            return [
+                action
+                for written_action in overlapped.groups()
+                for action in self.actions(written_action, row, column)
+            ]
         written = parse_action(cell)
         if written is None:
             if re.fullmatch(r"[0-9]+(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*", cell):

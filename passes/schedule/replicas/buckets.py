@@ -143,7 +143,9 @@ def spread_out(layout: Sharding, shape: Sequence[int], mesh: Mesh) -> Sharding:
             continue
         splits = Sharding(tuple(dims)).splits(mesh)
         fits = (
-            d for d, (n, parts) in enumerate(zip(shape, splits, strict=True)) if n and n % (parts * size) == 0
+            d
+            for d, (n, shards) in enumerate(zip(shape, splits, strict=True))
+            if n and n % (shards * size) == 0
         )
         dim = next(fits, None)
         if dim is not None:
@@ -213,10 +215,9 @@ def _sized(like: ir.Value, shape: Sequence[int]) -> ir.RankedTensorType:
 def join(bucket: Bucket, pieces: list[ir.Value]) -> list[ir.Value]:
     """Unpacks the pieces of a bucket into its arrays: the reverse of `cut`."""
 
-    def body(parts: list[ir.Value]) -> list[ir.Value]:
+    def body(rows: list[ir.Value]) -> list[ir.Value]:
         lines = [
-            _converted(stablehlo.reshape(_sized(part, [bucket.length]), part), bucket.element)
-            for part in parts
+            _converted(stablehlo.reshape(_sized(row, [bucket.length]), row), bucket.element) for row in rows
         ]
         line = lines[0] if len(lines) == 1 else stablehlo.concatenate(lines, 0)
         shards, start = [], 0

@@ -44,7 +44,7 @@ class Exchanger:
         layout = self.layouts.of(value, place)
         spread = spread_out(layout, type_.shape, home.mesh)
         splits = spread.splits(home.mesh)
-        shard = tuple(n // parts for n, parts in zip(type_.shape, splits, strict=True))
+        shard = tuple(n // shards for n, shards in zip(type_.shape, splits, strict=True))
         return Member(type_, layout, spread, shard)
 
     def wire(self, member: Member) -> ir.Type:

@@ -63,11 +63,11 @@ class BlockExchanges(Exchanger):
         sent = members if goes_alone else [bucket.attribute(bucket.piece_sharding)]
 
         def cut_blocks(wholes: list[ir.Value]) -> list[ir.Value]:
-            parts = []
+            pieces = []
             for number in range(count):
                 blocks = [_block(value, dim, number, count) for value, dim in zip(wholes, dims, strict=True)]
-                parts += blocks if goes_alone else cut(bucket, blocks)
-            return parts
+                pieces += blocks if goes_alone else cut(bucket, blocks)
+            return pieces
 
         def total(terms: list[ir.Value]) -> list[ir.Value]:
             if not goes_alone:
@@ -76,7 +76,7 @@ class BlockExchanges(Exchanger):
 
         key = bucket, tuple(dims), goes_alone
         width = len(sent)
-        parts = [
+        scattered = [
             self.launched(
                 "scatter",
                 key,
@@ -92,7 +92,7 @@ class BlockExchanges(Exchanger):
         for owner, place in enumerate(places):
             terms = [
                 self.moved(value, places[r], place, layout)
-                for r, mine in enumerate(parts)
+                for r, mine in enumerate(scattered)
                 for value, layout in zip(mine[owner * width : (owner + 1) * width], sent, strict=True)
             ]
             blocks = self.launched("scatter_total", key, terms, place, total, sent * count, members)
@@ -108,8 +108,8 @@ class BlockExchanges(Exchanger):
         members = [bucket.attribute(member.layout) for member in bucket.members]
         sent = members if goes_alone else [bucket.attribute(bucket.piece_sharding)]
 
-        def join_blocks(parts: list[ir.Value]) -> list[ir.Value]:
-            blocks = parts if goes_alone else [block for part in parts for block in join(bucket, [part])]
+        def join_blocks(pieces: list[ir.Value]) -> list[ir.Value]:
+            blocks = pieces if goes_alone else [block for piece in pieces for block in join(bucket, [piece])]
             wholes = [stablehlo.concatenate(blocks[n :: len(dims)], dim) for n, dim in enumerate(dims)]
             return [
                 laid_out(bucket, value, member.layout)
@@ -117,18 +117,18 @@ class BlockExchanges(Exchanger):
             ]
 
         key = bucket, tuple(dims), goes_alone
-        parts = [[op.operands[r] for op in gathers] for r in range(count)]
+        own = [[op.operands[r] for op in gathers] for r in range(count)]
         if not goes_alone:
-            parts = [
+            own = [
                 self.launched(
                     "bucket", bucket, mine, place, lambda blocks: cut(bucket, blocks), members, sent
                 )
-                for mine, place in zip(parts, places, strict=True)
+                for mine, place in zip(own, places, strict=True)
             ]
         for place in places:
             arrived = [
                 self.moved(value, source, place, layout)
-                for mine, source in zip(parts, places, strict=True)
+                for mine, source in zip(own, places, strict=True)
                 for value, layout in zip(mine, sent, strict=True)
             ]
             wholes = self.launched(

@@ -185,11 +185,11 @@ class _AllReduces(Exchanger):
             totals = self.sent([mine[0] for mine in pieces], places, piece)
             base, body = "bucket_total", add_and_join
         else:
-            parts = []
+            sums_of_pieces = []
             for owner, place in enumerate(places):
                 terms = [self.moved(mine[owner], places[r], place, piece) for r, mine in enumerate(pieces)]
-                parts += self.launch("bucket_sum", bucket, terms, place, add)
-            totals = self.sent(parts, places, piece)
+                sums_of_pieces += self.launch("bucket_sum", bucket, terms, place, add)
+            totals = self.sent(sums_of_pieces, places, piece)
             base, body = "bucket_join", join
         for r, place in enumerate(places):
             values = self.launch(base, bucket, totals[r], place, body)

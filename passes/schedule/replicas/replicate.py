@@ -296,15 +296,15 @@ class _Replicator:
     def repeat_concatenation(self, op: dialect.ReduceOp, ip: ir.InsertionPoint) -> None:
         """Repeats a concatenation of microbatches, each replica its own; all of them where more is read."""
         value = op.results[0]
-        parts = []
+        blocks = []
         for r in self.replicas:
             copy = self.copy(op, r, ip)
-            parts.append(copy.rebuilt(result_types=[self.rows_of(value.type)], ip=ip).results[0])
+            blocks.append(copy.rebuilt(result_types=[self.rows_of(value.type)], ip=ip).results[0])
             copy.operation.erase()
-        self.values[value] = parts if value in self.shares.results else self.gathered(op, parts, ip)
+        self.values[value] = blocks if value in self.shares.results else self.gathered(op, blocks, ip)
 
     def gathered(
-        self, op: dialect.ReduceOp, parts: Sequence[ir.Value], ip: ir.InsertionPoint
+        self, op: dialect.ReduceOp, blocks: Sequence[ir.Value], ip: ir.InsertionPoint
     ) -> list[ir.Value]:
         """Returns the rows of all replicas, on each of them."""
         value, loop = op.results[0], op.outer
@@ -312,30 +312,30 @@ class _Replicator:
         sharding = self.attribute(op.slice, layout.dims)
         # Rows that do not divide over the devices as all of them do travel whole.
         divides = rows_divide(value, op.slice, self.layouts, self.count)
-        part_dims = layout.dims if divides else ((), *layout.dims[1:])
-        part_sharding = self.attribute(op.slice, part_dims)
-        if part_dims != layout.dims:
-            for part in parts:
-                part.owner.opview.sharding = part_sharding
+        block_dims = layout.dims if divides else ((), *layout.dims[1:])
+        block_sharding = self.attribute(op.slice, block_dims)
+        if block_dims != layout.dims:
+            for block in blocks:
+                block.owner.opview.sharding = block_sharding
         name = self.computations.make(
             "rows",
-            [parts[0].type] * self.count,
+            [blocks[0].type] * self.count,
             lambda rows: [stablehlo.concatenate(rows, 0)],
             op.operation.location,
-            arguments=part_sharding,
+            arguments=block_sharding,
             results=sharding,
-            key=(parts[0].type, self.layouts.meshes[op.slice], layout, part_dims),
+            key=(blocks[0].type, self.layouts.meshes[op.slice], layout, block_dims),
         )
         wholes = []
         for r, loop_name in enumerate(self.loops[loop] if loop else [None] * self.count):
             here = self.slices[op.slice][r]
             arrived = [
-                part
+                block
                 if other == r
                 else dialect.TransferOp.build(
-                    [part], [part.type], slice=here, sharding=part_sharding, loop=loop_name, ip=ip
+                    [block], [block.type], slice=here, sharding=block_sharding, loop=loop_name, ip=ip
                 ).results[0]
-                for other, part in enumerate(parts)
+                for other, block in enumerate(blocks)
             ]
             launch = dialect.LaunchOp.build(
                 arrived, [value.type], callee=name, slice=here, loop=loop_name, ip=ip

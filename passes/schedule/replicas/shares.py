@@ -82,5 +82,5 @@ def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: i
 def rows_divide(value: ir.Value, slice: str, layouts: Layouts, count: int) -> bool:
     """Returns whether the rows of a value divide among replicas, and there over the devices of a slice."""
     rows = ir.RankedTensorType(value.type).shape[0]
-    parts = layouts.of(value, slice).splits(layouts.mesh(slice))[0]
-    return rows % (count * parts) == 0
+    shards = layouts.of(value, slice).splits(layouts.mesh(slice))[0]
+    return rows % (count * shards) == 0

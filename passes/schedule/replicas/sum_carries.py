@@ -92,8 +92,8 @@ class _Summer:
         with ir.InsertionPoint(carry):
             carry.operands[0] = self.launch("zeros", [], op, lambda _: [zeros_of(end.type)])
         with ir.InsertionPoint.after(op.operation):
-            part = end if slope == 1 else self.weighted(op, slope, microbatches // self.count)
-            (total,) = AllReduceOp.build([part], [end.type], slice=op.slice, loop=op.outer).results
+            term = end if slope == 1 else self.weighted(op, slope, microbatches // self.count)
+            (total,) = AllReduceOp.build([term], [end.type], slice=op.slice, loop=op.outer).results
             last = self.with_first(op, first, total, slope**microbatches)
         for reader, number in readers:
             reader.operands[number] = last

@@ -70,7 +70,7 @@ class Found:
 
     @property
     def gap(self) -> float:
-        """By what part of the lower bound the step may be too long."""
+        """Fraction of the lower bound by which the step may exceed it."""
         return self.step_time / self.lower_bound - 1 if self.lower_bound else 0.0
 
 

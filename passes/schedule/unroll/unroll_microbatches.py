@@ -166,32 +166,32 @@ class _Unroller:
 
     def run(self) -> list[dialect.LoopOp]:
         """Unrolls the loop; returns those that are in its place because they were inside of it."""
-        parts = self.partition()
-        ip = ir.InsertionPoint([*parts.closing, list(self.block.operations)[-1]][0])
-        for split in parts.opening:
+        members = self.partition()
+        ip = ir.InsertionPoint([*members.closing, list(self.block.operations)[-1]][0])
+        for split in members.opening:
             if not isinstance(split, dialect.SplitOp):
                 continue
             self.arranged[split.results[0]] = self.arrange(split, ip)
-        handed_on = [op for op in parts.closing if isinstance(op, dialect.NextOp)]
+        handed_on = [op for op in members.closing if isinstance(op, dialect.NextOp)]
         starts = {op.operands[0]: op.carry.operands[0] for op in handed_on}
-        indices = [op.results[0] for op in parts.opening if isinstance(op, dialect.IndexOp)]
+        indices = [op.results[0] for op in members.opening if isinstance(op, dialect.IndexOp)]
         iterations: list[dict[ir.Value, ir.Value]] = []
         for k in range(self.loop.count):
             values = {carry: self.only(v, carry.owner.opview, ip, k) for carry, v in starts.items()}
             if indices:
                 values |= dict.fromkeys(indices, self.numbers[k])
-            self.copy(parts.body, k, values, ip)
+            self.copy(members.body, k, values, ip)
             iterations.append(values)
             starts = {op.operands[0]: self.value(op.operands[1], k, values, ip) for op in handed_on}
         for op in handed_on:
             op.results[0].replace_all_uses_with(self.only(starts[op.operands[0]], op, ip))
-        for reduction in parts.closing:
+        for reduction in members.closing:
             if not isinstance(reduction, dialect.ReduceOp):
                 continue
             value, ip = reduction.operands[0], ir.InsertionPoint(reduction)
             terms = [self.value(value, k, values, ip) for k, values in enumerate(iterations)]
             reduction.results[0].replace_all_uses_with(self.reduce(reduction, value, terms))
-        for op in (*parts.closing, *reversed(parts.body), *parts.opening):
+        for op in (*members.closing, *reversed(members.body), *members.opening):
             op.operation.erase()
         for loop in self.inside:
             loop.operation.erase()
@@ -199,17 +199,17 @@ class _Unroller:
 
     def partition(self) -> _LoopMembers:
         """Returns the operations of the loop; everything that waits for its reductions moves after them."""
-        parts = _LoopMembers()
+        members = _LoopMembers()
         family = {self.loop.sym_name, *(loop.sym_name for loop in self.inside)}
         after: list[ir.OpView] = []
         waiting: set[ir.Value] = set()
         *operations, terminator = self.block.operations
         for op in operations:
             if dialect.op_has(op, Trait.CLOSES_LOOP) and op.loop == self.loop.sym_name:
-                parts.closing.append(op)
+                members.closing.append(op)
             elif dialect.loop_of_op(op) in family:
                 opens = dialect.op_has(op, Trait.OPENS_LOOP) and op.loop == self.loop.sym_name
-                (parts.opening if opens else parts.body).append(op)
+                (members.opening if opens else members.body).append(op)
                 continue
             elif not any(v in waiting for v in op.operands):
                 continue
@@ -217,7 +217,7 @@ class _Unroller:
             waiting.update(op.results)
         for op in after:
             op.operation.move_before(terminator)
-        return parts
+        return members
 
     def value(
         self, value: ir.Value, k: int, values: Mapping[ir.Value, ir.Value], ip: ir.InsertionPoint

@@ -73,9 +73,9 @@ class LoopBody:
         for op in self.operations:
             if op.operation.name in (_GET, _PUT):
                 place = self.place(op.operands[2 if op.operation.name == _PUT else 1])
-                part = op.operands[1] if op.operation.name == _PUT else op.results[0]
+                row = op.operands[1] if op.operation.name == _PUT else op.results[0]
                 if place is not None:
-                    size[place] += byte_size(part.type)
+                    size[place] += byte_size(row.type)
         return max(size, key=lambda place: size[place])
 
 
@@ -130,9 +130,9 @@ def _is_read(op: ir.OpView, body: LoopBody, same: set[ir.Value]) -> bool:
     return _is_place(op.operands[0], op.results[0], list(op.operands)[1:], body)
 
 
-def _is_place(stack: ir.Value, part: ir.Value, starts: Sequence[ir.Value], body: LoopBody) -> bool:
+def _is_place(stack: ir.Value, row: ir.Value, starts: Sequence[ir.Value], body: LoopBody) -> bool:
     """Returns whether a slice of an array is that of an iteration, with one slice for each."""
-    whole, shape = ir.RankedTensorType(stack.type).shape, ir.RankedTensorType(part.type).shape
+    whole, shape = ir.RankedTensorType(stack.type).shape, ir.RankedTensorType(row.type).shape
     if not shape or shape != [1, *whole[1:]] or whole[0] != body.count or body.place(starts[0]) is None:
         return False
     # What does not move may not start anywhere but at 0: it would be moved there.
@@ -171,13 +171,13 @@ def _has_batched_form(op: ir.OpView, varying: set[ir.Value]) -> bool:
 
 
 def _is_sum(before: ir.Value, after: ir.Value, body: LoopBody, varying: set[ir.Value]) -> bool:
-    """Returns whether iterations fill an array part by part, or add up what they have."""
+    """Returns whether iterations fill an array row by row, or add up what they have."""
     if isinstance(after, ir.BlockArgument) or len(list(before.uses)) != 1 or len(list(after.uses)) != 1:
         return False
     op = after.owner.opview
     if op.operation.name == _PUT:
-        stack, part, *starts = op.operands
-        return stack == before and part in varying and _is_place(stack, part, starts, body)
+        stack, row, *starts = op.operands
+        return stack == before and row in varying and _is_place(stack, row, starts, body)
     return op.operation.name == "stablehlo.add" and any(
         mine == before and other in varying
         for mine, other in (tuple(op.operands), tuple(reversed(list(op.operands))))
@@ -214,9 +214,9 @@ class Batch:
             if after.owner.name == _PUT:
                 needed.add(after.owner.operands[1])
                 continue
-            (part,) = (v for v in after.owner.operands if v != before)
-            product = self.product_summed(part)
-            needed.update([part] if product is None else product.operands)
+            (row,) = (v for v in after.owner.operands if v != before)
+            product = self.product_summed(row)
+            needed.update([row] if product is None else product.operands)
         operations = []
         for op in reversed(self.body.operations):
             if not needed.isdisjoint(op.results):
@@ -240,8 +240,8 @@ class Batch:
             if op.operation.name == _PUT:
                 filled = stablehlo.reshape(begin.type, self.of(op.operands[1]))
                 return self.placed(filled, op.operands[2])
-            (part,) = (v for v in op.operands if v != before)
-            total = self.total(part)
+            (row,) = (v for v in op.operands if v != before)
+            total = self.total(row)
             pair = [begin, total] if op.operands[0] == before else [total, begin]
             return stablehlo.add(*pair)
 

@@ -282,7 +282,7 @@ class _Graph:
                     (pending.append if steps else pending.appendleft)(other)
         return distances
 
-    def parts(self, axis: Axis) -> int:
+    def shards(self, axis: Axis) -> int:
         """Counts the blocks of a dimension over the devices of the slice."""
         (launch, value), dim = axis
         places = (slices_of(value, self.arguments) or ()) if launch < 0 else (self.slices[launch],)
@@ -379,7 +379,7 @@ class _Choice:
             return
         fits = [dim for dim in dims if whys[dim] is None]
         readers = {dim: self.whole_readers((key, dim)) for dim in fits}
-        best = min(fits, key=lambda dim: (len(readers[dim]), graph.parts((key, dim)) > 1, dim))
+        best = min(fits, key=lambda dim: (len(readers[dim]), graph.shards((key, dim)) > 1, dim))
         if readers[best]:
             op = readers[best][0]
             at = op.operation.name, str(op.operation.location)
@@ -421,9 +421,9 @@ class _Choice:
         members = self.graph.classes[self.graph.find(axis)]
         for key, dim in members:
             size = ir.RankedTensorType(key.value.type).shape[dim]
-            parts = self.graph.parts((key, dim))
-            if size == 0 or size % (self.count * parts):
-                devices = f" times {parts} devices" if parts > 1 else ""
+            shards = self.graph.shards((key, dim))
+            if size == 0 or size % (self.count * shards):
+                devices = f" times {shards} devices" if shards > 1 else ""
                 return (
                     f"dimension {axis[1]} of size {size} is not divisible by {self.count} replicas{devices}"
                 )

@@ -1,4 +1,4 @@
-"""Minimum cuts: whoever finds the flow, the side of the source is the same."""
+"""Minimum cuts: both ways to find a flow leave the same nodes on the side of the source."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_trip_count_counts_iterations(start, end, step, direction, turned):
         return
     assert trips is not None
     assert trips.count == count
-    # What never changes is a counter too, with nothing added in each turn.
+    # What never changes is a counter too, with nothing added in each iteration.
     assert trips.counters == {0: Linear(None, step, start), 1: Linear(None, -2, 7), 2: Linear(None, 0, end)}
     assert module.operation.verify()
 

@@ -12,7 +12,7 @@ module @whole attributes {pw.form = "parts"} {
   module @one attributes {pw.form = "bound"} {
     sdy.mesh @mesh = <["x"=1]>
     "pw.slice"() {sym_name = "s0", mesh = @mesh, host = 0, peak_bytes = 16} : () -> ()
-    // expected-error@below {{'func.func' op is of a part of a program: each part is split over hosts as a module of its own}}
+    // expected-error@below {{'func.func' op is of a sub-program: each sub-program is split over hosts as a module of its own}}
     func.func @main(%x: tensor<4xf32> {pw.slice = @s0}) -> (tensor<4xf32> {pw.slice = @s0}) {
       return %x : tensor<4xf32>
     }

@@ -143,7 +143,7 @@ module @loop_in_branch {
 
 // -----
 
-// A loop over two slices whose end depends on values is a loop of one chunk of turns: each is a branch on whether
+// A loop over two slices whose end depends on values is a loop of one chunk of iterations: each is a branch on whether
 // the loop has not ended, and `pw.until` reads whether it has after the last one.
 
 !x = tensor<4xf32>
@@ -157,9 +157,9 @@ module @chunk {
     // CHECK: %[[DONE:.*]] = "pw.carry"(%{{.*}}) {loop = @loop} : (tensor<i1>)
     // CHECK: %[[H:.*]] = "pw.carry"(%arg0) {loop = @loop} : (tensor<4xf32>)
     // CHECK: %[[OVER:.*]] = stablehlo.compare NE, {{.*}} {pw.condition = "cond", pw.loop = @loop}
-    // CHECK: %[[TURN:.*]] = stablehlo.not %[[OVER]]
-    // CHECK: %[[A:.*]] = "pw.launch"(%[[TURN]], %[[H]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 0 : i64, when = true}], slice = @s0}
-    // CHECK: %[[B:.*]] = "pw.launch"(%[[TURN]], %[[A]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 1 : i64, when = true}], slice = @s1}
+    // CHECK: %[[ITERATION:.*]] = stablehlo.not %[[OVER]]
+    // CHECK: %[[A:.*]] = "pw.launch"(%[[ITERATION]], %[[H]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 0 : i64, when = true}], slice = @s0}
+    // CHECK: %[[B:.*]] = "pw.launch"(%[[ITERATION]], %[[A]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 1 : i64, when = true}], slice = @s1}
     // CHECK: %[[END:.*]] = "pw.next"(%[[DONE]], %{{.*}}) {loop = @loop}
     // CHECK: %[[LAST:.*]] = "pw.next"(%[[H]], %[[B]]) {loop = @loop}
     // CHECK: "pw.until"(%[[END]]) {loop = @loop}

@@ -133,7 +133,7 @@ module @vmap_of_a_concatenation {
 
 // -----
 
-// A loop takes no more turns than it can be unrolled to.
+// A loop takes no more iterations than it can be unrolled to.
 
 !x = tensor<4xf32>
 module @too_many_turns {
@@ -164,7 +164,7 @@ module @too_many_turns {
 
 // -----
 
-// Microbatches stand in no loop whose turns cannot be counted.
+// Microbatches stand in no loop whose iterations cannot be counted.
 
 !x = tensor<4xf32>
 module @inside_a_loop {

@@ -128,8 +128,8 @@ module @nested {
 
 // -----
 
-// What is read of an array at two places that move with the turn is no row of it: it is read by the number of
-// the turn.
+// What is read of an array at two places that move with the iteration is no row of it: it is read by the number of
+// the iteration.
 
 !x = tensor<4xf32>
 !xs = tensor<3x4xf32>
@@ -141,8 +141,8 @@ module @along_a_diagonal {
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   func.func public @main(%x: !x, %xs: !xs) -> !x {
     // CHECK-NOT: pw.split
-    // CHECK: %[[TURN:.*]] = "pw.index"() {loop = @
-    // CHECK: stablehlo.dynamic_slice %{{.*}}, %[[TURN]], %[[TURN]], sizes = [1, 4]
+    // CHECK: %[[ITERATION:.*]] = "pw.index"() {loop = @
+    // CHECK: stablehlo.dynamic_slice %{{.*}}, %[[ITERATION]], %[[ITERATION]], sizes = [1, 4]
     %zero = stablehlo.constant dense<0> : !i
     %0:3 = stablehlo.while(%rows = %xs, %i = %zero, %h = %x) : !xs, !i, !x
       cond {
@@ -173,7 +173,7 @@ module @along_a_diagonal {
 // -----
 
 // A number that the body sets counts nothing: it is carried as any other value. Rows at a place that stays the
-// same are no rows of the turn.
+// same are no rows of the iteration.
 
 !x = tensor<1x4xf32>
 !xs = tensor<3x4xf32>

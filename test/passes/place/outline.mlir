@@ -191,7 +191,7 @@ module @what_names_equal_functions attributes {pw.form = "located"} {
 
 // -----
 
-// A constant that each turn of a loop works out for itself, and the caller gets: a turn returns values of that turn, so
+// A constant that each iteration of a loop works out for itself, and the caller gets: an iteration returns values of that one, so
 // that it is made once more, outside of the loop.
 
 !x = tensor<8xf32>

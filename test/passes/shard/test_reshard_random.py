@@ -39,7 +39,7 @@ COLLECTIVES = re.compile(r"all-\w+|collective-\w+|reduce-scatter")
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """A slice with its mesh, and how the value lies over it."""
+    """Slice with its mesh, and the sharding of the value over it."""
 
     name: str
     sizes: tuple[int, ...]

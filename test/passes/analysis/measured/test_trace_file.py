@@ -45,11 +45,11 @@ def test_trace_file_is_read_back_as_written(timeline, path):
 
 
 def test_trace_file_keeps_estimates_marked(timeline, path):
-    first, *others = timeline.events
+    first, *rest = timeline.events
     estimated = dataclasses.replace(first, estimated=True)
-    dataclasses.replace(timeline, events=(estimated, *others)).save_trace(path)
+    dataclasses.replace(timeline, events=(estimated, *rest)).save_trace(path)
     (read,) = read_trace(path.read_bytes())
-    assert [event.estimated for event in read.events] == [True] + [False] * len(others)
+    assert [event.estimated for event in read.events] == [True] + [False] * len(rest)
 
 
 def test_trace_file_sorts_and_names_slices_by_host(timeline, path):

@@ -142,20 +142,20 @@ module @nothing attributes {pw.form = "imported"} {
 
 // -----
 
-// What a loop carries stays on one slice: what turns make elsewhere is sent back in each of them.
+// What a loop carries stays on one slice: what iterations make elsewhere is sent back in each of them.
 
 !x = tensor<16x64xf32>
 module @carried attributes {pw.form = "imported"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.loop"() {sym_name = "turns", count = 3, sequential} : () -> ()
+  "pw.loop"() {sym_name = "steps", count = 3, sequential} : () -> ()
   func.func @main(%x: !x) -> !x {
-    %h = "pw.carry"(%x) {loop = @turns} : (!x) -> !x
-    %a = "pw.launch"(%h) {callee = @f, loop = @turns, slice = @s0} : (!x) -> !x
-    %b = "pw.launch"(%a) {callee = @f, loop = @turns, slice = @s1} : (!x) -> !x
+    %h = "pw.carry"(%x) {loop = @steps} : (!x) -> !x
+    %a = "pw.launch"(%h) {callee = @f, loop = @steps, slice = @s0} : (!x) -> !x
+    %b = "pw.launch"(%a) {callee = @f, loop = @steps, slice = @s1} : (!x) -> !x
     // expected-remark@below {{'pw.next' op moves 4096 bytes from @s1 to @s0 in each iteration: a carried value stays on one slice}}
-    %end = "pw.next"(%h, %b) {loop = @turns} : (!x, !x) -> !x
+    %end = "pw.next"(%h, %b) {loop = @steps} : (!x, !x) -> !x
     return %end : !x
   }
   func.func private @f(%x: !x) -> !x {

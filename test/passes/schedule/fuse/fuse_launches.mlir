@@ -369,7 +369,7 @@ module @mirrored attributes {pw.form = "ordered"} {
 
 // -----
 
-// A launch of its own costs more than a counter: counting joins the call of its turn, though that one waits for
+// A launch of its own costs more than a counter: counting joins the call of its iteration, though that one waits for
 // a transfer.
 
 !v = tensor<i32>
@@ -379,16 +379,16 @@ module @counter attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.loop"() {count = 1, sequential, sym_name = "turns"} : () -> ()
+  "pw.loop"() {count = 1, sequential, sym_name = "steps"} : () -> ()
   "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %n: !v {pw.slice = @s1}) -> (!x {pw.slice = @s1}, !v {pw.slice = @s1}) {
-    %y = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @turns, microbatch = 0, order = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}]} : (!x) -> !x
+    %y = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @steps, microbatch = 0, order = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}]} : (!x) -> !x
     // CHECK: %[[Y:.*]] = "pw.transfer"
-    %z = "pw.transfer"(%y) {channel = @c0, loop = @turns, microbatch = 0, order = 1, slice = @s1} : (!x) -> !x
-    // CHECK-NEXT: "pw.launch"(%arg1, %[[Y]]) {callee = @g_fused, loop = @turns, microbatch = 0 : i64, order = 0
+    %z = "pw.transfer"(%y) {channel = @c0, loop = @steps, microbatch = 0, order = 1, slice = @s1} : (!x) -> !x
+    // CHECK-NEXT: "pw.launch"(%arg1, %[[Y]]) {callee = @g_fused, loop = @steps, microbatch = 0 : i64, order = 0
     // CHECK-NEXT: return
-    %m = "pw.launch"(%n) {callee = @count, slice = @s1, loop = @turns, microbatch = 0, order = 0} : (!v) -> !v
-    %a = "pw.launch"(%m, %z) {callee = @g, slice = @s1, loop = @turns, microbatch = 0, order = 1, origins = [{kind = "fwd", microbatch = 0, stage = 1}]} : (!v, !x) -> !x
+    %m = "pw.launch"(%n) {callee = @count, slice = @s1, loop = @steps, microbatch = 0, order = 0} : (!v) -> !v
+    %a = "pw.launch"(%m, %z) {callee = @g, slice = @s1, loop = @steps, microbatch = 0, order = 1, origins = [{kind = "fwd", microbatch = 0, stage = 1}]} : (!v, !x) -> !x
     return %a, %m : !x, !v
   }
   func.func private @f(%x: !x) -> !x {
@@ -416,16 +416,16 @@ module @larger attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.loop"() {count = 1, sequential, sym_name = "turns"} : () -> ()
+  "pw.loop"() {count = 1, sequential, sym_name = "steps"} : () -> ()
   "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %n: !v {pw.slice = @s1}) -> (!x {pw.slice = @s1}, !v {pw.slice = @s1}) {
-    %y = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @turns, microbatch = 0, order = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}]} : (!x) -> !x
+    %y = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @steps, microbatch = 0, order = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}]} : (!x) -> !x
     // CHECK: %[[Y:.*]] = "pw.transfer"
-    %z = "pw.transfer"(%y) {channel = @c0, loop = @turns, microbatch = 0, order = 1, slice = @s1} : (!x) -> !x
+    %z = "pw.transfer"(%y) {channel = @c0, loop = @steps, microbatch = 0, order = 1, slice = @s1} : (!x) -> !x
     // CHECK: %[[N:.*]] = "pw.launch"(%arg1) {callee = @count
     // CHECK: "pw.launch"(%[[N]], %[[Y]]) {callee = @g,
-    %m = "pw.launch"(%n) {callee = @count, slice = @s1, loop = @turns, microbatch = 0, order = 0} : (!v) -> !v
-    %a = "pw.launch"(%m, %z) {callee = @g, slice = @s1, loop = @turns, microbatch = 0, order = 1, origins = [{kind = "fwd", microbatch = 0, stage = 1}]} : (!v, !x) -> !x
+    %m = "pw.launch"(%n) {callee = @count, slice = @s1, loop = @steps, microbatch = 0, order = 0} : (!v) -> !v
+    %a = "pw.launch"(%m, %z) {callee = @g, slice = @s1, loop = @steps, microbatch = 0, order = 1, origins = [{kind = "fwd", microbatch = 0, stage = 1}]} : (!v, !x) -> !x
     return %a, %m : !x, !v
   }
   func.func private @f(%x: !x) -> !x {

@@ -74,7 +74,7 @@ module @stages attributes {pw.form = "ordered"} {
 
 // -----
 
-// Loops that differ, here in how often they turn, are left where they are.
+// Loops that differ, here in their trip counts, are left where they are.
 
 !x = tensor<4xf32>
 !i = tensor<i32>

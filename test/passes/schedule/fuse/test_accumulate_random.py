@@ -29,7 +29,7 @@ SCHEDULES = ["program", "gpipe", "1f1b", "eager"]
 
 
 def affine(p: dict[str, jax.Array], *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A layer of several inputs with two outputs, one of which has a row for each example alone."""
+    """A layer of several inputs with two outputs; one has a row for each example alone."""
     h = jnp.tanh(jnp.concatenate(inputs, axis=1) @ p["w"] + p["b"])
     return h, h.sum(axis=1, keepdims=True)
 

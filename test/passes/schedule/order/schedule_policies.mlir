@@ -170,7 +170,7 @@ module @four_slices attributes {pw.form = "unrolled"} {
 
 // -----
 
-// Four stages on two slices, which take turns.
+// Four stages on two slices, in two rounds.
 
 // GPIPE:      {{^}}0F0,0F1,0F2,0F3,2F0,2F1,2F2,2F3,,,2B0,2B1,2B2,2B3,0B0,0B1,0B2,0B3{{$}}
 // GPIPE-NEXT: {{^}},1F0,1F1,1F2,1F3,3F0,3F1,3F2,3F3,3B0,3B1,3B2,3B3,1B0,1B1,1B2,1B3,{{$}}

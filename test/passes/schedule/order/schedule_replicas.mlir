@@ -13,7 +13,7 @@
 // CHECK: callee = @bucket_sum, order = 6 : i64, overlap_with_loop, slice = @s0}
 // CHECK: callee = @update, order = 7 : i64, slice = @s0}
 
-// In the order of the program they take turns too.
+// In the order of the program their events alternate too.
 // PROGRAM-LABEL: module @exchange
 // PROGRAM: callee = @f, loop = @batch, {{.*}}slice = @s0}
 // PROGRAM-NEXT: callee = @f, loop = @batch_r1, {{.*}}slice = @s0_r1}

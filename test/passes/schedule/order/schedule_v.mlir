@@ -1,6 +1,6 @@
 // RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=zb-v}' | filecheck %s --check-prefix=ZBV
 // RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=1f1b}' | filecheck %s --check-prefix=1F1B
-// RUN: not pw-opt %s -p 'pw-unroll-microbatches,pw-schedule{policy=interleaved-zb}' 2>&1 | filecheck %s --check-prefix=TURNS
+// RUN: not pw-opt %s -p 'pw-unroll-microbatches,pw-schedule{policy=interleaved-zb}' 2>&1 | filecheck %s --check-prefix=ROUNDS
 
 // A V: the stages 1 and 2 follow each other on the second slice and stay two stages. By zb-v no slice idles between
 // its first and its last action.
@@ -11,7 +11,7 @@
 // 1F1B:      {{^}}0F0,0F1,0F2,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,0F3,0I1,0W1,,3F2,3I2,3W2,3F3,3I3,3W3,0I2,0W2,,0I3,0W3{{$}}
 // 1F1B-NEXT: {{^}},1F0,2F0,1F1,2F1,2I0,2W0,1I0,1W0,2I1,2W1,1I1,1W1,1F2,2F2,1F3,2F3,2I2,2W2,1I2,1W2,2I3,2W3,1I3,1W3,{{$}}
 
-// TURNS: 'pw.loop' op cannot be scheduled by 'interleaved-zb', which needs slices in round-robin order
+// ROUNDS: 'pw.loop' op cannot be scheduled by 'interleaved-zb', which needs slices in round-robin order
 
 !x = tensor<4xf32>
 module @in_a_v attributes {pw.form = "sharded"} {

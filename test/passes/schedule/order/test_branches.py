@@ -63,7 +63,7 @@ BOUNDS: dict[str, Callable[[Pipeline], list[int]]] = {
 
 
 def ordered(policy: str, pipelines: Iterator[Pipeline]) -> Iterator[tuple[Pipeline, Order]]:
-    """The pipelines that a policy takes, with its orders, each of which has every action once."""
+    """The pipelines that a policy accepts, with its orders, which have every action once."""
     kinds = "FIW" if wants_halves(policy) else "FB"
     taken = 0
     for pipeline in pipelines:

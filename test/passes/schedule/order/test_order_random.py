@@ -18,7 +18,7 @@ CONTEXT = make_context()
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Reads results of launches on its slice, and values that transfers bring there."""
+    """Launch that reads results of launches on its slice, and values that transfers bring there."""
 
     slice: int
     local: tuple[int, ...]
@@ -27,7 +27,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Moves the result of a launch, or an argument when there is none, to another slice by a channel."""
+    """Transfer of the result of a launch, or an argument when there is none, to another slice by a channel."""
 
     slice: int
     target: int
@@ -70,8 +70,8 @@ def programs(draw: st.DrawFn) -> Program:
 
     for _ in range(draw(st.integers(2, 9))):
         place = draw(st.integers(0, slices - 1))
-        made = [n for n, e in enumerate(events) if isinstance(e, Launch)]
-        read = draw(st.lists(st.sampled_from(made), max_size=3, unique=True)) if made else []
+        launches = [n for n, e in enumerate(events) if isinstance(e, Launch)]
+        read = draw(st.lists(st.sampled_from(launches), max_size=3, unique=True)) if launches else []
         moved = []
         for n in read:
             if events[n].slice != place:
@@ -130,7 +130,7 @@ def text_of(program: Program) -> str:
 
 
 class Interpreter:
-    """Runs every queue as a process of its own that blocks; the state is how far each of them is.
+    """Interpreter with a blocking process for every queue; the state is the progress of each of them.
 
     A launch blocks until its operands are there. A queue that has come to the first launch that reads a
     transferred value takes it out of its channel, as soon as it is next in line there. A send blocks while

@@ -113,8 +113,8 @@ def test_one_f_one_b_alternates_after_its_warm_up(shape: tuple[int, int]):
     orders = POLICIES["1f1b"](Pipeline(tuple(range(stages)), microbatches))
     for stage, order in enumerate(orders):
         warm_up = min(stages - stage, microbatches)
-        turns = "BF" * (microbatches - warm_up)
-        assert "".join(action.kind for action in order) == "F" * warm_up + turns + "B" * warm_up
+        steady = "BF" * (microbatches - warm_up)
+        assert "".join(action.kind for action in order) == "F" * warm_up + steady + "B" * warm_up
         assert most_live(order, stage) == warm_up
 
 
@@ -143,7 +143,7 @@ def test_policies_keep_to_max_live(policy: str, pipeline: Pipeline, bound: int):
 
 
 Times = tuple[int, int, int]
-"""How long F, I and W take; the formulas of the papers hold where these are about equal."""
+"""Durations of F, I and W; the formulas of the papers hold where these are about equal."""
 
 
 def spans(pipeline: Pipeline, orders: list[list[Action]], times: Times) -> list[tuple[int, int]]:

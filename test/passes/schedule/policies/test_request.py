@@ -15,8 +15,8 @@ def test_read_request_reads_a_policy_and_its_options():
     assert read_request(" zb-h1( max-live = 4, times=times.json ) ") == ScheduleRequest(
         "zb-h1", max_live=4, times="times.json"
     )
-    asked = read_request("search(max-bytes=1.5KiB, max-pending=2, seconds=0.5, seed=0, solver=cp-sat)")
-    assert asked == ScheduleRequest(SEARCH, max_bytes=1536, max_pending=2, seconds=0.5, solver="cp-sat")
+    request = read_request("search(max-bytes=1.5KiB, max-pending=2, seconds=0.5, seed=0, solver=cp-sat)")
+    assert request == ScheduleRequest(SEARCH, max_bytes=1536, max_pending=2, seconds=0.5, solver="cp-sat")
     assert read_request("zb-v(recompute=true)").recompute
 
 

@@ -99,7 +99,7 @@ module @rows_stay {
 
 // -----
 
-// The turns of a loop that need each other are those of all replicas; only the microbatches inside are shared out.
+// The iterations of a loop that need each other are those of all replicas; only the microbatches inside are shared out.
 // CHECK-LABEL: module @steps
 // CHECK: "pw.loop"() {count = 3 : i64, sequential, sym_name = "steps"}
 // CHECK-NEXT: "pw.loop"() {count = 2 : i64, parent = @steps, sym_name = "batch"}

@@ -218,7 +218,7 @@ module @left_alone {
 
 // -----
 
-// So do the averages of a loop whose turns are those of all replicas, and a factor that is rounded before it is used.
+// So do the averages of a loop whose iterations are those of all replicas, and a factor that is rounded before it is used.
 // CHECK-LABEL: module @not_of_microbatches
 // CHECK-NOT: per_replica
 module @not_of_microbatches {

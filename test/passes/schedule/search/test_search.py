@@ -111,7 +111,7 @@ def over_links(work: Work, takes: float) -> dict[tuple[Action, Action], float]:
     }
 
 
-def told(_: str) -> None:
+def ignore(_: str) -> None:
     pass
 
 
@@ -124,7 +124,7 @@ def test_search_is_no_slower_than_any_policy_over_links(work: Work, seed: int, t
     for policy in (*POLICIES, "search"):
         options = {"iterations": 60, "seed": seed} if policy == "search" else {}
         try:
-            orders = orders_by(ScheduleRequest(policy, max_live=max_live, **options), work, costs, told)
+            orders = orders_by(ScheduleRequest(policy, max_live=max_live, **options), work, costs, ignore)
         except PolicyError:
             continue
         times[policy] = step_time([list(row) for row in orders], work, durations, delays)
@@ -146,7 +146,7 @@ def test_search_breaks_ties_by_units(work: Work, seed: int):
     for policy in (*POLICIES, "search"):
         options = {"iterations": 20, "seed": seed} if policy == "search" else {}
         try:
-            orders = orders_by(ScheduleRequest(policy, **options), work, costs, told)
+            orders = orders_by(ScheduleRequest(policy, **options), work, costs, ignore)
         except PolicyError:
             continue
         rows = [list(row) for row in orders]
@@ -157,11 +157,11 @@ def test_search_breaks_ties_by_units(work: Work, seed: int):
 def every_order(row: list[int], problem: SearchProblem) -> list[list[int]]:
     """All orders of a slice in which microbatches stay in order."""
     letters = [problem.actions[n][:2] for n in row]
-    turns: list[list[int]] = []
+    orders: list[list[int]] = []
     for word in set(itertools.permutations(letters)):
         queues = {letter: iter(numbers) for letter, numbers in problem.letters.items()}
-        turns.append([next(queues[letter]) for letter in word])
-    return turns
+        orders.append([next(queues[letter]) for letter in word])
+    return orders
 
 
 @settings(deadline=None, max_examples=40)
@@ -197,7 +197,7 @@ def test_search_puts_forwards_further_ahead_over_slow_links():
     request = ScheduleRequest("search", iterations=100)
     for takes, most in ((0.0, 2), (2.0, 4)):
         delays = over_links(work, takes)
-        orders = orders_by(request, work, Costs(durations, delays=delays), told)
+        orders = orders_by(request, work, Costs(durations, delays=delays), ignore)
         assert most_live(list(orders[0]), 0, work) == most
         assert step_time([list(row) for row in orders], work, durations, delays) <= 18 + 2 * takes
 
@@ -213,7 +213,7 @@ def test_search_keeps_to_limits_and_is_no_slower_than_any_policy(
         options = {"iterations": 60, "seed": seed} if policy == "search" else {}
         request = ScheduleRequest(policy, max_live=max_live, max_pending=max_pending, **options)
         try:
-            orders = [list(row) for row in orders_by(request, work, Costs(durations), told)]
+            orders = [list(row) for row in orders_by(request, work, Costs(durations), ignore)]
         except PolicyError:
             # With several stages on a slice a limit may leave no way out: a search alone tries them all.
             assert policy != "search" or max_live
@@ -254,7 +254,7 @@ def test_search_keeps_to_limits_on_bytes(work: Work, seed: int, most: int):
             )
     costs = Costs(some_durations(work, seed), [Limit("bytes", most, values) for values in held.values()])
     try:
-        orders = orders_by(read_request("search(iterations=40)"), work, costs, told)
+        orders = orders_by(read_request("search(iterations=40)"), work, costs, ignore)
     except PolicyError:
         # What one microbatch holds is more.
         assert most < max(h.size for values in held.values() for h in values) * len(work.slices)
@@ -275,7 +275,7 @@ def test_search_is_determined_by_seed_and_iterations():
     work = work_of_line((0, 1, 2, 3), 8, True)
     durations = some_durations(work, 5)
     request = read_request("search(max-live=3, iterations=200, seed=7)")
-    first, again = (orders_by(request, work, Costs(durations), told) for _ in range(2))
+    first, again = (orders_by(request, work, Costs(durations), ignore) for _ in range(2))
     assert first == again
 
 
@@ -301,7 +301,7 @@ def test_search_beats_all_policies():
     named = [
         step_time([*map(list, by)], work, durations)
         for policy in ("1f1b", "zb-h1")
-        for by in [orders_by(ScheduleRequest(policy, max_live=3), work, Costs(durations), told)]
+        for by in [orders_by(ScheduleRequest(policy, max_live=3), work, Costs(durations), ignore)]
     ]
     assert step_time([*map(list, orders)], work, durations) <= min(named)
 
@@ -310,8 +310,8 @@ def test_orders_by_times_differ_from_orders_by_units():
     """A first stage that takes long leaves time for weights that units of time do not show."""
     work = work_of_line((0, 1), 8, True)
     durations = {a: 4.0 if a[:2] == (0, "F") else 1.0 for a in work.needs}
-    by_units = orders_by(read_request("zb-h1"), work, Costs(), told)
-    by_times = orders_by(read_request("zb-h1"), work, Costs(durations), told)
+    by_units = orders_by(read_request("zb-h1"), work, Costs(), ignore)
+    by_times = orders_by(read_request("zb-h1"), work, Costs(durations), ignore)
     assert by_units != by_times
     assert step_time([*map(list, by_times)], work, durations) < step_time(
         [*map(list, by_units)], work, durations
@@ -327,14 +327,14 @@ def test_orders_by_times_differ_from_orders_by_units():
 )
 def test_orders_by_policies_that_break_a_limit_are_refused(text: str, message: str):
     with pytest.raises(PolicyError, match=message):
-        orders_by(read_request(text), work_of_line((0, 1), 4, True), Costs(), told)
+        orders_by(read_request(text), work_of_line((0, 1), 4, True), Costs(), ignore)
 
 
 def test_orders_by_every_policy_accept_limits():
     work = work_of_line((0, 1), 4, True)
     for policy in NAMES:
         if policy not in (PROGRAM, "zb-v"):
-            orders_by(ScheduleRequest(policy, max_live=4, max_pending=4), work, Costs(), told)
+            orders_by(ScheduleRequest(policy, max_live=4, max_pending=4), work, Costs(), ignore)
 
 
 def test_search_names_a_missing_solver(monkeypatch: pytest.MonkeyPatch):
@@ -342,7 +342,7 @@ def test_search_names_a_missing_solver(monkeypatch: pytest.MonkeyPatch):
     work = work_of_line((0, 1, 2), 4, True)
     request = read_request("search(iterations=1, solver=cp-sat, max-live=1)")
     with pytest.raises(NoSolverError, match=r"pip install 'pathways-mlir\[search\]'"):
-        orders_by(request, work, Costs(some_durations(work, 3)), told)
+        orders_by(request, work, Costs(some_durations(work, 3)), ignore)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -355,7 +355,7 @@ def test_search_with_a_solver_is_no_worse_and_keeps_to_limits(seed: int):
         "search(iterations=5, max-live=2)",
         "search(iterations=5, max-live=2, solver=cp-sat, seconds=3)",
     ):
-        orders = [list(row) for row in orders_by(read_request(text), work, Costs(durations), told)]
+        orders = [list(row) for row in orders_by(read_request(text), work, Costs(durations), ignore)]
         times.append(step_time(orders, work, durations))
         assert all(most_live(row, stage, work) <= 2 for stage, row in enumerate(orders))
     assert times[1] <= times[0] * (1 + 1e-9)

@@ -1,7 +1,7 @@
 // RUN: pw-opt %s --split-input-file --pw-unroll-microbatches | filecheck %s
 
-// What a turn hands on is what the next one carries, and what stands behind the loop gets the last. The number
-// of a turn is a hidden argument on the slices that read it.
+// What an iteration hands on is what the next one carries, and what stands behind the loop gets the last. The number
+// of an iteration is a hidden argument on the slices that read it.
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @decode
@@ -42,7 +42,7 @@ module @decode attributes {pw.form = "sharded"} {
 
 // -----
 
-// Training steps: the outer loop is unrolled first, and there is a loop over microbatches for each of its turns.
+// Training steps: the outer loop is unrolled first, and there is a loop over microbatches for each of its iterations.
 
 !x = tensor<4xf32>
 !b = tensor<2xf32>
@@ -87,7 +87,7 @@ module @steps attributes {pw.form = "sharded"} {
 
 // -----
 
-// What a loop starts from may be on more slices than what turns pass on: a transfer that would move it to where it
+// What a loop starts from may be on more slices than what iterations pass on: a transfer that would move it to where it
 // is already, and a mirror that would have it twice there, get a copy. Where nobody minds, it is taken as it is.
 
 !x = tensor<4xf32>

@@ -216,9 +216,9 @@ module @backwards attributes {pw.form = "placed"} {
     return %0 : !h
   }
   // CHECK-LABEL: func.func private @b_input
-  // CHECK: stablehlo.while(%[[TURN:iterArg]] =
+  // CHECK: stablehlo.while(%[[ITERATION:iterArg]] =
   // CHECK: stablehlo.dot_general
-  // CHECK: %[[PLACE:.*]] = stablehlo.subtract %{{.*}}, %[[TURN]] : tensor<i32>
+  // CHECK: %[[PLACE:.*]] = stablehlo.subtract %{{.*}}, %[[ITERATION]] : tensor<i32>
   // CHECK: stablehlo.dynamic_update_slice %{{.*}}, %{{.*}}, %[[PLACE]],
   // CHECK-LABEL: func.func private @b_weight
   // CHECK-NOT: stablehlo.while

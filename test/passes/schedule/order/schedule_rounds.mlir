@@ -2,7 +2,7 @@
 // RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=looped-bfs}' | filecheck %s --check-prefix=BFS
 // RUN: not pw-opt %s -p 'pw-unroll-microbatches,pw-schedule{policy=zb-h1}' 2>&1 | filecheck %s --check-prefix=H1
 
-// Two slices whose stages take turns. With halves no slice idles; breadth-first, each stage does all microbatches.
+// Two slices with several stages each, in rounds. With halves no slice idles; breadth-first, each stage does all microbatches.
 
 // INTER:      {{^}}0F0,0F1,2F0,2F1,0F2,2I0,2W0,0F3,2I1,2W1,2F2,0I0,0W0,2F3,0I1,0W1,2I2,2W2,2I3,2W3,0I2,0W2,0I3,0W3,{{$}}
 // INTER-NEXT: {{^}},1F0,1F1,3F0,3I0,3F1,3I1,1F2,1I0,3W0,1F3,1I1,3W1,3F2,3I2,1W0,3F3,3I3,1W1,1I2,3W2,1I3,3W3,1W2,1W3{{$}}

@@ -2,7 +2,7 @@
 // RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=interleaved-zb}' | filecheck %s --check-prefix=ZB
 // RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=looped-bfs}' | filecheck %s --check-prefix=BFS
 
-// Four slices with two stages each that take turns, and eight microbatches. Halves fill the gaps of 1f1b.
+// Four slices with two stages each, in rounds, and eight microbatches. Halves fill the gaps of 1f1b.
 
 // INTER:      {{^}}0F0,0F1,0F2,0F3,4F0,4F1,4F2,4F3,0F4,0F5,0F6,4I0,4W0,0F7,4I1,4W1,,,,,4F4,4I2,4W2,4F5,4I3,4W3,4F6,0I0,0W0,4F7,0I1,0W1,0I2,0W2,0I3,0W3,4I4,4W4,4I5,4W5,,4I6,4W6,,4I7,4W7,0I4,0W4,0I5,0W5,0I6,0W6,0I7,0W7{{$}}
 // INTER-NEXT: {{^}},1F0,1F1,1F2,1F3,5F0,5F1,5F2,5F3,1F4,5I0,5W0,1F5,5I1,5W1,1F6,5I2,5W2,1F7,5I3,5W3,5F4,1I0,1W0,5F5,1I1,1W1,5F6,1I2,1W2,5F7,1I3,1W3,,5I4,5W4,,5I5,5W5,,5I6,5W6,,5I7,5W7,1I4,1W4,1I5,1W5,1I6,1W6,1I7,1W7,{{$}}
