@@ -191,8 +191,8 @@ module @what_names_equal_functions attributes {pw.form = "located"} {
 
 // -----
 
-// A constant that each iteration of a loop works out for itself, and the caller gets: an iteration returns values of that one, so
-// that it is made once more, outside of the loop.
+// A constant that each iteration of a loop computes for itself, and the caller gets: an iteration returns its own
+// values, so that it is computed once more, outside of the loop.
 
 !x = tensor<8xf32>
 !w = tensor<4xf32>
