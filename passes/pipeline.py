@@ -99,7 +99,7 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "sharded",
             (
-                # Transfers say what others wait for. Not later: Shardy sees what halves pass on.
+                # Transfers show what other slices wait for. Not later: Shardy sees what halves pass on.
                 SplitBackward(options.policy, options.schedule_file),
                 # Transfers are explicit by now: Shardy sees which values are on which mesh.
                 PropagateShardings(),

@@ -187,7 +187,7 @@ def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:
 
 
 def drop_empty_constraints(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
-    """Drops constraints on a mesh without axes, which JAX puts on typed PRNG keys and which say nothing."""
+    """Drops constraints on a mesh without axes, which JAX puts on typed PRNG keys to no effect."""
     for op in list(nested_ops(function)):
         if op.operation.name != "sdy.sharding_constraint":
             continue

@@ -1,6 +1,6 @@
 """Shardy's sharding rules of operations: the dimensions of operands and results that go together.
 
-For a `stablehlo.reduce` over its first dimension Shardy says `([i, j], [])->([j]) {i=8, j=4} reduction={i}`.
+The rule of a `stablehlo.reduce` over its first dimension is `([i, j], [])->([j]) {i=8, j=4} reduction={i}`.
 """
 
 from __future__ import annotations

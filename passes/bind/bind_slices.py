@@ -1,4 +1,4 @@
-"""`pw-bind-slices`: says which host each slice is on."""
+"""`pw-bind-slices`: sets the host of each slice."""
 
 from __future__ import annotations
 

@@ -44,12 +44,13 @@ class SplitHosts(Pass):
     1. The function of a host takes the arguments and returns the results that live on its slices, with their
        numbers in the program; each host that reads a mirrored argument takes it, and each that has a copy of
        a mirrored result returns it.
-    2. It holds the launches, transfers, mirrors and releases on its slices. A transfer to a slice on another
-       host is a `pw.send` on the host that it leaves, and a `pw.recv` on the other.
+    2. The function holds the launches, transfers, mirrors and releases on its slices. A transfer to a slice
+       on another host is a `pw.send` on the host that it leaves, and a `pw.recv` on the other.
     3. All work of a host has one order, that of `@main`.
-    4. Nothing blocks: a `pw.send` and a `pw.recv` return at once, whatever the other host has done. So what
-       is sent is released at the end. Where that does not do, because a launch takes the buffer or the caller
-       has it, a copy is sent. Channels between hosts have room for all that is sent in `ahead` steps.
+    4. Nothing blocks: a `pw.send` and a `pw.recv` return at once, whatever the other host has done. Therefore
+       values that are sent are released at the end. Where this is impossible, because a launch takes the
+       buffer or the caller has it, a copy is sent. Channels between hosts have room for all that is sent in
+       `ahead` steps.
     5. The peak of each slice counts what is sent up to the end of the step, and what is received from its
        beginning, since a host may issue all of a step before any of it runs. It counts both once more for
        each further step that runs ahead.
@@ -245,7 +246,7 @@ class _HostFunction:
         """Returns whether the host does something for an operation."""
         if op_has(op, Trait.ORDERED):
             return self.host in (self.source(op), self.split.hosts[op.slice])
-        # What is joined or released here was computed here.
+        # Values that are joined or released here were computed here.
         return any(
             self.split.hosts[name] == self.host
             for value in op.operands

@@ -1,4 +1,4 @@
-"""`optimization_barrier`s of a traced program: JAX's way to say that something is computed again."""
+"""`optimization_barrier`s of a traced program: JAX's mark of work that is computed again."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Inliner:
     def inlined_callee(self, op: ir.OpView) -> ir.OpView | None:
         """Returns the function that takes the place of an operation, if one does.
 
-        That of a composite with placed calls of several slices does: none of them can run it as a whole.
+        The decomposition of a composite with placed calls of several slices does: no slice can run all of it.
         """
         if op.operation.name == "func.call" and self.traced.metadata_of(op).is_ordinary:
             return self.traced.symbols[op.attributes["callee"].value]
@@ -57,8 +57,9 @@ class Inliner:
     def move_loops(self, function: ir.OpView, target: ir.OpView) -> None:
         """Makes the loops of a function those of the one that it is copied to.
 
-        Those that are somewhere else already become other loops: each copy works through a batch of its own.
-        JAX makes several functions of one as well, such as one for each choice of results that are needed.
+        Loops that stand somewhere else already become other loops: each copy works through a batch of its
+        own. JAX makes several functions of one as well, such as one for each choice of results that are
+        needed.
         """
         source, holder = (f.attributes["sym_name"].value for f in (function, target))
         moved: dict[str, str] = {}

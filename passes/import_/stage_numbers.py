@@ -28,7 +28,7 @@ class PlacedCall:
     Attributes:
       launch: the launch.
       call: the number of the call.
-      origin: what the launch says of it, once stages have numbers.
+      origin: its origin in the launch, once stages have numbers.
       lineage: how differentiation made it of the call; see `CallMetadata`.
     """
 
@@ -67,7 +67,7 @@ class PlacedCall:
         self.set_origin(kind="grad")
 
     def set_origin(self, **changes: Any) -> None:
-        """Has the launch say something else of the call, once stages have numbers."""
+        """Replaces the origin of the call in the launch, once stages have numbers."""
         self.origin = dataclasses.replace(self.origin, **changes)
 
 
@@ -115,8 +115,8 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
     reads is part of that stage, and so is its backward call.
 
     Gradients that a loop differentiates, or that its forward needs, are forward calls of stages of their own.
-    In such a loop a stage that the user chose only tells stages apart: calls of one function may come before
-    and after its gradients, and cannot have one number.
+    In such a loop a stage that the user chose only distinguishes stages: calls of one function may come
+    before and after its gradients, and cannot have one number.
 
     Args:
       main: the function that launches.
@@ -185,7 +185,7 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
         read = [v for v in operands if v in later and (loop is None or loop_of(v) == loop)]
         reads = frozenset().union(*(later[v] for v in read)) if read else frozenset()
         if op.operation in repeated:
-            # What is after a call that is done again is after the call.
+            # A reader of a repeated call comes after the call itself.
             reads |= run.get(repeated[op.operation], frozenset())
         if in_loop and (op.operation in backward or not after.isdisjoint(operands)):
             after.update(results)
@@ -207,8 +207,8 @@ def _find_gradients(
 ) -> bool:
     """Finds backward calls of loops that the forward needs, and makes gradients of them.
 
-    These are not differentiated themselves, as with `jax.lax.stop_gradient`, or JAX would have said so. What
-    differentiated forward calls read is one, and what the backward of a later stage reads: the backward
+    These are not differentiated themselves, as with `jax.lax.stop_gradient`, or JAX would have marked them.
+    What differentiated forward calls read is one, and what the backward of a later stage reads: the backward
     itself goes the other way.
 
     Returns:
@@ -283,7 +283,7 @@ def _with_readers(
 ) -> list[tuple[PlacedCall, _Level]]:
     """Gives calls in front of a loop the level of its first call on their slice that reads them.
 
-    What no call of a level reads has none if it is a part of a call of the loop: it is of the stage of that.
+    A call that no call of a level reads has no stage of its own if it is inside of a call of the loop.
     """
     levels = {
         call.launch.results[0]: level for call, level in forward if call.launch.loop and call.launch.results

@@ -1,4 +1,4 @@
-"""A traced program as `pw-import` reads it: its symbols, and what metadata says of its calls."""
+"""A traced program as `pw-import` reads it: its symbols, and the metadata of its calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TracedProgram:
         self._metadata: dict[ir.Attribute, CallMetadata] = {}
 
     def metadata_of(self, op: ir.OpView) -> CallMetadata:
-        """Returns the metadata that JAX attached to a call, read once of each attribute that says it.
+        """Returns the metadata that JAX attached to a call; each distinct attribute is read once.
 
         Raises:
           PassFailure: it is none that the front end writes.

@@ -32,7 +32,7 @@ class Pass(ABC):
     """A transformation or check of a whole module.
 
     A subclass is a frozen dataclass with a `name`; its fields, made with `option`, are its options. Its
-    docstring says what the pass does, what it requires and what it guarantees. The driver checks the
+    docstring states what the pass does, requires and guarantees. The driver checks the
     forms before and after it.
 
     Attributes:

@@ -250,7 +250,7 @@ def _convert(field: dataclasses.Field[Any], text: str | None) -> Any:
     """Returns the value of an option; its kind is that of its default.
 
     Raises:
-      ValueError: says what the value must be.
+      ValueError: the value is of another kind; the message names the kind.
     """
     match field.default:
         case bool():

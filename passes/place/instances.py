@@ -87,7 +87,7 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
         stands_alone, reads, loop = isinstance(op, PwOp), captured(op), loop_of_op(op)
         mirrored = MIRRORED in op.attributes
         has_effect = isinstance(op, UntilOp) or has_side_effect(op, symbols, effects)
-        # What is done for its effect alone, and on no value, may be on several slices too.
+        # An operation for its effect alone, without operands, may be on several slices too.
         places = slices_of_op(op) or ()
         copies = {
             place: Instance(

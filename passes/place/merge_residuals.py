@@ -121,7 +121,7 @@ def _merge_results(
 def _inline_helpers(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
     """Inlines the small functions that a function calls, after those that they call themselves."""
     for op in list(body_block(function).operations):
-        # A call that says more than whom it calls is left alone.
+        # A call with attributes besides its callee is left alone.
         if op.operation.name != "func.call" or len(op.attributes) > 1:
             continue
         callee = symbols[op.attributes["callee"].value]

@@ -143,7 +143,7 @@ def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance
             leaves_soon.add(instance)
         reading_units = {unit_of[reader] for reader in readers}
         unit = reading_units.pop() if len(reading_units) == 1 and not must_stay else None
-        # What all microbatches share is worked out once, in front of them.
+        # Work that all microbatches share is done once, in front of them.
         if unit is None or unit.stands_alone or (unit.slice, unit.loop) != (place, loop):
             key = (place, loop, waits[instance], instance in leaves_soon)
             unit = by_waits.setdefault(key, _Unit(place, position, loop))

@@ -111,7 +111,7 @@ class _Constants:
             if value not in mapping:
                 op = self._operations[value]
                 if op.operation.name == _CONSTRAINT:
-                    # It names the mesh of the slice that this is taken from.
+                    # A constraint names the mesh of the slice that the constant comes from.
                     mapping[value] = mapping[op.operands[0]]
                     continue
                 copy_into([op], mapping)

@@ -52,7 +52,7 @@ class LowerTransfers(Pass):
     A transfer of more than `max-pieces` pieces (63 shards and 64 have 4032 in common) is preceded by a launch
     on the source that gathers the value, along as few axes as it takes, or splits it along other dimensions.
 
-    A remark says what each such transfer moves.
+    A remark states what each such transfer moves.
 
     ```mlir
     // before

@@ -139,7 +139,7 @@ def _share_meshes(module: ir.Module) -> None:
 
 
 def _apply_specs(main: ir.OpView, meshes: Meshes) -> None:
-    """Turns what the user says of the program's arguments and results into shardings over their slices."""
+    """Turns the user's shardings of arguments and results into shardings over their slices."""
     for what, attrs, slices, values, store in (
         ("argument", argument_attrs(main), argument_slices(main), main.type.inputs, set_argument_attrs),
         ("result", result_attrs(main), result_slices(main), main.type.results, set_result_attrs),

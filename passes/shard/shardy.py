@@ -161,7 +161,7 @@ def encode(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
     _copy_mirrored(main, meshes)
     arguments = dialect.argument_slices(main)
     operations = list(body_block(main).operations)
-    # Asked before anything changes: a call does not say where it runs.
+    # Read before anything changes: a call does not name its slice.
     for number, op in enumerate(operations):
         if isinstance(op, dialect.TransferOp):
             source = (dialect.slices_of(op.operands[0], arguments) or (op.slice,))[0]
@@ -181,17 +181,17 @@ def encode(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
 def decode(module: ir.Module) -> None:
     """Turns `@main` back, with what Shardy decided, and its operations in computations into plain ones."""
     for op in dialect.ops_named(module, ["sdy.mesh"]):
-        # Shardy's note to other compilers; the mesh says it already.
+        # Shardy's note to other compilers; the mesh states it already.
         if "stablehlo.mesh" in op.attributes:
             del op.attributes["stablehlo.mesh"]
     for op in list(body_block(main_function(module)).operations):
         if op.operation.name == "stablehlo.custom_call":
-            # Of all that is between launches only what is encoded here is one.
+            # Between launches only encoded operations stand for operations of `pw`.
             op.operation.erase()
         elif _KIND in op.attributes:
             _replace(op, _original(op).results)
         elif op.operation.name in (_COPY, "sdy.reshard"):
-            # Where shardings differ after all, `settle` says so, slice by slice.
+            # Where shardings differ after all, `settle` reshards, slice by slice.
             _replace(op, [op.operands[0]])
         elif isinstance(op, dialect.TransferOp):
             op.sharding = _of_result(op, 0)

@@ -83,7 +83,7 @@ def _in_step(timeline: EventLog) -> Iterator[tuple[TimelineEvent, float]]:
             continue
         if event.slice in free:
             ready.append(free[event.slice])
-        # Clocks of several threads may say that it began before that.
+        # By the clocks of several threads it may have begun before that.
         yield event, event.end - min(event.start, max(ready, default=event.start))
         ready_times.append(event.end)
         free[event.slice] = event.end

@@ -36,7 +36,7 @@ _OPTIONAL = ("microbatch", "dst", "after")
 
 
 class TraceError(ValueError):
-    """A trace file that cannot be read; the message says why."""
+    """Error of a trace file that cannot be read; the message has the reason."""
 
 
 class TraceFile:

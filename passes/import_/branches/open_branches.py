@@ -29,7 +29,7 @@ def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
     """
     mover = _BranchMover(op, taken)
     regions = list(op.regions)
-    # That of False comes first for a number, and that of True for `stablehlo.if`.
+    # The branch of False comes first for a number, and that of True for `stablehlo.if`.
     regions = regions if op.operation.name == "stablehlo.case" else regions[::-1]
     results = mover.open(regions, 0, branch_of(op))
     for old, new in zip(op.results, results, strict=True):

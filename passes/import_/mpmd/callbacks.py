@@ -18,7 +18,7 @@ def keep_callbacks_together(
 ) -> None:
     """Lets host callbacks run once, on the first device of a slice, as JAX lowers them.
 
-    Shardy takes away the sharding that says so, and each device would call.
+    Shardy drops the sharding that states this, and each device would call.
     """
     if home.mesh.mesh.size == 1:
         return

@@ -127,8 +127,8 @@ class IfrtArray:
       type: the type of the whole array.
       sharding: its sharding over its devices; None where there is none.
       devices: the devices, as the program numbers them.
-      memory_kind: the memory that it is in; None where nothing is said.
-      layout: a layout of its own; None where nothing is said.
+      memory_kind: the memory that it is in; None where the type has none.
+      layout: a layout of its own; None where the type has none.
     """
 
     type: ir.Type
@@ -139,7 +139,7 @@ class IfrtArray:
 
 
 def read_array(type_: ir.Type) -> IfrtArray | None:
-    """Returns what a type says; None for one that is no `!ifrt.array`.
+    """Reads a type; returns None for one that is no `!ifrt.array`.
 
     Raises:
       NotMpmdError: it cannot be read.

@@ -38,7 +38,7 @@ class ArrayTypes:
         self._read: dict[ir.Type, IfrtArray] = {}
 
     def of(self, op: ir.OpView, what: str, type_: ir.Type) -> IfrtArray:
-        """Returns what the type of a value says.
+        """Reads the type of a value.
 
         Args:
           op: where to report what is wrong with it.
@@ -59,12 +59,12 @@ class ArrayTypes:
         return self._read[type_]
 
     def of_operands(self, op: ir.OpView) -> list[IfrtArray]:
-        """Returns what the types of all operands say that are arrays."""
+        """Reads the types of all operands that are arrays."""
         types = [value.type for value in op.operands]
         return [self.of(op, f"operand #{n}", type_) for n, type_ in enumerate(types) if str(type_) != CONTROL]
 
     def of_results(self, op: ir.OpView) -> list[IfrtArray]:
-        """Returns what the types of all results say that are arrays."""
+        """Reads the types of all results that are arrays."""
         types = [value.type for value in op.results]
         return [self.of(op, f"result #{n}", type_) for n, type_ in enumerate(types) if str(type_) != CONTROL]
 
@@ -72,7 +72,7 @@ class ArrayTypes:
 def device_lists(function: ir.OpView) -> tuple[DeviceIds, ...]:
     """Returns the lists of devices of a program, in the order in which its slices are declared.
 
-    The devices are those that the program was compiled for, or its own numbers where it does not say.
+    The devices are those that the program was compiled for, or its own numbers where it states none.
 
     Raises:
       PassFailure: it has a device that it was not compiled for, or a value that is no array.
@@ -85,10 +85,10 @@ def device_lists(function: ir.OpView) -> tuple[DeviceIds, ...]:
 
 
 def physical_ids(function: ir.OpView) -> list[int] | None:
-    """Returns the ids of the devices that a program numbers from 0; None where it does not say.
+    """Returns the ids of the devices that a program numbers from 0; None where it states none.
 
     Raises:
-      PassFailure: it says so in another form.
+      PassFailure: it states them in another form.
     """
     attribute = function.attributes.get(DEVICE_IDS)
     if attribute is None:

@@ -68,11 +68,11 @@ class ImportMpmd(Pass):
        becomes a tensor on that slice with the sharding of the type.
     2. A `fragment_call`, or a `fragment`, whose body becomes a function, becomes a `pw.launch`. Equal
        functions become one; a function that is called with other shardings gets a variant.
-    3. Where a fragment says so, its launch has `origins`: forward or backward by how often the named
+    3. Where a fragment states them, its launch has `origins`: forward or backward by how often the named
        computation was transposed, recomputed with `remat`, the stage, the call counter as the microbatch, and
        the half of a backward that was split. What Shardy inferred has none: it is glue.
     4. A `transfer` becomes a `pw.transfer`; within a mesh, or repeated to one, a launch that reshards.
-    5. Donated arguments become `pw.donated`. What computations do to their arguments is dropped, since it is
+    5. Donated arguments become `pw.donated`. Donation by computations is dropped, since it is
        planned anew, and host callbacks run on one device again, which Shardy has forgotten.
 
     Without a sharding in its type a value is replicated beside a `fragment_call`, and has the sharding that

@@ -38,12 +38,12 @@ class MpmdLayouts:
     def of(
         self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
     ) -> ir.Attribute | None:
-        """Returns a sharding over the mesh of a slice; None where nothing is said, or a slice has one device.
+        """Returns a sharding over the mesh of a slice; None where there is none, or one device.
 
         Args:
           op: where to report what is wrong with it.
           what: what to call the value there.
-          sharding: what Shardy says.
+          sharding: the sharding in Shardy's program.
           type_: the type of the value.
           home: the slice.
 

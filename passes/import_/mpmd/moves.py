@@ -12,7 +12,7 @@ from pathways.passes.import_.mpmd.fragments import constrain
 from pathways.passes.import_.mpmd.slices import Home
 
 type Layout = ir.Attribute | None
-"""The sharding of a value over its slice; None where nothing is said."""
+"""The sharding of a value over its slice; None where there is none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Moves:
         key = value.type, held, wanted
         callee = self._reshards.known("reshard", key)
         if callee is None:
-            # Beside bodies it says inside how values lie, as these do, for propagation to start from.
+            # Beside bodies, shardings are inside of computations, for propagation to start from.
             sharded = ((), ()) if self._is_open else ((held,), (wanted,))
             with ir.InsertionPoint(self._module.body):
                 callee = self._reshards.make(

@@ -49,7 +49,7 @@ def declare_slices(
     taken = set(symbol_table(module))
     known: dict[Mesh, str] = {}
     for op in ops_named(module, ["sdy.mesh"]):
-        # Shardy's note to other compilers; the mesh says it already.
+        # Shardy's note to other compilers; the mesh states it already.
         if "stablehlo.mesh" in op.attributes:
             del op.attributes["stablehlo.mesh"]
         if not list(sdy.MeshAttr(op.attributes["mesh"]).device_ids):

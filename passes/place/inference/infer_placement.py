@@ -62,10 +62,10 @@ class InferPlacement(Pass):
     6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
        split where its microbatches are read.
     7. Each operation of a branch is placed separately. A loop without placed calls, and a conditional with a
-       callback or with placed calls of one slice, is on one slice; a remark says how many bytes cross for it,
-       and how many that slice keeps besides.
-    8. A value carried by a loop stays on its slice, or is mirrored in all iterations. A remark says how many
-       bytes cross in each of them where it is made on another slice.
+       callback or with placed calls of one slice, is on one slice; a remark states how many bytes cross for
+       it, and how many that slice keeps besides.
+    8. A value carried by a loop stays on its slice, or is mirrored in all iterations. A remark states how
+       many bytes cross in each of them where it is made on another slice.
 
     ```mlir
     // before

@@ -38,7 +38,7 @@ class Operation:
       view: the operation itself.
       reads: the values that it or its regions read.
       results: the values that it makes.
-      slice: its slice, where that is said before anything is decided.
+      slice: its slice, where it has one before anything is decided.
       repeatable: whether it may be done on any slice, and on several: glue that only computes its results.
       handed_on: of a `pw.carry`, the position of its `pw.next`, and the other way round.
     """

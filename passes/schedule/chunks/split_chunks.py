@@ -37,7 +37,7 @@ class SplitChunks(Pass):
     3. Carried values are donated from chunk to chunk. The initial values of a loop are donated to its first
        chunk: a copy, where others read it too, or where it is an argument that is kept.
     4. A donated argument, and what a sub-program computes for later ones, is donated to the sub-program that
-       reads it last. What all iterations read is kept: it is not known which chunk is the last one.
+       reads it last. Values that all iterations read are kept: it is not known which chunk is the last one.
 
     A program without such loops stays as it is.
 

@@ -105,7 +105,7 @@ class _Folder:
         self.symbols = symbols = symbol_table(module)
         self.computations = Computations(module, self.symbols)
         self.result_attrs_of = functools.cache(lambda computation: result_attrs(symbols[computation]))
-        """What a computation says of its results."""
+        """Attributes of the results of a computation."""
 
     def make_zeros(self, block: ir.Block, reductions: Sequence[ReduceOp]) -> dict[ir.Value, ir.Value]:
         """Launches zeros for sums to start from; returns them by the results of the reductions."""
@@ -149,7 +149,7 @@ class _Folder:
         )
 
     def layout(self, value: ir.Value) -> ir.Attribute | None:
-        """Returns the sharding that a computation says of one of its results."""
+        """Returns the sharding that a computation states for one of its results."""
         return self.result_attrs_of(_producer(value).callee)[ir.OpResult(value).result_number].get(SHARDING)
 
     def fold(self, reductions: Sequence[ReduceOp], zeros: Mapping[ir.Value, ir.Value]) -> None:

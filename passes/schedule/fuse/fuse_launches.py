@@ -155,7 +155,7 @@ class _Unfused:
 
     Attributes:
       op: the launch.
-      callee, slice, order, loop, microbatch, is_glue: what it says.
+      callee, slice, order, loop, microbatch, is_glue: its attributes.
       incoming: the values among its operands that transfers bring.
       is_ready: whether nothing has to be waited for to read its operands: they are arguments, or what is
         worked out in front of its loop.
@@ -282,7 +282,8 @@ class _Versions:
     def split_unlike(self, clusters: Sequence[list[_Unfused]]) -> list[list[_Unfused]]:
         """Splits clusters where the launches of a large computation outside of loops take other things along.
 
-        Such are the updates of equal stages: that of the last one would take what makes the loss a mean.
+        The updates of equal stages are an example: that of the last one would take along the mean of the
+        loss.
         """
         taken: dict[str, set[tuple[str, ...]]] = {}
         for cluster in clusters:
@@ -330,7 +331,7 @@ class _Fuser:
             tuple(inside[r] for r in outputs),
         )
         head = next((launch for launch in cluster if not launch.is_glue), cluster[0])
-        # What leaves must be there for those who move it.
+        # Results that leave the slice must exist for the transfers that move them.
         place = next((launch for launch in cluster if launch.leaves), cluster[-1])
         ops = [launch.op for launch in cluster]
         # Not parsed and rebuilt: all that happens to origins is that they are listed together.
@@ -435,7 +436,7 @@ def _preparations(
             serves.setdefault(reader, []).append(launch)
         else:
             rest.append(launch)
-    # What serves a launch that was split off itself goes where that one goes.
+    # Work that serves a launch goes with it, also where that one was split off itself.
     chained = {launch for served in serves.values() for launch in served}
     for reader in [reader for reader in serves if reader in chained]:
         rest += serves.pop(reader)

@@ -164,7 +164,7 @@ class _Body:
         """Returns the other operations in front of each of some loops, and after the last of them.
 
         An operation goes as close to its readers as it can; one that only the caller reads, as far to the
-        front as it can. Those that depend on no argument are in none.
+        front as it can. Operations that depend on no argument are in none.
         """
         first: dict[int, int] = {}
         for n, values in enumerate(self._reads):
@@ -299,7 +299,7 @@ def _cut(body: _Body, shared: _Shared, computations: Computations) -> list[_Piec
 def _origins(launch: LaunchOp, pieces: Sequence[_Piece]) -> list[tuple[Origin, ...]]:
     """Returns the placed calls of a launch that each of its pieces is of.
 
-    A shared loop is of the calls that all who hold it have in common. What is between two loops is of
+    A shared loop has the origins that all its holders have in common. What is between two loops is of
     theirs and of those between them.
     """
     calls = [(origin.kind, origin.part) for origin in launch.origins]

@@ -21,8 +21,8 @@ from pathways.passes.schedule.memory.live_bytes import LiveBytes
 def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:
     """Returns the most bytes alive at once on each slice, over all its devices.
 
-    What a host receives has its memory from the beginning of the step: hosts do not wait when they issue
-    steps, so all receives may be issued before the first launch runs. What it sends is alive to the end.
+    Memory for received values is taken at the beginning of the step: hosts do not wait when they issue
+    steps, so all receives may be issued before the first launch runs. Sent values are alive to the end.
 
     Args:
       programs: what each host does.

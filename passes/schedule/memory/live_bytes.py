@@ -8,7 +8,7 @@ from collections.abc import Hashable
 class LiveBytes[Place: Hashable]:
     """Live bytes at each place, such as a slice or a device, and the most that there ever were.
 
-    What ends when something else begins must be removed first, or both count at once.
+    Bytes whose life ends when other bytes begin to live must be removed first, or both count at once.
 
     Attributes:
       now: the bytes alive, by place.

@@ -126,7 +126,7 @@ class _Lifetimes:
         self.donated = {argument for argument, own in attrs if DONATED in own}
         self.operands, self.results = view.reads, view.produces
         self.mirrored: dict[ir.Value, list[ir.Value]] = {}
-        """The values that are equal by what a mirror says, by its result."""
+        """Values that a mirror declares equal, by its result."""
         self.touched = [self.touched_by(n, op) for n, op in enumerate(self.ops)]
         self.last_use = {v: n for n, touched in enumerate(self.touched) for v in touched}
         # Results, and arguments that the caller keeps, outlive the program.
@@ -140,7 +140,7 @@ class _Lifetimes:
         aliases = self.find_aliases()
         live: LiveBytes[str] = LiveBytes()
         for argument in self.arguments:
-            # What the caller keeps and nothing reads is never brought to its slice.
+            # An argument that the caller keeps and nothing reads is never brought to its slice.
             if argument in self.donated or any(True for _ in argument.uses):
                 for name in self.slices.get(argument, ()):
                     live.add(name, self.size(argument, name))
@@ -189,7 +189,7 @@ class _Lifetimes:
         return {v: None for value in values for v in self.unmirrored(value)}
 
     def unmirrored(self, value: ir.Value) -> list[ir.Value]:
-        """Returns the values that a value stands for: itself, or those that a mirror says are equal."""
+        """Returns the values that a value stands for: itself, or those that a mirror declares equal."""
         return self.mirrored.get(value) or [value]
 
     def release_unread(self, live: LiveBytes[str]) -> None:

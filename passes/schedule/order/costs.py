@@ -70,7 +70,7 @@ class LaunchTimes:
             and launches that there are not, or not yet, do not count.
 
         Raises:
-          TimesError: says what is wrong with the file.
+          TimesError: the file is wrong; the message has the entry.
         """
         if times == FLOPS:
             return {n: self._flops[n] for n in members if n in self._calls}, FLOPS

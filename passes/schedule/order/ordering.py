@@ -1,4 +1,4 @@
-"""The orders of the slices of a loop by a policy, for what a program asks of it."""
+"""Orders of the slices of a loop by a policy, as a program requests it."""
 
 from __future__ import annotations
 

@@ -74,12 +74,12 @@ class Schedule(Pass):
     `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations or a trace, `flops` for
     estimates, or `units`, with the `latency` and `bandwidth` of links. By `1f1b`, `eager`, `zb-h1` and
     `zb-h2` actions are then ordered as these take time, if that is faster than their pattern. A search has
-    `seconds`, `iterations`, `seed` and `solver` too; a remark says what it found.
+    `seconds`, `iterations`, `seed` and `solver` too; a remark states the result.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as possible. Launches outside loops run
     before the loops, or after those whose results they read; those that have nothing to do with any loop run
-    after all of them. What replicas exchange overlaps with the loop: it runs after what it reads, sums one
+    after all of them. Exchanges of replicas overlap with the loop: each runs after what it reads, sums one
     action later, when the terms of others have arrived. Loops of replicas have one schedule and run side by
     side; where each starts from what the one before passes on, what leads to that and needs no action runs
     first. Slices that may share devices have one order together. The block of `@main` is sorted
@@ -316,7 +316,7 @@ def schedule_of(module: ir.Module) -> str:
     """
     main = main_function(module)
     events = data_events(read_function(module, symbol_table(module), main))
-    # Those of other replicas have the same.
+    # Loops of other replicas have the same costs.
     loops = [loop for loop in read_loops(module, events) if loop.op.replica_of is None and loop.slices]
     if not loops:
         fail(main, "has no loop with stages to write a schedule file for")
@@ -347,7 +347,7 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
         (action, *_) = loop.actions.get(n, (None,))
         if action is None or action.kind != "F":
             continue
-        # What another microbatch passed on may come from any stage.
+        # Values that another microbatch passed on may come from any stage.
         same = {other for other in before if other.kind == "F" and other.microbatch == action.microbatch}
         stages = {other.stage for other in same} - {action.stage}
         reads.setdefault(action.stage, set()).update(stages)

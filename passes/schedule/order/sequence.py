@@ -5,7 +5,7 @@ A program is a row of segments: the loops, and what comes before, between and af
     before | @l0 | between | @l1 | after
        0   |  1  |    2    |  3  |    4
 
-Within a loop time goes by in actions. What is not an action comes right before the one of its time, or right
+Within a loop time goes by in actions. Other launches come right before the action of their time, or right
 after it; and around each launch is what is sent to it, and what is sent from it.
 
     ... | before, action, after | before, action, after | ...      instants of a loop
@@ -38,7 +38,7 @@ class Instant(NamedTuple):
 
 
 _OUTSIDE = Instant(0, _AT)
-"""The instant of all that is not of a loop with times: its segment alone says its position."""
+"""The instant of all that is not of a loop with times: its segment alone gives its position."""
 
 
 class Key(NamedTuple):
@@ -92,7 +92,7 @@ def sequence(
     beginning = Instant(0, _BEFORE)
     for n, event in enumerate(events):
         if n not in keys:
-            # What arrives and is sent on to a caller has no reader.
+            # A value that arrives and is returned has no reader.
             arrives = max(
                 (keys[other] for other in event.waits_for), default=Key(0, beginning, n, _ARRIVES, n)
             )
@@ -121,7 +121,7 @@ def _overlapping(
 ) -> dict[int, Instant]:
     """Returns the instants of what overlaps with a loop, and of the sends of its results.
 
-    It runs right after what it reads; what arrives from another slice is given the time of one more action.
+    The launch runs right after what it reads; arrivals from another slice get the time of one more action.
     """
     actions: dict[str, list[int]] = {}
     for loop, start in zip(loops, times, strict=True):
@@ -241,7 +241,7 @@ class _Clock:
         """Returns the instant of a launch without an action: late for its own slice, early for others."""
         op = self._events[n].op
         if n in self._leading_on and not self._before[n]:
-            # Such as the keys of all microbatches: the next replica does not wait for the work on them.
+            # For example the keys of all microbatches: the next replica does not wait for the work on them.
             return Instant(0, _BEFORE)
         ready = (
             Instant(max(self._start[a] for a in self._before[n]), _AFTER)
@@ -252,7 +252,7 @@ class _Clock:
             return ready
         due = min(self._start[a] for a in self._after[n])
         here = any(self._start[a] == due and self._loop.slices[a.stage] == op.slice for a in self._after[n])
-        # What is computed again is meant to live shortly.
+        # Recomputed values are meant to live shortly.
         late = here or any(origin.kind == "recompute" for origin in op.origins)
         return Instant(due, _BEFORE) if late else min(ready, Instant(due, _BEFORE))
 

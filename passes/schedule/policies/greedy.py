@@ -42,9 +42,9 @@ def greedy(
 ) -> Order:
     """Runs a pipeline step by step; each slice takes the action of least rank among those that are ready.
 
-    A stage starts a forward only while it works on fewer microbatches than `limit` says, which is at least 1.
-    It cannot get stuck: microbatches enter a stage in order, so nothing holds back the oldest one that is not
-    done.
+    A stage starts a forward only while it works on fewer microbatches than `limit`, which is at least 1. The
+    order cannot get stuck: microbatches enter a stage in order, so nothing holds back the oldest one that is
+    not done.
     """
     stages = range(len(pipeline.slices))
     done: set[Action] = set()

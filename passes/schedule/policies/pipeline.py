@@ -15,7 +15,7 @@ type Order = list[list[Action]]
 
 
 class PolicyError(ValueError):
-    """A policy does not fit a pipeline; the message says why."""
+    """Error of a policy that does not fit a pipeline; the message has the reason."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, u
 
 
 class RequestError(ValueError):
-    """A schedule that cannot be read; the message says why."""
+    """Error of a request that cannot be read; the message has the reason."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from pathways.passes.schedule.policies.actions import (
 
 
 class ScheduleFileError(ValueError):
-    """A schedule file that is malformed or does not fit the program; the message says where and why.
+    """Error of a schedule file that is malformed or does not fit the program; the message has the place.
 
     Attributes:
       loop: the name of the loop whose rows are wrong; None where that is the file as a whole.

@@ -47,16 +47,16 @@ class LowerAllReduces(Pass):
     2. Each replica gets its piece from all others, and adds them up in the order of the replicas.
     3. Each sends its sum to all others. A launch unpacks the sums.
 
-    Of a `pw.reduce_scatter` each replica gets its block from all others, as in the first two steps. Of a
+    For a `pw.reduce_scatter` each replica gets its block from all others, as in the first two steps. Of a
     `pw.all_gather` each sends its block to all others, and a launch puts them together.
 
     So each replica sends and receives 2 (R - 1) / R times the bytes of a bucket. With two replicas, where it
     is as many bytes, and for buckets of up to `whole-bytes`, buckets are not cut: each replica gets those of
-    all others and adds them up itself, in the same order. Of two replicas, arrays above that size travel as
+    all others and adds them up itself, in the same order. With two replicas, arrays above that size travel as
     they are, outside of the bucket.
 
     With `dtype` wider floats are rounded to it before they are sent, terms and sums; they are added in their
-    own dtype. What is gathered travels as it is.
+    own dtype. Gathered values travel as they are.
 
     All replicas run the same computations, and have bitwise equal sums. What leads to a transfer is marked to
     overlap with the loop: it runs while other stages of the slice are still busy.

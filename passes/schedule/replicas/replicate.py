@@ -44,7 +44,7 @@ class Replicate(Pass):
     5. Side effects outside loops over microbatches, such as a print, are executed by replica 0 only.
     6. Carried state is passed from replica to replica, in the order of the microbatches:
        replica r starts from what replica r - 1 ended with, and all get what the last one ends with. A remark
-       says how much waits for that. What is carried `per_replica` is repeated as any other value.
+       states how much waits for that. Values carried `per_replica` are repeated as all others.
 
     ```mlir
     // before

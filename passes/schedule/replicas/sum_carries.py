@@ -33,7 +33,7 @@ class SumCarries(Pass):
     3. A `pw.all_reduce` sums that, and the first value is added, times `a` to the power of all microbatches.
 
     This is done for floats, whose sums differ in the order of additions. All other carried state
-    stays as it is, and `pw-replicate` passes it from replica to replica. A remark says what was done.
+    stays as it is, and `pw-replicate` passes it from replica to replica. A remark states what was done.
 
     ```mlir
     // before
@@ -65,7 +65,7 @@ class SumCarries(Pass):
         for op, slope in linear_carries(main, layouts.symbols).items():
             loop = layouts.symbols[op.loop]
             is_apart = loop.sequential or op.carry.per_replica
-            # What grows would lose more digits than it does in one sum.
+            # Growing terms would lose more digits than one sum does.
             if not is_apart and loop.count % count == 0 and 0 < abs(slope) <= 1 and is_float(op.results[0]):
                 with op.operation.location:
                     summer.sum_apart(op, slope, loop.count)

@@ -16,7 +16,7 @@ _EFFORT = 20.0
 
 
 class NoSolverError(ImportError):
-    """OR-tools is not installed; the message says how it is."""
+    """Error where OR-tools is not installed; the message states how to install it."""
 
 
 def cp_model_or_fail() -> Any:

@@ -144,8 +144,8 @@ class SearchProblem:
     def room(self) -> list[list[tuple[int, float]]]:
         """The actions that must have ended before each action, since what they hold leaves no room for it.
 
-        Of things of one kind and size so many may be held at once; since microbatches come in order, each
-        waits for the one that is so many before it. Empty for limits that nothing keeps to.
+        A limit allows some number of equal things at once; since microbatches come in order, each waits for
+        the one that is this number before it. Empty for limits that nothing keeps to.
         """
         room: list[list[tuple[int, float]]] = [[] for _ in self.actions]
         for limit in self.limits:
@@ -178,9 +178,9 @@ class SearchProblem:
     def lower_bound(self) -> float:
         """Returns a time that no order can be faster than.
 
-        It is the longest way through actions that wait for each other, or make room for each other; or what
-        a slice needs that may interrupt its actions, each with its way into the slice and out of it; or the
-        way into what is held, as much of that at once as its limit lets be, and the way out.
+        The bound is the longest way through actions that wait for each other, or make room for each other; or
+        what a slice needs that may interrupt its actions, each with its way into the slice and out of it; or
+        the way into what is held, as much of that at once as its limit lets be, and the way out.
         """
         ways = (a + d + b for a, d, b in zip(self.before, self.durations, self.after, strict=True))
         work = map(self._time_of_slice, self.rows)

@@ -89,7 +89,7 @@ def search(
       problem: what to order.
       named: orders that are known, by their names.
       budget: how long to look.
-      clock: tells the time in seconds.
+      clock: returns the time in seconds.
 
     Raises:
       NothingFitsError: no order was found that keeps to the limits.
@@ -132,7 +132,7 @@ class _Seeker:
         """Takes the best of all known orders; gives the best of the named ones."""
         nearest: tuple[Limit, int] | None = None
         best: tuple[str, float] | None = None
-        # Of equally fast policies the first one is named: that with the least alive.
+        # The first one of equally fast policies is named: that with the least alive.
         for name, orders in sorted(named.items(), key=lambda item: self.problem.most_alive(item[1])):
             time = self.take(orders)
             if time is not None and (best is None or compared(time, best[1]) < 0):

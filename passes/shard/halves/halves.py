@@ -1,7 +1,7 @@
 """Cuts straight-line code in two: what others wait for, and what nothing waits for.
 
-What the first half must make is a backward slice. For all else there is a choice, and the cheapest one is a
-minimum cut of a flow network, whose capacities are the bytes that live between the halves.
+The work that the first half must do is a backward slice. For all other work there is a choice, and the
+cheapest one is a minimum cut of a flow network, whose capacities are the bytes that live between the halves.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def _is_place(stack: ir.Value, row: ir.Value, starts: Sequence[ir.Value], body: 
     whole, shape = ir.RankedTensorType(stack.type).shape, ir.RankedTensorType(row.type).shape
     if not shape or shape != [1, *whole[1:]] or whole[0] != body.count or body.place(starts[0]) is None:
         return False
-    # What does not move may not start anywhere but at 0: it would be moved there.
+    # An index that stays the same must be 0, or else rows would be moved.
     return all(linear(start).variable is None for start in starts[1:])
 
 
@@ -155,7 +155,7 @@ def _is_elementwise(op: ir.OpView, rules: RuleReader) -> bool:
 
 
 def _is_sharded(op: ir.OpView) -> bool:
-    """Returns whether the user says of an operation how it is sharded."""
+    """Returns whether an operation has a sharding."""
     return any(name.startswith("sdy.") and name != RULE for name in op.attributes)
 
 

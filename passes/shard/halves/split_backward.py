@@ -41,7 +41,7 @@ _BARRIER = "stablehlo.optimization_barrier"
 class SplitBackward(Pass):
     """Splits backward launches into an input half, which others wait for, and a weight half.
 
-    It works on the loops over microbatches whose schedule has halves: by the option, else by their own
+    The loops over microbatches whose schedule has halves are split: by the option, else by their own
     `schedule`. The first half, I, computes what other slices, stages or the next microbatch wait for: the
     gradients of inputs. The second half, W, computes what is only accumulated: the gradients of weights. A
     backward that computes only one of these is entirely that half.
@@ -55,7 +55,7 @@ class SplitBackward(Pass):
        known stays whole, as does a branch, with a remark.
     3. Calls are inlined, and an `optimization_barrier` holds each of its values by itself.
 
-    If a forward is recomputed (`jax.checkpoint`), a remark says how many bytes are kept for W.
+    If a forward is recomputed (`jax.checkpoint`), a remark states how many bytes are kept for W.
 
     ```mlir
     // before
@@ -68,7 +68,7 @@ class SplitBackward(Pass):
     ```
 
     Requires: transfers inserted.
-    Guarantees: the same values; `origins` say which `part` of a backward a launch is.
+    Guarantees: the same values; `origins` state the `part` of a backward that a launch is.
     """
 
     name: ClassVar[str] = "pw-split-backward"

@@ -31,7 +31,7 @@ HasEffect = Callable[[ir.OpView], bool]
 def needed_values(operations: Sequence[ir.OpView], roots: Iterable[ir.Value]) -> set[ir.Value]:
     """Returns the values that some values of straight-line code are made of, themselves included.
 
-    Of a loop only what its values are made of counts.
+    In a loop only the operations behind its values count.
     """
     needed = set(roots)
     for op in reversed(operations):

@@ -119,7 +119,7 @@ def _starts_neutral(op: ir.OpView, step: ir.OpView) -> bool:
     neutral = 1 if name == "stablehlo.multiply" else 0
     value = _elements(owner.opview)
     if value is None:
-        # Complex: the text is all that says it.
+        # Complex numbers can be read from the text alone.
         return f"dense<({neutral}.000000e+00,0.000000e+00)>" in str(owner)
     return bool(value.get_splat_value().value == neutral)
 

@@ -45,8 +45,9 @@ class SplitUpdates(Pass):
     2. The sums over replicas that such updates read become a `pw.reduce_scatter`: each replica gets a block.
     3. Elementwise work on blocks is done block by block; of a value that a replica has as a whole,
        such as a parameter that the microbatches read, it takes its block, by its `pw.replica`.
-    4. Whatever else is needed as a whole, such as the new parameters, is assembled by a `pw.all_gather`. So
-       is what a reduction makes of each block, such as the square of a norm, and reduced again.
+    4. Other values that are needed as a whole, such as the new parameters, are assembled by a
+       `pw.all_gather`. Results of reductions over blocks, such as the square of a norm, are gathered and
+       reduced again.
 
     Values that are not divisible by the number of replicas stay replicated, with a remark.
 

@@ -27,7 +27,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Transfer of the result of a launch, or an argument when there is none, to another slice by a channel."""
+    """Transfer of the result of a launch, or of an argument if there is none, to another slice."""
 
     slice: int
     target: int
