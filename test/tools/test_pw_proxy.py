@@ -205,6 +205,6 @@ def test_a_folder_that_others_may_enter(tmp_path: Path) -> None:
     done = run("--listen", f"unix:{tmp_path}/jax")
     assert done.returncode == 1
     assert done.stderr == (
-        f"pw-proxy: error: folder {tmp_path} can be entered or written to by other users, and whoever "
-        f"connects to a socket there runs code; 'chmod 700 {tmp_path}', or use another folder\n"
+        f"pw-proxy: error: folder {tmp_path} can be entered or written to by other users, and clients of "
+        f"a socket there can run code; 'chmod 700 {tmp_path}', or use another folder\n"
     )
