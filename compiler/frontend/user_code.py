@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from pathways.runtime.xla.tracebacks import OURS
+from pathways.runtime.xla.tracebacks import PACKAGE_FOLDERS
 
-_FOLDERS = (*OURS, jax.__path__[0])
+_FOLDERS = (*PACKAGE_FOLDERS, jax.__path__[0])
 
 
 class PathwaysWarning(UserWarning):

@@ -218,7 +218,7 @@ def read_manifest(data: memoryview) -> Manifest:
             f"its format is version {version}, and this reader knows {VERSION} and {VERSION_OF_SUB_PROGRAMS}"
         )
     manifest = _read(value, Manifest, MANIFEST)
-    for what, names in (
+    for kind, names in (
         ("slice", [slice.name for slice in manifest.slices]),
         ("computation", [computation.name for computation in manifest.computations]),
         ("constant", [constant.name for constant in manifest.constants]),
@@ -226,7 +226,7 @@ def read_manifest(data: memoryview) -> Manifest:
         ("result", [leaf.name for leaf in manifest.results]),
     ):
         if len(set(names)) < len(names):
-            raise BundleError(f"{MANIFEST}: a name of a {what} occurs twice")
+            raise BundleError(f"{MANIFEST}: a name of a {kind} occurs twice")
     arrays: list[Leaf | Constant] = [*manifest.arguments, *manifest.results, *manifest.constants]
     for array in arrays:
         if math.prod(max(size, 1) for size in array.shape) > MAX_ELEMENTS:
@@ -249,10 +249,10 @@ def read_manifest(data: memoryview) -> Manifest:
     return manifest
 
 
-def _check_leaves(roots: Sequence[Root], leaves: Sequence[Leaf], what: str) -> None:
+def _check_leaves(roots: Sequence[Root], leaves: Sequence[Leaf], kind: str) -> None:
     named = [pair for root in roots for pair in trees.leaf_names(root.name, root.tree)]
     if named != [(leaf.name, n) for n, leaf in enumerate(leaves)]:
-        raise BundleError(f"{MANIFEST}: the trees of the {what} do not have the leaves that are listed")
+        raise BundleError(f"{MANIFEST}: the trees of the {kind} do not have the leaves that are listed")
 
 
 def _parse(data: memoryview, member: str) -> Any:
@@ -277,10 +277,10 @@ def _check_printable(value: Any, place: str = "") -> None:
         case str() if not value.isprintable():
             raise PlainDataError(f"{place} = {shown(value)}: expected a printable string")
         case list():
-            for n, each in enumerate(value):
-                _check_printable(each, f"{place}[{n}]")
+            for n, item in enumerate(value):
+                _check_printable(item, f"{place}[{n}]")
         case dict():
-            for key, each in value.items():
+            for key, item in value.items():
                 _check_printable(key, place)
                 if key != "tree":
-                    _check_printable(each, f"{place}.{key}" if place else key)
+                    _check_printable(item, f"{place}.{key}" if place else key)

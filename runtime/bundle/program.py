@@ -149,20 +149,20 @@ def read_program(bundle: Bundle) -> StoredProgram:
     except UnicodeDecodeError:
         raise _error(bundle, f"{PROGRAM} is not UTF-8 text") from None
     context = make_context()
-    with Diagnostics(context) as seen:
+    with Diagnostics(context) as diagnostics:
         try:
             module = ir.Module.parse(text, context)
             modules = _modules_in(bundle, module)
             # Before the pass, which relies on the shape.
-            for each in modules.values():
-                _check_shape(bundle, each)
-                _rename_attributes(each)
+            for sub_module in modules.values():
+                _check_shape(bundle, sub_module)
+                _rename_attributes(sub_module)
             run_passes(module, [VerifySchedule()])
         except (ir.MLIRError, PassFailure):
-            first = seen.errors[0] if seen.errors else None
+            first = diagnostics.errors[0] if diagnostics.errors else None
             line = f", line {first.position.line}" if first and first.position else ""
-            what = " ".join(first.message.split()) if first else "cannot be parsed"
-            raise _error(bundle, f"{PROGRAM}{line}: {what[:500]}") from None
+            reason = " ".join(first.message.split()) if first else "cannot be parsed"
+            raise _error(bundle, f"{PROGRAM}{line}: {reason[:500]}") from None
     _check_declarations(bundle, modules)
     artifacts, constants = bundle.artifacts(), bundle.constants()
     listed = {computation.name: computation for computation in bundle.manifest.computations}
@@ -200,23 +200,23 @@ def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
         for name, computation in stored.plan.computations.items()
     }
     for name, data in bundle.artifacts().items():
-        what = f"computation '{name}'"
-        computation = _parse_artifact(bundle, what, bytes(data), context)
-        _check_operations(bundle, what, computation)
+        subject = f"computation '{name}'"
+        computation = _parse_artifact(bundle, subject, bytes(data), context)
+        _check_operations(bundle, subject, computation)
         calls |= custom_calls(computation)
         main = symbol_table(computation).get("main")
         if main is None or main.operation.name != "func.func":
-            raise _error(bundle, f"{what} has no function @main")
+            raise _error(bundle, f"{subject} has no function @main")
         declared = known[name]
         sides = main.type.inputs, main.type.results
         # `array_type` accepts valid tensor types only.
         is_invalid = any(type_problem(type_) is not None for side in sides for type_ in side)
         if is_invalid or [tuple(map(array_type, s)) for s in sides] != [declared.operands, declared.results]:
             raise _error(
-                bundle, f"{what} is of type {main.type}, which differs from what the program declares"
+                bundle, f"{subject} is of type {main.type}, which differs from what the program declares"
             )
         if sorted(donated_arguments(main)) != list(declared.donated):
-            raise _error(bundle, f"{what} donates other arguments than the program declares")
+            raise _error(bundle, f"{subject} donates other arguments than the program declares")
     _check_same(bundle, "custom calls", set(bundle.manifest.custom_calls), calls)
 
 
@@ -255,14 +255,16 @@ def _error(bundle: Bundle, message: str) -> BundleError:
     return BundleError(f"{bundle.path}: {message}")
 
 
-def _parse_artifact(bundle: Bundle, what: str, data: bytes, context: ir.Context) -> ir.Module:
-    with Diagnostics(context) as seen:
+def _parse_artifact(bundle: Bundle, subject: str, data: bytes, context: ir.Context) -> ir.Module:
+    with Diagnostics(context) as diagnostics:
         try:
             return read_artifact(data, context)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
-            first = seen.errors[0].message if seen.errors else str(error)
+            first = diagnostics.errors[0].message if diagnostics.errors else str(error)
             message = " ".join(first.split())[:300]
-            raise _error(bundle, f"{what} is not an artifact that this release can read: {message}") from None
+            raise _error(
+                bundle, f"{subject} is not an artifact that this release can read: {message}"
+            ) from None
 
 
 def _calls_itself(module: ir.Module) -> bool:
@@ -283,10 +285,10 @@ def _calls_itself(module: ir.Module) -> bool:
     return False
 
 
-def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
+def _check_operations(bundle: Bundle, subject: str, module: ir.Module) -> None:
     problem = problem_of(module)
     if problem is not None:
-        raise _error(bundle, f"{what} {problem}")
+        raise _error(bundle, f"{subject} {problem}")
 
 
 def problem_of(
@@ -468,9 +470,9 @@ def _leaves(
     return listed, planned
 
 
-def _check_same(bundle: Bundle, what: str, listed: object, actual: object) -> None:
+def _check_same(bundle: Bundle, kind: str, listed: object, actual: object) -> None:
     if listed != actual:
-        raise _error(bundle, f"the {what} in the manifest are not those of the program")
+        raise _error(bundle, f"the {kind} in the manifest are not those of the program")
 
 
 def _shape_and_dtype(type_: ArrayType) -> tuple[tuple[int, ...], str]:

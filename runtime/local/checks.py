@@ -52,15 +52,15 @@ def check_shardings(
     Raises:
       CompileError: it chose others; the message names the operand or result.
     """
-    for which, slots in (("operand", launch.operands), ("result", launch.results)):
+    for kind, slots in (("operand", launch.operands), ("result", launch.results)):
         planned = [shardings[slot] for slot in slots]
         ranks = [len(plan.slot_types[slot].shape) for slot in slots]
-        misplaced = pjrt.misplaced(executable, which, planned, ranks)
+        misplaced = pjrt.misplaced(executable, kind, planned, ranks)
         if misplaced is not None:
             number, chosen = misplaced
             spec, mesh = planned[number].spec, planned[number].mesh
             raise CompileError(
-                f"computation {launch.computation} on slice {launch.slice}: {which} #{number} has sharding "
+                f"computation {launch.computation} on slice {launch.slice}: {kind} #{number} has sharding "
                 f"{spec} on {dict(mesh.shape)}, but XLA chose {chosen}"
             )
 

@@ -14,7 +14,7 @@ import jax.extend.backend
 import numpy as np
 
 from pathways.runtime.plan.plan import SliceSpec
-from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland, Host
+from pathways.runtime.resources.cluster import CPU_REMEDY, Cluster, Device, DeviceIsland, Host
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.resources.process_cluster import Discover, ProcessCluster
 from pathways.runtime.resources.status import SliceStatus
@@ -200,7 +200,7 @@ def _cpu_devices(count: int) -> list[jax.Device]:
             f"PW_CPU_DEVICES={count}: {started}, before pathways was imported; import it before anything "
             "uses JAX"
         )
-    raise RuntimeError(f"cpu_devices={count}: {started}; {MORE_CPU_DEVICES.format(count=count)}")
+    raise RuntimeError(f"cpu_devices={count}: {started}; {CPU_REMEDY.format(count=count)}")
 
 
 def _jax_devices(platform: str | None) -> list[jax.Device]:

@@ -95,10 +95,10 @@ def _live_arrays(
             if isinstance(array, jax.Array) and (nbytes := _bytes_on(array, devices)):
                 name = names.get(id(array), "an intermediate value")
                 held[id(array)] = nbytes, f"{name} of type {array.aval.str_short(short_dtypes=True)}"
-    ours = sum(nbytes for nbytes, _ in held.values())
+    call_bytes = sum(nbytes for nbytes, _ in held.values())
     other_bytes = sum(_bytes_on(array, devices) for array in live_arrays() if id(array) not in held)
     yield (
-        f"live on slice {slice}: {size(ours)} of this call, and {size(other_bytes)} of other arrays, "
+        f"live on slice {slice}: {size(call_bytes)} of this call, and {size(other_bytes)} of other arrays, "
         "including those that the caller keeps"
     )
     ranked = sorted(held.values(), reverse=True)

@@ -134,7 +134,7 @@ class LocalTarget(StepTarget):
         sharding = self._slots.shardings[slot]
         aval = aval_of_block(self._plan.results[result], self._result_avals[result])
         rewrap = None if aval == self._slots.avals[slot] else pjrt.rewrap(aval, sharding)
-        if self._plan.own_slots.get(slot) == result:
+        if self._plan.uncopied_slots.get(slot) == result:
             return rewrap
         devices = pjrt.device_list(self._devices[slice])
         in_shards = None if self._is_here(slot) else self._shard_by_shard((slot,), (slot,), slice)

@@ -172,8 +172,8 @@ def analyze_sub_programs(
             max(memory.temp_size_in_bytes for memory in of_calls),
             sum(memory.generated_code_size_in_bytes for memory in of_calls),
             max(
-                memory.peak_memory_in_bytes + more.get(name, 0)
-                for memory, more in zip(of_calls, in_addition, strict=True)
+                memory.peak_memory_in_bytes + additional.get(name, 0)
+                for memory, additional in zip(of_calls, in_addition, strict=True)
             ),
         )
     return analysis
@@ -187,8 +187,8 @@ def _bytes_by_slice(plan: Plan, port: Argument | Result) -> dict[str, int]:
 def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Returns the sum for each slice."""
     total: Counter[str] = Counter()
-    for of_one in sizes:
-        total.update(of_one)
+    for by_slice in sizes:
+        total.update(by_slice)
     return dict(total)
 
 
@@ -269,6 +269,6 @@ def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Se
             add(step.src, sum(plan.shard_type(slot).nbytes for slot in step.operands))
     for number, result in enumerate(plan.results):
         for name, slot in result.slots.items():
-            if plan.own_slots.get(slot) != number:
+            if plan.uncopied_slots.get(slot) != number:
                 add(name, plan.shard_type(slot).nbytes)
     return [live.peak.get(group, 0) for group in range(len(groups))]

@@ -264,8 +264,8 @@ class Recorder:
 
 def _wait(value: Any) -> None:
     """Waits for a token, an array, or a list of shards."""
-    for each in value if isinstance(value, list | tuple) else (value,):
-        each.block_until_ready()
+    for item in value if isinstance(value, list | tuple) else (value,):
+        item.block_until_ready()
 
 
 def _drain(notes: list[_Note]) -> Iterator[_Note]:

@@ -72,8 +72,8 @@ def describe(arrays: Sequence[Any], seconds: float, awaited: Iterable[str] = ())
         by_devices.setdefault(tuple(devices), []).append(array)
     for on, group in by_devices.items():
         shown = ", ".join(array.aval.str_short() for array in group[:3])
-        more = ", ..." if group[3:] else ""
-        lines.append(f"  on {' '.join(map(str, on))}: {len(group)}, {shown}{more}")
+        ellipsis = ", ..." if group[3:] else ""
+        lines.append(f"  on {' '.join(map(str, on))}: {len(group)}, {shown}{ellipsis}")
     lines += [f"  {line}" for line in (*awaited, *_thread_positions())]
     return "\n".join(lines)
 

@@ -40,59 +40,61 @@ def cut_host_program(plan: Plan, owners: Owners, host: int, first: int) -> HostP
       host: the host.
       first: the index of the first transfer that crosses from host to host within the island.
     """
-    here = {name for name in plan.slices if host in owners[name]}
+    host_slices = {name for name in plan.slices if host in owners[name]}
 
-    def own(slots: Mapping[str, Slot]) -> dict[str, Slot]:
-        return {name: slot for name, slot in slots.items() if name in here}
+    def on_host(slots: Mapping[str, Slot]) -> dict[str, Slot]:
+        return {name: slot for name, slot in slots.items() if name in host_slices}
 
     passed = [argument for argument in plan.arguments if argument.constant is None]
-    steps = tuple(_steps_of_host(plan, owners, host, first, here))
+    steps = tuple(_steps_of_host(plan, owners, host, first, host_slices))
     launched = {step.computation for step in steps if isinstance(step, Launch)}
     return HostProgram(
         dataclasses.replace(
             plan,
-            slices={name: spec for name, spec in plan.slices.items() if name in here},
+            slices={name: spec for name, spec in plan.slices.items() if name in host_slices},
             computations={name: c for name, c in plan.computations.items() if name in launched},
-            arguments=tuple(dataclasses.replace(a, slots=own(a.slots)) for a in plan.arguments),
-            results=tuple(dataclasses.replace(r, slots=own(r.slots)) for r in plan.results),
+            arguments=tuple(dataclasses.replace(a, slots=on_host(a.slots)) for a in plan.arguments),
+            results=tuple(dataclasses.replace(r, slots=on_host(r.slots)) for r in plan.results),
             steps=steps,
         ),
-        _positions([name for argument in passed for name in argument.slots], here),
-        _positions([name for result in plan.results for name in result.slots], here),
+        _positions([name for argument in passed for name in argument.slots], host_slices),
+        _positions([name for result in plan.results for name in result.slots], host_slices),
     )
 
 
-def _positions(slices: Sequence[str], here: set[str]) -> tuple[int, ...]:
-    return tuple(n for n, name in enumerate(slices) if name in here)
+def _positions(slices: Sequence[str], host_slices: set[str]) -> tuple[int, ...]:
+    return tuple(n for n, name in enumerate(slices) if name in host_slices)
 
 
-def _steps_of_host(plan: Plan, owners: Owners, host: int, index: int, here: set[str]) -> Iterator[Step]:
+def _steps_of_host(
+    plan: Plan, owners: Owners, host: int, index: int, host_slices: set[str]
+) -> Iterator[Step]:
     for step in plan.steps:
         match step:
-            case Launch() if step.slice in here:
+            case Launch() if step.slice in host_slices:
                 yield step
-            case Send() if step.src in here:
+            case Send() if step.src in host_slices:
                 yield step
-            case Receive() if step.dst in here:
+            case Receive() if step.dst in host_slices:
                 yield step
             case Release():
                 slots, delete = (
-                    tuple(slot for slot in some if plan.slot_slices[slot] in here)
+                    tuple(slot for slot in some if plan.slot_slices[slot] in host_slices)
                     for some in (step.slots, step.delete)
                 )
                 if slots or delete:
                     yield Release(slots, delete)
             case Transfer():
                 if not crosses(step, owners):
-                    if step.dst in here:
+                    if step.dst in host_slices:
                         yield _local_transfer(step, owners, host)
                     continue
                 channel = step.channel or ""
-                if step.src in here:
+                if step.src in host_slices:
                     yield Send(
                         step.operands, step.src, step.dst, channel, host, index, step.routes, copy=True
                     )
-                if step.dst in here:
+                if step.dst in host_slices:
                     yield Receive(step.results, step.src, step.dst, channel, host, index, step.routes)
                 # Every host counts every crossing transfer, also of others: both ends must use one index.
                 index += 1
@@ -125,12 +127,12 @@ def _local_transfer(transfer: Transfer, owners: Owners, host: int) -> Transfer:
     """Returns a transfer within a host, whose routes number the devices of this host alone."""
     if transfer.routes is None:
         return transfer
-    own = [n for n, owner in enumerate(owners[transfer.src]) if owner == host]
+    positions = [n for n, owner in enumerate(owners[transfer.src]) if owner == host]
     return dataclasses.replace(
         transfer,
         routes=tuple(
             tuple(
-                (operand, own.index(source))
+                (operand, positions.index(source))
                 for target, (operand, source) in enumerate(result)
                 if owners[transfer.dst][target] == host
             )

@@ -271,7 +271,7 @@ class _Flattener:
     ) -> tuple[ArrayType, dict[str, Slot], Replicas | None]:
         """Joins the values of all replicas to the one argument or result that callers pass or get."""
         # A constant is one value on the slices of all replicas; each replica has only those of its own port.
-        own = [
+        by_replica = [
             {
                 name: slot
                 for name, slot in self.slots.get(value, {}).items()
@@ -279,14 +279,14 @@ class _Flattener:
             }
             for value, attr in zip(values, attrs, strict=True)
         ]
-        slots = {name: slot for of_replica in own for name, slot in of_replica.items()}
+        slots = {name: slot for of_replica in by_replica for name, slot in of_replica.items()}
         type_ = array_type(values[0].type)
         if REPLICA not in attrs[0]:
             return type_, slots, None
         ports = [ReplicaPort.read(attr[REPLICA]) for attr in attrs]
         count, split = ports[0].count, ports[0].split
         type_ = dataclasses.replace(type_, shape=ports[0].whole(type_.shape))
-        slices = tuple(map(tuple, own))
+        slices = tuple(map(tuple, by_replica))
         return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split)
 
     def slice_spec(self, op: dialect.SliceOp) -> SliceSpec:
@@ -442,7 +442,7 @@ class _Flattener:
         """
         extracted = ir.Module.create()
         extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        pending, seen, meshes = [name], {name}, set[str]()
+        pending, visited, meshes = [name], {name}, set[str]()
         callbacks = effects = False
         while pending:
             current = pending.pop()
@@ -467,9 +467,9 @@ class _Flattener:
                 if SHARDING in op.attributes and _rejects_sharding(op):
                     del op.attributes[SHARDING]
                 for symbol in dialect.referenced_symbols(op):
-                    if symbol in self.symbols and symbol not in seen:
+                    if symbol in self.symbols and symbol not in visited:
                         pending.append(symbol)
-                        seen.add(symbol)
+                        visited.add(symbol)
                 if op.name == "stablehlo.custom_call":
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
                     effects = effects or (

@@ -336,18 +336,18 @@ class Plan:
         return ArrayType(shape, type_.dtype)
 
     @functools.cached_property
-    def own_slots(self) -> Mapping[Slot, int]:
+    def uncopied_slots(self) -> Mapping[Slot, int]:
         """The slots that become results without a copy, each with the first of its results.
 
         The caller gets a copy of any other slot. It may donate each array that it gets, so that no other
         array may share the buffer: no constant, no argument that it did not donate, and no other result.
         """
         kept = {slot for a in self.arguments if not a.donated for slot in a.slots.values()}
-        own: dict[Slot, int] = {}
+        uncopied: dict[Slot, int] = {}
         for number, result in enumerate(self.results):
             for slot in set(result.slots.values()) - kept:
-                own.setdefault(slot, number)
-        return own
+                uncopied.setdefault(slot, number)
+        return uncopied
 
     def donated_operands(self, launch: Launch) -> tuple[Slot, ...]:
         """Returns the slots whose arrays a launch consumes."""

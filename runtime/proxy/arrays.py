@@ -293,7 +293,7 @@ def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -
         complete = [shard for shard in shards if shard is not None]
         if len(complete) != len(spec.placement.devices):
             raise StatusError(StatusCode.INVALID_ARGUMENT, "a remap plan leaves a shard of a result out")
-        memory = tuple(allocation for _, own in complete for allocation in own)
+        memory = tuple(allocation for _, allocations in complete for allocation in allocations)
         layout = _common_layout(of_result.values())
         if plan.mappings:
             # Clients expect the layout of the sources then, and that of the specification otherwise.

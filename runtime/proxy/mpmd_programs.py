@@ -224,7 +224,7 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
         executable = served.compile_ifrt(module, devices)
     except Exception as error:
         raise _status_of(error) from None
-    code = (max(each.size_of_generated_code_in_bytes(), 0) for each in executable.executables.values())
+    code = (max(loaded.size_of_generated_code_in_bytes(), 0) for loaded in executable.executables.values())
     memory = served.memory.reserve([sum(code)])
     plan = executable.plan
     inputs = {port.number: port for port in executable.inputs}
@@ -255,8 +255,8 @@ def _dtype(name: str) -> np.dtype[Any]:
     return jax.numpy.dtype(name)
 
 
-def _same_type(one: ArraySpec, other: ArraySpec) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
+def _same_type(left: ArraySpec, right: ArraySpec) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and left.layout == right.layout
 
 
 def _describe(spec: ArraySpec) -> str:
@@ -270,8 +270,8 @@ def _copy(array: jax.Array) -> jax.Array:
 
 
 def _shardings(executable: Executable) -> Iterator[tuple[str, Any]]:
-    seen = {port.slice: port.sharding for port in (*executable.inputs, *executable.outputs)}
-    yield from seen.items()
+    by_slice = {port.slice: port.sharding for port in (*executable.inputs, *executable.outputs)}
+    yield from by_slice.items()
 
 
 def _status_of(error: Exception) -> StatusError:

@@ -200,13 +200,13 @@ def _compile_xla(
         raise StatusError(StatusCode.INVALID_ARGUMENT, "a program names a device twice")
     module = pjrt.parse(served.reader.read_stablehlo(data))
     check_module(module, pjrt.platform_of(devices[0]))
-    own = served.messages.parse(
+    options = served.messages.parse(
         "xla.CompileOptionsProto", pjrt.compile_options(devices, 0, 0).SerializeAsString()
     )
     type_ = _type_of_main(module)
-    _set_options(own, proto, len(type_.inputs), len(type_.results))
+    _set_options(options, proto, len(type_.inputs), len(type_.results))
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
-    options_of_xla = ifrt.compile_options(own.SerializeToString())
+    options_of_xla = ifrt.compile_options(options.SerializeToString())
     with watch(name):
         executable = compile_cache.load_one(data, module, devices, options_of_xla)
     results = _results(type_.results, executable, devices)

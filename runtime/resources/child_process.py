@@ -1,8 +1,8 @@
-"""Child processes: their exit, the last lines of their standard error, and replies of those with limits.
+"""Child processes: their exit, the end of their standard error, and requests to those that have limits.
 
-A thread starts each of them, reads its standard error and waits for it, as long as it lives. So it never
-waits for its reader, and Linux can kill it when this process exits (`exit_with_parent`): it does that when
-the thread exits that has started it.
+One thread starts each child, reads its standard error and waits until it has exited. So the child never
+blocks on a full pipe. The thread must live as long as the child: `exit_with_parent` has Linux kill a child as
+soon as the thread that started it exits.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from pathways.runtime.bundle.process_limits import exit_status, exit_with_parent
 from pathways.runtime.resources.threads import start_thread
 
 LINES = 20
-"""Number of lines kept of those that a process has written to standard error last."""
+"""Number of last lines of standard error that are kept of a process."""
 
 _HEADER_BYTES = 8
 _PIECE_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 16
 _EXIT_SECONDS = 10.0
-"""Time for the exit of a process that was killed, or has closed its connection."""
+"""Time in which a process must exit after it was killed or has closed its connection."""
 
 
 class ChildProcess:
-    """A child of this process.
+    """Child of this process.
 
     Args:
       command: its command line.
-      on_line: is called with each line that it writes to standard error.
-      blocked: the signals that it blocks from the beginning.
-      options: others of `subprocess.Popen`.
+      on_line: called with each line that it writes to standard error.
+      blocked: the signals that it blocks from its start.
+      options: other options of `subprocess.Popen`.
 
     Attributes:
       pid: the number of the process.
@@ -62,7 +62,7 @@ class ChildProcess:
         outcome: list[subprocess.Popen[bytes] | OSError] = []
 
         def run() -> None:
-            # A process inherits them from the thread.
+            # The child inherits the blocked signals of the thread that starts it.
             signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             try:
                 process = subprocess.Popen(command, stderr=subprocess.PIPE, **options)
@@ -72,13 +72,13 @@ class ChildProcess:
                 return
             finally:
                 started.set()
-            self._keep(process, on_line)
+            self._read_until_exit(process, on_line)
 
         self._thread = start_thread(run, "child process")
         try:
             started.wait()
         except BaseException:
-            # Ctrl-C: no one would have the process.
+            # Ctrl-C: the caller gets no object with which to kill the process.
             started.wait()
             for process in outcome:
                 if isinstance(process, subprocess.Popen):
@@ -101,16 +101,16 @@ class ChildProcess:
         self._process.kill()
 
     def last_lines(self) -> Sequence[str]:
-        """Returns what it wrote to standard error last."""
+        """Returns the last lines that it wrote to standard error."""
         if self._process.poll() is not None:
-            # What it wrote last may not have been read yet.
+            # The thread may not have read all of the pipe yet.
             self._thread.join(timeout=1)
         return tuple(self._lines)
 
-    def _keep(self, process: subprocess.Popen[bytes], on_line: Callable[[str], object]) -> None:
+    def _read_until_exit(self, process: subprocess.Popen[bytes], on_line: Callable[[str], object]) -> None:
         assert process.stderr is not None
         with process.stderr as pipe:
-            # A line may be of any length.
+            # A line may have any length: longer ones are read as multiple lines.
             while raw := pipe.readline(_MAX_LINE_BYTES):
                 line = raw.decode(errors="replace")
                 self._lines.append(line.rstrip("\n"))
@@ -119,14 +119,15 @@ class ChildProcess:
 
 
 class NoReplyError(Exception):
-    """A process gave no reply: says how it ended, as in `crashed (SIGSEGV)`."""
+    """Error for a request without a reply. Its text is a predicate, such as `crashed (SIGSEGV)`."""
 
 
 class LimitedProcess:
-    """A Python process that replies to requests, one at a time, within limits.
+    """Python process that replies to requests, one at a time, within limits.
 
-    What MLIR or XLA do with untrusted input cannot harm this process. The other one starts with the first
-    request, and again with the next one after a request without a reply. It is killed when this one exits.
+    It isolates MLIR and XLA: if untrusted input crashes them, this process is not affected. It starts with
+    the first request, starts again with the next request after one without a reply, and is killed when this
+    process exits.
     Any thread may call `call`, `kill` and `close`; the caller of `start` sees to it that none starts it too.
 
     Args:
@@ -134,7 +135,7 @@ class LimitedProcess:
     """
 
     def __init__(self, module: str) -> None:
-        # -P: no module in the working directory may be imported.
+        # -P keeps the working directory off the path of modules: files there may be untrusted.
         self._command = [sys.executable, "-P", "-m", module, str(os.getpid())]
         self._calling = threading.Lock()
         self._running: tuple[ChildProcess, socket.socket] | None = None
@@ -144,22 +145,22 @@ class LimitedProcess:
         if self._running is not None and self._running[0].exit_code(0) is None:
             return
         self._discard()
-        ours, theirs = socket.socketpair()
-        with theirs:
+        ours, child_end = socket.socketpair()
+        with child_end:
             try:
                 child = ChildProcess(
-                    self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+                    self._command, stdin=child_end.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
                 )
             except BaseException:
                 ours.close()
                 raise
-        self._running = child, ours
+        self._running = child, connection
 
     def call(self, request: bytes, seconds: float) -> bytes:
         """Returns the reply to a request.
 
         Raises:
-          NoReplyError: the process exited, also before, or took longer than so many seconds.
+          NoReplyError: the process exited, maybe before the call, or took longer than so many seconds.
         """
         deadline = time.monotonic() + seconds
         with self._calling:
@@ -175,19 +176,22 @@ class LimitedProcess:
             except OSError:
                 reason = _exit(child)
             except BaseException:
-                # Ctrl-C, or no memory for the reply, which would come before the next one.
+                # After Ctrl-C, or without memory for the reply, the next call would receive this reply.
                 self._discard()
                 raise
             self._discard()
             raise NoReplyError(reason)
 
     def kill(self) -> None:
-        """Kills the process; a request in flight, and the next one unless `start` is called, has no reply."""
+        """Kills the process.
+
+        A pending request gets no reply, and neither does the next one unless `start` is called before it.
+        """
         if (running := self._running) is not None:
             running[0].kill()
 
     def close(self) -> None:
-        """Kills the process, and frees what it took here."""
+        """Kills the process, and closes the connection to it."""
         self.kill()
         with self._calling:
             self._discard()
@@ -202,11 +206,11 @@ class LimitedProcess:
 
 
 def serve_requests(handle: Callable[[bytes], bytes], memory: int = resource.RLIM_INFINITY) -> None:
-    """Replies to the requests of the `LimitedProcess` that has started this process, until that is closed.
+    """Replies to the requests of the `LimitedProcess` that started this process, until it is closed.
 
     Args:
       handle: returns the reply to a request.
-      memory: the maximum of bytes of address space.
+      memory: the limit of the address space, in bytes.
     """
     exit_with_parent(int(sys.argv[1]))
     with socket.socket(fileno=0) as connection, limit_memory(memory), contextlib.suppress(ConnectionError):
@@ -215,7 +219,7 @@ def serve_requests(handle: Callable[[bytes], bytes], memory: int = resource.RLIM
 
 
 def _exit(child: ChildProcess) -> str:
-    """Returns how a process exited that has closed its connection."""
+    """Returns the predicate of a sentence about the exit of a process that has closed its connection."""
     code = child.exit_code(_EXIT_SECONDS)
     if code is None:
         return "stopped answering"
@@ -224,10 +228,15 @@ def _exit(child: ChildProcess) -> str:
 
 
 def send_piece(connection: socket.socket, piece: bytes, deadline: float | None = None) -> None:
-    """Sends bytes after their length, until a time of `time.monotonic`.
+    """Sends bytes, preceded by their length.
+
+    Args:
+      connection: the connection.
+      piece: the bytes.
+      deadline: the time by which they must be sent, on the clock of `time.monotonic`; None for no limit.
 
     Raises:
-      OSError: the time is over (TimeoutError), or the connection is closed.
+      OSError: the deadline has passed (TimeoutError), or the connection is closed.
     """
     _set_deadline(connection, deadline)
     connection.sendall(len(piece).to_bytes(_HEADER_BYTES))
@@ -236,12 +245,12 @@ def send_piece(connection: socket.socket, piece: bytes, deadline: float | None =
 
 
 def receive_piece(connection: socket.socket, deadline: float | None = None) -> bytes:
-    """Returns the next bytes that `send_piece` has sent; see there."""
+    """Returns the next bytes that `send_piece` sent, whose arguments and errors it shares."""
     return bytes(_read(connection, int.from_bytes(_read(connection, _HEADER_BYTES, deadline)), deadline))
 
 
 def _read(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
-    # Grows with what is there: the other process may lie about the size.
+    # The buffer grows with the received bytes: the stated size may be wrong, and would be allocated at once.
     received = bytearray()
     while len(received) < size:
         _set_deadline(connection, deadline)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from pathways.runtime.timelines.tables import html_table, size
 
-MORE_CPU_DEVICES = (
+CPU_REMEDY = (
     "for more CPU devices set PW_CPU_DEVICES={count} in the environment, or call "
     "pathways.connect(cpu_devices={count}) before anything else uses JAX"
 )
 
-MORE_OF_HOSTS = "for more devices connect to more hosts, as with pathways.connect(hosts=...)"
-MORE_OF_SERVICE = "for more devices attach to a service that has more: the file of its cluster says how many"
+HOSTS_REMEDY = "for more devices connect to more hosts, as with pathways.connect(hosts=...)"
+SERVICE_REMEDY = "for more devices attach to a service that has more: the file of its cluster says how many"
 AFTER_DISCONNECT = (
     "these are the devices of this process, since pathways.disconnect() was called; call "
     "pathways.connect(...) again for those of a cluster"

@@ -60,8 +60,8 @@ class PermittedFolders:
           PermissionError: the path is in none of the permitted folders, or a link was put in its place.
           OSError: the path does not exist, or is no folder.
         """
-        root, rest = self.check(path)
-        folder = descend(os.open(root, _DIRECTORY), rest.parts, create)
+        root, relative = self.check(path)
+        folder = descend(os.open(root, _DIRECTORY), relative.parts, create)
         try:
             yield folder
         finally:

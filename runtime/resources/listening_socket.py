@@ -34,8 +34,8 @@ class ListeningSocket:
     """Socket that accepts connections.
 
     Args:
-      where: the path of a UNIX socket, in a folder that only this user may enter, and which is created if its
-        parent exists; an address; or None for a socket in a new folder. A stale socket is replaced.
+      endpoint: the path of a UNIX socket, in a folder that only this user may enter, and which is created if
+        its parent exists; an address; or None for a socket in a new folder. A stale socket is replaced.
 
     Raises:
       ServerError: another server uses it, or it cannot be created, or its folder is not safe.
@@ -45,21 +45,21 @@ class ListeningSocket:
       target: the value of `JAX_BACKEND_TARGET` for clients.
     """
 
-    def __init__(self, where: Path | Address | None) -> None:
+    def __init__(self, endpoint: Path | Address | None) -> None:
         self._temporary = None
-        if where is None:
+        if endpoint is None:
             # Not in TMPDIR, which may be deep: the system limits the length of the path of a socket.
             self._temporary = tempfile.TemporaryDirectory(prefix="pw-proxy-", dir="/tmp")
-            where = Path(self._temporary.name) / "jax"
-        if isinstance(where, Path):
-            self.path: Path | None = where
-            self.target = f"grpc://unix:{where}"
-            self._socket = _listen_at_path(where)
-            self._inode = where.stat().st_ino
+            endpoint = Path(self._temporary.name) / "jax"
+        if isinstance(endpoint, Path):
+            self.path: Path | None = endpoint
+            self.target = f"grpc://unix:{endpoint}"
+            self._socket = _listen_at_path(endpoint)
+            self._inode = endpoint.stat().st_ino
         else:
             self.path = None
-            self._socket = _listen_at_address(where)
-            self.target = f"grpc://{_reachable(where[0])}:{self._socket.getsockname()[1]}"
+            self._socket = _listen_at_address(endpoint)
+            self.target = f"grpc://{_reachable(endpoint[0])}:{self._socket.getsockname()[1]}"
 
     def accept(self) -> socket.socket:
         """Waits for the next connection.

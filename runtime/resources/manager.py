@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.plan.plan import SliceSpec
-from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland
+from pathways.runtime.resources.cluster import CPU_REMEDY, Cluster, Device, DeviceIsland
 
 
 class ResourceError(PathwaysError, RuntimeError):
@@ -187,19 +187,19 @@ class ResourceManager[S: RequestedSlice]:
         used = {device.position for devices in chosen.values() for device in devices}
         load: collections.Counter[int] = collections.Counter()
         owners: dict[int, set[tuple[RequestedSet, int]]] = collections.defaultdict(set)
-        for other, binding in held.items():
+        for bound_slice, binding in held.items():
             load.update(binding.positions)
             for position in binding.positions:
-                owners[position].add(_replica(other))
+                owners[position].add(_replica(bound_slice))
         for slice in sharing:
-            own = _replica(slice)
+            replica = _replica(slice)
             rooms = [
                 sorted(
                     (
                         device
                         for device in devices
                         if device.position not in used
-                        and not any(_are_replicas(other, own) for other in owners[device.position])
+                        and not any(_are_replicas(owner, replica) for owner in owners[device.position])
                     ),
                     key=lambda device: (load[device.position], device.position),
                 )
@@ -212,7 +212,7 @@ class ResourceManager[S: RequestedSlice]:
             chosen[slice] = sorted(room[: slice.spec.size], key=lambda device: device.position)
             for device in chosen[slice]:
                 load[device.position] += 1
-                owners[device.position].add(own)
+                owners[device.position].add(replica)
         return chosen
 
     def release(self, slice: S) -> None:
@@ -290,8 +290,8 @@ class ResourceManager[S: RequestedSlice]:
                 continue
             if sum(slice.spec.size for slice in slices if not slice.spec.overlap) > len(self.cluster.devices):
                 raise ResourceError(self._shortage(slices, {}, program))
-            is_one_set = left.device_set is right.device_set
-            alternative = "" if is_one_set else ", or create both from one device set before either is used"
+            is_same_set = left.device_set is right.device_set
+            alternative = "" if is_same_set else ", or create both from one device set before either is used"
             raise ResourceError(
                 f"program {program}: its slices {left.spec.name} and {right.spec.name} share devices "
                 f"{_ranges(shared)}, to which programs {a.program} and {b.program} bound one each; "
@@ -318,7 +318,7 @@ class ResourceManager[S: RequestedSlice]:
             ]
         if any(slice.spec.overlap and slice.device_set.replicas > 1 for slice in slices):
             lines.append("  slices with overlap=True may share some, but none with those of another replica")
-        remedy = self.remedy or (MORE_CPU_DEVICES if self.cluster.platform == "cpu" else None)
+        remedy = self.remedy or (CPU_REMEDY if self.cluster.platform == "cpu" else None)
         if remedy is not None:
             lines.append("  " + remedy.format(count=max(needed, devices + 1)))
         return "\n".join(lines)

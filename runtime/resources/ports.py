@@ -118,5 +118,5 @@ def _candidates(address: str, ports: tuple[int, int] | None) -> Iterator[int]:
 
 
 def _none_free(address: str, ports: tuple[int, int] | None) -> OSError:
-    which = "no port" if ports is None else f"no port from {ports[0]} to {ports[1]}"
-    return OSError(f"{which} is free on {address}")
+    subject = "no port" if ports is None else f"no port from {ports[0]} to {ports[1]}"
+    return OSError(f"{subject} is free on {address}")

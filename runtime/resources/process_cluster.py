@@ -36,7 +36,7 @@ class ProcessCluster:
         self._lock = threading.RLock()
         self._manager: Manager | None = None
         # Whether this process alone manages the devices.
-        self._is_own = True
+        self._is_sole_manager = True
         self._disconnect_callbacks: list[Callable[[], None]] = []
         # Whether a user has connected to the cluster, and the remedy if the default one has too few devices.
         self._is_connected = False
@@ -59,15 +59,15 @@ class ProcessCluster:
         with self._lock:
             cluster = discover()
             # The clusters alone do not tell: devices of other hosts may equal those of this process.
-            is_own = manage is None and self._is_own
-            if is_own and self._manager is not None and self._manager.cluster == cluster:
+            is_sole_manager = manage is None and self._is_sole_manager
+            if is_sole_manager and self._manager is not None and self._manager.cluster == cluster:
                 self._is_connected, self._manager.remedy = True, None
                 return self._manager.cluster
             if bound := self.bound_slices():
                 raise RuntimeError(bound_elsewhere(bound))
             self.disconnect()
             self._manager = (manage or ResourceManager)(cluster)
-            self._is_own, self._is_connected, self._remedy = manage is None, True, None
+            self._is_sole_manager, self._is_connected, self._remedy = manage is None, True, None
             return cluster
 
     def disconnect(self) -> None:
@@ -78,7 +78,7 @@ class ProcessCluster:
                     callback()
             if self._is_connected:
                 self._remedy = AFTER_DISCONNECT
-            self._manager, self._is_connected, self._is_own = None, False, True
+            self._manager, self._is_connected, self._is_sole_manager = None, False, True
 
     def manager(self) -> Manager:
         """Returns the resource manager of the current cluster."""

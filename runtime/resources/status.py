@@ -116,7 +116,7 @@ class Status:
     def longest_round_trip(self) -> tuple[int, float] | None:
         """The host with the longest round trip, and its seconds; None if unknown."""
         known = [(host.host, host.round_trip) for host in self.hosts if host.round_trip is not None]
-        return max(known, key=lambda each: each[1], default=None)
+        return max(known, key=lambda entry: entry[1], default=None)
 
     def _network(self) -> str:
         if (longest := self.longest_round_trip) is None:

@@ -81,7 +81,7 @@ class ExpectedTimes:
         return self.times.unit
 
     def in_program(self, launches: Iterable[Launch]) -> Self:
-        """Returns the same times, as they are of a program."""
+        """Returns these times for a program with certain launches."""
         return dataclasses.replace(self, times=self.times.in_program(launches))
 
     def of(self, launch: Launch) -> float:

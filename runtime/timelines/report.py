@@ -57,8 +57,8 @@ def _runs(timeline: EventLog) -> Iterator[tuple[str, list[TimelineEvent]]]:
     """Yields the critical path in runs of events on one slice or one link."""
     path = [timeline.events[n] for n in timeline.critical_path]
     timed = [event for event in path if event.duration > 0]
-    for where, run in itertools.groupby(timed, lambda e: e.slice if e.kind == "launch" else e.label):
-        yield where, list(run)
+    for place, run in itertools.groupby(timed, lambda e: e.slice if e.kind == "launch" else e.label):
+        yield place, list(run)
 
 
 def _name(event: TimelineEvent) -> str:

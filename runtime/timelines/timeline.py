@@ -107,7 +107,7 @@ def timeline_of(
                     f"{step.src} -> {step.dst}",
                     span.start,
                     span.end,
-                    # A transfer belongs to the microbatch of what it moves.
+                    # A transfer belongs to the microbatch of the event whose result it moves.
                     microbatch=events[reads[0]].microbatch if reads else None,
                     dst=step.dst,
                     nbytes=plan.bytes_moved(step),

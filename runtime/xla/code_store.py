@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 _MAGIC = b"pathways"
-_OWN = re.compile(r"[0-9a-f]{64}\.code(\.[0-9a-f]{16}\.tmp)?")
+_FILE_NAME = re.compile(r"[0-9a-f]{64}\.code(\.[0-9a-f]{16}\.tmp)?")
 """Pattern of the names of a store's files: a key, with a random suffix while the file is being written."""
 
 _ABANDONED_AFTER_SECONDS = 3600.0
@@ -176,7 +176,7 @@ def _replace(name: str, content: bytes, folder: int) -> None:
 def _files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
     """Yields the files of a store in a folder, including unfinished ones that a killed process left."""
     abandoned = time.time() - _ABANDONED_AFTER_SECONDS
-    for name in filter(_OWN.fullmatch, os.listdir(folder)):
+    for name in filter(_FILE_NAME.fullmatch, os.listdir(folder)):
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError:

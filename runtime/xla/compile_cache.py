@@ -35,27 +35,27 @@ class Loaded:
 
     Attributes:
       executable: the executable.
-      how: `compiled`, or the source of its code.
+      provenance: `compiled`, or the source of its code.
       seconds: the time that compiling or loading took.
       fresh: whether this process compiled it. No other executable can be serialised: a copy loses its code.
       copied: the executable that it is a copy of, kept for further copies.
       callbacks: the Python callbacks that it calls.
     """
 
-    __slots__ = ("__weakref__", "callbacks", "copied", "executable", "fresh", "how", "seconds")
+    __slots__ = ("__weakref__", "callbacks", "copied", "executable", "fresh", "provenance", "seconds")
 
     def __init__(
         self,
         executable: pjrt.LoadedExecutable,
         *,
-        how: str = "compiled",
+        provenance: str = "compiled",
         seconds: float = 0.0,
         fresh: bool = False,
         copied: Loaded | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
         self.executable = executable
-        self.how = how
+        self.provenance = provenance
         self.seconds = seconds
         self.fresh = fresh
         self.copied = copied
@@ -122,7 +122,7 @@ class Job:
             self.store.write(self.stored, code)
         return Loaded(
             executable,
-            how="compiled" if fresh else "from the cache of JAX",
+            provenance="compiled" if fresh else "from the cache of JAX",
             seconds=seconds,
             fresh=fresh and not request.callbacks,
             callbacks=request.callbacks,
@@ -143,15 +143,15 @@ class Job:
         start = time.perf_counter()
         executable = pjrt.deserialize(code, self.request.devices, self.options)
         seconds = time.perf_counter() - start
-        return Loaded(executable, how="copied from another slice", seconds=seconds, copied=origin)
+        return Loaded(executable, provenance="copied from another slice", seconds=seconds, copied=origin)
 
     def load_code(self, code: bytes) -> Loaded:
         """Loads the code that `read_code` has returned; compiles if XLA rejects it."""
-        how = "from the code store" if self.request.code is None else "from the bundle"
+        provenance = "from the code store" if self.request.code is None else "from the bundle"
         start = time.perf_counter()
         try:
             executable = pjrt.deserialize(code, self.request.devices, self.options)
-            return Loaded(executable, how=how, seconds=time.perf_counter() - start)
+            return Loaded(executable, provenance=provenance, seconds=time.perf_counter() - start)
         except jax.errors.JaxRuntimeError:
             # XLA may distinguish machines or versions that the key does not.
             if self.store is not None and self.request.code is None:

@@ -318,19 +318,19 @@ def result_handler(aval: Aval, sharding: jax.sharding.Sharding, name: str) -> An
 
 def misplaced(
     executable: LoadedExecutable,
-    which: str,
+    kind: str,
     shardings: Sequence[jax.sharding.NamedSharding],
     ranks: Sequence[int],
 ) -> tuple[int, str] | None:
-    """Returns the first operand or result that has another sharding in a partitioned executable, and which.
+    """Returns the number of the first operand or result that XLA gave another sharding, and that sharding.
 
     Args:
       executable: an executable for more than one device.
-      which: `operand` or `result`.
+      kind: `operand` or `result`.
       shardings: the expected sharding of each.
       ranks: the number of dimensions of each.
     """
-    protos = executable.get_parameter_shardings() if which == "operand" else executable.get_output_shardings()
+    protos = executable.get_parameter_shardings() if kind == "operand" else executable.get_output_shardings()
     # An executable without results returns an empty tuple, which has a sharding, too.
     if protos is None or not shardings:
         return None

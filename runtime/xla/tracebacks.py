@@ -12,7 +12,7 @@ from pathways.runtime.xla import pjrt
 
 _ROOT = Path(__file__).parents[2]
 
-OURS = tuple(str(_ROOT / name) for name in ("compiler", "dialect", "passes", "runtime"))
+PACKAGE_FOLDERS = tuple(str(_ROOT / name) for name in ("compiler", "dialect", "passes", "runtime"))
 """Folders of the package; in an editable installation, tests and examples are beside them."""
 
 _GENERATED = "<pathways "
@@ -21,7 +21,7 @@ _GENERATED = "<pathways "
 _NOTE = f"{'-' * 20}\nFrames of pathways and JAX are hidden; set JAX_TRACEBACK_FILTERING=off to show them."
 
 # Has JAX hide our frames in tracebacks that it filters itself, such as of a transformed function of the user.
-for _folder in OURS:
+for _folder in PACKAGE_FOLDERS:
     pjrt.leave_out_of_tracebacks(_folder)
 
 
@@ -74,10 +74,10 @@ def _move_to_cause(error: BaseException) -> None:
 def _with_causes(error: BaseException) -> list[BaseException]:
     """Returns an error, with the causes and contexts that Python prints above it."""
     errors: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None and each not in errors:
-        errors.append(each)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    current: BaseException | None = error
+    while current is not None and current not in errors:
+        errors.append(current)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return errors
 
 

@@ -149,7 +149,7 @@ def _modules(compiled: Compiled) -> list[Row]:
             "slice": request.slice,
             "instructions": _instructions(loaded.executable),
             "seconds": loaded.seconds,
-            "how": loaded.how,
+            "how": loaded.provenance,
         }
         for request, loaded in pairs
     ]

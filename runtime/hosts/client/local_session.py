@@ -13,7 +13,7 @@ from pathways.runtime.hosts.cluster.worker_cluster import Split, WorkerCluster
 from pathways.runtime.hosts.protocol.messages import Call
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
-from pathways.runtime.resources.cluster import MORE_OF_HOSTS, Cluster
+from pathways.runtime.resources.cluster import HOSTS_REMEDY, Cluster
 from pathways.runtime.resources.manager import ResourceManager
 from pathways.runtime.resources.status import SpareStatus
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -37,7 +37,7 @@ class LocalSession(HostSession):
 
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
         """See `Session.bind`."""
-        return ResourceManager(cluster, MORE_OF_HOSTS)
+        return ResourceManager(cluster, HOSTS_REMEDY)
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """See `Session.load`."""

@@ -9,7 +9,7 @@ from pathways.runtime.hosts.protocol.messages import MessageError
 from pathways.runtime.hosts.protocol.serving import AskForDevices, DevicesBound, SliceAsked
 from pathways.runtime.hosts.service.served_client import ServedClient
 from pathways.runtime.plan.plan import SliceSpec
-from pathways.runtime.resources.cluster import MORE_OF_SERVICE, Cluster
+from pathways.runtime.resources.cluster import SERVICE_REMEDY, Cluster
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
 
 MOST_SLICES = 512
@@ -41,7 +41,7 @@ class BoundSlices:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._manager: ResourceManager[ServedSlice] = ResourceManager(cluster, MORE_OF_SERVICE)
+        self._manager: ResourceManager[ServedSlice] = ResourceManager(cluster, SERVICE_REMEDY)
         self._lock = threading.Lock()
         self._sets: dict[tuple[ServedClient, int], ServedSet] = {}
         # As long as they are here, they have their devices.

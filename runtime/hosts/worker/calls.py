@@ -37,7 +37,7 @@ from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.worker.modules import Modules, found
 from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Promised, Store, sharding_of
 from pathways.runtime.resources.threads import start_thread
-from pathways.runtime.xla.tracebacks import OURS
+from pathways.runtime.xla.tracebacks import PACKAGE_FOLDERS
 
 _MOST_VALUE = 16 << 20
 """The longest value that a call may return, in bytes of JSON."""
@@ -427,7 +427,7 @@ def _sendable(text: str) -> str:
 def _traceback(error: BaseException) -> str:
     """The traceback of an error, from the first line on that is not of this package."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = next((n for n, frame in enumerate(frames) if not frame.filename.startswith(OURS)), 0)
+    own = next((n for n, frame in enumerate(frames) if not frame.filename.startswith(PACKAGE_FOLDERS)), 0)
     text = "".join(traceback.format_list(frames[own:]))
     return text if len(text) <= _MOST_TRACEBACK else f"...\n{text[-_MOST_TRACEBACK:]}"
 

@@ -74,11 +74,11 @@ class ProgramReader:
             self._terminate()
 
     def _read(self, kind: bytes, program: bytes, problem: str) -> bytes:
-        is_valid, rest = self._read_reply(kind, program)
+        is_valid, content = self._read_reply(kind, program)
         if not is_valid:
-            text = " ".join(rest.decode(errors="replace").split())
+            text = " ".join(content.decode(errors="replace").split())
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"{problem}: {text[:300]}")
-        return rest
+        return content
 
     def _read_reply(self, kind: bytes, program: bytes) -> tuple[bool, bytes]:
         """Returns the result of `read_program` in a process."""

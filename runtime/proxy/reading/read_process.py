@@ -116,10 +116,10 @@ def read_program(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[b
 
 
 def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:
-    """Reads programs until one is invalid: then the memory of this process may be corrupt.
+    """Reads programs until one is invalid, after which the memory of this process may be corrupt.
 
-    A request is a kind and a program. A reply is a byte, 1 for a valid program, and the program as bytecode,
-    or what is wrong with it.
+    A request is a kind and a program. A reply is a byte, 1 for a valid program or 0, and the bytecode of the
+    program or the error.
 
     Raises:
       OSError: the server has closed the connection.

@@ -25,7 +25,7 @@ class ProxyServer:
     """Server of the devices of this process.
 
     Args:
-      where: the address to listen at, as of `ListeningSocket`.
+      endpoint: the address to listen at, as of `ListeningSocket`.
       served: the devices.
 
     Raises:
@@ -37,11 +37,11 @@ class ProxyServer:
       was_used: whether a client has ever connected.
     """
 
-    def __init__(self, where: Path | Address | None, served: ServedDevices) -> None:
+    def __init__(self, endpoint: Path | Address | None, served: ServedDevices) -> None:
         self.served = served
         self.was_used = False
         self.registry = SessionRegistry(served)
-        self._listener = ListeningSocket(where)
+        self._listener = ListeningSocket(endpoint)
         self._lock = threading.Lock()
         self._connections: set[ClientConnection] = set()
         self._is_closed = False
@@ -168,5 +168,5 @@ def serve(
     chosen = jax.devices() if devices is None else devices
     folders = PermittedFolders(files, FOLDERS_ADVICE)
     served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt, max_memory, folders)
-    where = insecure_address if path is None else Path(path).absolute()
-    return ProxyServer(where, served)
+    endpoint = insecure_address if path is None else Path(path).absolute()
+    return ProxyServer(endpoint, served)

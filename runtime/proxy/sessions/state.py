@@ -179,7 +179,7 @@ class SessionState:
 
     def add_file_job(self, job: FileJob) -> None:
         """Adds a job that ends with the session."""
-        self._file_jobs = [other for other in self._file_jobs if not other.is_ready] + [job]
+        self._file_jobs = [kept for kept in self._file_jobs if not kept.is_ready] + [job]
 
     @property
     def has_new_losses(self) -> bool:

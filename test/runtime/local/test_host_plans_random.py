@@ -103,7 +103,7 @@ class Target(codegen.HostTarget):
         return lambda arrays: moved([array.used() for array in arrays], transfer)
 
     def finish(self, result: int, slice: str) -> Callable[[Array], Array] | None:
-        own = self.plan.own_slots.get(self.plan.results[result].slots[slice]) == result
+        own = self.plan.uncopied_slots.get(self.plan.results[result].slots[slice]) == result
         return None if own else Array.copied
 
     def send(self, send: Send) -> Callable[[list[Array]], None]:

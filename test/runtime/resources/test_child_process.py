@@ -1,4 +1,4 @@
-"""Processes with limits: they reply, or the caller learns how they ended; none outlives who started it."""
+"""Processes with limits: they reply, or the caller gets an error about their exit; they exit with it."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_limited_process_replies(process):
     large = bytes(1 << 22)
     assert process.call(b"", 30) == b""
     assert process.call(large, 30) == large
-    # What it prints is no reply, and does not keep it waiting for a reader.
+    # Its output is no reply, and does not block it.
     assert process.call(b"say", 30) == b"say"
     assert process.call(b"pid", 30) == process.call(b"pid", 30)
 
 
 @pytest.mark.parametrize(
-    ("request_", "seconds", "how"),
+    ("request_", "seconds", "message"),
     [
         (b"exit", 30, "exited (exit code 3: it went wrong)"),
         (b"crash", 30, "crashed (SIGABRT)"),
@@ -83,12 +83,11 @@ def test_limited_process_replies(process):
         (b"wait", 0.5, "did not return within 0.5 s"),
     ],
 )
-def test_limited_process_says_how_it_ended(process, request_, seconds, how):
-    """And another one replies to the next request."""
+def test_limited_process_fails_without_a_reply_and_starts_again(process, request_, seconds, message):
     process.start()
     with pytest.raises(NoReplyError) as error:
         process.call(request_, seconds)
-    assert str(error.value) == how
+    assert str(error.value) == message
     assert process.call(b"next", 30) == b"next"
 
 
@@ -101,7 +100,7 @@ def test_limited_process_is_killed_by_another_thread(process):
     assert int(process.call(b"pid", 30)) != pid
 
 
-def test_limited_process_starts_again_where_it_was_killed(process):
+def test_limited_process_starts_again_after_it_was_killed(process):
     pid = int(process.call(b"pid", 30))
     os.kill(pid, signal.SIGKILL)
     while Path(f"/proc/{pid}").exists():
@@ -116,7 +115,7 @@ import threading
 from pathways.runtime.resources.child_process import LimitedProcess
 
 process = LimitedProcess("process_of_test")
-# Not of the thread that asks first, which ends.
+# The thread of the first request exits: it must not be the thread that starts the child.
 first = threading.Thread(target=lambda: print(process.call(b"pid", 30).decode(), flush=True))
 first.start()
 first.join()

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from pathways.runtime.resources.cluster import (
-    MORE_OF_HOSTS,
-    MORE_OF_SERVICE,
+    HOSTS_REMEDY,
+    SERVICE_REMEDY,
     Cluster,
     Device,
     DeviceIsland,
@@ -118,7 +118,7 @@ def test_manager_names_devices_and_the_remedy_in_errors():
     assert list(manager.holders()) == [s0]
 
 
-@pytest.mark.parametrize("remedy", [MORE_OF_HOSTS, MORE_OF_SERVICE])
+@pytest.mark.parametrize("remedy", [HOSTS_REMEDY, SERVICE_REMEDY])
 def test_manager_names_the_remedy_of_hosts(remedy):
     manager = ResourceManager(cluster_of(1), remedy)
     with pytest.raises(ResourceError) as caught:
