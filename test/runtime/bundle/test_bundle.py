@@ -80,7 +80,7 @@ def with_manifest(data, change, *, fix_index=True):
     return zipped(members)
 
 
-def test_bundle_reads_what_was_written(data):
+def test_bundle_round_trip(data):
     read = bundle.parse(data, "model.pwb")
     assert msgspec.structs.replace(read.manifest, digests={}) == MANIFEST
     assert bytes(read.program) == b"module {}\n"

@@ -433,7 +433,7 @@ def test_in_threads_stops_at_ctrl_c():
 
 
 @pytest.mark.process
-def test_in_threads_ends_the_process_at_a_second_ctrl_c():
+def test_in_threads_exits_at_a_second_ctrl_c():
     process = interrupted_load(seconds=200)
     assert process.stderr.readline() == WAITING
     process.send_signal(signal.SIGINT)

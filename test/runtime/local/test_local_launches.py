@@ -78,7 +78,7 @@ def run(loaded: Executable) -> list[jax.Array]:
     return loaded.run([jax.device_put(X, loaded.inputs[0].sharding)])
 
 
-def test_local_launches_give_arrays_where_one_is_read():
+def test_local_launches_join_shards_that_are_read():
     """A local launch is read by another, by a launch on all devices, and by the caller."""
     double = function("g", "%0 = stablehlo.add %a, %a : tensor<8x4xf32>")
     calls = [("inner", "f", "x"), ("seen", "f", "inner"), ("twice", "g", "seen"), ("last", "f", "twice")]

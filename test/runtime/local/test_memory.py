@@ -136,7 +136,7 @@ def test_memory_check_adds_slices_on_one_device(plan_builder):
         memory.check_fits(plan, bound(slices, plan, 4095), {})
 
 
-def test_memory_check_passes_where_memory_is_unknown(plan_builder, slices):
+def test_memory_check_passes_if_memory_is_unknown(plan_builder, slices):
     """The memory of CPU devices is unknown unless `connect` gets it."""
     build = plan_builder(*slices)
     plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))

@@ -16,7 +16,7 @@ from session_client import (
 )
 
 
-def test_an_array_goes_there_and_back(client: Client) -> None:
+def test_an_array_is_put_and_fetched(client: Client) -> None:
     client.put(3, np.arange(6, dtype=np.float32).reshape(2, 3))
     assert client.session.counts == (1, 0, 0, 0)
     np.testing.assert_array_equal(client.fetch(3), np.arange(6))
@@ -54,7 +54,7 @@ def test_shards_are_assembled_taken_apart_and_remapped(client: Client) -> None:
     np.testing.assert_array_equal(client.fetch(20), [3, 3])
 
 
-def test_copies_outlive_what_they_are_copies_of(client: Client) -> None:
+def test_copies_outlive_their_sources(client: Client) -> None:
     client.put(1, np.ones(2, np.float32))
     client.request("copy_arrays", array_handles=[1], device_ids=[5], result_handles=[2])
     future = client.request("delete_array", array_handle=[1]).delete_array_response.deletion_future_handle
@@ -67,7 +67,7 @@ def test_copies_outlive_what_they_are_copies_of(client: Client) -> None:
     assert "deleted" in message
 
 
-def test_the_buffers_of_a_donated_array_are_those_of_the_result(client: Client) -> None:
+def test_a_result_reuses_the_buffers_of_a_donated_array(client: Client) -> None:
     client.put(1, np.ones(2, np.float32))
     spec = {"dtype": {"kind": "KIND_F32"}, "shape": {"dims": [2]}, "sharding": on_device(0)}
     donate = "ARRAY_COPY_SEMANTICS_DONATE_INPUT"
@@ -154,7 +154,7 @@ def test_an_array_in_another_layout(client: Client) -> None:
         ),
     ],
 )
-def test_arrays_that_cannot_be_made(client: Client, fields: dict[str, Any], message: str) -> None:
+def test_invalid_requests_for_arrays(client: Client, fields: dict[str, Any], message: str) -> None:
     client.session.host_buffers.store(1, bytes(24))
     right = {"dtype": {"kind": "KIND_F32"}, "shape": {"dims": [6]}, "sharding": on_device(0)}
     client.request("make_array_from_host_buffer", **right | fields, host_buffer_handle=1, array_handle=1)
@@ -184,7 +184,7 @@ def test_a_sharding_of_another_number_of_dimensions(client: Client) -> None:
     assert (code, message[-len("is not one of 0 dimensions") :]) == (3, "is not one of 0 dimensions")
 
 
-def test_a_request_with_more_of_one_than_of_the_others(client: Client) -> None:
+def test_a_request_with_lists_of_different_lengths(client: Client) -> None:
     reply = client.request("reshard_arrays", array_handles=[1, 2], result_handles=[3])
     assert reply.response_metadata.status.code == 3
     expected = "the request has 1 results, 2 arrays, 0 specifications; it needs as many of each"

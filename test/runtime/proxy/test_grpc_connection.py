@@ -81,7 +81,7 @@ def test_replies_wait_for_a_client_that_does_not_read() -> None:
     assert pair.client.statuses[stream] == (0, "")
 
 
-def test_a_client_gets_no_credit_for_what_is_not_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_gets_no_credit_for_pending_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_connection, "MAX_UNHANDLED_BYTES", 100_000)
     pair = Pair()
     stream = pair.client.call("/some.Service/Do")
@@ -139,7 +139,7 @@ def test_parts_of_a_message_are_not_copied() -> None:
     assert pair.client.messages[stream] == [b"before", b"head" + value, b"after"]
 
 
-def test_frames_are_made_when_they_can_be_written() -> None:
+def test_frames_are_created_when_they_can_be_written() -> None:
     pair = Pair()
     pair.client.h2.increment_flow_control_window(1 << 24)
     stream = pair.client.call("/some.Service/Do")
@@ -176,7 +176,7 @@ def test_frames_may_arrive_in_any_pieces() -> None:
         (b"\0\0\1\0\0\0\0\0\x07a", "Invalid input ConnectionInputs.RECV_DATA"),
     ],
 )
-def test_frames_that_end_the_connection(frame: bytes, reason: str) -> None:
+def test_frames_that_close_the_connection(frame: bytes, reason: str) -> None:
     pair = Pair()
     pair.client.call("/some.Service/Do")
     pair.exchange()
@@ -186,7 +186,7 @@ def test_frames_that_end_the_connection(frame: bytes, reason: str) -> None:
     assert reason in lost.reason or frame[8] == 7
 
 
-def test_more_data_than_the_window_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_data_than_the_window_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_connection, "MAX_UNHANDLED_BYTES", 0)
     pair = Pair()
     stream = pair.client.call("/some.Service/Do")
@@ -201,7 +201,7 @@ def test_more_data_than_the_window_ends_the_connection(monkeypatch: pytest.Monke
     ]
 
 
-def test_what_follows_in_a_call_that_was_refused_is_dropped() -> None:
+def test_data_of_a_refused_call_is_dropped() -> None:
     pair = Pair(max_message_bytes=10)
     stream = pair.client.call("/some.Service/Do")
     pair.client.send(stream, bytes(50_000))
@@ -256,7 +256,7 @@ def test_a_message_that_is_cut_off() -> None:
     assert pair.client.statuses[stream] == (3, "the last message is incomplete")
 
 
-def test_what_is_no_call_of_grpc() -> None:
+def test_invalid_calls() -> None:
     pair = Pair()
     stream = pair.client.call("/", **{":method": "GET"})
     assert pair.exchange() == [CallCancelled(stream)]
@@ -281,7 +281,7 @@ def test_a_cancelled_call() -> None:
     assert pair.server.bytes_to_send() == b""
 
 
-def test_the_end_of_the_connection() -> None:
+def test_a_closed_connection() -> None:
     pair = Pair()
     pair.client.call("/some.Service/Do")
     pair.exchange()
@@ -292,7 +292,7 @@ def test_the_end_of_the_connection() -> None:
 
 @hypothesis.settings(max_examples=50)
 @hypothesis.given(seed=strategies.integers(0, 2**32), count=strategies.integers(1, 8))
-def test_mutated_bytes_end_calls_or_the_connection(seed: int, count: int) -> None:
+def test_mutated_bytes_end_calls_or_close_the_connection(seed: int, count: int) -> None:
     """For any bytes, the server reports events, and raises no exception."""
     chance = random.Random(seed)
     client, server = HttpClient(), GrpcConnection(1 << 16)

@@ -20,7 +20,7 @@ MESSAGES = descriptors.messages()
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 300, 16_383, 16_384, 3 << 20])
-def test_messages_of_parts_are_those_of_protobuf(size: int) -> None:
+def test_encoded_messages_equal_those_of_protobuf(size: int) -> None:
     data = bytes(size)
     lookup = MESSAGES["xla.ifrt.proxy.GrpcHostBufferLookupResponse"]
     assert lookup.FromString(data_header(size) + data).data == data
@@ -32,7 +32,7 @@ def test_messages_of_parts_are_those_of_protobuf(size: int) -> None:
     "message",
     [b"", b"\x0a", b"\x0a\x05abc", b"\x0a\x01ab", b"\x12\x01a", b"\x0a\xff\xff\xff\xff\xff\x01", b"\x0a\x80"],
 )
-def test_other_messages_are_left_to_protobuf(message: bytes) -> None:
+def test_protobuf_parses_other_messages(message: bytes) -> None:
     assert data_of(message) is None
 
 
@@ -69,7 +69,7 @@ def test_sizes_that_no_buffer_can_have(size: int, code: StatusCode) -> None:
     assert caught.value.code == code
 
 
-def test_memory_is_that_of_what_has_arrived() -> None:
+def test_memory_grows_with_received_bytes() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -79,7 +79,7 @@ def test_memory_is_that_of_what_has_arrived() -> None:
     assert resident() - before < 64 << 20
 
 
-def test_a_buffer_that_does_not_come_is_an_error_where_it_is_taken() -> None:
+def test_a_missing_buffer_is_an_error_of_its_request() -> None:
     buffers = HostBuffers()
     raised: list[StatusError] = []
 

@@ -103,11 +103,11 @@ def test_layouts_that_the_server_does_not_have(text: str) -> None:
         parse_layout(text.encode("latin-1"), 2)
 
 
-def test_an_array_is_made_in_a_layout() -> None:
+def test_an_array_is_created_in_a_layout() -> None:
     check(turned(), TURNED)
 
 
-def test_what_has_the_layout_of_the_array() -> None:
+def test_requests_that_keep_the_layout_of_an_array() -> None:
     check(arrays.assemble(spec_of(), arrays.disassemble(turned())), TURNED)
     check(arrays.copy([turned()], DEVICES[4:6], None)[0], TURNED)
     check(arrays.copy([turned()], (), "pinned_host")[0], TURNED)
@@ -115,7 +115,7 @@ def test_what_has_the_layout_of_the_array() -> None:
 
 @pytest.mark.parametrize("layout", [None, TURNED])
 @pytest.mark.parametrize("placement", [ROWS, placed(P("x"), DEVICES[4:6]), placed(P("x"), DEVICES[:4])])
-def test_what_has_the_layout_that_is_asked_for(layout: Layout | None, placement: ArrayPlacement) -> None:
+def test_requests_with_a_layout(layout: Layout | None, placement: ArrayPlacement) -> None:
     check(arrays.reshard(spec_of(placement, layout), turned()), layout)
     if placement is ROWS:
         check(arrays.bitcast(spec_of(placement, layout), turned()), layout)
@@ -140,7 +140,7 @@ def test_remapped_arrays() -> None:
     check(arrays.remap([spec_of()], plan(input_devices_for_output=[by_devices]), [turned()])[0], None)
 
 
-def test_shards_of_several_layouts_are_no_array() -> None:
+def test_shards_of_different_layouts_are_refused() -> None:
     shards = [
         arrays.disassemble(turned())[0],
         arrays.disassemble(arrays.make(spec_of(), [VALUE[:4], VALUE[4:]]))[1],

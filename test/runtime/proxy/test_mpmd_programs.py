@@ -185,7 +185,7 @@ def test_arguments_that_are_none_of_the_program(program: MpmdProgram) -> None:
     assert program.execute([array(equal, X), arguments(program)[1]])[0].read()
 
 
-def test_errors_of_arguments_are_those_of_results(program: MpmdProgram) -> None:
+def test_errors_of_arguments_become_errors_of_results(program: MpmdProgram) -> None:
     lost = StatusError(StatusCode.DATA_LOSS, "slice 1 was lost")
     results = program.execute([arguments(program)[0], ProxyArray(program.parameters[1], lost)])
     assert [str(result.value) for result in results] == ["DATA_LOSS: slice 1 was lost"] * 4

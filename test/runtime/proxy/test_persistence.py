@@ -100,7 +100,7 @@ def value_of(result: ProxyArray) -> np.ndarray:
     return whole
 
 
-def test_arrays_come_back_in_another_sharding(served: ServedDevices, tmp_path: Path) -> None:
+def test_arrays_are_restored_in_another_sharding(served: ServedDevices, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     values = {
         f"layer.{kind}": rng.integers(0, 2, (8, 16)).astype(dtype)
@@ -119,9 +119,7 @@ def test_arrays_come_back_in_another_sharding(served: ServedDevices, tmp_path: P
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,)])
-def test_scalars_and_what_has_no_elements(
-    served: ServedDevices, tmp_path: Path, shape: tuple[int, ...]
-) -> None:
+def test_scalars_and_empty_arrays(served: ServedDevices, tmp_path: Path, shape: tuple[int, ...]) -> None:
     value = np.full(shape, 3, np.float32)
     write(served, tmp_path, {"a": value}, NamedSharding(MESH, P())).wait()
     job = read(served, tmp_path, {"a": ("F32", shape)}, NamedSharding(TURNED, P()))
@@ -129,7 +127,7 @@ def test_scalars_and_what_has_no_elements(
     assert value_of(job.results[0]).tobytes() == value.tobytes()
 
 
-def test_files_are_those_of_zarr(served: ServedDevices, tmp_path: Path) -> None:
+def test_files_have_the_format_of_zarr(served: ServedDevices, tmp_path: Path) -> None:
     value = np.zeros((8, 2), np.int32)
     write(served, tmp_path, {"outer/a": value}, NamedSharding(MESH, P("x"))).wait()
     assert len(list((tmp_path / "outer" / "a").iterdir())) == 5
@@ -138,7 +136,7 @@ def test_files_are_those_of_zarr(served: ServedDevices, tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read().result(), value)
 
 
-def test_a_save_takes_the_place_of_an_older_one(served: ServedDevices, tmp_path: Path) -> None:
+def test_a_save_replaces_an_older_one(served: ServedDevices, tmp_path: Path) -> None:
     sharding = NamedSharding(MESH, P())
     for value in (1, 2):
         write(served, tmp_path, {"a": np.full(4, value, np.float32)}, sharding).wait()
@@ -147,7 +145,7 @@ def test_a_save_takes_the_place_of_an_older_one(served: ServedDevices, tmp_path:
     assert names_in(tmp_path) == ["a"]
 
 
-def test_what_is_saved_may_be_donated_at_once(served: ServedDevices, tmp_path: Path) -> None:
+def test_a_saved_array_may_be_donated_at_once(served: ServedDevices, tmp_path: Path) -> None:
     later: list[Callable[[], None]] = []
     value = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(MESH, P("x")))
     request = described(tmp_path, "a", NamedSharding(MESH, P("x")), (8,))
@@ -180,7 +178,7 @@ def test_an_array_that_is_read_is_waited_for(served: ServedDevices, tmp_path: Pa
     job.wait()
 
 
-def test_a_session_that_ends_waits_for_no_file(served: ServedDevices, tmp_path: Path) -> None:
+def test_a_session_does_not_wait_for_files_at_its_end(served: ServedDevices, tmp_path: Path) -> None:
     request = described(
         tmp_path, "a", NamedSharding(MESH, P()), {"xla_primitive_type_str": "F32", "dimensions": (4,)}
     )
@@ -259,7 +257,7 @@ def test_a_link_inside_of_a_folder_is_the_same_folder(served: ServedDevices, tmp
 
 
 @pytest.mark.parametrize("name", ["..", "", "a/../../b", "/etc/passwd", "a//b"])
-def test_names_that_lead_elsewhere_are_refused(served: ServedDevices, tmp_path: Path, name: str) -> None:
+def test_names_outside_of_the_folder_are_refused(served: ServedDevices, tmp_path: Path, name: str) -> None:
     with pytest.raises(StatusError, match="PERMISSION_DENIED: invalid name"):
         write(served, tmp_path, {name: np.ones(4, np.float32)}, NamedSharding(MESH, P()))
 

@@ -56,7 +56,7 @@ def shown(module: bytes) -> str:
 
 
 @pytest.mark.parametrize("kind", [MODULE, IFRT])
-def test_what_is_read_is_what_was_sent(kind: bytes) -> None:
+def test_a_program_is_read_as_it_was_sent(kind: bytes) -> None:
     program = bytecode_of(ir.Module.parse(TEXT, make_context()))
     is_valid, read = read_program(kind, program, ProgramContexts())
     assert is_valid
@@ -146,7 +146,7 @@ def test_killed_processes_are_started_again(
 
 
 @pytest.mark.process
-def test_the_process_ends_with_the_server() -> None:
+def test_the_process_exits_with_the_server() -> None:
     server, of_process = socket.socketpair()
     with of_process:
         process = subprocess.Popen(program_reader._COMMAND, stdin=of_process.fileno())
@@ -163,7 +163,7 @@ def test_the_process_ends_with_the_server() -> None:
 
 
 @pytest.mark.process
-def test_a_server_that_is_closed_reads_nothing(tmp_path: Path) -> None:
+def test_a_closed_server_reads_no_program(tmp_path: Path) -> None:
     server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), descriptors.messages()))
     server.close()
     with pytest.raises(StatusError, match="CANCELLED: the server is closed"):

@@ -126,7 +126,7 @@ def test_a_program_on_several_meshes() -> None:
     assert client.session.counts[:2] == (0, 0)
 
 
-def test_a_token_goes_from_program_to_program_and_cannot_be_read(client: Client) -> None:
+def test_a_token_is_passed_between_programs_and_cannot_be_read(client: Client) -> None:
     token = "%t = stablehlo.create_token : !stablehlo.token return %t : !stablehlo.token"
     compile_text(client, module(token).replace("-> tensor<f32>", "-> !stablehlo.token"))
     creator = client.replies[-1].compile_response.loaded_executable_handle
@@ -192,13 +192,13 @@ def test_programs_that_must_not_run(client: Client, body: str, problem: str) -> 
     assert problem in status.message
 
 
-def test_what_is_no_program(client: Client) -> None:
+def test_invalid_programs(client: Client) -> None:
     status = compile_text(client, "module {")
     assert status.code == 3
     assert status.message.startswith("the program is not StableHLO: ")
 
 
-def test_a_program_with_a_name_that_is_no_text(client: Client) -> None:
+def test_a_program_with_an_invalid_name(client: Client) -> None:
     """For bytecode that it cannot read, MLIR raises an exception with the producer, which must be text."""
     status = compile_text(client, b"ML\xefR\x0d\xff\x00\x63")
     assert status.code == 3
@@ -312,7 +312,7 @@ def test_options_of_the_compiler_that_are_the_clients(
     assert compile_text(client, text, env_option_overrides={name: value}).code == 0
 
 
-def test_flags_of_the_client_that_would_end_the_server(client: Client) -> None:
+def test_flags_of_the_client_that_would_crash_the_server(client: Client) -> None:
     """The `XLA_FLAGS` of a client are sent with each program."""
     own = pjrt.compile_options(jax.devices("cpu")[:1], 1, 1).SerializeAsString()
     flags = MESSAGES.parse("xla.CompileOptionsProto", own).executable_build_options.debug_options
@@ -347,7 +347,7 @@ def test_a_program_with_a_name_that_holds_nul(client: Client) -> None:
     assert compile_text(client, text).code == 0
 
 
-def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_loads_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PW_CACHE_DIR", str(tmp_path))
     donating = "func.func public @main(%x: tensor<f32> {tf.aliasing_output = 0 : i32}) -> tensor<f32>"
     text = f"module @test {{ {donating} {{ %0 = stablehlo.sine %x : tensor<f32> return %0 : tensor<f32> }} }}"

@@ -47,7 +47,7 @@ def put(client: Client, handle: int, device: int = 0) -> None:
     client.put(handle, np.zeros(FLOATS, np.float32), device)
 
 
-def test_what_exceeds_the_limit_is_an_error_in_the_array() -> None:
+def test_an_array_over_the_limit_holds_an_error() -> None:
     devices = served(2 * BYTES)
     one, other = Client(devices), Client(devices)
     put(one, 1)
@@ -107,7 +107,7 @@ def test_the_code_of_programs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     client.session.close()
 
 
-def test_no_limit_is_no_account() -> None:
+def test_without_a_limit_there_is_no_account() -> None:
     devices = served(None)
     client = Client(devices)
     put(client, 1)
@@ -130,7 +130,7 @@ def test_an_error_in_place_of_an_array_holds_no_other_array() -> None:
     client.session.close()
 
 
-def test_an_array_that_is_resharded_to_where_it_is_has_buffers_of_its_own() -> None:
+def test_an_array_resharded_to_its_own_sharding_has_new_buffers() -> None:
     client = Client(served(4 * BYTES))
     put(client, 1)
     spec = {"dtype": {"kind": "KIND_F32"}, "shape": {"dims": [FLOATS]}, "sharding": on_device(0)}
@@ -269,7 +269,7 @@ def act(client: Client, program: int, operation: str, handle: int, old: int) -> 
         max_size=30,
     )
 )
-def test_the_account_is_what_buffers_hold_and_zero_when_sessions_end(
+def test_the_account_equals_bytes_of_buffers_and_is_zero_after_sessions(
     operations: list[tuple[int, str, int]],
 ) -> None:
     devices = served(8 * BYTES)

@@ -134,7 +134,7 @@ def test_calls_that_are_refused(client: SocketClient, method: str, code: int, me
     assert client.wait_for_status(client.call(method)) == (code, message)
 
 
-def test_a_session_that_wants_what_the_server_does_not_know(client: SocketClient) -> None:
+def test_a_session_with_unknown_features(client: SocketClient) -> None:
     for fields, code, message in (
         (
             {"initialization_data": {"attributes": {"who": {"bool_value": True}}}},
@@ -201,7 +201,7 @@ def test_the_end_of_the_stream_ends_the_session(server: ProxyServer, client: Soc
     wait_until(lambda: server.sessions == ())
 
 
-def test_a_client_that_vanishes_leaves_nothing(server: ProxyServer, client: SocketClient) -> None:
+def test_a_lost_client_leaves_no_session(server: ProxyServer, client: SocketClient) -> None:
     stream, session = start_session(client)
     store = start_store(client, session, 7, 3)
     client.send(store, encode("GrpcHostBufferStoreRequest", data=b"abc"), end=True)
@@ -218,7 +218,7 @@ def test_a_client_that_vanishes_leaves_nothing(server: ProxyServer, client: Sock
     assert running.counts == (0, 0, 0, 0)
 
 
-def test_what_is_no_request_ends_the_session_only(server: ProxyServer, client: SocketClient) -> None:
+def test_an_invalid_request_ends_only_its_session(server: ProxyServer, client: SocketClient) -> None:
     stream, _ = start_session(client)
     other, _ = start_session(client)
     client.send(stream, b"\xff\xff")
@@ -264,7 +264,7 @@ def test_a_host_buffer_that_is_cancelled(server: ProxyServer, client: SocketClie
     client.wait_for_message(stream)
 
 
-def test_large_host_buffers_go_there_and_back(server: ProxyServer, client: SocketClient) -> None:
+def test_large_host_buffers_are_put_and_fetched(server: ProxyServer, client: SocketClient) -> None:
     stream, session = start_session(client)
     size = (3 << 20) + 7
     data = bytes(range(256)) * (size // 256 + 1)
@@ -378,7 +378,7 @@ def test_a_server_closes_at_once_whoever_does_not_read(tmp_path: Path) -> None:
     client.close()
 
 
-def test_what_is_no_http(server: ProxyServer) -> None:
+def test_connections_without_http(server: ProxyServer) -> None:
     with socket.socket(socket.AF_UNIX) as plain:
         plain.settimeout(30)
         plain.connect(str(server.path))
@@ -391,7 +391,7 @@ def test_what_is_no_http(server: ProxyServer) -> None:
     client.close()
 
 
-def test_closing_the_server_ends_everything(tmp_path: Path) -> None:
+def test_closing_the_server_ends_all_sessions(tmp_path: Path) -> None:
     server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), MESSAGES))
     client = SocketClient(server.path)
     stream, _ = start_session(client)
@@ -436,7 +436,7 @@ def test_a_host_buffer_in_a_file(transfers: tuple[ProxyServer, Path], size: int)
     client.close()
 
 
-def test_files_that_are_no_host_buffers(
+def test_invalid_files_of_host_buffers(
     transfers: tuple[ProxyServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, folder = transfers

@@ -90,12 +90,12 @@ def test_replies_with_a_body_are_counted(client: Client) -> None:
     assert numbers == [0, 1, 2, 3]
 
 
-def test_what_is_no_request_ends_the_session(client: Client) -> None:
+def test_an_invalid_request_ends_the_session(client: Client) -> None:
     with pytest.raises(ValueError, match="invalid message"):
         client.session.dispatch(b"\xff")
 
 
-def test_the_end_frees_everything(client: Client) -> None:
+def test_the_end_of_a_session_frees_all_arrays(client: Client) -> None:
     client.put(1, np.ones(2, np.float32))
     client.session.host_buffers.store(9, b"abc")
     value = client.session.state.arrays[1].value
@@ -109,7 +109,7 @@ def test_the_end_frees_everything(client: Client) -> None:
     assert not value.is_deleted()  # another array may share its buffers
 
 
-def test_an_array_that_failed_holds_nothing_else(client: Client) -> None:
+def test_a_failed_array_holds_no_other_array(client: Client) -> None:
     """Neither the arguments of the failed function stay alive, nor frames that raised or read the error."""
     two = "%x: tensor<f32>, %y: tensor<f32>"
     compile_text(client, module("return %x : tensor<f32>").replace("%x: tensor<f32>", two))

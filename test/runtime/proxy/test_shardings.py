@@ -61,7 +61,7 @@ def test_shardings_that_xla_reads(fields: dict[str, Any]) -> None:
         (named(mesh=MESH | {"device_ids": [0, 0]}), "a device is missing or listed twice"),
     ],
 )
-def test_shardings_that_would_end_the_server(fields: dict[str, Any], problem: str) -> None:
+def test_shardings_that_would_crash_the_server(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(StatusError) as raised:
         check_op_sharding(MESSAGES["xla.OpSharding"](**fields), 8)
     assert raised.value.message == f"invalid sharding over 8 devices: {problem}"

@@ -25,7 +25,7 @@ def codes_of_errors(path: Path) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("path", sorted(ROOM.rglob("*.py")), ids=lambda path: path.stem)
-def test_own_faults_are_never_taken_for_a_lost_slice(path: Path) -> None:
+def test_errors_of_the_server_are_not_errors_of_lost_slices(path: Path) -> None:
     if path.name == "statuses.py":
         return
     uses = [(code, line) for code, line in codes_of_errors(path) if StatusCode[code] in OF_LOST_SLICES]
@@ -52,5 +52,5 @@ def test_own_faults_are_never_taken_for_a_lost_slice(path: Path) -> None:
     ],
     ids=repr,
 )
-def test_errors_have_the_code_of_what_they_are(error: Exception, code: StatusCode) -> None:
+def test_codes_of_errors(error: Exception, code: StatusCode) -> None:
     assert status_of(error).code is code

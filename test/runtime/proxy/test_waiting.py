@@ -7,7 +7,7 @@ import threading
 from pathways.runtime.proxy.serving.waiting import WaitingThreads
 
 
-def test_a_session_that_has_too_much_pending_waits() -> None:
+def test_a_session_with_too_many_pending_calls_waits() -> None:
     waiting = WaitingThreads(max_threads=2, max_pending=3)
     go, done = threading.Event(), threading.Semaphore(0)
     added = []

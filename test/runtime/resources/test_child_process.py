@@ -125,7 +125,7 @@ process.call(b"wait", 60)
 """
 
 
-def test_limited_process_ends_with_its_parent(process):
+def test_limited_process_exits_with_its_parent(process):
     command = [sys.executable, "-c", textwrap.dedent(PARENT)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -23,7 +23,7 @@ def short() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_socket_of_its_own_is_removed_with_its_folder() -> None:
+def test_a_temporary_socket_is_removed_with_its_folder() -> None:
     listener = ListeningSocket(None)
     assert listener.path is not None
     folder = listener.path.parent
@@ -33,7 +33,7 @@ def test_a_socket_of_its_own_is_removed_with_its_folder() -> None:
     assert not folder.exists()
 
 
-def test_a_folder_is_made_if_its_parent_exists(tmp_path: Path) -> None:
+def test_a_folder_is_created_if_its_parent_exists(tmp_path: Path) -> None:
     ListeningSocket(tmp_path / "own" / "jax").close()
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
     with pytest.raises(ServerError, match=f"folder {tmp_path}/no does not exist; create it first"):
@@ -75,7 +75,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_a_path_that_is_something_else(tmp_path: Path, kind: str) -> None:
+def test_a_path_of_another_kind_of_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "jax"
     match kind:
         case "file":
@@ -89,7 +89,7 @@ def test_a_path_that_is_something_else(tmp_path: Path, kind: str) -> None:
     assert path.lstat()
 
 
-def test_a_socket_that_another_server_has_replaced_is_left_to_it(tmp_path: Path) -> None:
+def test_close_keeps_a_socket_of_another_server(tmp_path: Path) -> None:
     old = ListeningSocket(tmp_path / "jax")
     (tmp_path / "jax").rename(tmp_path / "old")
     new = ListeningSocket(tmp_path / "jax")

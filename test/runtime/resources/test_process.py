@@ -23,7 +23,7 @@ def test_process_objects_are_neither_pickled_nor_copied() -> None:
     assert program(0.0) == 0.0
 
 
-def test_connect_again_with_the_same_settings_changes_nothing() -> None:
+def test_connect_again_with_the_same_settings_keeps_the_cluster() -> None:
     """A cell of a notebook that runs again does so."""
     before = pw.cluster()
     devices = pw.make_virtual_device_set()

@@ -73,7 +73,7 @@ def test_manager_spreads_slices_of_one_device_set():
     assert manager.bind([s1], "f")[s1].positions == (2, 3)
 
 
-def test_manager_takes_devices_back_from_released_and_dropped_slices():
+def test_manager_reuses_devices_of_released_and_dropped_slices():
     manager = manager_of(4)
     s0 = make_virtual_device_set().add_slice(2, "x")
     s1 = make_virtual_device_set().add_slice(2, "x")
@@ -214,7 +214,7 @@ def test_manager_refuses_slices_bound_to_the_same_devices(is_one_set):
     assert not set(bound[s0].positions) & set(bound[s1].positions)
 
 
-def test_manager_says_how_many_devices_slices_bound_to_the_same_ones_need():
+def test_manager_counts_devices_of_slices_bound_to_the_same_devices():
     """Releasing one of them would not help."""
     manager, devices = manager_of(2), make_virtual_device_set()
     slices = [devices.add_slice(2, "x", name=name) for name in ("east", "west")]
@@ -306,7 +306,7 @@ def test_process_cluster_is_discovered_at_first_use():
     assert len(clusters) == 1
 
 
-def test_process_cluster_changes_only_while_nothing_is_bound():
+def test_process_cluster_changes_only_while_no_slice_is_bound():
     cluster = ProcessCluster(lambda: cluster_of(2))
     slice = make_virtual_device_set().add_slice(3, "x")
     with pytest.raises(ResourceError, match="there are 2"):

@@ -21,7 +21,7 @@ def test_start_thread_runs_it():
     assert thread.join(10)
 
 
-def test_start_thread_refuses_a_thread_that_ends_before_its_first_line(monkeypatch):
+def test_start_thread_refuses_a_thread_that_exits_before_its_first_line(monkeypatch):
     monkeypatch.setattr(threads, "_START_TIMEOUT_S", 0.05)
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
     with pytest.raises(RuntimeError, match="cannot start a new thread"):

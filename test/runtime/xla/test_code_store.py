@@ -87,7 +87,7 @@ def test_code_store_keeps_files_private(store: CodeStore) -> None:
     assert store.folder.stat().st_mode & 0o077 == 0
 
 
-def test_code_store_writes_nothing_where_others_can_write(store: CodeStore, capsys) -> None:
+def test_code_store_refuses_a_folder_that_other_users_can_write(store: CodeStore, capsys) -> None:
     store.folder.mkdir(parents=True)
     store.folder.chmod(0o777)
     store.write(KEY, b"code")
@@ -250,7 +250,7 @@ def test_code_store_limit_comes_from_the_environment(text: str, limit: int) -> N
 
 
 @pytest.mark.parametrize("text", ["lots", "-1", "1.5G", "1 GiB", "٣"])
-def test_code_store_refuses_a_limit_that_is_no_size(text: str) -> None:
+def test_code_store_refuses_an_invalid_limit(text: str) -> None:
     with pytest.raises(ValueError, match=r"PW_CACHE_LIMIT must be a size such as 500M or 2G, got") as caught:
         from_environment({"PW_CACHE_LIMIT": text})
     assert repr(text) in str(caught.value)

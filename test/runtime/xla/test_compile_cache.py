@@ -113,7 +113,7 @@ def test_compile_cache_loads_by_the_shortest_way(folder: Path, plan_builder, run
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_compile_cache_compiles_nothing_in_a_later_load(load: Load, folder: Path, size: int) -> None:
+def test_compile_cache_does_not_compile_again(load: Load, folder: Path, size: int) -> None:
     """The program is deleted between the loads, and with it its code in this process."""
     assert load(size=size) == 1
     (path,) = folder.iterdir()

@@ -46,7 +46,7 @@ def test_host_error_of_another_kind_stays_as_it_is(of_jax):
     assert (type(error), str(error)) == (pw.ClusterClosedError, "host 1 is closed")
 
 
-def test_host_error_is_no_error_of_jax_where_none_is_loaded(monkeypatch):
+def test_host_error_without_jax(monkeypatch):
     """A service, which sends the record of an error, does not load JAX."""
     monkeypatch.setattr(errors, "raised_as", {})
     error = lost("host 1 is lost").error()
