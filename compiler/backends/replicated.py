@@ -50,10 +50,10 @@ class Replicated:
 
     def joiner(self, aval: Any) -> Callable[[Sequence[Any]], Any]:
         """Returns a function from the block of each replica to the whole array; nothing is copied."""
-        make = pjrt.put_together(aval, self.sharding)
+        make = pjrt.shard_joiner(aval, self.sharding)
         if is_key(aval):
-            return lambda blocks: make([s for block in blocks for s in pjrt.take_apart(key_data(block))])
-        return lambda blocks: make([shard for block in blocks for shard in pjrt.take_apart(block)])
+            return lambda blocks: make([s for block in blocks for s in pjrt.shards_of(key_data(block))])
+        return lambda blocks: make([shard for block in blocks for shard in pjrt.shards_of(block)])
 
     def cutter(self, aval: Any) -> Callable[[Any], list[Any]]:
         """Returns a function from the whole array to all copies of replicas: the first of each, then the
@@ -62,11 +62,11 @@ class Replicated:
         The first copies are the array's own buffers.
         """
         block = aval.update(shape=self.replicas.block(aval.shape))
-        makers = [pjrt.put_together(block, sharding) for sharding in self.blocks]
+        makers = [pjrt.shard_joiner(block, sharding) for sharding in self.blocks]
         size = self.blocks[0].mesh.size
 
         def cut(array: Any) -> list[Any]:
-            shards = pjrt.take_apart(array)
+            shards = pjrt.shards_of(array)
             copies = []
             for n, (make, more) in enumerate(zip(makers, self.copies, strict=True)):
                 first = make(shards[n * size : (n + 1) * size])

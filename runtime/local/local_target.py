@@ -199,13 +199,13 @@ class LocalTarget(StepTarget):
         return tuple(slot in self._slots.in_shards for slot in slots)
 
     def _readers(self, slots: Sequence[Slot]) -> list[pjrt.ShardReader]:
-        return [_unchanged if slot in self._slots.in_shards else pjrt.take_apart for slot in slots]
+        return [_unchanged if slot in self._slots.in_shards else pjrt.shards_of for slot in slots]
 
     def _makers(self, slots: Sequence[Slot]) -> list[pjrt.ShardMaker]:
         return [
             _unchanged
             if slot in self._slots.in_shards
-            else pjrt.put_together(self._slots.avals[slot], self._slots.shardings[slot])
+            else pjrt.shard_joiner(self._slots.avals[slot], self._slots.shardings[slot])
             for slot in slots
         ]
 

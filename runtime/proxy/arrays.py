@@ -69,7 +69,7 @@ class ProxyArray:
         return dataclasses.replace(self, memory=memory)
 
     def free(self) -> None:
-        """Returns memory to the account, of an array whose buffers were deleted."""
+        """Returns the memory of an array to the account, after its buffers were deleted."""
         for allocation in self.memory:
             allocation.free()
 

@@ -32,7 +32,7 @@ class Allocation:
 
 
 class MemoryAccount:
-    """Bytes that are in use, of a limit.
+    """Account of the bytes that are in use, with a limit.
 
     Args:
       limit: the limit; None for no limit, and no account.

@@ -58,7 +58,7 @@ class ProcessCluster:
         """
         with self._lock:
             cluster = discover()
-            # The clusters alone do not tell: devices of other hosts may equal those of this process.
+            # Equal clusters are not enough: devices of other hosts may equal those of this process.
             is_sole_manager = manage is None and self._is_sole_manager
             if is_sole_manager and self._manager is not None and self._manager.cluster == cluster:
                 self._is_connected, self._manager.remedy = True, None

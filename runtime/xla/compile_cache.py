@@ -160,40 +160,40 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class AlreadyLoaded:
-    """Way of a computation that an earlier program has on the same devices."""
+class ReuseLoaded:
+    """Action that uses the executable of an earlier program on the same devices."""
 
     loaded: Loaded
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadStored:
-    """Way of a computation whose code came with the request, or was stored by an earlier process."""
+    """Action that loads code that came with the request, or that an earlier process stored."""
 
     code: bytes = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Compile:
-    """Way of a computation without any code."""
+    """Action that compiles a computation for which there is no code."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CopyLoaded:
-    """Way of a computation that an earlier program has on other devices."""
+    """Action that copies the executable of an earlier program on other devices."""
 
     origin: Loaded
 
 
 @dataclasses.dataclass(frozen=True)
 class CopyCompiled:
-    """Way of a computation that the same load compiles for other devices, under the key `first`."""
+    """Action that copies an executable that the same load compiles for other devices, under key `first`."""
 
     first: Key
 
 
-Way = AlreadyLoaded | LoadStored | Compile | CopyLoaded | CopyCompiled
-"""Ways in which a computation gets to its devices."""
+LoadAction = ReuseLoaded | LoadStored | Compile | CopyLoaded | CopyCompiled
+"""Action that brings a computation to its devices."""
 
 
 # Held while a program loads, so that another program with the same computations finds them afterwards.
@@ -225,41 +225,41 @@ def load_all(
     jobs = [_job(request, store) for request in requests]
     by_key = {job.key: job for job in jobs}
     with _load_lock:
-        ways = decide(by_key)
-        ready = _carry_out(by_key, ways, progress, program)
+        actions = choose_actions(by_key)
+        ready = _run_actions(by_key, actions, progress, program)
         # Keys with callbacks hold the ids of Python objects, which are valid during this call only.
         _loaded.update((key, ready[key]) for key, job in by_key.items() if not job.request.callbacks)
-    if store is not None and Compile() in ways.values():
+    if store is not None and Compile() in actions.values():
         store.trim()
     return [ready[job.key] for job in jobs]
 
 
-def decide(jobs: Mapping[Key, Job]) -> dict[Key, Way]:
-    """Returns the way of each computation to its devices. Reads stored code, and compiles nothing."""
+def choose_actions(jobs: Mapping[Key, Job]) -> dict[Key, LoadAction]:
+    """Chooses the cheapest action for each computation. Reads stored code, but compiles nothing."""
     origins = _origins()
     firsts: dict[bytes, Key] = {}
-    ways: dict[Key, Way] = {}
+    actions: dict[Key, LoadAction] = {}
     for key, job in jobs.items():
         digest, _ = key
         loaded = _loaded.get(key)
         if loaded is not None:
-            ways[key] = AlreadyLoaded(loaded)
+            actions[key] = ReuseLoaded(loaded)
         elif digest in origins:
-            ways[key] = CopyLoaded(origins[digest])
+            actions[key] = CopyLoaded(origins[digest])
         elif digest not in firsts:
             code = job.read_code()
-            ways[key] = Compile() if code is None else LoadStored(code)
+            actions[key] = Compile() if code is None else LoadStored(code)
             firsts[digest] = key
         else:
-            of_first = ways[firsts[digest]]
-            ways[key] = of_first if isinstance(of_first, LoadStored) else CopyCompiled(firsts[digest])
-    return ways
+            of_first = actions[firsts[digest]]
+            actions[key] = of_first if isinstance(of_first, LoadStored) else CopyCompiled(firsts[digest])
+    return actions
 
 
-def _carry_out(
-    jobs: Mapping[Key, Job], ways: Mapping[Key, Way], progress: Progress | None, program: str
+def _run_actions(
+    jobs: Mapping[Key, Job], actions: Mapping[Key, LoadAction], progress: Progress | None, program: str
 ) -> dict[Key, Loaded]:
-    """Loads each computation in its way. Copies of computations that this load compiles come last."""
+    """Runs all actions; returns the executables. Copies of computations that this load compiles are last."""
     ready: dict[Key, Loaded] = {}
     first_tasks: dict[Key, Callable[[], Loaded]] = {}
     copies: list[tuple[Key, Key]] = []
@@ -270,9 +270,9 @@ def _carry_out(
             return job.compile
         return functools.partial(job.load_copy, code, origin)
 
-    for key, way in ways.items():
-        match way:
-            case AlreadyLoaded(loaded):
+    for key, action in actions.items():
+        match action:
+            case ReuseLoaded(loaded):
                 ready[key] = loaded
             case LoadStored(code):
                 first_tasks[key] = functools.partial(jobs[key].load_code, code)

@@ -72,7 +72,7 @@ def shards(array: jax.Array) -> list[jax.Array]:
     Raises:
       RuntimeError: the array was deleted.
     """
-    return pjrt.take_apart(array)
+    return pjrt.shards_of(array)
 
 
 def put(

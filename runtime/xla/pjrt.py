@@ -400,7 +400,7 @@ def stop_profile(session: Any) -> jax.profiler.ProfileData | None:
         return None
 
 
-def take_apart(array: Any) -> list[Any]:
+def shards_of(array: Any) -> list[Any]:
     """Returns the shards of an array as arrays of one device each, in the order of its devices.
 
     Raises:
@@ -410,8 +410,8 @@ def take_apart(array: Any) -> list[Any]:
     return array._arrays
 
 
-def put_together(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function that joins shards to an array, the reverse of `take_apart`."""
+def shard_joiner(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function that joins shards to an array, the reverse of `shards_of`."""
     return pxla.global_aval_to_result_handler(aval, sharding, True)
 
 
@@ -466,7 +466,7 @@ def on_each_device(
     launches = [
         (
             executable.execute_sharded,
-            [put_together(aval, jax.sharding.SingleDeviceSharding(device)) for aval in shards],
+            [shard_joiner(aval, jax.sharding.SingleDeviceSharding(device)) for aval in shards],
         )
         for executable, device in zip(executables, devices, strict=True)
     ]
@@ -495,7 +495,7 @@ def token_registrar(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
     return register
 
 
-def leave_out_of_tracebacks(folder: str) -> None:
+def exclude_from_tracebacks(folder: str) -> None:
     """Has JAX hide frames of code in a folder in tracebacks, as it hides its own."""
     traceback_util.register_exclusion(folder)
 
@@ -505,7 +505,7 @@ def traceback_filtering() -> str:
     return traceback_util._filtering_mode()
 
 
-def is_left_out_of_tracebacks(file: str) -> bool:
+def is_excluded_from_tracebacks(file: str) -> bool:
     """Returns whether a file is of JAX, or excluded from tracebacks: JAX does not exclude all of its own."""
     return file.startswith(jax.__path__[0]) or not traceback_util.include_filename(file)
 

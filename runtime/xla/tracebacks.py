@@ -22,7 +22,7 @@ _NOTE = f"{'-' * 20}\nFrames of pathways and JAX are hidden; set JAX_TRACEBACK_F
 
 # Has JAX hide our frames in tracebacks that it filters itself, such as of a transformed function of the user.
 for _folder in PACKAGE_FOLDERS:
-    pjrt.leave_out_of_tracebacks(_folder)
+    pjrt.exclude_from_tracebacks(_folder)
 
 
 def boundary[**P, R](fun: Callable[P, R]) -> Callable[P, R]:
@@ -83,7 +83,7 @@ def _with_causes(error: BaseException) -> list[BaseException]:
 
 def _is_internal(frame: types.FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith(_GENERATED) or pjrt.is_left_out_of_tracebacks(file)
+    return file.startswith(_GENERATED) or pjrt.is_excluded_from_tracebacks(file)
 
 
 def _of_user(frames: types.TracebackType | None) -> types.TracebackType | None:

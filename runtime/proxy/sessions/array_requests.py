@@ -11,7 +11,7 @@ import numpy as np
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import STRING, ArraySpec, shape_of
-from pathways.runtime.proxy.sessions.replies import Later
+from pathways.runtime.proxy.sessions.replies import DeferredReply
 from pathways.runtime.proxy.sessions.state import DONATED, Handler, SessionState
 from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
@@ -147,7 +147,7 @@ def _make_one(
     return [make(state.served.spec(spec), state.array(handle))]
 
 
-def _copy_to_host_buffer(state: SessionState, body: Any, response: Any) -> Later | None:
+def _copy_to_host_buffer(state: SessionState, body: Any, response: Any) -> DeferredReply | None:
     array = state.array(body.array_handle)
     strides = _strides(body)
 
@@ -158,7 +158,7 @@ def _copy_to_host_buffer(state: SessionState, body: Any, response: Any) -> Later
     if not isinstance(array.value, StatusError) and not (
         array.is_ready and array.value.nbytes <= _MAX_FETCH_INLINE_BYTES
     ):
-        return Later([array], fetch)
+        return DeferredReply([array], fetch)
     fetch()
     return None
 

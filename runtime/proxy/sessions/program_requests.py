@@ -11,12 +11,12 @@ from pathways.runtime.proxy.compiled_program import CompiledProgram
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
 from pathways.runtime.proxy.programs import Program, ProxyProgram
-from pathways.runtime.proxy.sessions.replies import Later, wait_for
+from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for
 from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
 
 
-def _compile(state: SessionState, body: Any, response: Any) -> Later:
+def _compile(state: SessionState, body: Any, response: Any) -> DeferredReply:
     if body.host_callbacks:
         raise StatusError(StatusCode.UNIMPLEMENTED, "the server does not call back into the client")
 
@@ -36,7 +36,7 @@ def _compile(state: SessionState, body: Any, response: Any) -> Later:
         if isinstance(program, MpmdProgram):
             program.describe_slices(response)
 
-    return Later(fill=compile_)
+    return DeferredReply(fill=compile_)
 
 
 def _loaded_executable_metadata(state: SessionState, body: Any, response: Any) -> None:
@@ -120,7 +120,9 @@ def _describe_output(state: SessionState, output: Any, result: ProxyArray) -> No
     state.served.describe_placement(output.sharding, result.spec.placement)
 
 
-def _loaded_executable_fetch_execute_result(state: SessionState, body: Any, response: Any) -> Later | None:
+def _loaded_executable_fetch_execute_result(
+    state: SessionState, body: Any, response: Any
+) -> DeferredReply | None:
     waited = state.futures.pop(body.result_status_handle, None)
     if waited is None:
         raise StatusError(

@@ -14,7 +14,7 @@ from pathways.runtime.proxy.wire.statuses import StatusError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Later:
+class DeferredReply:
     """Reply that another thread computes.
 
     Attributes:
@@ -26,7 +26,7 @@ class Later:
     fill: Callable[[], None] = lambda: None
 
 
-def wait_for(waited: Sequence[ProxyArray | FileJob]) -> Later | None:
+def wait_for(waited: Sequence[ProxyArray | FileJob]) -> DeferredReply | None:
     """Returns a reply that waits for arrays, or None if they are ready.
 
     Raises:
@@ -35,7 +35,7 @@ def wait_for(waited: Sequence[ProxyArray | FileJob]) -> Later | None:
     if all(array.is_ready for array in waited):
         wait_all(waited)
         return None
-    return Later(waited)
+    return DeferredReply(waited)
 
 
 def wait_all(waited: Sequence[ProxyArray | FileJob]) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers
 from pathways.runtime.proxy.sessions import array_requests, program_requests, session_requests
-from pathways.runtime.proxy.sessions.replies import Later, ReplyEncoder, wait_all
+from pathways.runtime.proxy.sessions.replies import DeferredReply, ReplyEncoder, wait_all
 from pathways.runtime.proxy.sessions.state import Handler, Run, SessionState, Watch
 from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
@@ -77,7 +77,7 @@ class ProxySession:
         # Replies that other threads compute, with the ids of their requests. A thread that has computed one
         # and a thread that handles a lost slice may both want to send it. Only the thread that removes it
         # from here sends it, so that each is sent once.
-        self._pending: dict[Later, int] = {}
+        self._pending: dict[DeferredReply, int] = {}
 
     @property
     def host_buffers(self) -> HostBuffers:
@@ -114,13 +114,13 @@ class ProxySession:
             body = getattr(request, kind)
             body_of_response = getattr(response, kind.removesuffix("request") + "response")
             body_of_response.SetInParent()
-            later = handler(self.state, body, body_of_response)
+            deferred = handler(self.state, body, body_of_response)
         except Exception as error:
             return self._replies.encode_error(op_id, status_of(error))
-        if later is None:
+        if deferred is None:
             return self._replies.encode(op_id, response)
-        self._pending[later] = op_id
-        self._wait(lambda: self._reply_later(later, response))
+        self._pending[deferred] = op_id
+        self._wait(lambda: self._reply_later(deferred, response))
         if self.state.has_new_losses:
             self._fail_pending()  # `handle_loss` was called before the reply was pending.
         return None
@@ -139,9 +139,9 @@ class ProxySession:
     def _fail_pending(self) -> None:
         """Replies to requests that wait for arrays on lost slices; called from any thread."""
         lost = self._served.slice_states.lost
-        for later in tuple(self._pending):
-            error = next(filter(None, (self.state.loss_of(array, lost) for array in later.waited)), None)
-            op_id = None if error is None else self._pending.pop(later, None)
+        for deferred in tuple(self._pending):
+            error = next(filter(None, (self.state.loss_of(array, lost) for array in deferred.waited)), None)
+            op_id = None if error is None else self._pending.pop(deferred, None)
             if error is not None and op_id is not None and not self.state.is_closed:
                 self._send(self._replies.encode_error(op_id, error))
 
@@ -153,19 +153,19 @@ class ProxySession:
         """Wakes requests that wait for host buffers or files, with an error."""
         self.state.interrupt()
 
-    def _reply_later(self, later: Later, response: Any) -> None:
+    def _reply_later(self, deferred: DeferredReply, response: Any) -> None:
         failed: Exception | None = None
         try:
-            wait_all(later.waited)
+            wait_all(deferred.waited)
         except Exception as error:
             failed = error
-        op_id = self._pending.pop(later, None)
+        op_id = self._pending.pop(deferred, None)
         if op_id is None:  # A slice was lost meanwhile, and the error of the loss was the reply.
             return
         try:
             if failed is not None:
                 raise failed
-            later.fill()
+            deferred.fill()
             reply = self._replies.encode(op_id, response)
         except Exception as error:
             reply = self._replies.encode_error(op_id, status_of(error))

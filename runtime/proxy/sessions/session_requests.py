@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways.runtime.proxy.devices import checked_shape
-from pathways.runtime.proxy.sessions.replies import Later, wait_for
+from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for
 from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
@@ -15,14 +15,14 @@ def _init(state: SessionState, body: Any, response: Any) -> None:
     state.served.describe(response, state.number)
 
 
-def _check_future(state: SessionState, body: Any, response: Any) -> Later | None:
+def _check_future(state: SessionState, body: Any, response: Any) -> DeferredReply | None:
     waited = state.futures.pop(body.future_handle, None)
     if waited is None:
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"no future has the handle {body.future_handle}")
     return wait_for(waited)
 
 
-def _check_value_ready(state: SessionState, body: Any, response: Any) -> Later | None:
+def _check_value_ready(state: SessionState, body: Any, response: Any) -> DeferredReply | None:
     return wait_for(state.arrays_of(body.value_handles))
 
 

@@ -14,7 +14,7 @@ from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
 from pathways.runtime.proxy.persistence import FileJob, Run
 from pathways.runtime.proxy.programs import Program
-from pathways.runtime.proxy.sessions.replies import Later
+from pathways.runtime.proxy.sessions.replies import DeferredReply
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
 from pathways.runtime.resources.manager import ResourceError
@@ -233,5 +233,5 @@ class SessionState:
         return slice_lost(on_lost) if on_lost and array.error is None else None
 
 
-Handler = Callable[[SessionState, Any, Any], Later | None]
+Handler = Callable[[SessionState, Any, Any], DeferredReply | None]
 """Handler of a request, for the bodies of request and response: it fills the latter, now or later."""

@@ -21,7 +21,7 @@ from session_client import (
 )
 
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.sessions.replies import Later
+from pathways.runtime.proxy.sessions.replies import DeferredReply
 
 
 def test_devices_and_memories(client: Client) -> None:
@@ -102,9 +102,9 @@ def test_the_end_of_a_session_frees_all_arrays(client: Client) -> None:
     client.session.close()
     assert client.session.counts == (0, 0, 0, 0)
     sent = len(client.replies)
-    later = Later()
-    client.session._pending[later] = 1
-    client.session._reply_later(later, MESSAGES["xla.ifrt.proxy.IfrtResponse"]())
+    deferred = DeferredReply()
+    client.session._pending[deferred] = 1
+    client.session._reply_later(deferred, MESSAGES["xla.ifrt.proxy.IfrtResponse"]())
     assert len(client.replies) == sent
     assert not value.is_deleted()  # another array may share its buffers
 

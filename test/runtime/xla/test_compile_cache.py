@@ -18,14 +18,14 @@ from jax.experimental.compilation_cache import compilation_cache
 import pathways as pw
 from pathways.runtime.xla import compile_cache, pjrt
 from pathways.runtime.xla.compile_cache import (
-    AlreadyLoaded,
     Compile,
     CopyCompiled,
     CopyLoaded,
     Job,
     Key,
+    LoadAction,
     LoadStored,
-    Way,
+    ReuseLoaded,
 )
 
 Load = Callable[..., int]
@@ -74,41 +74,43 @@ def load(folder: Path, plan_builder, runner, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> list[Way]:
-    """Collects the way of each computation of each load to its devices."""
-    seen: list[Way] = []
-    decide = compile_cache.decide
+def actions(monkeypatch: pytest.MonkeyPatch) -> list[LoadAction]:
+    """Collects the action of each computation of each load."""
+    collected: list[LoadAction] = []
+    choose_actions = compile_cache.choose_actions
 
-    def watched(jobs: Mapping[Key, Job]) -> dict[Key, Way]:
-        decided = decide(jobs)
-        seen.extend(decided.values())
-        return decided
+    def collect(jobs: Mapping[Key, Job]) -> dict[Key, LoadAction]:
+        chosen = choose_actions(jobs)
+        collected.extend(chosen.values())
+        return chosen
 
-    monkeypatch.setattr(compile_cache, "decide", watched)
-    return seen
+    monkeypatch.setattr(compile_cache, "choose_actions", collect)
+    return collected
 
 
-def test_compile_cache_loads_by_the_shortest_way(folder: Path, plan_builder, runner, ways: list[Way]) -> None:
+def test_compile_cache_chooses_the_cheapest_action(
+    folder: Path, plan_builder, runner, actions: list[LoadAction]
+) -> None:
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice(shape=(1,), axis_names=("x",)) for _ in range(3)]
 
     def load(*on: pw.VirtualSlice) -> tuple[object, list[type]]:
-        ways.clear()
+        actions.clear()
         build = plan_builder(*on)
         results = [build.launch(jnp.tan, slice, build.argument((5,), slice)) for slice in on]
-        return runner.load(build, *results), [type(way) for way in ways]
+        return runner.load(build, *results), [type(action) for action in actions]
 
     first, kinds = load(*slices[:2])
     assert kinds == [Compile, CopyCompiled]
     second, kinds = load(*slices)
-    assert kinds == [AlreadyLoaded, AlreadyLoaded, CopyLoaded]
+    assert kinds == [ReuseLoaded, ReuseLoaded, CopyLoaded]
     del first, second
     third, kinds = load(*slices)
     assert kinds == [LoadStored] * 3
     # A deserialised executable is not serialised again.
     del third
     kept, _ = load(slices[0])
-    assert load(*slices)[1] == [AlreadyLoaded, LoadStored, LoadStored]
+    assert load(*slices)[1] == [ReuseLoaded, LoadStored, LoadStored]
     del kept
 
 
