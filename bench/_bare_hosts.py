@@ -1,8 +1,8 @@
-"""What `bench/hosts.py` compares with: processes that do the same by hand, over bare sockets and JAX's own
-transfer server, without programs, names or errors.
+"""Bare processes that `bench/hosts.py` compares with: they do the same by hand, over bare sockets and JAX's
+own transfer server, without programs, names or errors.
 
 Run as a process it is one of these: it connects to the port that is its argument, sends the address of its
-transfer server, and does what it is told, a line of words at a time.
+transfer server, and runs the commands that it receives, a line of words each.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LINE = 4096
 
 
 class Bare:
-    """Some bare processes, and their sockets.
+    """Bare processes, and their sockets.
 
     Args:
-      count: how many.
+      count: their number.
     """
 
     def __init__(self, count: int) -> None:
@@ -39,18 +39,18 @@ class Bare:
             self.sockets = [server.accept()[0] for _ in range(count)]
         for sock in self.sockets:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        said = sorted((int(sock.recv(_LINE).split()[0]), n) for n, sock in enumerate(self.sockets))
-        self.sockets = [self.sockets[n] for _, n in said]
-        # Tells rounds apart.
+        replies = sorted((int(sock.recv(_LINE).split()[0]), n) for n, sock in enumerate(self.sockets))
+        self.sockets = [self.sockets[n] for _, n in replies]
+        # Distinguishes rounds.
         self._runs = itertools.count(1)
-        self._tell(f"peers {' '.join(self._addresses())}")
+        self._broadcast(f"peers {' '.join(self._addresses())}")
 
     def _addresses(self) -> list[str]:
         for sock in self.sockets:
             sock.sendall(b"address")
         return [sock.recv(_LINE).decode() for sock in self.sockets]
 
-    def _tell(self, words: str) -> None:
+    def _broadcast(self, words: str) -> None:
         """Sends one line to all, then waits for all."""
         for sock in self.sockets:
             sock.sendall(words.encode())
@@ -58,27 +58,27 @@ class Bare:
             sock.recv(_LINE)
 
     def fan_out(self) -> None:
-        """A message of the size of a step's to all, and an answer of each."""
-        self._tell("idle" + " " * 60)
+        """Sends a message of the size of a step's to all, and reads a reply of each."""
+        self._broadcast("idle" + " " * 60)
 
     def ring(self, hops: int, nbytes: int = 4) -> None:
-        """A value goes round, one pull for each hop."""
-        self._tell(f"ring {next(self._runs)} {hops} {nbytes}")
+        """Sends a value around the ring, one pull for each hop."""
+        self._broadcast(f"ring {next(self._runs)} {hops} {nbytes}")
 
     def move(self, nbytes: int) -> None:
-        """The first process sends an array to the second."""
-        self._tell(f"move {next(self._runs)} {nbytes}")
+        """Sends an array from the first process to the second."""
+        self._broadcast(f"move {next(self._runs)} {nbytes}")
 
     def behind(self, large: int, small: int) -> None:
-        """As `move`, of a small array on a connection of its own; a large one is still on its way."""
-        self._tell(f"behind {next(self._runs)} {large} {small}")
+        """Sends a small array on a connection of its own, while a large one is in flight."""
+        self._broadcast(f"behind {next(self._runs)} {large} {small}")
 
     def passed(self) -> None:
         """Waits for the large array of `behind`."""
-        self._tell("passed")
+        self._broadcast("passed")
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Terminates the processes."""
         for sock in self.sockets:
             sock.close()
         for process in self._processes:
@@ -87,7 +87,7 @@ class Bare:
 
 @contextlib.contextmanager
 def bare(count: int) -> Iterator[Bare]:
-    """Bare processes, as long as the context is entered."""
+    """Yields bare processes, which live as long as the context."""
     processes = Bare(count)
     try:
         yield processes
@@ -114,24 +114,24 @@ class _Process:
         self.passing: Any = None
 
     def peers(self, *addresses: str) -> str:
-        """Connects to all others, twice: for what is small, and for what is large."""
+        """Connects to all others, twice: for small and for large arrays."""
         self.connections = [[self.server.connect(a) for a in addresses] for _ in range(2)]
         return "ok"
 
     def value(self, nbytes: int) -> Any:
-        """Returns an array that is there."""
+        """Returns an array that is ready."""
         if nbytes not in self.values:
             host = np.zeros(nbytes // 4, np.float32)
             self.values[nbytes] = self.jax.block_until_ready(self.jax.device_put(host, self.sharding))
         return self.values[nbytes]
 
     def pull(self, uuid: int, source: int, nbytes: int, large: bool = False) -> Any:
-        """Asks for an array of another process."""
+        """Pulls an array of another process."""
         shape = self.jax.ShapeDtypeStruct((nbytes // 4,), np.float32, sharding=self.sharding)
         return self.connections[large][source].pull(uuid, [shape])[0]
 
     def ring(self, run: str, hops: str, nbytes: str) -> str:
-        """Hop k goes from process k to process k + 1, around."""
+        """Pulls hop k from process k to process k + 1, around the ring."""
         count = len(self.connections[0])
         last = None
         for hop in range(int(hops)):
@@ -146,7 +146,7 @@ class _Process:
         return "ok"
 
     def move(self, run: str, nbytes: str) -> str:
-        """Returns the first process sends an array to the second, which answers when it is there."""
+        """Sends an array from the first process to the second, which replies when it has it."""
         uuid = int(run) * 1000
         if self.index == 0:
             self.server.await_pull(uuid, [self.value(int(nbytes))])
@@ -155,7 +155,7 @@ class _Process:
         return "ok"
 
     def behind(self, run: str, large: str, small: str) -> str:
-        """As `move`, of a small array on a connection of its own after a large one."""
+        """Sends a small array on a connection of its own after a large one."""
         uuid = int(run) * 1000
         if self.index == 0:
             self.server.await_pull(uuid, [self.value(int(large))])
@@ -174,7 +174,7 @@ class _Process:
 
 
 def main() -> None:
-    """Runs one process until the other side goes away."""
+    """Runs one process until the other side disconnects."""
     process = _Process(int(sys.argv[2]))
     sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""A network between workers of this machine that can be cut between two of them."""
+"""Network between workers of this machine that can be cut between two of them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.cluster.starting import Starter
 
 NAME = "cable"
-"""How the names of the threads begin that carry what goes over cables."""
+"""Prefix of the names of the threads that carry data over cables."""
 
 
 class Cable:
-    """Carries what goes from a port of its own to an address; of processes that are cut off, nothing."""
+    """Proxy from a port of its own to an address; it drops the data of processes that are cut off."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -33,11 +33,11 @@ class Cable:
         _start(self._accept)
 
     def cut(self, pid: int) -> None:
-        """Carries nothing more that a process sends, or that is for it."""
+        """Drops all further data from and to a process."""
         self._cut.add(pid)
 
     def close(self) -> None:
-        """Ends it and all that goes over it."""
+        """Closes it and all connections over it."""
         for end in [self._server, *self._ends]:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -63,7 +63,7 @@ class Cable:
 
 
 class CabledStarter(Starter):
-    """Starts workers that reach each other over cables."""
+    """Starter of workers that reach each other over cables."""
 
     cables: dict[int, list[Cable]] = {}
 
@@ -92,12 +92,12 @@ class CabledStarter(Starter):
 
 
 def install() -> None:
-    """Has `pathways.connect` start workers that reach each other over cables."""
+    """Makes `pathways.connect` start workers that reach each other over cables."""
     connect.Starter = CabledStarter  # type: ignore[misc]
 
 
 def cut(one: HostProcess, other: HostProcess) -> None:
-    """Cuts the network between two workers, and no other; both answer the controller."""
+    """Cuts the network between two workers, and no other; both still reach the controller."""
     for host, away in ((one, other), (other, one)):
         for cable in CabledStarter.cables.get(host.index, []):
             cable.cut(away.process.pid)

@@ -13,9 +13,9 @@ import pathways
 
 Params = Any
 Place = Callable[[Callable[..., Any], int], Callable[..., Any]]
-"""Puts a function on the slice of a number."""
+"""Function that places another on the slice of a number."""
 Model = Callable[[int], tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]]
-"""Of a number of microbatches gives what makes the step, and its arguments."""
+"""Function from a number of microbatches to the function that creates the step, and its arguments."""
 
 _RATE = 0.01
 _WIDTH, _HEADS, _LENGTH, _ROWS, _VOCABULARY = 64, 4, 32, 8, 256
@@ -104,7 +104,7 @@ def encoder_decoder(microbatches: int) -> tuple[Callable[[Place], Callable[..., 
 
 
 def unet(microbatches: int) -> tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]:
-    """Convolutions down on one slice, and up on another, which gets what each level has left for it."""
+    """Returns convolutions down on one slice, and up on another, with a skip connection for each level."""
     channels = (8, 16, 32)
 
     def convolve(kernel: jax.Array, x: jax.Array, stride: int = 1) -> jax.Array:
@@ -176,10 +176,10 @@ def recurrent(microbatches: int) -> tuple[Callable[[Place], Callable[..., Any]],
             sequence, target = batch
             state = (jnp.zeros((sequence.shape[0], _WIDTH)),) * 2
 
-            def turn(state: Any, x: jax.Array) -> Any:
+            def iterate(state: Any, x: jax.Array) -> Any:
                 return one(params["cell"], state, x), None
 
-            (hidden, _), _ = jax.lax.scan(turn, state, jnp.swapaxes(sequence, 0, 1))
+            (hidden, _), _ = jax.lax.scan(iterate, state, jnp.swapaxes(sequence, 0, 1))
             return last(params["head"], hidden, target)
 
         return _training(loss, microbatches)
@@ -195,7 +195,7 @@ def recurrent(microbatches: int) -> tuple[Callable[[Place], Callable[..., Any]],
 def adam(
     microbatches: int, leaves: int = 200
 ) -> tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]:
-    """Adam over many leaves: weights and biases of layers on two slices."""
+    """Returns Adam over many leaves: weights and biases of layers on two slices."""
     layers = leaves // 4
 
     def stack(params: list[Params], x: jax.Array) -> jax.Array:
@@ -245,4 +245,4 @@ MODELS: dict[str, Model] = {
     "scan of a placed cell": recurrent,
     "Adam over 200 leaves": adam,
 }
-"""By name; each has two slices."""
+"""The models by name; each has two slices."""

@@ -1,4 +1,4 @@
-"""What the cores of this machine have done."""
+"""CPU time of processes, and idle time of the cores of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_seconds(processes: Iterable[int]) -> float:
-    """Returns what cores have done for some processes so far."""
+    """Returns the CPU seconds of some processes so far."""
     ticks = 0
     for process in processes:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -17,7 +17,7 @@ def cpu_seconds(processes: Iterable[int]) -> float:
 
 
 def idle_seconds() -> float:
-    """For how long cores have had nothing to do so far, added up."""
-    # All cores: user, nice, system, idle, waiting for disks.
+    """Returns the idle seconds of all cores so far, added up."""
+    # The columns: user, nice, system, idle, waiting for disks.
     fields = Path("/proc/stat").read_text().partition("\n")[0].split()
     return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""The file in which benches keep what they measure: what `bench/paper.py` simulates with.
+"""File of the costs that benches measure, with which `bench/paper.py` simulates.
 
 Each bench has a section of its own, and in it each group of its rows, with the run that has measured it. So
 several benches write one file, one after the other, and a run of some groups leaves the others as they were.
@@ -27,12 +27,12 @@ CHECKED_IN = Path(__file__).with_name("costs.json")
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Something measured that a simulated cluster has.
+    """Measured cost that a simulated cluster has.
 
     Attributes:
-      name: what it is called in the file.
+      name: its name in the file.
       seconds: the cost.
-      what: what it is, and how it was measured.
+      what: its description, and the method.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """What a group of rows has measured.
+    """Measurements of a group of rows.
 
     Attributes:
       cases: its rows.
@@ -54,7 +54,7 @@ class Group:
 
 
 def machine() -> str:
-    """Returns what kind of machine this is, without its name."""
+    """Returns the kind of this machine, without its name."""
     model = platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -64,7 +64,7 @@ def machine() -> str:
 
 
 def writable(text: str) -> Path:
-    """Returns the path of a file that is written when all is measured; makes its folder.
+    """Returns the path of a file that is written when all is measured; creates its folder.
 
     Raises:
       argparse.ArgumentTypeError: it cannot be written.
@@ -82,10 +82,10 @@ def writable(text: str) -> Path:
 
 
 def costs_file(text: str) -> Path:
-    """Returns the path of a file of costs that is written when all is measured; one that is there is kept.
+    """Returns the path of a file of costs that is written when all is measured; an existing one is kept.
 
     Raises:
-      argparse.ArgumentTypeError: it cannot be written, or it is something else.
+      argparse.ArgumentTypeError: it cannot be written, or is another file.
     """
     path = writable(text)
     if path.exists():
@@ -99,12 +99,12 @@ def costs_file(text: str) -> Path:
 
 
 def write(path: Path, groups: Mapping[str, Group], load: float) -> None:
-    """Writes what the bench that runs has measured, in its section of a file.
+    """Writes the measurements of the running bench, in its section of a file.
 
     Args:
       path: the file; other benches, and other groups of this one, stay in it as they are.
-      groups: what was measured, by names.
-      load: how many other processes wanted cores when the bench began.
+      groups: the measurements, by names.
+      load: the number of other processes that wanted cores when the bench began.
     """
     document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"benches": {}}
     run = {

@@ -9,7 +9,7 @@ WIDTH = 1 << 16
 
 
 class Rows:
-    """Slices of one array, as of a file that is in memory."""
+    """Slices of one array, like a file in memory."""
 
     def __init__(self, parts: int) -> None:
         self._data = np.arange(WIDTH + 1024, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Programs whose steps have no work: what is left is control. Knows no JAX."""
+"""Programs whose steps have no work, so that only control remains; needs no JAX."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, S
 
 
 def load_idle(controller: Client, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
-    """Returns a program of which so many islands, of so many hosts each, have a part with nothing to do."""
+    """Returns a loaded program with an empty host program on each host of some islands."""
     program = idle_program(name, range(islands), hosts)
     return controller.load(program, lambda **_: empty_parts(program))
 
 
 def idle_program(name: str, islands: Iterable[int], hosts: int = 1) -> BoundProgram:
-    """Returns a program with a slice on each of some islands, of so many hosts each, and with nothing to
-    do."""
+    """Returns a program with a slice on each of some islands, of some hosts each, and without work."""
     ranks = tuple(range(hosts))
     slices = {
         f"s{n}": SlicePlace(n, ranks, tuple(n * hosts + rank for rank in ranks), None, (hosts,), ("x",))
@@ -27,7 +26,7 @@ def idle_program(name: str, islands: Iterable[int], hosts: int = 1) -> BoundProg
 
 
 def empty_parts(program: BoundProgram) -> SplitProgram:
-    """Returns the parts of islands that have nothing to do."""
+    """Returns empty host programs."""
     parts = {
         place.island: IslandPart(empty_part(place.owners[0]), (), (), (), (), {}, {})
         for place in program.slices.values()
@@ -36,7 +35,7 @@ def empty_parts(program: BoundProgram) -> SplitProgram:
 
 
 def empty_part(host: int) -> bytes:
-    """Returns the part of a host that has nothing to do."""
+    """Returns an empty host program."""
     return f"""module attributes {{pw.form = "host"}} {{
       func.func public @host_{host}() attributes {{pw.host = {host} : i64}} {{ return }}
     }}""".encode()

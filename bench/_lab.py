@@ -1,4 +1,4 @@
-"""Where benches find the lab of the tests, its switch and its sessions; import it before these."""
+"""Path of the tests' lab, its switch and its sessions for benches; import it before these."""
 
 from __future__ import annotations
 

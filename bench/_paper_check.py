@@ -1,4 +1,4 @@
-"""The simulator of clusters beside what it simulates, where that can be measured."""
+"""Comparison of the simulator of clusters with measurements, where these are possible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 
 CLOSE = 0.15
-"""By which part the simulator may be off."""
+"""The fraction by which the simulator may be off."""
 
 
 def check(
@@ -27,10 +27,10 @@ def check(
     measured: dict[int, MeasuredHosts | None],
     clients: dict[ClientCase, MeasuredClients | None],
 ) -> Table:
-    """Returns the simulator beside what it simulates.
+    """Returns a table of simulated and measured figures.
 
-    Hosts with a controller of their own have what steps without work cost in this run, which is set beside
-    what the file says; clients of a service have the costs of the file.
+    Hosts with a controller of their own have the costs of steps without work in this run, compared with
+    those of the file; clients of a service have the costs of the file.
     """
     entries: list[Entry] = []
     plain = dataclasses.replace(inputs, what_if="")
@@ -48,7 +48,7 @@ def check(
 
 
 def fitted(found: Sequence[MeasuredHosts], plain: Inputs) -> ControlCosts:
-    """Returns what steps without work cost in this run; each host is an island."""
+    """Returns the costs of steps without work in this run; each host is an island."""
     counts, idle = [hosts.count for hosts in found], [hosts.steps[0.0] for hosts in found]
     each, once = statistics.linear_regression(counts, [steps.control for steps in idle])
     worker = statistics.linear_regression(counts, [steps.workers for steps in idle]).slope
@@ -58,7 +58,7 @@ def fitted(found: Sequence[MeasuredHosts], plain: Inputs) -> ControlCosts:
 
 
 def fit_entries(costs: ControlCosts, plain: Inputs) -> Iterator[Entry]:
-    """Rows of the costs of this run beside those of the file."""
+    """Yields rows of the costs of this run beside those of the file."""
     file = plain.controller(64)
     for name, ours, theirs, of in (
         (
@@ -79,7 +79,7 @@ def fit_entries(costs: ControlCosts, plain: Inputs) -> Iterator[Entry]:
 
 
 def host_entries(hosts: MeasuredHosts, costs: ControlCosts) -> Iterator[Entry]:
-    """Rows of hosts with a controller of their own."""
+    """Yields rows of hosts with a controller of their own."""
     # All hosts are one process here.
     shape = FleetShape([1] * hosts.count, is_joined=False, cores=1)
     for seconds in (0.0, 1e-3, LONG):
@@ -96,7 +96,7 @@ def host_entries(hosts: MeasuredHosts, costs: ControlCosts) -> Iterator[Entry]:
 
 
 def served_entries(found: MeasuredClients, costs: ControlCosts) -> Iterator[Entry]:
-    """Rows of clients of a service."""
+    """Yields rows of clients of a service."""
     case, usage = found.case, simulated(found.case, costs)
     reason = why(found.cores, is_slower=found.rate < usage.rate, simulated=usage)
     if not case.seconds:
@@ -104,12 +104,12 @@ def served_entries(found: MeasuredClients, costs: ControlCosts) -> Iterator[Entr
         return
     yield compared(f"{case}: busy", found.busy, usage.busy, "", reason)
     if len(case.weights) > 1:
-        # The least that a client had of what its share is.
+        # The lowest fraction of its share that a client had.
         yield compared(f"{case}: served of the share", 1 - found.unfair, 1 - usage.unfair, "", reason)
 
 
 def simulated(case: ClientCase, costs: ControlCosts) -> Usage:
-    """Returns what clients have of simulated hosts, which are one process as the measured ones are."""
+    """Returns the usage of simulated hosts by clients, in one process as when measured."""
     shape = FleetShape([1] * case.hosts, is_joined=False, cores=1)
     islands = tuple(range(case.hosts))
     models = [ClientModel(islands, case.seconds, weight, MOST_UNFINISHED) for weight in case.weights]
@@ -117,7 +117,7 @@ def simulated(case: ClientCase, costs: ControlCosts) -> Usage:
 
 
 def why(had: Cores, *, is_slower: bool, simulated: Usage) -> str:
-    """Returns why what is measured is slower or faster than what is simulated, as far as that is measured."""
+    """Returns why a measurement is slower or faster than the simulation, as far as that is measured."""
     wanted = simulated.control / simulated.rate if simulated.rate else 0.0
     facts = (
         f"{had.name} took {microseconds(had.each)} of CPU a step, simulated {microseconds(wanted)}, "
@@ -135,8 +135,7 @@ def why(had: Cores, *, is_slower: bool, simulated: Usage) -> str:
 
 
 def compared(case: str, measured: float, simulated: float, unit: str, reason: str) -> Entry:
-    """Returns a row of something both measured and simulated; `reason` is said where they are far from each
-    other."""
+    """Returns a row of a figure both measured and simulated; `reason` is added if they differ much."""
     off = simulated / measured - 1 if measured else float(simulated > 0)
     over = abs(off) > CLOSE
     return Entry(

@@ -1,4 +1,4 @@
-"""The costs that the tables of `bench/paper.py` are simulated with."""
+"""Costs that the tables of `bench/paper.py` are simulated with."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from _simulated.costs import ControlCosts, CostsFile
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What is simulated with.
+    """Costs of a simulation.
 
     Attributes:
       file: the costs.
-      what_if: what is changed of them.
+      what_if: changes of them.
     """
 
     file: CostsFile
     what_if: str
 
     def controller(self, messages: int) -> ControlCosts:
-        """Returns what a controller costs that tells so many hosts by itself, all or the heads of groups."""
+        """Returns the costs of a controller that sends so many messages itself, to all hosts or to heads."""
         return self._controller(messages).changed(self.what_if)
 
     def service(self, messages: int) -> ControlCosts:
-        """Returns what a service costs, as measured, scheduler and all."""
+        """Returns the measured costs of a service, with its scheduler."""
         seconds = self.file.seconds
         costs = dataclasses.replace(
             self._controller(messages),
@@ -59,8 +59,8 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.2f} us"
 
 
-def said(costs: ControlCosts) -> str:
-    """Costs of who controls, as text."""
+def costs_text(costs: ControlCosts) -> str:
+    """Returns the costs of control, as text."""
     return (
         f"{microseconds(costs.per_step)} a step, {microseconds(costs.per_host)} a host and "
         f"{microseconds(costs.per_island)} an island of one core"

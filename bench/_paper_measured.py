@@ -1,4 +1,5 @@
-"""What `bench/paper.py` measures: hosts whose devices are timers, and clients of a service of such hosts."""
+"""Measurements of `bench/paper.py`: hosts whose devices are timers, and clients of a service of such
+hosts."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ LATE = "left out: time"
 
 @dataclasses.dataclass(frozen=True)
 class Cores:
-    """What of this machine's cores processes had while something was measured.
+    """Use of this machine's cores during a measurement.
 
     Attributes:
-      name: who controls.
+      name: the process that controls.
       each: seconds of its CPU for a step.
-      control: which part of a core it had.
-      everything: how many cores all processes had that were measured.
-      idle: how many cores nobody had.
+      control: the fraction of a core that it used.
+      everything: the number of cores that all measured processes used.
+      idle: the number of idle cores.
     """
 
     name: str
@@ -38,22 +39,22 @@ class Cores:
 
 
 def count_of(clients: int) -> str:
-    """Returns how many clients, in words."""
+    """Returns a number of clients in words."""
     return f"{clients} client{'s' * (clients > 1)}"
 
 
 class Measuring:
-    """Measures one thing after the other, and says so, until it is late.
+    """Sequence of measurements with a deadline, which are reported as they finish.
 
     Args:
-      until: when nothing more is begun, as `time.monotonic` counts.
+      until: the time after which no measurement begins, as of `time.monotonic`.
     """
 
     def __init__(self, until: float) -> None:
         self._until = until
 
     def take[T](self, case: str, measure: Callable[[], T]) -> T | None:
-        """Returns what is measured; None when it is late."""
+        """Returns a measurement; None after the deadline."""
         began = time.monotonic()
         if began > self._until:
             print(f"{case}: {LATE}", flush=True)
@@ -65,12 +66,12 @@ class Measuring:
 
 @dataclasses.dataclass(frozen=True)
 class ClientCase:
-    """Clients of a service that ask for as many steps as they may, of hosts that are islands with a timer.
+    """Clients of a service that keep its limit of steps in flight, on hosts that are islands with a timer.
 
     Attributes:
       weights: their shares.
-      seconds: how long the devices have a step of theirs.
-      hosts: how many there are; each step is on all.
+      seconds: the time of their steps on devices.
+      hosts: the number of hosts; each step is on all.
     """
 
     weights: tuple[int, ...]
@@ -89,7 +90,7 @@ class ClientCase:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredClients:
-    """What clients had.
+    """Measurement of clients.
 
     Attributes:
       case: the clients.
@@ -101,23 +102,23 @@ class MeasuredClients:
 
     @property
     def rate(self) -> float:
-        """Steps in a second."""
+        """The steps per second."""
         return self.had.steps / self.had.seconds
 
     @property
     def busy(self) -> float:
-        """For which part of the time the devices had one."""
+        """The fraction of the time in which the devices had a step."""
         return min(self.rate * self.case.seconds, 1.0)
 
     @property
     def unfair(self) -> float:
-        """How far shares were off."""
+        """The deviation of the shares."""
         done = [self.had.done[name_of(n)] for n in range(len(self.case.weights))]
         return shares(done, self.case.weights)
 
     @property
     def cores(self) -> Cores:
-        """What of cores processes had."""
+        """The use of cores by processes."""
         had = self.had
         everything = (had.service + had.hosts + had.clients) / had.seconds
         return Cores("the service", had.each, had.service / had.seconds, everything, had.idle / had.seconds)
@@ -129,7 +130,7 @@ def name_of(number: int) -> str:
 
 
 def cases_of_clients() -> list[list[ClientCase]]:
-    """Clients that are measured; each list with one service, to which more and more come."""
+    """Returns the clients to measure; each list with one service, to which more and more connect."""
 
     def more(seconds: float, hosts: int = 1) -> list[ClientCase]:
         return [ClientCase((1,) * count, seconds, hosts) for count in CLIENTS]
@@ -147,7 +148,7 @@ def cases_of_clients() -> list[list[ClientCase]]:
 
 
 def measured_clients(cases: Sequence[ClientCase]) -> Iterator[MeasuredClients]:
-    """Measures clients of one service, in each case those of the one before, and more."""
+    """Yields measurements of clients of one service, in each case those of the one before, and more."""
     weights = {name_of(n): weight for n, weight in enumerate(cases[-1].weights)}
     count = 0
     with ServedIslands(cases[0].hosts, weights) as served:
@@ -161,12 +162,12 @@ def measured_clients(cases: Sequence[ClientCase]) -> Iterator[MeasuredClients]:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredHosts:
-    """What so many hosts whose devices are timers have done.
+    """Measurement of hosts whose devices are timers.
 
     Attributes:
-      count: how many.
-      steps: those that were measured, by how long devices have one.
-      hidden: the smallest computation that hides all else; one of these.
+      count: their number.
+      steps: the measured steps, by their time on devices.
+      hidden: the smallest computation that hides all control; one of these.
     """
 
     count: int
@@ -174,7 +175,7 @@ class MeasuredHosts:
     hidden: float
 
     def cores(self, seconds: float) -> Cores:
-        """Returns what of cores processes had while steps took so long."""
+        """Returns the use of cores by processes during steps of some length."""
         had = self.steps[seconds]
         everything = had.rate * (had.control + had.workers)
         return Cores("the controller", had.control, had.rate * had.control, everything, had.idle)
@@ -185,11 +186,11 @@ def measured_hosts(count: int) -> MeasuredHosts:
     with TimedCluster(count) as cluster:
 
         def best(seconds: float, steps: int, times: int) -> Measured:
-            # Whatever else wants the cores only makes it slower.
+            # Other load on the cores only makes it slower.
             return max((cluster.measure(seconds, steps) for _ in range(times)), key=lambda found: found.rate)
 
         steps = {0.0: best(0.0, 2000, 5)}
-        # 10 % apart; what is shorter than one that is not enough is not, either.
+        # 10 % apart; computations shorter than one that hides too little hide too little, too.
         grid = [10e-6 * 1.1**n for n in range(67)]
         low, high = 0, len(grid) - 1
         while low < high:

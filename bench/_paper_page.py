@@ -1,4 +1,4 @@
-"""The tables of `bench/paper.py` as text, and as one page of HTML with plots, which loads nothing."""
+"""Tables of `bench/paper.py` as text, and as one page of HTML with plots, which loads nothing."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from html import escape
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 470, 300, 64, 44, 16
 _LETTER = 7
-"""How wide a letter of a legend is, at most, in pixels."""
+"""Limit of the width of a legend's letter, in pixels."""
 _COLOURS = ("#1f6fb2", "#c8601a", "#2f8f5b", "#8a57b8", "#b03a5b", "#6b7280")
 _HEADS = ("case", "paper", "measured", "simulated", "to reach", "from")
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A row of a table.
+    """Row of a table.
 
     Attributes:
-      case: what it is.
+      case: its subject.
       paper: the paper's figure; all figures are text, with their units.
       measured: ours, of real processes.
       simulated: ours, simulated.
-      target: what is to be reached.
-      note: what the figures follow from.
-      is_over: whether the target is not reached.
+      target: the target.
+      note: the inputs of the figures.
+      is_over: whether the target is missed.
     """
 
     case: str
@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What is in its columns."""
+        """The texts of its columns."""
         target = f"{self.target} - over" if self.is_over else self.target
         return self.case, self.paper, self.measured, self.simulated, target, self.note
 
@@ -48,8 +48,8 @@ class Series:
     """Points of a plot that belong together.
 
     Attributes:
-      name: what they are.
-      points: where they are.
+      name: their name.
+      points: their coordinates.
       is_line: whether a line joins them.
     """
 
@@ -60,12 +60,12 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A plot.
+    """Plot.
 
     Attributes:
-      x: what goes to the right.
-      y: what goes up.
-      series: what is drawn.
+      x: the title of the horizontal axis.
+      y: the title of the vertical axis.
+      series: the series.
       is_log: whether both axes are logarithmic; else they begin at 0.
     """
 
@@ -77,12 +77,12 @@ class Plot:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of the paper.
+    """Table of the paper.
 
     Attributes:
-      title: what it is.
+      title: its title.
       entries: its rows.
-      plot: a picture of it.
+      plot: its plot.
     """
 
     title: str
@@ -153,13 +153,13 @@ def _table(table: Table) -> Iterator[str]:
 
 
 class _Axis:
-    """Where values are on a picture.
+    """Axis of a plot.
 
     Args:
-      values: those that have to be on it.
-      begin: where it begins, in pixels.
-      end: where it ends.
-      is_log: whether it is logarithmic; what is 0 is where it begins.
+      values: the values that it must cover.
+      begin: its begin, in pixels.
+      end: its end.
+      is_log: whether it is logarithmic; 0 is at its begin.
     """
 
     def __init__(self, values: Sequence[float], begin: float, end: float, *, is_log: bool) -> None:
@@ -171,14 +171,14 @@ class _Axis:
             self._high = max(math.ceil(math.log10(max(shown))), self._low + 1)
             self.ticks = [10.0**n for n in range(self._low, self._high + 1)]
             return
-        most = max(values) or 1.0
-        step = 10.0 ** math.floor(math.log10(most))
-        step = next(step * part for part in (0.2, 0.5, 1, 2) if most / (step * part) <= 6)
-        self.ticks = [n * step for n in range(math.ceil(most / step - 1e-9) + 1)]
+        largest = max(values) or 1.0
+        step = 10.0 ** math.floor(math.log10(largest))
+        step = next(step * factor for factor in (0.2, 0.5, 1, 2) if largest / (step * factor) <= 6)
+        self.ticks = [n * step for n in range(math.ceil(largest / step - 1e-9) + 1)]
         self._low, self._high = 0.0, self.ticks[-1]
 
     def at(self, value: float) -> float:
-        """Returns where a value is."""
+        """Returns the position of a value, in pixels."""
         if self._is_log:
             value = math.log10(value) if value > 0 else self._low
         part = (value - self._low) / (self._high - self._low)
@@ -191,9 +191,9 @@ def _svg(plot: Plot) -> Iterator[str]:
     points = [point for series in plot.series for point in series.points]
     across = _Axis([x for x, _ in points], _LEFT, right, is_log=plot.is_log)
     up = _Axis([y for _, y in points], bottom, _TOP, is_log=plot.is_log)
-    said = escape(f"{plot.y} by {plot.x}: {', '.join(series.name for series in plot.series)}", quote=True)
+    name = escape(f"{plot.y} by {plot.x}: {', '.join(series.name for series in plot.series)}", quote=True)
     yield (
-        f'<svg viewBox="0 0 {width} {_HEIGHT}" width="{width}" font-size="12" role="img" aria-label="{said}">'
+        f'<svg viewBox="0 0 {width} {_HEIGHT}" width="{width}" font-size="12" role="img" aria-label="{name}">'
     )
     for tick in across.ticks:
         x = across.at(tick)
@@ -215,8 +215,8 @@ def _svg(plot: Plot) -> Iterator[str]:
             yield f'<path d="M{"L".join(places)}" fill="none" stroke="{colour}" stroke-width="2"/>'
         for (x, y), place in zip(series.points, places, strict=True):
             left, top = place.split()
-            said = escape(f"{series.name}: {x:g}, {y:.4g}")
-            yield f'<circle cx="{left}" cy="{top}" r="4" fill="{colour}"><title>{said}</title></circle>'
+            label = escape(f"{series.name}: {x:g}, {y:.4g}")
+            yield f'<circle cx="{left}" cy="{top}" r="4" fill="{colour}"><title>{label}</title></circle>'
         y = _TOP + 14 + 18 * n
         yield f'<circle cx="{right + 14}" cy="{y - 4}" r="4" fill="{colour}"/>'
         yield f'<text x="{right + 24}" y="{y}">{escape(series.name)}</text>'

@@ -1,4 +1,4 @@
-"""Benches of several parts, each of which yields rows of figures: chosen, printed and written in one way."""
+"""Runner of benches with parts that yield rows of figures: selects, prints and writes them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import Any
 import jax
 
 Row = dict[str, Any]
-"""What was measured, by name; the first is what the case is called."""
+"""Measurements by name; the first is the name of the case."""
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Returns the command line of such a bench, of which the first line of its docstring says what it
-    does."""
+    """Returns the command line of such a bench; the first line of its docstring describes it."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--only", default="", help="only what has this text in its name")
@@ -26,20 +25,20 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 
 def print_header() -> None:
-    """Prints what is run, and with which versions."""
+    """Prints the name and versions of a run."""
     print(f"command: {' '.join(['python', *sys.argv])}")
     print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
 
 
 def write_json(path: Path | None, rows: Iterable[object]) -> None:
-    """Writes the figures to a file, if one is asked for."""
+    """Writes the figures to a file, if one is given."""
     if path is not None:
         document = {"jax": jax.__version__, "command": sys.argv, "cases": [*rows]}
         path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def run_parts(options: argparse.Namespace, parts: Mapping[str, Callable[[], Iterable[Row]]]) -> None:
-    """Measures the parts that are asked for, and prints each row when it is there."""
+    """Measures the selected parts, and prints each row when it is ready."""
     print_header()
     rows: list[Row] = []
     for name, part in parts.items():

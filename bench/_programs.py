@@ -1,4 +1,4 @@
-"""The programs of the paper, whose own time `pw-sim` knows: pipelines, islands, replicas.
+"""Programs of the paper, whose times `pw-sim` computes: pipelines, islands, replicas.
 
 They are traced, placed and scheduled as they are; their arrays are small, and durations and bandwidths are
 those of the large ones. Nothing runs.
@@ -25,13 +25,13 @@ WIDTH, ROWS = 8, 4
 TOKENS = 2**21
 """Tokens of a step of the 3B model: 2,048 sequences of 1,024; assumed."""
 MODEL = 2048
-"""Its width: what goes from stage to stage is so many bf16 numbers a token."""
+"""Width of the model: the number of bf16 numbers per token between stages."""
 NIC = 12.5e9
-"""Bytes in a second from a host to another island: 100 Gbit/s; assumed. A stage on 8 cores is one host."""
+"""Bytes per second from a host to another island: 100 Gbit/s; assumed. A stage on 8 cores is one host."""
 HOP = 1e-3
-"""Seconds that a message takes from island to island; assumed, and much."""
+"""Seconds of a message from island to island; assumed, and high."""
 BACKWARD = 2.0
-"""How much longer a backward takes than a forward."""
+"""Ratio of a backward's time to a forward's."""
 
 SPMD, PIPELINE_4 = 125.7e3, 133.7e3
 """Tokens in a second of 128 cores (paper): one SPMD program, and S=4 M=16, from which all others follow."""
@@ -39,14 +39,14 @@ SPMD, PIPELINE_4 = 125.7e3, 133.7e3
 
 @dataclasses.dataclass(frozen=True)
 class ProgramRow:
-    """A figure of a program.
+    """Figure of a program.
 
     Attributes:
       case: the program.
       paper: the paper's figure.
-      simulated: ours; None where the paper's is an input.
-      unit: of both.
-      inputs: what it follows from.
+      simulated: ours; None if the paper's is an input.
+      unit: the unit of both.
+      inputs: the inputs of the simulation.
     """
 
     case: str
@@ -57,13 +57,13 @@ class ProgramRow:
 
     @property
     def off(self) -> float | None:
-        """By which part ours is more than the paper's."""
+        """The relative difference of ours from the paper's."""
         return None if self.simulated is None else self.simulated / self.paper - 1
 
 
 @functools.cache
 def pipeline(stages: int, microbatches: int) -> Compiled:
-    """Returns a training step of so many stages, one on each slice."""
+    """Returns a training step of some stages, one on each slice."""
     devices = pw.make_virtual_device_set()
     layers = [pw.jit(replicas.layer, devices=devices.add_slice(1, "x")) for _ in range(stages)]
     step = pw.program(replicas.step_of(layers, microbatches), schedule="gpipe", donate_argnums=0)
@@ -73,13 +73,13 @@ def pipeline(stages: int, microbatches: int) -> Compiled:
 
 
 def seconds(stages: int, microbatches: int, part: float, sent: float = 0.0) -> float:
-    """Seconds of a step.
+    """Returns the seconds of a step.
 
     Args:
-      stages: how many.
-      microbatches: how many.
-      part: seconds that a stage has for a microbatch, forward and backward.
-      sent: seconds that a microbatch is on its way to the next stage; 0 for none, else a `HOP` more.
+      stages: their number.
+      microbatches: their number.
+      part: seconds of a stage for a microbatch, forward and backward.
+      sent: seconds of a transfer of a microbatch to the next stage; 0 for none, else a `HOP` more.
     """
     compiled = pipeline(stages, microbatches)
     forward = part / (1 + BACKWARD) * 1e3
@@ -138,7 +138,7 @@ def pipelines() -> Iterator[ProgramRow]:
 
 
 def islands() -> Iterator[ProgramRow]:
-    """Data parallelism over two islands; see `bench/replicas.py`."""
+    """Yields data parallelism over two islands; see `bench/replicas.py`."""
     for case, paper in zip(replicas.runs(), (0.972, 1.95), strict=True):
         part = case.compute / replicas.simulated(1, case.compute, case.exchange)
         both = f"{case.compute:.1f} s of computation, {case.exchange:.2f} s of exchange, none hidden"

@@ -1,6 +1,7 @@
 """Work of an unmodified JAX program, timed by itself, for `proxy.py`: the same locally and behind a server.
 
-Before and after each piece it writes a line, and waits for one: the parent then reads what the server used.
+Before and after each piece it writes a line, and waits for one, so that the parent can read the server's
+usage.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def seconds_of(work: Callable[[], Any], times: int) -> float:
 
 
 def chain() -> dict[str, float]:
-    """Microseconds for each of some dependent calls of a tiny function."""
+    """Measures the microseconds of each of some dependent calls of a tiny function."""
     step = jax.jit(lambda x: x + 1)
     start = jnp.float32(0)
 
@@ -57,7 +58,7 @@ def chain() -> dict[str, float]:
 
 
 def _transfer(work: Callable[[], Any]) -> dict[str, float]:
-    """MiB/s of a transfer, and milliseconds of CPU that each costs this process."""
+    """Measures the MiB/s of a transfer, and its milliseconds of CPU in this process."""
     began = time.process_time()
     seconds = seconds_of(work, TRANSFERS)
     return {"speed": MIB / seconds, "cpu_ms": (time.process_time() - began) / (TRANSFERS + 1) * 1e3}
@@ -71,7 +72,7 @@ def puts() -> dict[str, float]:
 
 def fetches() -> dict[str, float]:
     """Fetches an array of floats from a device."""
-    # Each is fetched once: JAX keeps what it has fetched.
+    # Each is fetched once: JAX caches the value.
     arrays = [jnp.full(MIB << 18, i, jnp.float32) for i in range(TRANSFERS + 1)]
     jax.block_until_ready(arrays)
     return _transfer(lambda: np.asarray(arrays.pop()))
@@ -122,12 +123,12 @@ def _training() -> Callable[[], None]:
 
 
 def training_step() -> dict[str, float]:
-    """Milliseconds of a step of training."""
+    """Measures the milliseconds of a step of training."""
     return {"ms": seconds_of(_training(), 5) * 1e3}
 
 
 def many_calls(calls: int = 5000) -> dict[str, float]:
-    """Calls of a tiny function, whose number is reported."""
+    """Measures calls of a tiny function, and returns their number."""
     step = jax.jit(lambda x: x + 1)
     x = jnp.float32(0)
     for i in range(calls):
@@ -139,12 +140,12 @@ def many_calls(calls: int = 5000) -> dict[str, float]:
 
 
 def very_many_calls() -> dict[str, float]:
-    """Returns as many calls as show what a process keeps of each."""
+    """Measures enough calls to show the memory that a process keeps for each."""
     return many_calls(100_000)
 
 
 def mpmd_step() -> dict[str, float]:
-    """Milliseconds of a step that Shardy has partitioned, by `pw.from_mpmd` or as JAX sends it."""
+    """Measures a step that Shardy has partitioned, by `pw.from_mpmd` or as JAX sends it."""
     sys.path.append(str(Path(__file__).parents[1] / "test" / "support"))
     name = "one_fwd_one_bwd"
     step: Callable[[], Any]
@@ -168,7 +169,7 @@ def mpmd_step() -> dict[str, float]:
 
 
 def idle() -> dict[str, float]:
-    """Nothing for two seconds."""
+    """Measures two idle seconds."""
     time.sleep(2)
     return {"seconds": 2}
 

@@ -27,15 +27,15 @@ class Case:
     """Two ways to do one thing.
 
     Attributes:
-      name: what is done.
-      versus: what we are compared with.
+      name: the name of the work.
+      versus: the name of the other side.
       target: the largest ratio of ours to theirs, until the call returns and until results are ready; None
-        where the ratio is only reported.
+        if the ratio is only reported.
       ours: our side.
       theirs: the other side.
-      prepare: runs before each call of either side, outside of what is timed.
-      limit: what bounds our side, where the bench says so.
-      rounds: how many times the rounds of other cases, for one that is short and varies.
+      prepare: runs before each call of either side, outside of the timed interval.
+      limit: the bound of our side, if the bench gives one.
+      rounds: a multiple of the rounds of other cases, for one that is short and varies.
     """
 
     name: str
@@ -79,9 +79,9 @@ def run(
 
 
 def measure(case: Case, rounds: int) -> Measured:
-    """Medians over several batches, in each of which both sides run `rounds` times in random order.
+    """Returns medians over five batches; both sides run `rounds` times in each, in random order.
 
-    A case may ask for a multiple of these rounds.
+    A case may request a multiple of these rounds.
     """
     batches = [_batch(case, case.rounds * rounds) for _ in range(BATCHES)]
     returned, ready = (_middle(pairs) for pairs in zip(*batches, strict=True))
@@ -89,7 +89,7 @@ def measure(case: Case, rounds: int) -> Measured:
 
 
 def _batch(case: Case, rounds: int) -> tuple[Pair, Pair]:
-    """Medians in microseconds until our and their calls return, and until their results are ready."""
+    """Returns medians in microseconds until our and their calls return, and until their results are ready."""
     sides = (case.ours, case.theirs)
     returned: tuple[list[float], list[float]] = ([], [])
     ready: tuple[list[float], list[float]] = ([], [])

@@ -1,4 +1,4 @@
-"""A service of islands whose steps have no work, and its clients, each in a process of its own.
+"""Service of islands whose steps have no work, and its clients, each in a process of its own.
 
 The service is that of `pw-cluster`; only programs are not proved, since they have no computations.
 """
@@ -37,7 +37,7 @@ from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 
 _SECRET = bytes(range(32))
-"""All that it guards are steps without work, behind a socket in a folder that is its user's alone."""
+"""Secret that guards only steps without work, behind a socket in a private folder."""
 
 
 WARM_UP = 1.0
@@ -45,15 +45,15 @@ WARM_UP = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class ServedSteps:
-    """What clients that are processes had of a service for some time.
+    """Steps of clients that are processes, over some time.
 
     Attributes:
-      done: how many steps of each were done.
-      seconds: for how long.
+      done: the number of finished steps of each.
+      seconds: the time.
       service: seconds of CPU of the service.
       hosts: those of all hosts, if their devices are timers.
       clients: those of all clients.
-      idle: those that cores had nothing to do, added up.
+      idle: idle seconds of all cores, added up.
     """
 
     done: Mapping[str, int]
@@ -65,22 +65,22 @@ class ServedSteps:
 
     @property
     def steps(self) -> int:
-        """How many of all clients."""
+        """The number of steps of all clients."""
         return sum(self.done.values())
 
     @property
     def each(self) -> float:
-        """Seconds of CPU of the service for a step."""
+        """The seconds of CPU of the service for a step."""
         return self.service / max(self.steps, 1)
 
 
 class ServedIslands:
-    """A service with islands, until it is closed.
+    """Service with islands, until it is closed.
 
     Args:
-      count: how many islands.
+      count: the number of islands.
       weights: the shares of clients, by their names.
-      hosts: how many each island has.
+      hosts: the number of hosts of each island.
       is_timed: whether their devices are timers; else they are workers with JAX.
     """
 
@@ -94,7 +94,7 @@ class ServedIslands:
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._place = str(Path(self._folder.name, "socket"))
-        asked = json.dumps(
+        arguments = json.dumps(
             {
                 "place": self._place,
                 "count": count,
@@ -103,7 +103,7 @@ class ServedIslands:
                 "is_timed": is_timed,
             }
         )
-        self._process = _python("serve", asked)
+        self._process = _python("serve", arguments)
         self._clients: list[subprocess.Popen[str]] = []
         self._timers: list[int] = json.loads(_line(self._process))
 
@@ -112,24 +112,24 @@ class ServedIslands:
 
     def __exit__(self, *_: object) -> None:
         self.end_clients()
-        # Which ends its input, and it.
+        # This closes its input, at which it exits.
         self._process.communicate()
         self._folder.cleanup()
 
     def attach(self, name: str) -> Client:
-        """This process is a client."""
+        """Connects this process as a client."""
         return attach_at(self._place, _SECRET, Attachment("bench", name))
 
     def start(self, name: str, way: str, **settings: Any) -> subprocess.Popen[str]:
         """Starts a client that is a process; `way` is one of the functions of `WAYS`."""
-        asked = json.dumps({"place": self._place, "name": name, "way": way, "settings": settings})
-        process = _python("be_client", asked)
+        arguments = json.dumps({"place": self._place, "name": name, "way": way, "settings": settings})
+        process = _python("be_client", arguments)
         self._clients.append(process)
         _line(process)
         return process
 
     def end_clients(self) -> None:
-        """Ends those that are processes, and waits until the service knows."""
+        """Terminates clients that are processes, and waits until the service has removed them."""
         for process in self._clients:
             process.kill()
             process.communicate()
@@ -145,7 +145,7 @@ class ServedIslands:
         return msgspec.json.decode(_line(self._process), type=ServiceStatus)
 
     def measure(self, seconds: float = 5.0) -> ServedSteps:
-        """Returns what clients that are processes have in some seconds, after the first ones."""
+        """Returns the steps of clients that are processes in some seconds, after a warm-up."""
         time.sleep(WARM_UP)
         before, began, cpu = self.status(), time.perf_counter(), self._seconds()
         time.sleep(seconds)
@@ -156,22 +156,22 @@ class ServedIslands:
         return ServedSteps(done, took, *used)
 
     def _seconds(self) -> tuple[float, float, float, float]:
-        """Of CPU of the service, of hosts that are timers and of clients so far, and of nothing to do."""
+        """Returns CPU seconds of the service, of timer hosts and of clients so far, and idle seconds."""
         clients = [process.pid for process in self._clients]
         used = cpu_seconds([self._process.pid]), cpu_seconds(self._timers), cpu_seconds(clients)
         return *used, idle_seconds()
 
 
 def load(controller: Client, islands: Sequence[int], seconds: float) -> HostedProgram:
-    """Returns a program whose steps have the devices of these islands for so long, if they are timers."""
+    """Returns a program whose steps occupy the devices of these islands for some time, if they are timers."""
     sizes = {len(controller.pool.gangs[n].hosts) for n in islands}
     program = idle_program(str(seconds), islands, *sizes)
-    # The service cuts it.
+    # The service splits it.
     return controller.load(program, lambda **_: None)  # type: ignore[arg-type, return-value]
 
 
 class _NoSplitter:
-    """Cuts programs without computations."""
+    """Splitter of programs without computations."""
 
     def split(
         self, owner: object, program: BoundProgram, ahead: int | str, *, together: bool
@@ -180,22 +180,23 @@ class _NoSplitter:
         return empty_parts(program)
 
     def forget(self, owner: object) -> None:
-        """It has nothing of anybody."""
+        """No-op: it stores nothing for clients."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """No-op: it has no resources."""
 
 
-def serve(asked: str) -> None:
-    """The process of a service; a line is answered with its status, and the end of lines is its end."""
-    told = json.loads(asked)
-    settings = Settings((Island(hosts=told["hosts"]),) * told["count"])
-    timers = TimerHosts(told["count"] * told["hosts"]) if told["is_timed"] else None
+def serve(arguments: str) -> None:
+    """Runs the process of a service; it replies to a line with its status, and exits when its input
+    closes."""
+    config = json.loads(arguments)
+    settings = Settings((Island(hosts=config["hosts"]),) * config["count"])
+    timers = TimerHosts(config["count"] * config["hosts"]) if config["is_timed"] else None
     starter = None if timers is None else Starter(settings, timers)
-    service = Service(settings, weights=told["weights"], starter=starter)
+    service = Service(settings, weights=config["weights"], starter=starter)
     service._questions._splitter = _NoSplitter()
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(told["place"])
+        server.bind(config["place"])
         server.listen(128)
         Door(server, _SECRET, service.admits, decode_for_service, service.greet)
 
@@ -210,16 +211,16 @@ def serve(asked: str) -> None:
         service.serve()
 
 
-def be_client(asked: str) -> None:
-    """The process of a client."""
-    told = json.loads(asked)
-    controller = attach_at(told["place"], _SECRET, Attachment("bench", told["name"]))
+def be_client(arguments: str) -> None:
+    """Runs the process of a client."""
+    config = json.loads(arguments)
+    controller = attach_at(config["place"], _SECRET, Attachment("bench", config["name"]))
     with contextlib.suppress(BrokenPipeError):
-        WAYS[told["way"]](controller, **told["settings"])
+        WAYS[config["way"]](controller, **config["settings"])
 
 
 def keep(controller: Client, islands: Sequence[Sequence[int]], seconds: float) -> None:
-    """Asks for steps on islands in turn, as many as may be unfinished."""
+    """Requests steps on islands in turn, up to the limit of unfinished ones."""
     programs = [load(controller, own, seconds) for own in islands]
     print(flush=True)
     while True:
@@ -228,7 +229,7 @@ def keep(controller: Client, islands: Sequence[Sequence[int]], seconds: float) -
 
 
 def hold(controller: Client, arrays: int) -> None:
-    """Has so many arrays on each island, and keeps steps under way."""
+    """Holds some arrays on each island, and keeps steps in flight."""
     for gang in controller.pool.gangs:
         location = gang.location(DeviceLayout((0,), (1,), ("x",), ((),)))
         for _ in range(arrays):
@@ -239,10 +240,10 @@ def hold(controller: Client, arrays: int) -> None:
 WAYS: dict[str, Callable[..., None]] = {"keep": keep, "hold": hold}
 
 
-def _python(function: str, asked: str) -> subprocess.Popen[str]:
+def _python(function: str, arguments: str) -> subprocess.Popen[str]:
     code = f"import sys, _served; _served.{function}(sys.argv[1])"
     return subprocess.Popen(
-        [sys.executable, "-c", code, asked],
+        [sys.executable, "-c", code, arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -254,5 +255,5 @@ def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"a process of the bench has ended with exit code {process.wait()}")
+        raise RuntimeError(f"a process of the bench has exited with exit code {process.wait()}")
     return line

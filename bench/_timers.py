@@ -1,4 +1,4 @@
-"""Hosts whose devices are timers: a step takes as long as it is said, and no core is busy with it.
+"""Hosts whose devices are timers: a step takes the time that it states, and no core is busy with it.
 
 All hosts are one process with one thread. They have no JAX; a controller does not see that.
 """
@@ -46,20 +46,20 @@ from pathways.runtime.hosts.protocol.messages import (
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 _REST = 0.3
-"""For how many seconds it is looked at what is done without any step."""
+"""Seconds in which the usage without any step is measured."""
 
 _FEW = 900
-"""More connections than `select` takes."""
+"""A number of connections above the limit of `select`."""
 
 
 class TimerHosts:
-    """A `Launcher` of hosts whose devices are timers.
+    """`Launcher` of hosts whose devices are timers.
 
     Args:
-      count: how many.
+      count: their number.
 
     Attributes:
-      process: that of all of them.
+      process: the process of all of them.
     """
 
     pid = 0
@@ -107,11 +107,11 @@ class _Hosts:
         self._heard: list[int] = []
         self._poll = select.poll()
         self._connections: dict[int, Connection[Any]] = {}
-        # On which a host answers what came on another one.
+        # The connection on which a host replies to messages of another one.
         self._steps: dict[int, Connection[Any]] = {}
         self._seconds: dict[int, float] = {}
         self._free: dict[int, float] = {}
-        # When steps end, their numbers, where that is told, and how long they have the device.
+        # The ends of steps, their numbers, the connections of replies, and their times on the device.
         self._ends: list[tuple[float, int, int, float]] = []
 
     def connect(self, config: WorkerConfig) -> None:
@@ -122,7 +122,7 @@ class _Hosts:
             sock = connect_to(config.controller, config.heartbeat)
             own[channel] = call(sock, bytes.fromhex(config.secret), purpose, decode_for_worker)
         if config.size > 1 and config.rank == 0:
-            # Nobody calls it: the hosts of an island have nothing to say to each other.
+            # Nothing connects to it: the hosts of an island send each other no messages.
             own["watch"].send(Coordinator("127.0.0.1:1"))
         own["watch"].send(Ready("cpu", (config.rank,), (None,), "127.0.0.1:1", "127.0.0.1:2"))
         steps = own["steps"].fileno()
@@ -134,12 +134,12 @@ class _Hosts:
         self._connections |= {connection.fileno(): connection for connection in own.values()}
 
     def go_on(self) -> None:
-        """Takes what is there, and answers what is over, until it is ended."""
+        """Handles messages, and replies to finished steps, until it is terminated."""
         while True:
-            self.look(max(0.0, self._ends[0][0] - time.monotonic()) if self._ends else None)
+            self.poll(max(0.0, self._ends[0][0] - time.monotonic()) if self._ends else None)
 
-    def look(self, seconds: float | None) -> None:
-        """The same once; waits for so long, None for ever."""
+    def poll(self, seconds: float | None) -> None:
+        """Handles messages once; waits up to some seconds, None for no limit."""
         for number in self._ready(seconds):
             for message in self._connections[number].receive_some():
                 self._take(number, message)
@@ -149,9 +149,9 @@ class _Hosts:
             self._connections[steps].send(Done(run, None, {}, took))
 
     def _ready(self, seconds: float | None) -> list[int]:
-        """Returns the connections on which there is something."""
+        """Returns the connections with messages."""
         if len(self._heard) < _FEW:
-            # Others wait for whole milliseconds.
+            # Other calls wait for whole milliseconds.
             return select.select(self._heard, (), (), seconds)[0]
         return [number for number, _ in self._poll.poll(None if seconds is None else seconds * 1e3)]
 
@@ -164,7 +164,7 @@ class _Hosts:
                 free = self._free[number] = max(self._free[number], time.monotonic()) + took
                 heapq.heappush(self._ends, (free, message.run, number, took))
             case Load():
-                # Its name is how long it takes.
+                # Its name is its time.
                 self._seconds[message.program] = float(message.name)
                 self._steps[number].send(LoadDone(message.request, None))
             case _:
@@ -172,11 +172,11 @@ class _Hosts:
 
 
 class TimedCluster:
-    """A controller of hosts whose devices are timers, each an island of its own, until it is closed.
+    """Controller of hosts whose devices are timers, each an island of its own, until it is closed.
 
     Args:
-      hosts: how many.
-      ahead: how many steps may be under way.
+      hosts: their number.
+      ahead: the limit of steps in flight.
     """
 
     def __init__(self, hosts: int, ahead: int = 8) -> None:
@@ -194,7 +194,7 @@ class TimedCluster:
         self._hosts.close()
 
     def measure(self, seconds: float, steps: int) -> Measured:
-        """Steps that take devices so many seconds each, as far ahead as may be."""
+        """Measures steps that take devices some seconds each, as far ahead as possible."""
         program = load_idle(self._controller, self.count, str(seconds))
         self._run(program, 20)
         resting = self._seconds()
@@ -203,7 +203,7 @@ class TimedCluster:
         self._run(program, steps)
         after = self._seconds()
         took = after[0] - before[0]
-        # What hosts are asked all the time is no part of steps.
+        # Heartbeats to hosts are no part of steps.
         used = [
             max(0.0, b - a - (a - r) / (before[0] - resting[0]) * took) / steps
             for r, a, b in zip(resting[1:3], before[1:3], after[1:3], strict=True)
@@ -211,7 +211,7 @@ class TimedCluster:
         return Measured(steps / took, *used, (after[3] - before[3]) / took)
 
     def _seconds(self) -> tuple[float, float, float, float]:
-        """Of a clock, of CPU of the controller and of the hosts, and those that cores had nothing to do."""
+        """Returns a clock, CPU seconds of the controller and of the hosts, and idle seconds of cores."""
         hosts = cpu_seconds([self._hosts.process.pid])
         return time.perf_counter(), time.process_time(), hosts, idle_seconds()
 
@@ -223,13 +223,13 @@ class TimedCluster:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What steps took.
+    """Measurement of steps.
 
     Attributes:
-      rate: steps in a second.
+      rate: steps per second.
       control: seconds of CPU of the controller for a step.
       workers: those of all hosts.
-      idle: how many cores had nothing to do.
+      idle: the number of idle cores.
     """
 
     rate: float
@@ -239,11 +239,11 @@ class Measured:
 
 
 def serve(count: int) -> None:
-    """So many hosts, one for each line of standard input."""
+    """Runs some hosts, one for each line of standard input."""
     hosts = _Hosts()
     for _ in range(count):
         hosts.connect(WorkerConfig.from_json(sys.stdin.readline()))
-        # The first may be asked whether they live before the last are there.
-        hosts.look(0.0)
+        # The first may get liveness requests before the last have connected.
+        hosts.poll(0.0)
     with contextlib.suppress(ConnectionEnded):
         hosts.go_on()

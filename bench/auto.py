@@ -1,4 +1,4 @@
-"""What `pw.auto` gains over layers that are split evenly, in simulated and real steps, and what it takes.
+"""Gains of `pw.auto` over an even split of layers, in simulated and real steps, and the time of its searches.
 
   python bench/auto.py [--json PATH] [--only TEXT] [--runs N]
 
@@ -37,17 +37,17 @@ MICROBATCHES = 8
 LAYERS = 12
 
 Model = tuple[Callable[..., Any], Callable[..., Any], Any]
-"""A loss, what makes its parameters of a key, and the types of a microbatch."""
+"""Loss, a function from a key to its parameters, and the types of a microbatch."""
 
 
 def slices(count: int) -> list[pw.VirtualSlice]:
-    """Slices of one device each."""
+    """Returns slices of one device each."""
     devices = pw.make_virtual_device_set()
     return [devices.add_slice((1,), ("x",)) for _ in range(count)]
 
 
 def mlp(width: int = 128, rows: int = 64) -> Model:
-    """Eight residual layers, of which the last three are four times as wide as the others."""
+    """Returns eight residual layers; the last three are four times as wide as the others."""
     widths = [width] * 5 + [4 * width] * 3
 
     def init(key: jax.Array) -> Any:
@@ -102,8 +102,8 @@ def lm(
         return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
     def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
-        parts = jnp.split(norm(x) @ w["qkv"], 3, -1)
-        q, k, v = (part.reshape(*x.shape[:2], heads, -1) for part in parts)
+        heads_of = jnp.split(norm(x) @ w["qkv"], 3, -1)
+        q, k, v = (each.reshape(*x.shape[:2], heads, -1) for each in heads_of)
         scores = jnp.einsum("bthd,bshd->bhts", q, k)
         mask = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
         mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.where(mask, scores, -1e9)), v)
@@ -171,7 +171,7 @@ def planned(model: Model, count: int, **options: Any) -> pw.AutoPlan:
 
 
 def simulated() -> Iterator[Row]:
-    """Simulated steps against those of the even split."""
+    """Compares simulated steps with those of the even split."""
     cases: list[tuple[str, Model, int, dict[str, Any], float]] = [
         ("MLP, S=2", mlp(), 2, {}, 10_679 / 16_120),
         ("MLP, S=4", mlp(), 4, {}, 7_590 / 9_063),
@@ -199,7 +199,7 @@ def simulated() -> Iterator[Row]:
 
 
 def skips() -> Iterator[Row]:
-    """Yields a U-Net on two slices: a row of stages against a V."""
+    """Compares a row of stages with a V, for a U-Net on two slices."""
     row = planned(unet(), 2, schedules=("1f1b", "zb-h1", "search"))
     v = planned(unet(), 2, schedules=("zb-v",))
     yield {
@@ -214,7 +214,7 @@ def skips() -> Iterator[Row]:
 
 
 def real(runs: int) -> Iterator[Row]:
-    """Real steps against those of the even split."""
+    """Compares real steps with those of the even split."""
     model = mlp(256)
     plan = planned(model, 2)
     yield real_row("MLP, S=2, real", model, even_of(model, plan), plan, runs) | {"to reach": 0.95}
@@ -241,7 +241,7 @@ def even_of(model: Model, plan: pw.AutoPlan) -> pw.AutoPlan:
 
 
 def step_of(model: Model, plan: pw.AutoPlan) -> tuple[Callable[[], Any], str]:
-    """Returns a function that makes a step and waits for it."""
+    """Returns a function that runs a step and waits for it."""
     _, init, batch = model
 
     @pw.program(schedule=plan.schedule)
@@ -258,7 +258,7 @@ def step_of(model: Model, plan: pw.AutoPlan) -> tuple[Callable[[], Any], str]:
 
 
 def recorded(model: Model, plan: pw.AutoPlan, path: Path) -> Path:
-    """Returns a trace of a few steps."""
+    """Records a trace of a few steps."""
     run, _ = step_of(model, plan)
     run()
     with pw.trace(path):
@@ -268,7 +268,7 @@ def recorded(model: Model, plan: pw.AutoPlan, path: Path) -> Path:
 
 
 def real_row(name: str, model: Model, even: pw.AutoPlan, plan: pw.AutoPlan, runs: int) -> Row:
-    """Real steps of two plans in turn."""
+    """Measures real steps of two plans in turn."""
     sides = [step_of(model, each)[0] for each in (even, plan)]
     for _ in range(3):
         for run in sides:
@@ -293,7 +293,7 @@ def real_row(name: str, model: Model, even: pw.AutoPlan, plan: pw.AutoPlan, runs
 
 
 def searches() -> Iterator[Row]:
-    """Yields how long a search takes for a language model layer by layer."""
+    """Measures the time of a search for a language model layer by layer."""
     model = lm(4096, layers=17, scan=False)
     loss, init, batch = model
     args = jax.eval_shape(init, jax.random.key(0)), batch

@@ -1,11 +1,11 @@
-"""What conditions and loops with an end of their own save against doing all of it: ratios of times.
+"""Savings of conditions and of loops with an end that depends on values: ratios of times.
 
   python bench/branches.py [--hosts N] [--rounds N]
 
 A branch of three slices against both branches and a selection; decoding that ends after 16 or 17 of at most
-64 turns, or on four hosts after all of them, against a `jax.lax.scan` of 64, also with a cache of 16 MiB on
-each of two slices; and the bytes that `optax.MultiSteps` moves. Both sides of a case run in turn; the figures
-are medians of the time until results are ready.
+64 iterations, or on four hosts after all of them, against a `jax.lax.scan` of 64, also with a cache of 16 MiB
+on each of two slices; and the bytes that `optax.MultiSteps` moves. Both sides of a case run in turn; the
+figures are medians of the time until results are ready.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import optax
 import pathways as pw
 
 Fun = Callable[..., Any]
-SLICES, ROWS, TURNS = 4, 64, 64
+SLICES, ROWS, ITERATIONS = 4, 64, 64
 
 
 def layer(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -49,7 +49,7 @@ def through(layers: Sequence[Fun], weights: Any, x: Any) -> Any:
 
 
 def optimizer() -> None:
-    """Bytes and peak of a step of training with an optimizer on a condition."""
+    """Prints the bytes and the peak of a step of training with an optimizer on a condition."""
     layers, (weights, x) = placed(SLICES), data(256)
     every = optax.MultiSteps(optax.adam(1e-3), 2)
 
@@ -65,7 +65,7 @@ def optimizer() -> None:
 
 
 def skipped(layers: Sequence[Fun], weights: Any, x: Any, p: Any, choose: Fun) -> Any:
-    """Returns a call, a branch of three slices, and what chooses."""
+    """Calls a placed function, a branch of three slices, and the selection."""
     x = layers[0](weights[0], x)
     return choose(p, lambda x: through(layers[1:], weights[1:], x), lambda x: x, x)
 
@@ -95,7 +95,7 @@ def branch(rounds: int) -> None:
 
 
 def by_hand(weights: Any, x: Any) -> Callable[[], Any]:
-    """Returns what a skipped branch of three slices is at least: a `jax.jit` and a transfer for each."""
+    """Returns the minimum of a skipped branch of three slices: a `jax.jit` and a transfer for each."""
     slices = jax.devices()[:SLICES]
     placed = [jax.device_put((w, np.bool_(False)), slice) for w, slice in zip(weights, slices, strict=True)]
     x = jax.device_put(x, slices[0])
@@ -106,10 +106,10 @@ def by_hand(weights: Any, x: Any) -> Callable[[], Any]:
     select = jax.jit(jnp.where, donate_argnums=2)
 
     def run() -> None:
-        own = made = first(placed[0][0], x)
+        own = value = first(placed[0][0], x)
         for arguments, slice in zip(placed[1:], slices[1:], strict=True):
-            made = skip(*arguments, jax.device_put(made, slice))
-        select(placed[0][1], jax.device_put(made, slices[0]), own).block_until_ready()
+            value = skip(*arguments, jax.device_put(value, slice))
+        select(placed[0][1], jax.device_put(value, slices[0]), own).block_until_ready()
 
     return run
 
@@ -118,43 +118,45 @@ def decoding(width: int, chunk: int, ends: Sequence[int], rounds: int) -> None:
     layers, (weights, x) = placed(SLICES), data(width)
 
     def until(weights: Any, x: Any, end: Any) -> Any:
-        turn = lambda s: (s[0] + 1, through(layers, weights, s[1]))  # noqa: E731
-        return jax.lax.while_loop(lambda s: (s[0] < end) & (s[0] < TURNS), turn, (0, x))[1]
+        iterate = lambda s: (s[0] + 1, through(layers, weights, s[1]))  # noqa: E731
+        return jax.lax.while_loop(lambda s: (s[0] < end) & (s[0] < ITERATIONS), iterate, (0, x))[1]
 
     def always(weights: Any, x: Any) -> Any:
-        return jax.lax.scan(lambda x, _: (through(layers, weights, x), None), x, None, length=TURNS)[0]
+        return jax.lax.scan(lambda x, _: (through(layers, weights, x), None), x, None, length=ITERATIONS)[0]
 
     ours, theirs = pw.program(until, chunk=chunk), pw.program(always)
     for end in ends:
-        name = f"decode, d={width}, chunk={chunk}, end {end} of {TURNS}"
+        name = f"decode, d={width}, chunk={chunk}, end {end} of {ITERATIONS}"
         compare(name, ours, theirs, (weights, x, end), (weights, x), rounds)
 
 
 def attend(w: jax.Array, cache: jax.Array, x: jax.Array, n: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns a turn with a cache: one row is written, and one read."""
+    """Runs an iteration with a cache: one row is written, and one read."""
     cache = jax.lax.dynamic_update_slice(cache, x[None], (n, 0))
     return cache, jnp.tanh((x + cache[n] / 2) @ w)
 
 
 def caching(rows: int, width: int, chunk: int, ends: Sequence[int], rounds: int) -> None:
-    """Decoding with a cache on each of two slices, which turns update in place."""
+    """Measures decoding with a cache on each of two slices, which iterations update in place."""
     devices = pw.make_virtual_device_set()
     layers = [pw.jit(attend, devices=devices.add_slice((1,), ("x",))) for _ in range(2)]
     weights, x = [np.eye(width, dtype=np.float32)] * 2, np.ones(width, np.float32)
 
-    def turn(weights: Any, n: Any, caches: Any, x: Any) -> Any:
-        made = []
+    def iterate(weights: Any, n: Any, caches: Any, x: Any) -> Any:
+        updated = []
         for f, w, cache in zip(layers, weights, caches, strict=True):
             cache, x = f(w, cache, x, n)
-            made.append(cache)
-        return n + 1, made, x
+            updated.append(cache)
+        return n + 1, updated, x
 
     def until(weights: Any, caches: Any, x: Any, end: Any) -> Any:
-        goes_on = lambda s: (s[0] < end) & (s[0] < TURNS)  # noqa: E731
-        return jax.lax.while_loop(goes_on, lambda s: turn(weights, *s), (0, caches, x))
+        goes_on = lambda s: (s[0] < end) & (s[0] < ITERATIONS)  # noqa: E731
+        return jax.lax.while_loop(goes_on, lambda s: iterate(weights, *s), (0, caches, x))
 
     def always(weights: Any, caches: Any, x: Any) -> Any:
-        return jax.lax.scan(lambda s, _: (turn(weights, *s), None), (0, caches, x), None, length=TURNS)[0]
+        return jax.lax.scan(
+            lambda s, _: (iterate(weights, *s), None), (0, caches, x), None, length=ITERATIONS
+        )[0]
 
     def filling(program: Any, *end: Any) -> Callable[[], Any]:
         caches = [jnp.zeros((rows, width)) for _ in range(2)]
@@ -171,17 +173,17 @@ def caching(rows: int, width: int, chunk: int, ends: Sequence[int], rounds: int)
 
     ours, theirs = (pw.program(fun, donate_argnums=1, chunk=chunk) for fun in (until, always))
     for end in ends:
-        name = f"decode with a cache, {rows}x{width}, chunk={chunk}, end {end} of {TURNS}"
+        name = f"decode with a cache, {rows}x{width}, chunk={chunk}, end {end} of {ITERATIONS}"
         compare_runs(name, filling(ours, end), filling(theirs), rounds)
 
 
-def compare(name: str, ours: Any, theirs: Any, args: Any, others: Any, rounds: int) -> None:
+def compare(name: str, ours: Any, theirs: Any, args: Any, their_args: Any, rounds: int) -> None:
     """Prints the medians of both, and their ratio."""
-    compare_runs(name, _placed(ours, args), _placed(theirs, others), rounds)
+    compare_runs(name, _placed(ours, args), _placed(theirs, their_args), rounds)
 
 
 def compare_runs(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> None:
-    """See `compare`; each side is what runs it once."""
+    """Prints the medians of both sides, each a function that runs it once, and their ratio."""
     sides = (ours, theirs)
     for run in sides:
         run()
@@ -213,8 +215,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.hosts:
         pw.connect(hosts=options.hosts, devices_per_host=-(-SLICES // options.hosts))
-        # One that goes to its end shows what it costs to ask.
-        chunk, ends = (8, (16, 17)) if options.hosts < 4 else (16, (16, TURNS))
+        # A loop that runs to its end shows the cost of the checks.
+        chunk, ends = (8, (16, 17)) if options.hosts < 4 else (16, (16, ITERATIONS))
         decoding(64, chunk, ends, options.rounds)
         pw.disconnect()
         return
@@ -223,7 +225,7 @@ def main() -> None:
     branch(options.rounds)
     decoding(64, 8, (16, 17), options.rounds)
     decoding(512, 16, (16, 17), options.rounds)
-    caching(16384, 256, 8, (16, TURNS), options.rounds)
+    caching(16384, 256, 8, (16, ITERATIONS), options.rounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""From a file to the first result, against trace, compile and first result: the train step of `make demo`.
+"""Time from a file to the first result, against trace, compile and first result: the train step of `make
+demo`.
 
   python bench/bundle.py [--json PATH] [--rounds N] [--mesh 2x1]
 
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Clock:
-    """Seconds of the parts of one run, in their order."""
+    """Seconds of the phases of one run, in order."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
@@ -46,15 +47,15 @@ def first_result(step: Any) -> None:
 
 
 def _arguments() -> tuple[Any, Any]:
-    """Returns a state and a batch, as numpy arrays; made before anything is timed."""
-    return _made["state"], _made["batch"]
+    """Returns a state and a batch, as numpy arrays that were created before anything is timed."""
+    return _prepared["state"], _prepared["batch"]
 
 
-_made: dict[str, Any] = {}
+_prepared: dict[str, Any] = {}
 
 
 def prepare(mesh: tuple[int, int]) -> None:
-    """Imports everything, starts JAX's devices, and makes the arguments."""
+    """Imports everything, starts JAX's devices, and creates the arguments."""
     sys.path.insert(0, str(ROOT / "examples"))
     import char_lm
     import jax
@@ -67,10 +68,10 @@ def prepare(mesh: tuple[int, int]) -> None:
     pw.connect(cpu_devices=char_lm.STAGES * mesh[0] * mesh[1])
     optimizer = char_lm.make_optimizer(500)
     params = char_lm.init_params(np.random.default_rng(0), 64)
-    _made["state"] = jax.device_get((params, optimizer.init(params)))
+    _prepared["state"] = jax.device_get((params, optimizer.init(params)))
     rng = np.random.default_rng(0)
-    _made["batch"] = tuple(rng.integers(128, size=(16, 64), dtype=np.int32) for _ in range(2))
-    # What JAX itself does once, at the first computation of a process.
+    _prepared["batch"] = tuple(rng.integers(128, size=(16, 64), dtype=np.int32) for _ in range(2))
+    # JAX's own work at the first computation of a process.
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.device_put(np.zeros(2, np.float32))))
 
 
@@ -82,7 +83,7 @@ def program(mesh: tuple[int, int]) -> Any:
 
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice(shape=mesh, axis_names=char_lm.AXES) for _ in range(char_lm.STAGES)]
-    params, _ = _made["state"]
+    params, _ = _prepared["state"]
     stages = char_lm.place(slices, params)
     optimizer = char_lm.make_optimizer(500)
 
@@ -128,7 +129,7 @@ def from_file(path: Path, trust: bool) -> dict[str, Any]:
 
 
 def digests(bound: Any) -> dict[str, str]:
-    """Returns what the plan and the optimized modules of a program come to."""
+    """Returns digests of the plan and of the optimized modules of a program."""
     import dataclasses
 
     plan = bound.plan
@@ -141,7 +142,7 @@ def digests(bound: Any) -> dict[str, str]:
 
 
 def child(mode: str, mesh: tuple[int, int], path: Path) -> dict[str, Any]:
-    """Returns one run in a process of its own."""
+    """Runs once in a process of its own."""
     command = [sys.executable, __file__, "--mode", mode, "--mesh", f"{mesh[0]}x{mesh[1]}"]
     command += ["--bundle", str(path)]
     environment = {**os.environ, "PW_CACHE_DIR": "", "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"}
@@ -184,7 +185,7 @@ def main() -> None:
 
 
 def report(options: argparse.Namespace, mesh: tuple[int, int], path: Path) -> None:
-    """Measures both sides in turn, and prints what came out."""
+    """Measures both sides in turn, and prints the results."""
     import jax
 
     saved = child("save", mesh, path)

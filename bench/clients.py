@@ -1,10 +1,10 @@
-"""Many clients on one cluster: what the scheduler and the service cost, and how fair they are.
+"""Many clients on one cluster: the costs of the scheduler and the service, and the fairness of shares.
 
   python bench/clients.py [--json PATH] [--only busy]
 
-Of the first rows the devices and the clients are simulated. Of the others the service and each client are
-processes; devices are timers, or workers that have nothing to do, so that what is measured is control. All of
-them share this machine's cores.
+In the first rows the devices and the clients are simulated. In the others the service and each client are
+processes; devices are timers, or workers without work, so that only control is measured. All of them share
+this machine's cores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathways.runtime.resources.status import ServiceStatus
 ISLANDS = 4
 ROUNDS = 5
 SECONDS = 4.0
-"""Of simulated time, in which each island does 1,300 steps."""
+"""Simulated seconds, in which each island runs 1,300 steps."""
 
 STEPS = 500
 WIDE = 64
@@ -45,11 +45,12 @@ GANGS = [
     (0.003, 0.2, 0.2, 8),
     (0.003, 0.05, 0.010, 2),
 ]
-"""Seconds of a step of the first island, of the second and of both, and how many steps each client keeps."""
+"""Seconds of a step of the first island, of the second and of both, and the number of steps of each
+client."""
 
 KILLED = 20
 HELD = 10
-"""How many arrays each client has on each of two islands."""
+"""Number of arrays of each client on each of two islands."""
 
 
 def microseconds_an_event(clients: int) -> float:
@@ -62,7 +63,7 @@ def microseconds_an_event(clients: int) -> float:
 
 
 def core() -> Iterable[str]:
-    """Yields the core, against itself with one client."""
+    """Compares the core with itself with one client."""
     measured = {n: [] for n in (1, 8, 64)}
     for _ in range(ROUNDS):
         for clients, times in measured.items():
@@ -77,12 +78,12 @@ def core() -> Iterable[str]:
 
 
 def simulated_shares() -> Iterable[str]:
-    """Yields how far the shares of a simulated device are from those of the weights."""
+    """Measures the deviation of a simulated device's shares from the weights."""
     for weights in ((1, 1, 1, 1), (1, 2, 4, 8)):
         for seconds in (0.003, 0.00033):
             timers = DeviceTimers(weights)
             for client in range(len(weights)):
-                # As many as may be under way: who has the largest weight needs most of them.
+                # The limit of steps in flight: the client with the largest weight needs most of them.
                 timers.keep(client, (0,), seconds, steps=16)
             timers.run(10)
             off = shares([timers.served[client] for client in range(len(weights))], weights)
@@ -93,7 +94,7 @@ def simulated_shares() -> Iterable[str]:
 
 
 def gangs() -> Iterable[str]:
-    """Yields how busy two simulated devices are with steps of both among those of one."""
+    """Compares the use of two simulated devices by steps of both with those of one."""
     for first, second, both, steps in GANGS:
         timers = DeviceTimers((1, 1, 1), 2)
         timers.keep(0, (0,), first, steps)
@@ -108,7 +109,7 @@ def gangs() -> Iterable[str]:
 
 
 def busy() -> Iterable[str]:
-    """Yields how busy the timers of two islands are with steps of several clients."""
+    """Measures the use of the timers of two islands by steps of more and more clients."""
     for seconds, target in ((0.003, "to reach 0.94"), (0.00033, "report")):
         for clients in (1, 2, 4, 8):
             with ServedIslands(2) as served:
@@ -123,13 +124,13 @@ def busy() -> Iterable[str]:
 
 
 def wide() -> Iterable[str | Cost]:
-    """Yields what a step of many hosts costs the service, when it does nothing else.
+    """Measures the cost of a step of many hosts for a service without other work.
 
     They are hosts of one island, and then islands of one host.
     """
     shapes = ((1, 2), (1, WIDE), (WIDE, 1))
     runs = [[steps_of(*shape) for shape in shapes] for _ in range(WIDE_ROUNDS)]
-    # Whatever else wants the cores only makes a step dearer.
+    # Other load on the cores only makes a step dearer.
     pair, gang, islands = (min(same, key=lambda had: had.each) for same in zip(*runs, strict=True))
     a_host = (gang.each - pair.each) / (WIDE - 2)
     an_island = max((islands.each - gang.each) / (WIDE - 1), 0.0)
@@ -157,14 +158,14 @@ def wide() -> Iterable[str | Cost]:
 
 
 def steps_of(islands: int, hosts: int) -> ServedSteps:
-    """Steps without work of a client on all of so many islands with so many hosts each."""
+    """Measures steps without work of a client on all of some islands with some hosts each."""
     with ServedIslands(islands, hosts=hosts) as served:
         served.start("client", "keep", islands=[list(range(islands))], seconds=0.0)
         return served.measure()
 
 
 def served_shares() -> Iterable[str]:
-    """Yields how far the shares of a timer are from those of the weights, with clients that are processes."""
+    """Measures the deviation of a timer's shares from the weights, with clients that are processes."""
     for weights in ((1, 1, 1, 1), (1, 2, 4, 8)):
         for seconds, target in ((0.003, "3 %"), (0.00033, "5 %")):
             names = [f"client{n}" for n in range(len(weights))]
@@ -180,7 +181,7 @@ def served_shares() -> Iterable[str]:
 
 
 def without_work() -> Iterable[str]:
-    """Yields a step without work on two workers, until they say so: through the service, and of one's own."""
+    """Measures a step without work on two workers, through the service and with a controller of its own."""
     with ServedIslands(2, is_timed=False) as served, Hosts(2):
         own = Idle(2)
         client = served.attach("client")
@@ -198,7 +199,7 @@ def without_work() -> Iterable[str]:
 
 
 def flood() -> Iterable[str]:
-    """Small steps on an island beside steps of 200 ms of another client on the other one."""
+    """Measures small steps on an island beside steps of 200 ms of another client on the other one."""
     with ServedIslands(2) as served:
         client = served.attach("client")
         program = load(client, [0], 0.0)
@@ -217,7 +218,8 @@ def flood() -> Iterable[str]:
 
 
 def kills() -> Iterable[str]:
-    """Until all is freed of clients that are killed while they and others have steps under way."""
+    """Measures the time until all arrays of killed clients are freed, while they and others have steps in
+    flight."""
     with ServedIslands(2, is_timed=False) as served:
         for n in range(2):
             served.start(f"stays{n}", "hold", arrays=HELD)
@@ -236,7 +238,7 @@ def kills() -> Iterable[str]:
 
 
 def arrays(status: ServiceStatus) -> int:
-    """Returns how many arrays all hosts have."""
+    """Returns the number of arrays on all hosts."""
     return sum(host.arrays or 0 for island in status.islands for host in island.hosts)
 
 

@@ -1,4 +1,4 @@
-"""What Ray gives a pipeline and what workers give it; and how long a lost host holds up a program.
+"""Pipelines with Ray and with workers; and the delay of a program by a lost host.
 
   python bench/cluster.py [--rounds 30] [--kills 50] [--minutes 10] [--json PATH]
 
@@ -66,7 +66,7 @@ print(*times)
 
 
 def alone() -> None:
-    """Goes on in a network that has only loopback."""
+    """Restarts the bench in a network that has only loopback."""
     if "PW_BENCH_ALONE" in os.environ:
         return
     command = ["unshare", "-n", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-c"]
@@ -77,7 +77,7 @@ def alone() -> None:
 
 
 class Stage:
-    """An actor that has a JAX of its own."""
+    """Actor with a JAX of its own."""
 
     def __init__(self) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -86,7 +86,7 @@ class Stage:
         self._stage = jax.jit(lambda x: x + 1)
 
     def run(self, x: Any) -> Any:
-        """Returns a stage: from the object store, and into it."""
+        """Runs a stage: from the object store, and into it."""
         return np.asarray(self._stage(x))
 
 
@@ -102,7 +102,7 @@ def in_turn(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
 
 
 def ring(rounds: int) -> Iterator[str]:
-    """Yields a value goes round four hosts."""
+    """Measures a value that goes round four hosts."""
     import ray
     from ray.dag import InputNode
 
@@ -160,7 +160,7 @@ def ring(rounds: int) -> Iterator[str]:
 
 
 def sums(rounds: int) -> Iterator[str]:
-    """Yields a sum over two hosts of an island."""
+    """Measures a sum over two hosts of an island."""
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
 
@@ -198,7 +198,7 @@ def sums(rounds: int) -> Iterator[str]:
 
 
 def kills(count: int, minutes: float) -> Iterator[str]:
-    """Yields how long a lost host holds up a program."""
+    """Measures the delay of a program by a lost host."""
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
 
@@ -227,7 +227,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
                     program(value).block_until_ready()
             except HostError:
                 error.append(time.perf_counter() - began)
-            # A machine that has too much to do may lose the next one, too.
+            # An overloaded machine may lose the next one, too.
             found = None
             while found is None:
                 with contextlib.suppress(HostError):
@@ -245,7 +245,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
 
 
 def restarts(rounds: int) -> Iterator[str]:
-    """How much sooner an island is back that has a spare worker."""
+    """Compares the restart of an island with and without a spare worker."""
     import pathways as pw
     from pathways.runtime.hosts.client.connect import controller
 
@@ -284,7 +284,7 @@ def main() -> int:
     alone()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     logging.getLogger("pathways").setLevel(logging.CRITICAL)
-    # Nothing here may hang; if it does, it says where.
+    # Nothing here may hang; if it does, the traceback says where.
     faulthandler.dump_traceback_later((options.minutes + 10) * 60, exit=True)
     lines = []
     for rows in (

@@ -1,4 +1,4 @@
-"""What it takes to compile a pipelined step in a fresh process, against one `jax.jit` of the same step.
+"""Time to compile a pipelined step in a fresh process, against one `jax.jit` of the same step.
 
   python bench/cold.py [--json PATH] [--rounds N] [--only TEXT] [--microbatches M]
 
@@ -36,14 +36,14 @@ from pathways.runtime.local.devices import connect
 TARGET = 1.6
 WIDTH, HEADS, LENGTH, ROWS, VOCABULARY = 128, 4, 64, 8, 256
 RATE = 0.01
-PARTS = ("trace", "passes", "xla")
+PHASES = ("trace", "passes", "xla")
 
 Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A transformer of `layers` layers in `stages` stages; `scan` where a stage loops over its layers."""
+    """Transformer of `layers` layers in `stages` stages; `scan` if a stage loops over its layers."""
 
     stages: int
     layers: int
@@ -78,7 +78,7 @@ def parameters(size: Size) -> list[Params]:
 
 
 def layer(x: jax.Array, params: Params) -> jax.Array:
-    """Attention and a feed-forward network, each after a normalisation."""
+    """Applies attention and a feed-forward network, each after a normalisation."""
 
     def norm(v: jax.Array) -> jax.Array:
         return (v - v.mean(-1, keepdims=True)) * jax.lax.rsqrt(v.var(-1, keepdims=True) + 1e-6)
@@ -93,7 +93,7 @@ def layer(x: jax.Array, params: Params) -> jax.Array:
 
 
 def stack(params: Params, x: jax.Array, scan: bool) -> jax.Array:
-    """Returns the layers of a stage."""
+    """Applies the layers of a stage."""
     layers = {name: params[name] for name in ("qkv", "out", "up", "down")}
     if scan:
         return jax.lax.scan(lambda carry, of_layer: (layer(carry, of_layer), None), x, layers)[0]
@@ -103,12 +103,12 @@ def stack(params: Params, x: jax.Array, scan: bool) -> jax.Array:
 
 
 def front(params: Params, tokens: jax.Array, scan: bool) -> jax.Array:
-    """Returns the first stage."""
+    """Runs the first stage."""
     return stack(params, params["embedding"][tokens], scan)
 
 
 def loss_of(params: Params, x: jax.Array, targets: jax.Array, scan: bool) -> jax.Array:
-    """Returns the last stage and the loss."""
+    """Runs the last stage, and returns the loss."""
     logits = stack(params, x, scan) @ params["head"]
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1).mean()
 
@@ -133,8 +133,8 @@ def step_of(size: Size, place: Callable[[Callable, int], Callable]) -> Callable[
 
 
 @dataclasses.dataclass(frozen=True)
-class Other:
-    """A model of `_cold_models.py`, by its name."""
+class OtherModel:
+    """Model of `_cold_models.py`, by its name."""
 
     model: str
     microbatches: int
@@ -144,22 +144,22 @@ class Other:
         return f"{self.model}, M={self.microbatches}"
 
 
-Case = Size | Other
+Case = Size | OtherModel
 Place = Callable[[Callable, int], Callable]
 
 
-def made(case: Case) -> tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]:
-    """Returns what makes the step of a case, and its arguments."""
-    if isinstance(case, Other):
+def step_and_arguments(case: Case) -> tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]:
+    """Returns the function that creates the step of a case, and its arguments."""
+    if isinstance(case, OtherModel):
         return MODELS[case.model](case.microbatches)
     tokens = np.zeros((ROWS * case.microbatches, LENGTH), np.int32)
     return lambda place: step_of(case, place), (parameters(case), (tokens, tokens))
 
 
 def measure(case: Case, side: str) -> dict[str, list[float]]:
-    """CPU and wall seconds of each part of a compilation, in this process."""
+    """Measures the CPU and wall seconds of each phase of a compilation, in this process."""
     connect(cpu_devices=case.stages)
-    make, arguments = made(case)
+    make, arguments = step_and_arguments(case)
     if side == "ours":
         devices = pathways.make_virtual_device_set()
         slices = [devices.add_slice(1, "x") for _ in range(case.stages)]
@@ -167,7 +167,7 @@ def measure(case: Case, side: str) -> dict[str, list[float]]:
         function: Any = pathways.program(step, schedule="1f1b", donate_argnums=0)
     else:
         function = jax.jit(make(lambda fun, _: fun), donate_argnums=0)
-    # What is paid once in a process, and not for a program.
+    # The costs of a process, not of a program.
     jax.jit(lambda x: x + 1).lower(np.float32(0)).compile()
     seconds: dict[str, list[float]] = {}
 
@@ -189,16 +189,16 @@ def measure(case: Case, side: str) -> dict[str, list[float]]:
 
 
 def cases(microbatches: int) -> Iterator[Case]:
-    """Yields what is measured."""
+    """Yields the cases."""
     for stages in (2, 4):
         for scan in (True, False):
             yield Size(stages, 8, scan, microbatches)
     for model in MODELS:
-        yield Other(model, microbatches)
+        yield OtherModel(model, microbatches)
 
 
 def in_process(case: Case, side: str) -> dict[str, list[float]]:
-    """`measure` in a process of its own."""
+    """Runs `measure` in a process of its own."""
     arguments = json.dumps([dataclasses.asdict(case), side])
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "0", "PW_CACHE_DIR": ""}
     command = [sys.executable, __file__, "--measure", arguments]
@@ -221,11 +221,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         fields, side = json.loads(options.measure)
-        case = Other(**fields) if "model" in fields else Size(**fields)
+        case = OtherModel(**fields) if "model" in fields else Size(**fields)
         print(json.dumps(measure(case, side)))
         return
     print_header()
-    parts = "".join(f"{part:>9}" for part in PARTS)
+    parts = "".join(f"{part:>9}" for part in PHASES)
     print(f"{'case':<36}{'side':<9}{parts}{'CPU s':>9}{'wall s':>9}{'ratio':>8}   (CPU seconds of the parts)")
     rows = []
     for case in cases(options.microbatches):
@@ -237,14 +237,14 @@ def main() -> None:
         totals: dict[str, float] = {}
         for side, all_seconds in zip(("ours", "jax.jit"), zip(*runs, strict=True), strict=True):
             cpu, wall = (
-                {part: statistics.median(s[part][n] for s in all_seconds) for part in PARTS} for n in (0, 1)
+                {part: statistics.median(s[part][n] for s in all_seconds) for part in PHASES} for n in (0, 1)
             )
-            totals[side] = statistics.median(sum(s[part][0] for part in PARTS) for s in all_seconds)
+            totals[side] = statistics.median(sum(s[part][0] for part in PHASES) for s in all_seconds)
             row[side] = {"cpu": cpu, "wall": wall, "total cpu": totals[side]}
             ratio = "" if side == "ours" else f"{totals['ours'] / totals[side]:>8.2f}"
             over = "  over" if side != "ours" and totals["ours"] / totals[side] > TARGET else ""
             print(
-                f"{case!s:<36}{side:<9}{''.join(f'{cpu[part]:>9.2f}' for part in PARTS)}"
+                f"{case!s:<36}{side:<9}{''.join(f'{cpu[part]:>9.2f}' for part in PHASES)}"
                 f"{totals[side]:>9.2f}{sum(wall.values()):>9.2f}{ratio}{over}",
                 flush=True,
             )

@@ -1,4 +1,4 @@
-"""How the time of all passes grows with the program: seconds of CPU, and ratios within one run.
+"""Growth of the time of all passes with the program: seconds of CPU, and ratios within one run.
 
   python bench/compile.py [--json PATH] [--rounds N]
 
@@ -6,7 +6,7 @@ A pipeline runs microbatches forward and backward through four slices, with code
 update at the end. An update is code of the program alone, one operation after the other, of as many
 parameters as fit. Conditions follow each other, each over two slices. All are written as StableHLO, as JAX
 lowers them, so that only the passes are timed. The floor is parsing and verifying the same text once by MLIR:
-what any MLIR tool pays before it does anything.
+the cost of any MLIR tool before it does anything.
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ class Family:
     """Programs of one kind.
 
     Attributes:
-      what: what each of them has so many of.
-      write: the text of one, by that number.
-      sizes: those that are timed.
-      most_seconds: the target for the largest one, if there is one.
-      most_growth: the target for its time per piece, against that of the smallest one.
+      what: the unit of their size.
+      write: returns the text of one of a size.
+      sizes: the sizes that are timed.
+      max_seconds: the target for the largest one, if there is one.
+      max_growth: the target for its time per unit, against that of the smallest one.
     """
 
     what: str
     write: Callable[[int], str]
     sizes: tuple[int, ...]
-    most_seconds: float | None
-    most_growth: float
+    max_seconds: float | None
+    max_growth: float
 
 
 def pipeline(launches: int) -> str:
-    """Returns a pipeline of so many placed calls: microbatches run forward and backward through four
-    stages."""
+    """Returns a pipeline of some placed calls: microbatches run forward and backward through four stages."""
     microbatches = launches // (2 * SLICES)
     weights = ", ".join(f"%w{s}: {X} {{jax.buffer_donor = true}}" for s in range(SLICES))
     batch = ", ".join(f"%x{m}: {X}" for m in range(microbatches))
@@ -75,7 +74,7 @@ def pipeline(launches: int) -> str:
 
 
 def update(operations: int) -> str:
-    """So many operations that update parameters, whose gradients come from one placed call on each slice."""
+    """Returns operations that update parameters, whose gradients come from one placed call on each slice."""
     leaves = operations // (len(_RULE) * SLICES)
     names = {s: [f"{s}_{n}" for n in range(leaves)] for s in range(SLICES)}
     every = [leaf for of_slice in names.values() for leaf in of_slice]
@@ -84,8 +83,10 @@ def update(operations: int) -> str:
     lines = [f"func.func public @main({', '.join(arguments)}) -> ({', '.join([X] * 2 * len(every))}) {{"]
     for s in range(SLICES):
         taken = ", ".join(f"%p{leaf}" for leaf in names[s])
-        said = f'{{mhlo.frontend_attributes = {{pw.slice = "s{s}", pw.name = "grads", pw.kind = "fwd"}}}}'
-        lines.append(f"%all{s}:{leaves} = call @grads({taken}) {said} : ({types}) -> ({types})")
+        attributes = (
+            f'{{mhlo.frontend_attributes = {{pw.slice = "s{s}", pw.name = "grads", pw.kind = "fwd"}}}}'
+        )
+        lines.append(f"%all{s}:{leaves} = call @grads({taken}) {attributes} : ({types}) -> ({types})")
     for s, of_slice in names.items():
         for n, leaf in enumerate(of_slice):
             lines += [line.format(leaf=leaf, grad=f"%all{s}#{n}", X=X) for line in _RULE]
@@ -100,7 +101,7 @@ def update(operations: int) -> str:
 
 
 def conditions(count: int) -> str:
-    """So many conditions, one behind the other, each with calls on two slices and glue between them."""
+    """Returns consecutive conditions, each with calls on two slices and glue between them."""
     placed = (
         '{{mhlo.frontend_attributes = {{pw.slice = "s{}", pw.name = "f", pw.kind = "fwd", pw.call = "{}"}}}}'
     )
@@ -215,10 +216,12 @@ def report(family: Family, rows: list[dict[str, Any]]) -> None:
     """Prints the rows of a family, and the passes over its largest program."""
     for row in rows:
         is_last = row is rows[-1]
-        targets = [(row["growth"], family.most_growth, "growth {:.2f}")]
-        if family.most_seconds is not None:
-            targets.append((row["seconds"], family.most_seconds, "{:.1f} s"))
-        target = ", ".join(text.format(most) + "  over" * (is_now > most) for is_now, most, text in targets)
+        targets = [(row["growth"], family.max_growth, "growth {:.2f}")]
+        if family.max_seconds is not None:
+            targets.append((row["seconds"], family.max_seconds, "{:.1f} s"))
+        target = ", ".join(
+            text.format(limit) + "  over" * (is_now > limit) for is_now, limit, text in targets
+        )
         print(
             f"{row['size']:>6} {row['what']:<11} {row['seconds']:>8.2f} {row['us each']:>8.0f} "
             f"{row['floor us each']:>8.1f} {row['versus parse and verify']:>8.1f} {row['growth']:>7.2f}"

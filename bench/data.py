@@ -1,4 +1,4 @@
-"""What goes in and out of training over hosts: checkpoints and input, beside Orbax and NumPy alone.
+"""Data of training over hosts: checkpoints and input, compared with Orbax and NumPy alone.
 
 python bench/data.py [--only save] [--gib 1] [--hosts 4] [--folder /dev/shm]
 
@@ -58,13 +58,13 @@ for n in range(rounds + 1):
 
 
 def cpu_seconds() -> float:
-    """Of this process, the controller."""
+    """Returns the CPU seconds of this process, the controller."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def most_memory() -> float:
-    """Returns the most that this process ever had, in MiB."""
+def peak_memory() -> float:
+    """Returns the peak memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -75,25 +75,25 @@ def slices(hosts: int) -> list[pw.VirtualSlice]:
 
 
 def checkpoints(options: argparse.Namespace, folder: str, *, compress: bool) -> Iterable[str]:
-    """Saves and restores of one size, in turn with those of plain Orbax."""
+    """Measures saves and restores of one size, in turn with those of plain Orbax."""
     gib, hosts = options.gib, options.hosts
     shape = (1024, int(gib * 2**18) // LEAVES)
 
     def born(key: jax.Array) -> list[jax.Array]:
         return [jax.random.normal(one, shape) for one in jax.random.split(key, LEAVES // hosts)]
 
-    made = [pw.jit(born, devices=slice) for slice in slices(hosts)]
-    init = pw.program(lambda key: [make(key) for make in made]).lower(jax.random.key(0)).compile()
+    makers = [pw.jit(born, devices=slice) for slice in slices(hosts)]
+    init = pw.program(lambda key: [make(key) for make in makers]).lower(jax.random.key(0)).compile()
     state = init(jax.random.key(1))
     jax.block_until_ready(state)
     ours: list[tuple[float, ...]] = []
     for n in range(ROUNDS + 1):
-        memory, cpu, began = most_memory(), cpu_seconds(), time.perf_counter()
+        memory, cpu, began = peak_memory(), cpu_seconds(), time.perf_counter()
         saving = pw.checkpoint.save(f"{folder}/ours", state, n, compress=compress, keep=1)
         returned = time.perf_counter() - began
         saving.wait()
         written, cpu = time.perf_counter() - began, cpu_seconds() - cpu
-        memory, began = most_memory() - memory, time.perf_counter()
+        memory, began = peak_memory() - memory, time.perf_counter()
         jax.block_until_ready(pw.checkpoint.restore(f"{folder}/ours", init.out_info))
         ours.append((returned, written, time.perf_counter() - began, cpu, memory))
     del state
@@ -118,7 +118,7 @@ def checkpoints(options: argparse.Namespace, folder: str, *, compress: bool) -> 
 
 
 def batches(options: argparse.Namespace, folder: str) -> Iterable[str]:
-    """Batches of 64 MiB, made by hosts, beside NumPy that stacks the same rows here."""
+    """Measures batches of 64 MiB, produced by hosts, beside NumPy that stacks the same rows here."""
     hosts, count, per_batch = options.hosts, 256 // options.hosts, 64 * 2**20
     reads = [pw.jit(lambda x: x[0, 0], devices=slice) for slice in slices(hosts)]
     like = [np.zeros((count, WIDTH), np.float32)] * hosts

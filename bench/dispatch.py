@@ -1,4 +1,4 @@
-"""What a call costs beside doing the same by hand, or with jax.jit: ratios within one run.
+"""Cost of a call beside the same by hand, or with jax.jit: ratios within one run.
 
   python bench/dispatch.py [--json PATH] [--rounds N] [--only TEXT]
 
@@ -36,19 +36,19 @@ def tiny(x: jax.Array) -> jax.Array:
 
 
 def total(arrays: list[jax.Array]) -> jax.Array:
-    """Uses every array a little."""
+    """Reads every array a little."""
     return sum(array[0] for array in arrays)
 
 
 def chain(x: jax.Array) -> jax.Array:
-    """Returns the whole chain as one computation."""
+    """Runs the whole chain as one computation."""
     for _ in range(LENGTH):
         x = tiny(x)
     return x
 
 
 def lower(fn: Callable[..., Any], operands: int) -> plan.Computation:
-    """Returns the computation that `jax.jit` makes of a function of so many vectors, with one result."""
+    """Returns the computation to which `jax.jit` lowers a function of some vectors, with one result."""
     lowered = jax.jit(lambda *arrays: fn(*arrays)).lower(
         *[jax.ShapeDtypeStruct((WIDTH,), jnp.float32)] * operands
     )
@@ -58,9 +58,9 @@ def lower(fn: Callable[..., Any], operands: int) -> plan.Computation:
     return plan.Computation(fn.__name__, module, types, (plan.ArrayType(out.shape, out.dtype.name),))
 
 
-def hand_made(computation: plan.Computation, slices: list[VirtualSlice], length: int) -> Executable:
-    """Returns a loaded plan of `length` launches, each of the result of the one before, going round the
-    slices."""
+def chained_plan(computation: plan.Computation, slices: list[VirtualSlice], length: int) -> Executable:
+    """Returns a loaded plan of `length` launches that go round the slices, each of the result of the one
+    before."""
     count = len(computation.operands)
     steps: list[plan.Step] = []
     operands, slot = tuple(range(count)), count
@@ -73,7 +73,7 @@ def hand_made(computation: plan.Computation, slices: list[VirtualSlice], length:
             slot += 1
         operands, slot = (slot,), slot + 1
     last = slices[(length - 1) % len(slices)]
-    made = plan.Plan(
+    chained = plan.Plan(
         name="chain",
         slices={slice.name: slice.spec for slice in slices},
         computations={computation.name: computation},
@@ -85,11 +85,11 @@ def hand_made(computation: plan.Computation, slices: list[VirtualSlice], length:
         steps=tuple(steps),
         slot_types=(computation.operands[0],) * (slot - 1) + computation.results,
     )
-    return load(made, {slice.name: binding for slice, binding in bind(slices, made.name).items()})
+    return load(chained, {slice.name: binding for slice, binding in bind(slices, chained.name).items()})
 
 
 def bare_loop(loaded: Executable, slices: list[VirtualSlice]) -> Callable[[jax.Array], jax.Array]:
-    """Returns what one would write by hand over the same executables: launches, and copies between slices."""
+    """Returns a hand-written loop over the same executables: launches, and copies between slices."""
     executables = [loaded.executables[key] for key in loaded.executables]
     shardings = [jax.NamedSharding(mesh_of(bind([slice], "chain")[slice]), jax.P()) for slice in slices]
     aval = jax.core.ShapedArray((WIDTH,), jnp.float32)
@@ -133,7 +133,7 @@ class Ours:
 
 
 def our_side(slices: list[VirtualSlice]) -> Ours:
-    """Programs through the public interface."""
+    """Returns programs through the public interface."""
     placed = [pathways.jit(tiny, devices=slice) for slice in slices]
     whole = pathways.jit(total, devices=slices[0])
 
@@ -161,7 +161,7 @@ def cases() -> Iterator[Case]:
     """Yields all cases of the table."""
     devices = make_virtual_device_set()
     slices = [devices.add_slice(1, "x") for _ in range(2)]
-    loops = [bare_loop(hand_made(lower(tiny, 1), used, LENGTH), used) for used in (slices[:1], slices)]
+    loops = [bare_loop(chained_plan(lower(tiny, 1), used, LENGTH), used) for used in (slices[:1], slices)]
     ours = our_side(slices)
     jitted, jitted_chain, jitted_total = jax.jit(tiny), jax.jit(chain), jax.jit(total)
     sharding = jax.NamedSharding(mesh_of(bind(slices[:1], "chain")[slices[0]]), jax.P())
@@ -192,7 +192,7 @@ def cases() -> Iterator[Case]:
 
 
 class Fresh:
-    """Arrays that no call has seen before; `prepare` makes them outside of what is timed."""
+    """Arrays that no call has seen before; `prepare` creates them outside of the timed interval."""
 
     def __init__(self, sharding: jax.NamedSharding) -> None:
         self.sharding = sharding

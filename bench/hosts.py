@@ -1,16 +1,17 @@
-"""What it costs to run a program on several hosts, against the same by hand.
+"""Cost of running a program on count hosts, against the same by hand.
 
   python bench/hosts.py [--json PATH] [--rounds N] [--only TEXT]
 
 Hosts are processes on this machine, on loopback. The other side of a row are bare processes
-(`_bare_hosts.py`) that know in advance what to do, without programs. Both sides are measured here, from the
-first message to the last answer, in turn and in random order; a row gives medians in microseconds, of the
-batch whose ratio is the median of several batches. Rows without a target only report.
+(`_bare_hosts.py`) that know their work in advance, without programs. Both sides are measured here, from the
+first message to the last reply, in turn and in random order; a row gives medians in microseconds, of the
+batch whose ratio is the median of five batches. Rows without a target only report.
 
 The last rows are the paper's Figure 6: the smallest computation that hides all control. One of the hosts
 computes for some time in each step, on one core; the others have a computation that takes no time. All
-is hidden when steps, several of them under way, take at most 1 / 0.95 of the computation alone. Hosts share
-this machine's cores, so a row has what the controller and all workers do on the cores that are left.
+control is hidden when steps, some of them in flight, take at most 1 / 0.95 of the computation alone. Hosts
+share this machine's cores, so a row has the work of the controller and of all workers on the cores that are
+left.
 
 `bench/paper.py` simulates the same for hundreds of hosts.
 """
@@ -44,7 +45,7 @@ from pathways.runtime.hosts.client.connect import controller
 BATCHES = 5
 WARM_UP = 5
 HIDDEN = 0.95
-"""The part of a step that its computation takes when all else is hidden."""
+"""The fraction of a step's time in its computation when all control is hidden."""
 
 STAGES = 32
 CHAIN = 128
@@ -52,21 +53,21 @@ UNDER_WAY = 4
 MLP = Size(stages=2, microbatches=8, width=512, rows=256)
 
 Side = Callable[[], float]
-"""Does something once, and returns the seconds that it took."""
+"""Function that runs something once, and returns its seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of the table.
+    """Row of the table.
 
     Attributes:
-      case: what is done.
-      versus: what it is compared with.
-      ours: seconds.
-      theirs: seconds of the other side; None where there is none.
-      target: the largest ratio of both; None where it is only reported.
-      note: what else there is to say.
-      cost: which cost of a simulated cluster our side is; empty for none.
+      case: its subject.
+      versus: the other side.
+      ours: our seconds.
+      theirs: seconds of the other side; None without one.
+      target: the largest ratio of both; None if it is only reported.
+      note: a remark.
+      cost: the cost of a simulated cluster that our side is; empty for none.
     """
 
     case: str
@@ -79,7 +80,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Of ours to theirs."""
+        """The ratio of ours to theirs."""
         return None if self.theirs is None else self.ours / self.theirs
 
     def __str__(self) -> str:
@@ -97,8 +98,8 @@ class Hosts:
     """Workers, with a slice on each of them as long as the context is entered.
 
     Args:
-      count: how many.
-      **settings: more of `pathways.connect`.
+      count: their number.
+      **settings: more arguments of `pathways.connect`.
     """
 
     def __init__(self, count: int, **settings: Any) -> None:
@@ -116,11 +117,11 @@ class Hosts:
             pathways.release(virtual)
 
     def jit(self, fun: Callable[..., Any], host: int) -> Callable[..., Any]:
-        """Returns a function on a host."""
+        """Places a function on a host."""
         return pathways.jit(fun, devices=self.slices[host])
 
     def chain(self, length: int, over: int) -> Side:
-        """Returns a value that goes through stages that take no time, on so many hosts in turn."""
+        """Returns a run of a value through stages that take no time, on some hosts in turn."""
         stages = [self.jit(tiny, n % over) for n in range(length)]
 
         def chain(x: jax.Array) -> jax.Array:
@@ -134,7 +135,7 @@ class Hosts:
 
 
 class Idle:
-    """Steps without work of all hosts: their parts are empty.
+    """Steps without work of all hosts: their host programs are empty.
 
     Args:
       count: the number of hosts.
@@ -148,23 +149,23 @@ class Idle:
         self.arguments: Mapping[int, tuple[int, ...]] = dict.fromkeys(range(count), ())
 
     def step(self) -> None:
-        """A step, until all hosts say that they have issued it."""
+        """Runs a step, until all hosts have reported that they issued it."""
         self.controller.wait(self.controller.run(self.program, self.arguments))
 
     def steps(self, count: int) -> None:
-        """Several steps, as far ahead as may be."""
+        """Runs steps, as far ahead as possible."""
         for _ in range(count - 1):
             self.controller.run(self.program, self.arguments)
         self.step()
 
 
 def tiny(x: jax.Array) -> jax.Array:
-    """Returns a computation that takes XLA no time."""
+    """Computes for no time."""
     return x + 1
 
 
 def clocked(work: Callable[[], Any]) -> Side:
-    """Returns what a piece of work takes until its results are ready."""
+    """Returns a function that measures a piece of work until its results are ready."""
 
     def side() -> float:
         began = time.perf_counter()
@@ -195,7 +196,7 @@ def typical(side: Side, rounds: int) -> float:
 
 
 def ring(rounds: int) -> Iterator[Row]:
-    """Yields a value goes round four hosts through 32 stages of tiny computations; then the parts of a
+    """Measures a value that goes round four hosts through 32 stages of tiny computations; then the terms of a
     hop."""
     hops = STAGES - 1
     with Hosts(4) as hosts:
@@ -216,7 +217,7 @@ def ring(rounds: int) -> Iterator[Row]:
 
 
 def idle(rounds: int) -> Iterator[Row]:
-    """Yields a step without work, until all hosts say that they have issued it."""
+    """Measures a step without work, until all hosts have reported that they issued it."""
     for count in (2, 4, 8):
         with Hosts(count), bare(count) as processes:
             pair = in_turn(clocked(Idle(count).step), clocked(processes.fan_out), rounds * 20)
@@ -224,30 +225,31 @@ def idle(rounds: int) -> Iterator[Row]:
 
 
 def ahead(rounds: int) -> Iterator[Row]:
-    """Steps per second of a chain, by how many may be ahead, and the time to the first result."""
-    several = 16
+    """Measures the steps per second of a chain, by the number of steps ahead, and the time to the first
+    result."""
+    count = 16
     for steps in (1, 2, 4, 8):
         with Hosts(2, options=pathways.HostOptions(ahead=steps)) as hosts:
             chain = hosts.chain(CHAIN, 2)
             first = typical(clocked(lambda chain=chain: float(chain()[0])), rounds)
             took = typical(
-                clocked(lambda chain=chain: [chain() for _ in range(several)][-1]), max(rounds // 4, 1)
+                clocked(lambda chain=chain: [chain() for _ in range(count)][-1]), max(rounds // 4, 1)
             )
-        note = f"{several / took:.1f} steps/s; first result after {first * 1e3:.1f} ms"
-        yield Row(f"chain of {CHAIN} over 2 hosts, {steps} ahead", "", took / several, note=note)
+        note = f"{count / took:.1f} steps/s; first result after {first * 1e3:.1f} ms"
+        yield Row(f"chain of {CHAIN} over 2 hosts, {steps} ahead", "", took / count, note=note)
 
 
 def touch(x: jax.Array) -> jax.Array:
-    """Returns an array that is made at once of one that is donated."""
+    """Returns an array that is computed at once from one that is donated."""
     return x.at[0].add(1)
 
 
 def moves(rounds: int) -> Iterator[Row]:
-    """Yields a large array goes from one host to the other, and a small one while a large one does."""
+    """Measures a large array from one host to the other, and a small one during a large one."""
     small, large, huge = 64, 64 << 20, 256 << 20
     with Hosts(2) as hosts, bare(2) as processes:
         here = hosts.jit(touch, 0)
-        # Of an array that is donated, as what was received, it is no copy.
+        # Of an array that is donated, such as a received one, it is no copy.
         there = hosts.jit(lambda x: x, 1)
         make = {
             size: pathways.program(hosts.jit(lambda x, size=size: jnp.full(size // 4, x), 0))
@@ -257,7 +259,7 @@ def moves(rounds: int) -> Iterator[Row]:
 
         @pathways.program(donate_argnums=(0, 1), fuse=False)
         def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-            # `x` leaves before `y`, and the other host does not wait for it with what it does to `y`.
+            # `x` leaves before `y`, and the other host does not delay it by its work on `y`.
             x, y = here(x), here(y)
             y = there(y)
             return there(x), y
@@ -305,7 +307,7 @@ class Mlp:
         self.loss: Any = None
 
     def steps(self) -> float:
-        """Returns the seconds that a step takes where several are under way."""
+        """Returns the seconds of a step when some are in flight."""
         began = time.perf_counter()
         for _ in range(UNDER_WAY):
             self.loss, self.weights = self.program(self.weights, self.batch)
@@ -331,11 +333,11 @@ class OneProcess:
 
 
 def mlp(rounds: int) -> Iterator[Row]:
-    """Yields a pipelined MLP over two hosts, and in one process.
+    """Compares a pipelined MLP over two hosts with one process.
 
-    Both compute the same. What moves between the stages is copied within the process, and goes through two
-    sockets between hosts: that shows in what cores do. Hosts issue their parts at the same time, each with a
-    pool of threads of its own: that is why more cores may be busy.
+    Both compute the same. Values between the stages are copied within the process, and go through two sockets
+    between hosts: that shows in the CPU time. Hosts issue their steps at the same time, each with a pool of
+    threads of its own: so more cores may be busy.
     """
     with Hosts(MLP.stages) as hosts, another_process(OneProcess.start) as alone:
         ours = Mlp(hosts.slices)
@@ -373,7 +375,7 @@ def mlp(rounds: int) -> Iterator[Row]:
 
 
 def spin(count: jax.Array) -> jax.Array:
-    """Returns a computation that takes one core a time in proportion to a number."""
+    """Computes on one core for a time in proportion to a number."""
     return jax.lax.fori_loop(0, count, lambda _, x: x @ x, jnp.eye(16))[0, 0]
 
 
@@ -385,12 +387,12 @@ class Spinning:
     """
 
     def __init__(self, hosts: Hosts) -> None:
-        first, *others = (hosts.jit(spin, n) for n in range(len(hosts.slices)))
-        self.program = pathways.program(lambda long, short: (first(long), [f(short) for f in others]))
+        first, *idle_hosts = (hosts.jit(spin, n) for n in range(len(hosts.slices)))
+        self.program = pathways.program(lambda long, short: (first(long), [f(short) for f in idle_hosts]))
         self.short = self.program.place(np.int32(1), np.int32(1))[1]
 
     def seconds(self, count: int, steps: int = 1) -> float:
-        """Returns what some steps take, each with a computation of `count` rounds."""
+        """Returns the time of some steps, each with a computation of `count` rounds."""
         long = self.program.place(np.int32(count), np.int32(1))[0]
         jax.block_until_ready(self.program(long, self.short))
         began = time.perf_counter()
@@ -402,8 +404,8 @@ class Spinning:
     def smallest(self) -> float:
         """Returns the seconds of the shortest computation that hides all else."""
         count = 64
-        while True:  # What has to be hidden does not grow.
-            # One step with the work of all has nothing to hide.
+        while True:  # The hidden control does not grow.
+            # A single step with all the work hides nothing.
             steps = max(round(0.1 / self.seconds(count)), 10)
             pairs = [(self.seconds(count * steps), self.seconds(count, steps)) for _ in range(BATCHES)]
             if statistics.median(alone / ours for alone, ours in pairs) >= HIDDEN:
@@ -413,12 +415,12 @@ class Spinning:
 
 @dataclasses.dataclass(frozen=True)
 class IdleSteps:
-    """What steps without work take, several of them under way.
+    """Cost of steps without work, some of them in flight.
 
     Attributes:
       controller: seconds of CPU of the controller for a step.
       worker: those of a host.
-      rate: steps in a second.
+      rate: steps per second.
     """
 
     controller: float
@@ -427,7 +429,7 @@ class IdleSteps:
 
 
 def idle_steps(count: int, steps: int) -> IdleSteps:
-    """Returns what steps without work of so many hosts take, which have to be there."""
+    """Measures steps without work of some hosts that are connected."""
     idle = Idle(count)
     idle.steps(100)
     workers = [host.pid for host in pathways.status().hosts]
@@ -438,7 +440,7 @@ def idle_steps(count: int, steps: int) -> IdleSteps:
 
 
 def control(rounds: int) -> Iterator[Row]:
-    """Yields what control costs: a simulated cluster has that."""
+    """Measures the costs of control that a simulated cluster has."""
     counts = (1, 2, 4, 8)
     found = []
     for count in counts:
@@ -455,7 +457,7 @@ def control(rounds: int) -> Iterator[Row]:
 
 
 def hidden(rounds: int) -> Iterator[Row]:
-    """Yields the smallest computation that hides all control."""
+    """Measures the smallest computation that hides all control."""
     for count in (2, 4, 8):
         with Hosts(count) as hosts:
             shortest = Spinning(hosts).smallest()

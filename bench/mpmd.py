@@ -1,4 +1,4 @@
-"""Programs of Shardy's MPMD compiler: as we run them, beside what else could run them.
+"""Programs of Shardy's MPMD compiler: run by us, beside other ways to run them.
 
   python bench/mpmd.py [--json PATH] [--rounds N] [--only TEXT]
 
@@ -39,7 +39,7 @@ SIZES = [Size(stages, 8, width) for stages in (2, 4) for width in (8, 512)]
 
 
 def partitioned(size: Size, schedule: str = "ONE_FWD_ONE_BWD") -> Any:
-    """Returns what Shardy's front end makes of the step of a pipeline."""
+    """Returns the output of Shardy's front end for the step of a pipeline."""
     # Makes the front end importable.
     importlib.import_module("pathways.mpmd")
     mpmd = importlib.import_module(FRONT_END)
@@ -76,7 +76,7 @@ def partitioned(size: Size, schedule: str = "ONE_FWD_ONE_BWD") -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """One operation of IFRT IR: a launch, or copies, from and to slots."""
+    """Operation of IFRT IR: a launch, or copies, from and to slots."""
 
     run: Callable[[list[Any]], list[Any]]
     operands: list[int]
@@ -85,7 +85,7 @@ class Action:
 
 
 class IfrtWalk:
-    """The IFRT IR of a program, walked operation by operation: what its executable would do, in Python."""
+    """IFRT IR of a program, interpreted operation by operation in Python, like its executable."""
 
     def __init__(self, lowered: Any) -> None:
         module = lowered.compiler_ir("ifrt")
@@ -183,7 +183,7 @@ def cases() -> Iterator[Case]:
 
 
 def report_modules() -> None:
-    """Counts what XLA compiles for a step."""
+    """Counts the modules that XLA compiles for a step."""
     for schedule, target in (("ONE_FWD_ONE_BWD", 11), ("ZERO_BUBBLE_H1", 10)):
         lowered = partitioned(Size(4, 8, 8), schedule)
         compiled = pathways.from_mpmd(lowered).compile()
@@ -207,7 +207,7 @@ def report_import() -> None:
 
 
 def module_of(launches: int) -> str:
-    """Returns a program of Shardy's with so many fragments, which go through 4 meshes in turn."""
+    """Returns a program of Shardy's with some fragments, which go through 4 meshes in turn."""
     tensor = [f"!m{n}" for n in range(4)]
     lines = [f'!m{n} = !mpmd.mesh_tensor<"mesh{n}", tensor<8x4xf32>>' for n in range(4)]
     topology = ", ".join(f'<"mesh{n}" : <["x"=1]>>' for n in range(4))

@@ -1,4 +1,4 @@
-"""What a network between hosts costs, against what no program can do without: delays, round trips, bare TCP.
+"""Costs of a network between hosts, against lower bounds of any program: delays, round trips, bare TCP.
 
   python bench/network.py [--json PATH] [--rounds N] [--only TEXT]
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import _costs
-import _lab  # noqa: F401 - what is imported after it lies where it says
+import _lab  # noqa: F401 - sets the path of the imports after it
 import requirements
 from _bare_hosts import bare
 from _idle import load_idle
@@ -50,16 +50,16 @@ CUT_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of the table.
+    """Row of the table.
 
     Attributes:
-      case: what is done.
+      case: its subject.
       versus: the floor.
       ours: our figure.
-      floor: that of the floor; None where there is none.
-      target: the largest ratio of both; without a floor the largest figure. None where it is only reported.
-      unit: of the figures.
-      cost: which cost of a simulated cluster our figure is; empty for none.
+      floor: that of the floor; None without one.
+      target: the largest ratio of both; without a floor the largest figure. None if it is only reported.
+      unit: the unit of the figures.
+      cost: the cost of a simulated cluster that our figure is; empty for none.
     """
 
     case: str
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Of ours to the floor."""
+        """The ratio of ours to the floor."""
         return None if not self.floor else self.ours / self.floor
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Row:
 
 @contextlib.contextmanager
 def machines(count: int, *, delay: float = 0.0, **settings: Any) -> Iterator[Session]:
-    """Yields a controller and so many hosts on machines of their own, that are ready.
+    """Yields a controller and hosts on machines of their own, which are ready.
 
     The delay is there from the start: TCP with BBR believes the shortest round trip of the last ten seconds,
     and is slow where that was shorter.
@@ -99,18 +99,18 @@ def machines(count: int, *, delay: float = 0.0, **settings: Any) -> Iterator[Ses
 
 
 def median(measure: Callable[[], float], rounds: int, warm_up: int = 1) -> float:
-    """Of some measurements after the first ones."""
+    """Returns the median of some measurements after the first ones."""
     return statistics.median([measure() for _ in range(rounds + warm_up)][warm_up:])
 
 
 def step_seconds(session: Session) -> float:
-    """Returns what a training step adds to those before it."""
+    """Returns the time that a training step adds to those before it."""
     long, short = (session.ask("train", steps=steps)["seconds"] for steps in (6, 1))
     return (long - short) / 5
 
 
 def hops(rounds: int) -> Iterator[Row]:
-    """Yields a value from host to host, and pipelines of it."""
+    """Measures values from host to host, and pipelines of such."""
     with machines(2, delay=DELAY) as session:
         hop = median(lambda: session.ask("links")["latency"], max(1, rounds // 4), 0)
         yield Row("hop, 20 ms", "delay", hop * 1e3, DELAY * 1e3, 1.15)
@@ -122,7 +122,7 @@ def hops(rounds: int) -> Iterator[Row]:
 
 
 def rounds_trips(rounds: int) -> Iterator[Row]:
-    """Yields what waits for answers."""
+    """Measures work that waits for replies."""
     with machines(2) as session:
 
         def touch() -> float:
@@ -158,7 +158,7 @@ print(time.perf_counter() - began)
 
 
 def bare_tcp(lab: Lab, size: int) -> float:
-    """Seconds in which bytes go from machine 1 to machine 2 over a connection of their own."""
+    """Returns the seconds in which bytes go from machine 1 to machine 2 over a connection of their own."""
     serve = lab.popen(2, [sys.executable, "-Ic", SERVE], stdout=subprocess.PIPE, text=True)
     assert serve.stdout is not None
     serve.stdout.readline()
@@ -168,7 +168,7 @@ def bare_tcp(lab: Lab, size: int) -> float:
 
 
 def moves(rounds: int) -> Iterator[Row]:
-    """Many bytes from host to host."""
+    """Measures transfers of many bytes from host to host."""
     first, third, floors = [], [], []
     for _ in range(max(3, rounds // 2)):
         with machines(2, delay=DELAY) as session:
@@ -184,7 +184,7 @@ def moves(rounds: int) -> Iterator[Row]:
 
 
 def cuts(rounds: int) -> Iterator[Row]:
-    """Yields the time from the end of a cut until values are right; once, since it takes minutes."""
+    """Measures the time from the end of a cut until values are right; once, since it takes minutes."""
     del rounds
     with machines(2, heartbeat=5) as session:
         session.check()
@@ -205,7 +205,7 @@ def cuts(rounds: int) -> Iterator[Row]:
 
 
 def started(count: int, seconds: float) -> float:
-    """Seconds in which so many hosts without JAX start that take so long to say whether they live."""
+    """Returns the seconds in which hosts without JAX start whose liveness check takes some time."""
     launcher = ThreadLauncher(seconds)
     began = time.perf_counter()
     gangs = Starter(Settings((Island(),) * count), launcher).start(range(count), threading.Event())
@@ -218,21 +218,21 @@ def started(count: int, seconds: float) -> float:
 
 
 def starts(rounds: int) -> Iterator[Row]:
-    """Many hosts, each question to which takes a round trip."""
+    """Measures the start of many hosts, with a round trip for each check."""
     slow, fast = (median(lambda s=seconds: started(32, s), rounds) for seconds in (0.04, 0.0))
     yield Row("start of 32 hosts, liveness 40 ms", "", slow, None, 2, "s")
     yield Row("the same, liveness free", "", fast, None, None, "s")
 
 
 def busy(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of this process's CPU, and all seconds, that something takes."""
+    """Returns the seconds of this process's CPU, and all seconds, of some work."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def run_steps(controller: Client, program: HostedProgram, count: int) -> None:
-    """Steps of a program without arguments, as far ahead as may be."""
+    """Runs steps of a program without arguments, as far ahead as possible."""
     arguments: dict[int, tuple[int, ...]] = dict.fromkeys(program.outputs, ())
     for _ in range(count):
         last = controller.run(program, arguments)
@@ -240,12 +240,12 @@ def run_steps(controller: Client, program: HostedProgram, count: int) -> None:
 
 
 def controllers(rounds: int) -> Iterator[Row]:
-    """Yields the controller's own time, for many hosts: of one island, and each an island of its own."""
+    """Measures the controller's own time, for many hosts: of one island, and each an island of its own."""
     for count in (64, 512):
         steps = rounds * 10240 // count
         shapes = ((1, count), (count, 1))
         runs = [[controller_seconds(*shape, steps) for shape in shapes] for _ in range(2)]
-        # Whatever else wants the cores only makes a step dearer.
+        # Other load on the cores only makes a step dearer.
         each, alone = map(min, zip(*runs, strict=True))
         name, cost = f"controller CPU a host and step, island of {count}", f"per_host_{count}"
         yield Row(name, "", each * 1e6, None, 14.2, "us", cost)
@@ -256,12 +256,13 @@ def controllers(rounds: int) -> Iterator[Row]:
 
 
 def controller_seconds(islands: int, hosts: int, steps: int) -> float:
-    """Seconds of the controller's CPU for a host and step, for so many islands of so many hosts each."""
+    """Returns the seconds of the controller's CPU for a host and step, for some islands of some hosts
+    each."""
     settings = Settings((Island(hosts=hosts),) * islands)
     controller = Client(LocalSession(WorkerCluster(Starter(settings, TimerHosts(islands * hosts)), settings)))
     program = load_idle(controller, islands, "0", hosts)
     run_steps(controller, program, 10)
-    # It asks hosts whether they live all the time; those of one process answer steps slowly.
+    # Heartbeats run all the time; hosts of one process reply to steps slowly.
     resting = busy(functools.partial(time.sleep, 2))
     working = busy(functools.partial(run_steps, controller, program, steps))
     controller.close()
@@ -269,7 +270,7 @@ def controller_seconds(islands: int, hosts: int, steps: int) -> float:
 
 
 def idle(rounds: int) -> Iterator[Row]:
-    """Yields a step without work, until all hosts say that they have issued it."""
+    """Measures a step without work, until all hosts have reported that they issued it."""
     with bare(1) as process:
         round_trip = statistics.median(clocked(process.fan_out)() for _ in range(rounds * 200))
     yield Row("60 bytes one way, half of there and back", "", round_trip / 2 * 1e6, None, None, "us", "net")
@@ -292,14 +293,14 @@ time.sleep(1)
 
 
 def strangers(rounds: int) -> Iterator[Row]:
-    """Yields what a worker's memory grows by when a stranger claims to send a gigabyte."""
+    """Measures the memory of a worker when a stranger claims to send a gigabyte."""
     del rounds
     with machines(2) as session:
         at = session.ask("addresses")
 
         def resident() -> int:
-            said = session.lab.run(0, ["grep", "VmHWM", f"/proc/{at['pids'][0]}/status"]).stdout
-            return int(said.split()[1]) << 10
+            status = session.lab.run(0, ["grep", "VmHWM", f"/proc/{at['pids'][0]}/status"]).stdout
+            return int(status.split()[1]) << 10
 
         session.check()
         before = resident()

@@ -2,14 +2,14 @@
 
   python bench/paper.py [--costs FILE] [--what-if CHANGES] [--page FILE] [--no-measure]
 
-What is simulated are hosts, devices and networks (`bench/_simulated`) under the cores that control
-real ones, with costs that `bench/clients.py`, `bench/hosts.py` and `bench/network.py` have measured: `--json
-FILE` of each writes them to a file. Programs are replayed as by `pw-sim`. What is measured are controllers of
-hosts whose devices are timers. `--what-if per_host=7.5us,net=2x` simulates with other costs; the last table,
-which sets the simulator beside what is measured, has none of these changes.
+Simulated are hosts, devices and networks (`bench/_simulated`) under the cores that control real ones, with
+costs that `bench/clients.py`, `bench/hosts.py` and `bench/network.py` have measured: `--json FILE` of each
+writes them to a file. Programs are replayed as by `pw-sim`. Measured are controllers of hosts whose devices
+are timers. `--what-if per_host=7.5us,net=2x` simulates with other costs; the last table, which compares the
+simulator with measurements, has none of these changes.
 
-All that is simulated comes first. What would begin later than 8 minutes after the start is not measured any
-more: its rows say so.
+All simulations come first. Measurements that would begin later than 8 minutes after the start are left out:
+their rows say so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import _costs
 import _programs
 import dispatch
 from _paper_check import check
-from _paper_inputs import Inputs, microseconds, milliseconds, said
+from _paper_inputs import Inputs, costs_text, microseconds, milliseconds
 from _paper_measured import (
     COUNTS,
     LATE,
@@ -60,17 +60,18 @@ from pathways.runtime.local.devices import connect
 
 TITLE = "Pathways: the paper, measured and simulated"
 LINKED = 0.03
-"""By which part programs may be off the paper."""
+"""The fraction by which programs may differ from the paper."""
 HEADS = 32
 MEASURING = 450.0
-"""After how many seconds nothing is measured any more."""
+"""Seconds after which no measurement begins."""
 NONE_DONE = "no step was done"
 NAIVE = ControlCosts(15e-6, 55e-6)
-"""A first service, which was thrown away: 125 us of CPU for a step of two hosts, 55 for each more."""
+"""Costs of a first service, which was thrown away: 125 us of CPU for a step of two hosts, 55 for each
+more."""
 
 
 def costs_of(inputs: Inputs) -> Table:
-    """Returns all costs that are simulated with."""
+    """Returns all costs of the simulations."""
     plain = dataclasses.replace(inputs, what_if="")
     few, many, served = (
         (get(plain), get(inputs))
@@ -115,7 +116,7 @@ def hidden(inputs: Inputs) -> Table:
                 paper,
                 simulated=milliseconds(found),
                 target=f"<= {milliseconds(target)}",
-                note=said(inputs.controller(hosts)),
+                note=costs_text(inputs.controller(hosts)),
                 is_over=found > target,
             )
         )
@@ -129,7 +130,7 @@ def hidden(inputs: Inputs) -> Table:
                 is_over=with_heads > 0.5e-3,
             )
         )
-    # What else it costs is as that of the service.
+    # Its other costs are those of the service.
     naive = dataclasses.replace(
         inputs.service(512), per_step=NAIVE.per_step, per_host=NAIVE.per_host, per_island=0.0
     )
@@ -139,7 +140,7 @@ def hidden(inputs: Inputs) -> Table:
             Entry(
                 f"512 hosts, a client of {name}, 8 steps ahead",
                 simulated=milliseconds(smallest_served(FleetShape([512]), costs)),
-                note=said(costs),
+                note=costs_text(costs),
             )
             for name, costs in (("the service", inputs.service(512)), ("a naive service", naive))
         ),
@@ -187,7 +188,7 @@ def clients(inputs: Inputs, seconds: float = 2.0) -> Table:
         large = FleetShape([128] * 4, heads)
         costs = inputs.service(sum(map(len, large.groups())))
         usage = used_together(large, costs, [ClientModel((0, 1, 2, 3), LONG)] * 16, seconds)
-        how = f"one of {HEADS} hands on" if heads else "all told by the service"
+        how = f"one of {HEADS} hands on" if heads else "all sent by the service"
         case = f"16 clients, 3 ms on 512 hosts in 4 islands, {how}"
         entries.append(used(case, usage, 0.95 if heads else None, "", costs))
     naive = dataclasses.replace(service, per_step=NAIVE.per_step, per_host=NAIVE.per_host, per_island=0.0)
@@ -209,13 +210,13 @@ def clients(inputs: Inputs, seconds: float = 2.0) -> Table:
 
 
 def used(case: str, usage: Usage, target: float | None, paper: str, costs: ControlCosts) -> Entry:
-    """Returns a row of how busy devices are."""
+    """Returns a row of the use of devices."""
     return Entry(
         case,
         paper,
         simulated=f"{usage.busy:.3f}" if usage.rate else NONE_DONE,
         target="" if target is None else f">= {target}",
-        note=f"the service's core is busy for {usage.control:.0%}; {said(costs)}",
+        note=f"the service's core is busy for {usage.control:.0%}; {costs_text(costs)}",
         is_over=target is not None and usage.busy < target,
     )
 
@@ -223,7 +224,7 @@ def used(case: str, usage: Usage, target: float | None, paper: str, costs: Contr
 BATCH = 2**16
 """Tokens of a step of T5; assumed."""
 T5 = (("Base", 618e3, 32), ("Large", 90.4e3, 32), ("3B", 282.8e3, 512), ("11B", 84.8e3, 512))
-"""Tokens in a second (paper), and cores, of which a host has 8."""
+"""Tokens per second (paper), and cores, 8 of them on a host."""
 
 
 def one_program(inputs: Inputs) -> Table:
@@ -294,7 +295,7 @@ def programs() -> Iterator[Table]:
 
 
 def measured_entries(found: dict[int, MeasuredHosts | None]) -> list[Entry]:
-    """Rows of what was measured of hosts."""
+    """Returns rows of the measurements of hosts."""
     return [
         Entry(
             f"{count} hosts, each an island",
@@ -306,7 +307,7 @@ def measured_entries(found: dict[int, MeasuredHosts | None]) -> list[Entry]:
 
 
 def client_entries(found: dict[ClientCase, MeasuredClients | None]) -> list[Entry]:
-    """Rows of what was measured of clients."""
+    """Returns rows of the measurements of clients."""
     entries = [
         Entry(
             str(case),
@@ -321,7 +322,7 @@ def client_entries(found: dict[ClientCase, MeasuredClients | None]) -> list[Entr
 
 
 def with_measured(table: Table, entries: Sequence[Entry], series: Series) -> Table:
-    """Returns a table of what is simulated, with rows and points of what is measured."""
+    """Returns a simulated table with rows and points of measurements."""
     plot = table.plot
     assert plot is not None
     if series.points:
@@ -330,11 +331,11 @@ def with_measured(table: Table, entries: Sequence[Entry], series: Series) -> Tab
 
 
 class Report:
-    """The tables, as text when they are there, and as a page that is written with each.
+    """The tables, as text when they are ready, and as a page that is written with each.
 
     Args:
-      path: where the page goes.
-      notes: what is said of all.
+      path: the path of the page.
+      notes: notes on all tables.
     """
 
     def __init__(self, path: Path, notes: Sequence[str]) -> None:
@@ -344,18 +345,18 @@ class Report:
         print("\n".join([*notes, ""]), flush=True)
 
     def show(self, table: Table) -> None:
-        """A table, which takes the place of one of the same title on the page."""
+        """Prints a table, and replaces the one of the same title on the page."""
         print(text_of(table), flush=True)
         self.put(table)
 
     def put(self, table: Table) -> None:
-        """The same for the page alone."""
+        """Replaces a table on the page alone."""
         self._tables[table.title] = table
         _costs.replace(self._path, page_of(TITLE, self._notes, [*self._tables.values()]))
 
 
 def measure_all(inputs: Inputs, report: Report, measuring: Measuring, simulated: Sequence[Table]) -> None:
-    """Measures what can be, and shows it in the tables of what is simulated: hosts, and clients."""
+    """Measures hosts and clients, and shows them in the tables of the simulations."""
     hosts = {count: measuring.take(f"{count} hosts", lambda n=count: measured_hosts(n)) for count in COUNTS}
     table = measuring.take("chains", lambda: chains(rounds=30))
     clients: dict[ClientCase, MeasuredClients | None] = {}
@@ -417,7 +418,7 @@ def main() -> int:
 
 
 def noted(inputs: Inputs, load: float | None) -> Iterator[str]:
-    """Yields what is said of all figures."""
+    """Yields notes on all figures."""
     sources: dict[tuple[str, str, str, float], list[str]] = {}
     for bench, groups in inputs.file.benches.items():
         for group in groups.values():
@@ -430,7 +431,7 @@ def noted(inputs: Inputs, load: float | None) -> Iterator[str]:
     if inputs.what_if:
         yield f"Simulated with other costs: {inputs.what_if}."
     if load is not None:
-        busy = "; a busy machine: what is measured varies" if load > 1 else ""
+        busy = "; a busy machine: measurements vary" if load > 1 else ""
         yield f"Measured on {_costs.machine()}, load {load:.1f}{busy}."
 
 

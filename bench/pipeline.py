@@ -1,4 +1,4 @@
-"""What a step of pipelined training costs beside the same by hand, one `jax.jit` or one SPMD program: ratios.
+"""Cost of a step of pipelined training beside the same by hand, one `jax.jit` or one SPMD program: ratios.
 
   python bench/pipeline.py [--json PATH] [--rounds N] [--only TEXT]
 
@@ -38,12 +38,12 @@ DEVICES = 4
 Arrays = list[jax.Array]
 Batch = tuple[jax.Array, jax.Array]
 Step = Callable[[Any, Batch], tuple[jax.Array, Any]]
-"""Takes the weights and a batch, consumes the weights, returns the loss and the new weights."""
+"""Function of the weights, which it consumes, and a batch, to the loss and the new weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A pipeline of `stages` layers of width `width`, and `microbatches` of `rows` rows each."""
+    """Pipeline of `stages` layers of width `width`, and `microbatches` of `rows` rows each."""
 
     stages: int
     microbatches: int
@@ -54,13 +54,13 @@ class Size:
         return f"S={self.stages} M={self.microbatches}, {self.rows} rows of {self.width}"
 
     def weights(self) -> list[np.ndarray]:
-        """Returns the weights that all sides start from."""
+        """Returns the initial weights of all sides."""
         random = np.random.default_rng(0)
         shape = (self.stages, self.width, self.width)
         return list((random.standard_normal(shape) / self.width**0.5).astype(np.float32))
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets."""
+        """Returns inputs and targets."""
         random = np.random.default_rng(1)
         shape = (2, self.microbatches * self.rows, self.width)
         inputs, targets = random.standard_normal(shape).astype(np.float32)
@@ -68,17 +68,17 @@ class Size:
 
 
 def layer(w: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns one stage."""
+    """Runs one stage."""
     return jnp.tanh(x @ w)
 
 
 def loss_of_layer(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns the last stage and the loss."""
+    """Runs the last stage, and returns the loss."""
     return jnp.mean((layer(w, x) - y) ** 2)
 
 
 def step_of(layers: Sequence[Callable[..., jax.Array]], microbatches: int) -> Step:
-    """Returns a training step over these layers, the last of which computes the loss."""
+    """Returns a training step over these layers; the last one computes the loss."""
 
     def loss(weights: Arrays, batch: Batch) -> jax.Array:
         x, y = batch
@@ -102,8 +102,8 @@ def one_program(size: Size, device: jax.Device) -> Training:
 
 def ours(size: Size, schedule: str = "1f1b") -> tuple[Training, list[jax.Device]]:
     """Returns the pipeline as a program, and the devices of its slices."""
-    made = make_virtual_device_set()
-    slices = [made.add_slice(1, "x") for _ in range(size.stages)]
+    virtual = make_virtual_device_set()
+    slices = [virtual.add_slice(1, "x") for _ in range(size.stages)]
     layers = [pathways.jit(layer, devices=slice) for slice in slices[:-1]]
     layers.append(pathways.jit(loss_of_layer, devices=slices[-1]))
     step = pathways.program(step_of(layers, size.microbatches), schedule=schedule, donate_argnums=0)
@@ -115,7 +115,7 @@ def ours(size: Size, schedule: str = "1f1b") -> tuple[Training, list[jax.Device]
 
 
 class Training:
-    """A side of a case: each call is a step from the weights that the last one left."""
+    """Side of a case: each call is a step from the weights of the last one."""
 
     def __init__(self, step: Step, size: Size, devices: Sequence[jax.Device]) -> None:
         inputs, targets = size.batch()
@@ -129,7 +129,7 @@ class Training:
 
 
 Action = tuple[int, bool, int]
-"""A stage, whether it goes forward, and a microbatch; the last stage does both ways in one action."""
+"""Stage, whether it goes forward, and microbatch; the last stage does both ways in one action."""
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> list[Action]:
@@ -158,10 +158,10 @@ def one_forward_one_backward(stages: int, microbatches: int) -> list[Action]:
 
 
 class ByHand:
-    """The pipeline as one would write it over XLA's executables: launches and copies, and nothing else.
+    """Pipeline as one would write it over XLA's executables: launches and copies, and nothing else.
 
     Each stage has a forward, which saves its result, and a backward, which adds to sums that are donated;
-    the last stage has both in one computation. The last launch of a stage makes the update too.
+    the last stage has both in one computation. The last launch of a stage also does the update.
     """
 
     def __init__(self, size: Size, devices: Sequence[jax.Device]) -> None:
@@ -184,7 +184,7 @@ class ByHand:
         self.order = one_forward_one_backward(size.stages, size.microbatches)
 
     def block(self, given: Arrays) -> jax.Array:
-        """Returns a microbatch: as it came from another stage, or cut from the batch by its number."""
+        """Returns a microbatch: from another stage, or cut from the batch by its number."""
         if len(given) == 1:
             return given[0]
         return jax.lax.dynamic_slice_in_dim(given[0], given[1] * self.size.rows, self.size.rows)
@@ -215,10 +215,10 @@ class ByHand:
 
         w, block, batch, scalar = self.types()
         sums = ([scalar, w] if stage == last else [w]) if m else []
-        others = [batch] if stage == last else [block, block]
+        operands = [batch] if stage == last else [block, block]
         donated = (0,) if final else (2,)
         fun = outer if stage == last else inner
-        return self.compile(stage, fun, self.given(stage), sums, *others, donated=donated)
+        return self.compile(stage, fun, self.given(stage), sums, *operands, donated=donated)
 
     def types(self) -> tuple[Any, Any, Any, Any]:
         """Returns the types of weights, microbatches, the batch with the number of one, and the loss."""
@@ -232,16 +232,16 @@ class ByHand:
         )
 
     def given(self, stage: int) -> Any:
-        """Returns the types of what a stage gets."""
+        """Returns the types of a stage's inputs."""
         _, block, batch, _ = self.types()
         return [block] if stage else batch
 
     def compile(
-        self, stage: int, fun: Callable[..., Any], *others: Any, donated: Sequence[int] = ()
+        self, stage: int, fun: Callable[..., Any], *more: Any, donated: Sequence[int] = ()
     ) -> tuple[Any, Any]:
-        """Returns the executable of a function of weights and others on a stage, and handlers of its
+        """Returns the executable of a function of weights and more operands on a stage, and handlers of its
         results."""
-        operands = (self.types()[0], *others)
+        operands = (self.types()[0], *more)
         sharding = self.shardings[stage]
         jitted = jax.jit(
             fun,
@@ -270,9 +270,9 @@ class ByHand:
                 given[stage + 1, m] = copy(h, *to[stage + 1])
                 continue
             execute, handlers = self.backwards[stage][kinds[m]]
-            others = [targets, numbers[m]] if stage == last else saved.pop((stage, m))
+            operands = [targets, numbers[m]] if stage == last else saved.pop((stage, m))
             results = execute(
-                [weights[stage], *given.pop((stage, m)), *sums[stage], *others]
+                [weights[stage], *given.pop((stage, m)), *sums[stage], *operands]
             ).consume_with_handlers(handlers)
             if stage:
                 saved[stage - 1, m] += copy([results.pop()], *to[stage - 1])
@@ -315,9 +315,9 @@ def spmd(size: Size, devices: Sequence[jax.Device]) -> Training:
 
 
 def check(*sides: Training) -> None:
-    """All sides give the same loss and weights."""
-    (value, weights), *others = [side() for side in sides]
-    for their_value, their_weights in others:
+    """Checks that all sides give the same loss and weights."""
+    (value, weights), *their_results = [side() for side in sides]
+    for their_value, their_weights in their_results:
         np.testing.assert_allclose(value, their_value, rtol=1e-5)
         for w, theirs in zip(weights, their_weights, strict=True):
             np.testing.assert_allclose(w, theirs, rtol=1e-4, atol=1e-5)
@@ -357,7 +357,7 @@ def another_process(*initializer: Any) -> ProcessPoolExecutor:
 
 
 class OneCore:
-    """`one_program` in a process held to one core; no flag of XLA keeps all its threads to one."""
+    """Runs of `one_program` in a process held to one core; no flag of XLA keeps all its threads to one."""
 
     training: Training
 
@@ -368,14 +368,14 @@ class OneCore:
 
     @classmethod
     def step(cls) -> float:
-        """Makes a step and returns its loss when all of it is done."""
+        """Runs a step and returns its loss when all of it is done."""
         loss, _ = jax.block_until_ready(cls.training())
         return float(loss)
 
 
 def compile_seconds() -> tuple[float, float]:
-    """Returns how long a long pipeline takes from the call to code on its devices, and the passes within
-    that."""
+    """Returns the time from the call of a long pipeline to code on its devices, and that of the passes in
+    it."""
     size = Size(16, 64, 8)
     connect(cpu_devices=size.stages)
     program, _ = ours(size)
@@ -395,7 +395,7 @@ def report_compilation() -> None:
     os.environ["PW_CACHE_DIR"] = ""  # Nothing comes from an earlier run.
     with another_process(None) as alone:
         whole, passes = alone.submit(compile_seconds).result()
-    print(f"compile S=16 M=64: {whole:.1f} s (target 30), of which passes {passes:.1f} s (target 10)")
+    print(f"compile S=16 M=64: {whole:.1f} s (target 30), passes {passes:.1f} s of it (target 10)")
 
 
 if __name__ == "__main__":

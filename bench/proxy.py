@@ -28,21 +28,21 @@ LOCAL = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
 MIB = 1 << 20
 FLOOR_MIB = 256
 ROUNDS = 9
-"""How often steps are measured behind a server and locally, one after the other."""
+"""Number of measurements of steps behind a server and locally, in turn."""
 
 TRANSFERS = 8
-"""How many transfers the client makes, with the one that it does not count."""
+"""Number of transfers of the client, with a warm-up."""
 
 
 class Server:
-    """A server in a process of its own."""
+    """Server in a process of its own."""
 
     def __init__(self, process: subprocess.Popen[str], environment: dict[str, str]) -> None:
         self.process = process
         self.environment = environment
 
     def usage(self) -> tuple[float, int]:
-        """Seconds of CPU, and bytes of memory."""
+        """Returns seconds of CPU, and bytes of memory."""
         words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         ticks, pages = int(words[11]) + int(words[12]), int(words[21])
         return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
@@ -50,7 +50,7 @@ class Server:
 
 @contextlib.contextmanager
 def served() -> Iterator[Server]:
-    """Yields a server, and what its clients need in their environment."""
+    """Yields a server, with the environment of its clients."""
     with tempfile.TemporaryDirectory(prefix="pw-bench-") as folder:
         environment = os.environ | {"PW_CACHE_DIR": folder}
         command = [*SERVER, f"unix:{folder}/jax"]
@@ -62,9 +62,9 @@ def served() -> Iterator[Server]:
 
 
 class Client:
-    """A program that runs pieces of work one after the other; each call measures the next.
+    """Program that runs pieces of work one after the other; each call measures the next.
 
-    Between the calls it is stopped: the client of the protocol polls, which takes a part of a core.
+    Between the calls it is stopped: the client of the protocol polls, which takes some of a core.
     """
 
     def __init__(self, process: subprocess.Popen[str], server: Server | None) -> None:
@@ -72,7 +72,7 @@ class Client:
         self.server = server
 
     def __call__(self, beside: Client | None = None) -> dict[str, float]:
-        """Measures the next piece of work, and what it cost the server; beside another client that polls."""
+        """Measures the next piece of work, and its cost for the server; beside another client that polls."""
         if beside is not None:
             beside.process.send_signal(signal.SIGCONT)
         self.process.send_signal(signal.SIGCONT)
@@ -118,13 +118,13 @@ def client_of(environment: dict[str, str], *works: str, server: Server | None = 
 
 
 def run(environment: dict[str, str], *works: str, server: Server | None = None) -> list[dict[str, float]]:
-    """Measurements of pieces of work of one client."""
+    """Returns measurements of pieces of work of one client."""
     with client_of(environment, *works, server=server) as measure:
         return [measure() for _ in works]
 
 
 def both(work: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Measurements of a piece of work behind a server, and locally."""
+    """Returns measurements of a piece of work behind a server, and locally."""
     with served() as server:
         (ours,) = run(server.environment, work, server=server)
     (local,) = run(LOCAL, work)
@@ -149,7 +149,7 @@ def execute() -> Iterator[Row]:
 
 def growth() -> Iterator[Row]:
     with served() as server:
-        # What it keeps of the first calls, and of as many as may wait at once, is no growth.
+        # Memory kept for the first calls, and for as many as may wait at once, is no growth.
         _, figures = run(server.environment, "very_many_calls", "very_many_calls", server=server)
     yield {
         "case": "growth of the server, 100,000 calls",
@@ -217,7 +217,7 @@ def idle() -> Iterator[Row]:
 
 
 def socket_floor() -> float:
-    """MiB/s of a bare socket between two threads."""
+    """Returns the MiB/s of a bare socket between two threads."""
     one, other = socket.socketpair()
     block = bytes(MIB)
 

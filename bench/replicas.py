@@ -1,9 +1,9 @@
-"""What data parallelism over replicas costs, and how much of the exchange a step hides: ratios of one run.
+"""Cost of data parallelism over replicas, and the share of the exchange that a step hides: ratios of one run.
 
   python bench/replicas.py [--json PATH] [--rounds N] [--only TEXT]
 
 The model is a stack of `tanh(x @ w)` with its loss, gradients and SGD. Measured cases run both sides in turn,
-from the same weights. The lines in front of them are counted in plans, or simulated: no device takes part.
+from the same weights. The lines before them are counted in plans, or simulated: no device takes part.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pathways.runtime.plan.plan import Transfer
 
 RATE = 0.1
 DEVICES = 4
-MOST_EXPOSED = 0.35
+MAX_EXPOSED = 0.35
 
 
 def layer(w: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns one placed function."""
+    """Runs one placed function."""
     return jnp.tanh(x @ w)
 
 
@@ -69,7 +69,7 @@ def momentum_of(layers: Sequence[Callable[..., Any]], microbatches: int) -> Call
 
 
 def arrays(layers: int, width: int, rows: int) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Weights and a batch."""
+    """Returns weights and a batch."""
     random = np.random.default_rng(0)
     weights = random.standard_normal((layers, width, width)) / width**0.5
     inputs, targets = random.standard_normal((2, rows, width)).astype(np.float32)
@@ -77,20 +77,20 @@ def arrays(layers: int, width: int, rows: int) -> tuple[list[np.ndarray], tuple[
 
 
 def replicated(replicas: int, layers: int, microbatches: int, schedule: str | None = None) -> Any:
-    """Returns a program of so many placed functions on the one slice of each replica."""
+    """Returns a program of some placed functions on the one slice of each replica."""
     slice = pw.make_virtual_device_set(replicas=replicas).add_slice((1,), ("x",))
     placed = [pw.jit(layer, devices=slice, stage=n) for n in range(layers)]
     return pw.program(step_of(placed, microbatches), schedule=schedule, donate_argnums=0)
 
 
 def compiled(replicas: int, layers: int, microbatches: int, width: int = 64) -> Compiled:
-    """Such a program for weights of a width."""
+    """Returns such a program for weights of a width."""
     weights, batch = arrays(layers, width, 4 * microbatches)
     return replicated(replicas, layers, microbatches, "gpipe").lower(weights, batch).compile()
 
 
 def report_bytes() -> None:
-    """Prints the bytes that each replica sends beside what the ring's formula says."""
+    """Prints the bytes that each replica sends beside the ring's formula."""
     for replicas in (2, 3, 4):
         plan = compiled(replicas, 1, replicas, width=129).plan
         sent = sum(plan.bytes_moved(step) for step in plan.steps if isinstance(step, Transfer)) / replicas
@@ -100,31 +100,31 @@ def report_bytes() -> None:
 
 
 def report_zero1() -> None:
-    """Prints the bytes that a replica sends and keeps, with its state whole and in parts."""
+    """Prints the bytes that a replica sends and keeps, with its state whole and in shards."""
     weights, batch = arrays(1, 128, 16)
     for replicas in (2, 4):
         slice = pw.make_virtual_device_set(replicas=replicas).add_slice((1,), ("x",))
         step = momentum_of([pw.jit(layer, devices=slice)], replicas)
-        said = []
+        figures = []
         for zero1 in (False, True):
             program = pw.program(step, donate_argnums=(0, 1), zero1=zero1)
             plan = program.lower(weights, weights, batch).compile().plan
             sent = sum(plan.bytes_moved(step) for step in plan.steps if isinstance(step, Transfer)) / replicas
             moments = next(iter(plan.arguments[1].slots.values()))
-            said.append(f"sends {sent:.0f} B, keeps {plan.slot_types[moments].nbytes} B of moments")
-        print(f"each of {replicas} replicas: {said[0]}; with zero1 {said[1]}")
+            figures.append(f"sends {sent:.0f} B, keeps {plan.slot_types[moments].nbytes} B of moments")
+        print(f"each of {replicas} replicas: {figures[0]}; with zero1 {figures[1]}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training step that is simulated.
+    """Training step that is simulated.
 
     Attributes:
-      name: what to call it.
+      name: its name.
       compute: seconds of computation in each replica.
-      exchange: seconds that the exchange of all gradients takes by itself.
-      stated: what the paper says of it.
-      inputs: where the two times come from.
+      exchange: seconds of the exchange of all gradients by itself.
+      stated: the paper's figure.
+      inputs: the sources of the two times.
     """
 
     name: str
@@ -156,7 +156,8 @@ def runs() -> Iterator[Run]:
 
 
 def simulated(functions: int, compute: float, exchange: float) -> float:
-    """Seconds of a step of two replicas with so many placed functions each, one microbatch, by `pw-sim`."""
+    """Returns the seconds of a step of two replicas with some placed functions each, one microbatch, by
+    `pw-sim`."""
     program = compiled(2, functions, 2)
     part = compute / functions * 1e3
     times = {"kinds": {"fwd": f"{part / 3}ms", "bwd": f"{2 * part / 3}ms"}}
@@ -171,12 +172,12 @@ def report_simulated() -> None:
     for exchange in (0.25, 0.5, 1.0):
         alone = simulated(4, 1.0, 0)
         exposed = (simulated(4, 1.0, exchange) - alone) / exchange
-        # The last exchange has nothing behind it, and the others the backwards of three functions.
+        # The last exchange has nothing to hide behind, the others the backwards of three functions.
         least = max(0.25, 1 - 3 * (2 / 3 / 4) / exchange)
-        verdict = "" if exposed <= max(MOST_EXPOSED, least + 0.01) else "  over"
+        verdict = "" if exposed <= max(MAX_EXPOSED, least + 0.01) else "  over"
         print(
             f"exposed part of an exchange of {exchange:.2f} of the computation, 4 placed functions: "
-            f"{exposed:.2f}, target {MOST_EXPOSED}, computation allows {least:.2f}{verdict}"
+            f"{exposed:.2f}, target {MAX_EXPOSED}, computation allows {least:.2f}{verdict}"
         )
     for case in runs():
         one, hidden = (case.compute / simulated(n, case.compute, case.exchange) for n in (1, 8))
@@ -201,7 +202,7 @@ def cases() -> Iterator[Case]:
 
 
 def data_parallel(replicas: int, width: int, rows: int) -> Case:
-    """Replicas against one SPMD program with a data axis on the same devices."""
+    """Compares replicas with one SPMD program with a data axis on the same devices."""
     weights, batch = arrays(2, width, rows)
     program = replicated(replicas, 2, replicas)
     name = f"data parallel, R={replicas}, {rows} x {width}"
@@ -209,8 +210,7 @@ def data_parallel(replicas: int, width: int, rows: int) -> Case:
 
 
 def one_slice(devices: int, width: int, rows: int) -> Case:
-    """Returns the whole step as one placed function on a slice of some devices, against the same without
-    us."""
+    """Compares the whole step as one placed function on a slice of some devices with plain JAX."""
     slice = pw.make_virtual_device_set().add_slice((devices,), ("data",))
     placed = pw.jit(
         spmd_step,
@@ -224,7 +224,7 @@ def one_slice(devices: int, width: int, rows: int) -> Case:
 
 
 def spmd_step(params: list[Any], batch: Any) -> Any:
-    """Returns a training step as one writes it for `jax.jit`."""
+    """Runs a training step as one writes it for `jax.jit`."""
 
     def loss(params: list[Any], batch: Any) -> Any:
         x, y = batch
@@ -237,7 +237,7 @@ def spmd_step(params: list[Any], batch: Any) -> Any:
 
 
 def against_spmd(name: str, program: Any, devices: int, weights: Any, batch: Any) -> Case:
-    """Returns a program against one SPMD program with a data axis on as many devices."""
+    """Compares a program with one SPMD program with a data axis on as many devices."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
     everywhere, by_rows = (NamedSharding(mesh, spec) for spec in (PartitionSpec(), PartitionSpec("data")))
     plain = jax.jit(spmd_step, donate_argnums=0, out_shardings=(everywhere, everywhere))
@@ -260,7 +260,7 @@ def against_spmd(name: str, program: Any, devices: int, weights: Any, batch: Any
 
 
 def shared_state(replicas: int, width: int, rows: int) -> Case:
-    """Momentum with `zero1` against the same with the state whole on each replica."""
+    """Compares momentum with `zero1` with the same with the state whole on each replica."""
     weights, batch = arrays(2, width, rows)
     slice = pw.make_virtual_device_set(replicas=replicas).add_slice((1,), ("x",))
     step = momentum_of([pw.jit(layer, devices=slice, stage=n) for n in range(2)], replicas)
@@ -283,7 +283,7 @@ def shared_state(replicas: int, width: int, rows: int) -> Case:
 
 
 def prefetched() -> Iterator[Case]:
-    """Batches of the host through a step, put on the slices by `pw.prefetch` or by hand, one ahead."""
+    """Yields batches of the host through a step, put on the slices by `pw.prefetch` or by hand, one ahead."""
     weights, batch = arrays(2, 512, 256)
     program = replicated(2, 2, 2)
     step = program.lower(weights, batch).compile()
@@ -327,7 +327,7 @@ def prefetched() -> Iterator[Case]:
 
 
 def checkpointed(case: Case, what: str, target: float) -> Case:
-    """Eleven steps of a case while the state of the first is written, by us and by Orbax around `jax.jit`."""
+    """Compares eleven steps with a save of the first state, by us and by Orbax around `jax.jit`."""
     import orbax.checkpoint.experimental.v1 as orbax
 
     folder = Path(tempfile.mkdtemp(prefix="pathways-bench-"))
@@ -358,7 +358,7 @@ def checkpointed(case: Case, what: str, target: float) -> Case:
 
 
 def main() -> None:
-    """Prints what is counted and simulated, then measures."""
+    """Prints counts and simulations, then measures."""
     pw.connect(cpu_devices=DEVICES)
     report_bytes()
     report_zero1()

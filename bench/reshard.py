@@ -1,9 +1,9 @@
-"""What it costs to move an array to another slice in another sharding, against `jax.device_put`: ratios.
+"""Cost of moving an array to another slice in another sharding, against `jax.device_put`: ratios.
 
   python bench/reshard.py [--json PATH] [--rounds N] [--only TEXT]
 
-Also what a move costs inside a program, between two computations, and what a launch of a sharded computation
-costs against the same function under `jax.jit`. Both sides of a case run in turn, in random order; the table
+Also the cost of a move inside a program, between two computations, and of a launch of a sharded computation
+against the same function under `jax.jit`. Both sides of a case run in turn, in random order; the table
 compares medians, of the time until the call returns and of the time until the result is ready.
 """
 
@@ -44,7 +44,7 @@ RESHARD = "launches on each device, and 2 or 3 passes over memory: cut, copy, jo
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """An array on one mesh that goes to another.
+    """Move of an array from one mesh to another.
 
     `inside` also measures it between two computations.
     """
@@ -58,10 +58,10 @@ class Move:
     inside: bool = False
 
     def largest_ratio(self, size: str) -> float | None:
-        """Returns the largest ratio to `jax.device_put`; None where the ratio is only reported.
+        """Returns the largest ratio to `jax.device_put`; None if the ratio is only reported.
 
-        A reshard of a value that is ready and that somebody waits for has nothing to hide its passes behind.
-        With 64 MB, who gets fresh pages from the system decides: one side alone varies by ten times.
+        A reshard of a value that is ready and that a caller waits for has nothing to hide its passes behind.
+        With 64 MB, the system's allocation of fresh pages decides: one side alone varies by ten times.
         """
         if self.limit is COPIES:
             return 1.1
@@ -112,7 +112,7 @@ MOVES = [
 
 
 def text(move: Move, slices: list[VirtualSlice], shape: tuple[int, ...]) -> str:
-    """Returns the program that moves an array and does nothing else."""
+    """Returns a program that moves an array and does nothing else."""
     type_ = f"tensor<{'x'.join(map(str, shape))}xf32>"
     declared = []
     written = []
@@ -176,7 +176,7 @@ def moves() -> Iterator[Case]:
 
 
 def between() -> Iterator[Case]:
-    """Moves between a computation and another: cutting and joining become part of them."""
+    """Yields moves between a computation and another: cutting and joining are fused into them."""
 
     def scale(x: jax.Array) -> jax.Array:
         return x * 2 + 1
@@ -225,7 +225,7 @@ def between() -> Iterator[Case]:
 
 
 class Fresh:
-    """An array that no call has seen before: `jax.device_put` would find the host copy that it left there."""
+    """Array that no call has seen before: `jax.device_put` would find the host copy that it left there."""
 
     def __init__(self, shape: tuple[int, ...], sharding: NamedSharding) -> None:
         self.make = jax.jit(
@@ -235,13 +235,13 @@ class Fresh:
 
     def prepare(self) -> None:
         self.array = self.make().block_until_ready()
-        # JAX frees what a call left in the memory of the host with other garbage, or else in a later call,
-        # which may be the other side's.
+        # JAX frees host memory of a call with other garbage, or else in a later call, which may be the other
+        # side's.
         gc.collect(0)
 
 
 def check(ours: jax.Array, theirs: jax.Array) -> None:
-    """Both sides put the same on every device."""
+    """Checks that both sides put the same on every device."""
     for a, b in zip(ours.addressable_shards, theirs.addressable_shards, strict=True):
         assert a.device == b.device
         np.testing.assert_array_equal(a.data, b.data)
@@ -283,7 +283,7 @@ def every() -> Iterator[Case]:
 
 
 def summarize(found: list[Measured]) -> None:
-    """Says what bounds our side of each case, and the middle of the bare moves."""
+    """Prints the bounds of our side of each case, and the median of the bare moves."""
     print("what bounds our side:")
     for limit in dict.fromkeys(row.limit for row in found):
         bounded = dict.fromkeys(

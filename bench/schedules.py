@@ -1,10 +1,10 @@
-"""What schedules give and cost: halves against wholes, simulated steps against real ones, bubbles, searches.
+"""Gains and costs of schedules: halves against wholes, simulated steps against real ones, bubbles, searches.
 
   python bench/schedules.py [--json PATH] [--only TEXT] [--steps N]
 
 Rows: the halves of a transformer stage against its whole backward; steps simulated from the halves of a
-measured run against real steps; bubbles against the formulas; two towers that join; what a search gains over
-the best policy on 50 random pipelines; and what it takes to cut, schedule and prove a long one. Medians.
+measured run against real steps; bubbles against the formulas; two towers that join; the gain of a search over
+the best policy on 50 random pipelines; and the time to cut, schedule and prove a long one. Medians.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from pathways.runtime.xla import pjrt
 ROWS, WIDTH, LAYERS = 256, 256, 4
 SEED = 0
 WARM = 3
-"""Steps before those that count."""
+"""Number of steps before those that count."""
 
 Stage = Callable[[Any, jax.Array], jax.Array]
 
 
 def block(w: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Returns a transformer block on one sequence: attention with one head, then two products."""
+    """Applies a transformer block to one sequence: attention with one head, then two products."""
     h = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * w["scale"]
     q, k, v = (h @ w[name] for name in ("q", "k", "v"))
     x = x + jax.nn.softmax(q @ k.T / x.shape[-1] ** 0.5) @ v
@@ -75,8 +75,7 @@ def block(w: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
 
 
 def stage_of(scanned: bool, remat: bool) -> Stage:
-    """Returns a stage of some blocks, as a scan or unrolled, with its forward repeated in the backward or
-    not."""
+    """Returns a stage of some blocks, as a scan or unrolled, whose backward may repeat the forward."""
     one = jax.checkpoint(block) if remat else block
 
     def in_turn(w: Any, x: jax.Array) -> jax.Array:
@@ -121,7 +120,7 @@ def lower_pipeline(
 
 
 def traced(programs: Mapping[str, Compiled], steps: int, *arguments: Any) -> dict[str, list[EventLog]]:
-    """Measured steps of programs that take turns, without the first few."""
+    """Returns measured steps of programs that take turns, without the first few."""
     placed = {name: compiled.place(*arguments) for name, compiled in programs.items()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -134,11 +133,10 @@ def traced(programs: Mapping[str, Compiled], steps: int, *arguments: Any) -> dic
 
 
 def seconds_alone(programs: Mapping[str, Compiled], stage: int, steps: int) -> dict[str, float]:
-    """Returns how long the launches of the backward of a stage take together, one after the other on an idle
-    device.
+    """Returns the time of a stage's backward launches together, in sequence on an idle device.
 
     In a pipeline the halves of one stage run beside other stages, which share the cores of the machine. All
-    launches of all programs take turns, so that what else runs on the machine meets them alike.
+    launches of all programs take turns, so that other load on the machine meets them alike.
     """
     device = jax.devices()[0]
     rng = np.random.default_rng(1)
@@ -166,8 +164,7 @@ def seconds_alone(programs: Mapping[str, Compiled], stage: int, steps: int) -> d
 
 
 def halves(steps: int) -> Iterator[Row]:
-    """Yields the backward of the second of three stages in halves, against the whole: nothing is fused with
-    it."""
+    """Measures the backward of the second of three stages in halves, against the whole, without fusion."""
     params = [weights(n) for n in range(3)]
     batch = np.random.default_rng(9).normal(size=(1, ROWS, WIDTH)).astype(np.float32)
     for scanned, remat in itertools.product((False, True), (False, True)):
@@ -185,16 +182,16 @@ def halves(steps: int) -> Iterator[Row]:
             else:
                 kept = read_by_backward(module, 1)
         if scanned:
-            # What it gives to do all turns of the loop of W at once.
+            # The gain of batching all iterations of the loop of W.
             with mock.patch.object(split_loops, "can_be_batched", return_value=False):
-                turn_by_turn = lower_pipeline(stage, 3, 1, "zb-h1", params, batch).compile()
-            programs["turn by turn"] = turn_by_turn
+                one_by_one = lower_pipeline(stage, 3, 1, "zb-h1", params, batch).compile()
+            programs["one by one"] = one_by_one
         seconds = seconds_alone(programs, 1, steps)
         yield {
             "case": f"I + W / B: {'scan' if scanned else 'unrolled'}{', remat' if remat else ''}",
             "flops": flops["zb-h1"] / flops["1f1b"],
             "time": seconds["zb-h1"] / seconds["1f1b"],
-            **({"turn by turn": seconds["turn by turn"] / seconds["1f1b"]} if scanned else {}),
+            **({"one by one": seconds["one by one"] / seconds["1f1b"]} if scanned else {}),
             "ms": seconds["1f1b"] * 1e3,
             "passed MiB": passed / 2**20,
             "kept by B MiB": kept / 2**20,
@@ -218,23 +215,23 @@ def work_of_backward(module: ir.Module, stage: int) -> float:
 
 
 def passed_on(module: ir.Module, stage: int) -> int:
-    """Returns the bytes that the first half of a backward gives to the second one."""
+    """Returns the bytes that the first half of a backward passes to the second one."""
     first, second = _backward_launches(module, stage)
     return sum(byte_size(v.type) for v in dict.fromkeys(second.operands) if v in set(first.results))
 
 
 def read_by_backward(module: ir.Module, stage: int) -> int:
-    """Returns the bytes of what launches made that the whole backward reads."""
+    """Returns the bytes of launches' results that the whole backward reads."""
     (whole,) = _backward_launches(module, stage)
-    made = [v for v in whole.operands if not isinstance(v, ir.BlockArgument)]
-    return sum(byte_size(v.type) for v in dict.fromkeys(made))
+    produced = [v for v in whole.operands if not isinstance(v, ir.BlockArgument)]
+    return sum(byte_size(v.type) for v in dict.fromkeys(produced))
 
 
 def real_steps(steps: int) -> Iterator[Row]:
-    """Steps that are simulated from the halves of a measured run, against real ones.
+    """Compares steps simulated from the halves of a measured run with real ones.
 
-    Both schedules run in turns, so that what else the machine does meets them alike. Of all steps of `zb-h1`
-    the median of each half counts, and is held against the median step; and the same of the fastest step.
+    Both schedules run in turn, so that other load on the machine meets them alike. Of all steps of `zb-h1`
+    the median of each half counts, and is compared with the median step; and the same of the fastest step.
     """
     width, microbatches = 512, 8
 
@@ -252,7 +249,7 @@ def real_steps(steps: int) -> Iterator[Row]:
     }
     logs = traced(programs, steps, params, batch)
     medians = {name: statistics.median(log.step_time for log in logs[name]) for name in programs}
-    # The steps that others on the machine disturbed the least.
+    # The steps that other load disturbed the least.
     fastest = {name: min(logs[name], key=lambda log: log.step_time) for name in programs}
     for schedule, compiled in programs.items():
         ratios = {}
@@ -279,7 +276,7 @@ def real_steps(steps: int) -> Iterator[Row]:
 def line(
     slices: tuple[int, ...], microbatches: int, kinds: str = "FIW", reads: tuple[frozenset[int], ...] = ()
 ) -> Work:
-    """Returns the actions of a pipeline of these kinds, in a row unless it is said what stages read."""
+    """Returns the actions of a pipeline of these kinds, in a row unless the inputs of stages are given."""
     pipeline = Pipeline(slices, microbatches, reads=reads)
     actions = [
         Action(stage, kind, m) for stage in range(len(slices)) for kind in kinds for m in range(microbatches)
@@ -290,7 +287,7 @@ def line(
 
 
 def bubbles() -> Iterator[Row]:
-    """Yields the idle time of a slice from its first to its last action, against the formulas, at F = I =
+    """Measures the idle time of a slice from its first to its last action, against the formulas, at F = I =
     W."""
     formulas: dict[str, Callable[[int], int]] = {
         "1f1b": lambda s: 3 * (s - 1),
@@ -313,32 +310,32 @@ def bubbles() -> Iterator[Row]:
 
 
 TOWERS = (frozenset(), frozenset({0}), frozenset(), frozenset({2}), frozenset({3}), frozenset({1, 4}))
-"""What each stage reads: two of images, three of text, and one that joins them."""
+"""The inputs of each stage: two stages of images, three of text, and one that joins them."""
 
 
 def towers() -> Iterator[Row]:
-    """Yields two towers on slices of their own, 8 microbatches: time in units of F = 1, B = 2, and what is
-    alive."""
+    """Measures two towers on slices of their own, 8 microbatches: time in units of F = 1, B = 2, and
+    peaks."""
     work = {kinds: line(tuple(range(len(TOWERS))), 8, kinds, TOWERS) for kinds in ("FB", "FIW")}
     units = {kinds: {a: 1.0 + (a.kind == "B") for a in w.needs} for kinds, w in work.items()}
     dear = {
         kinds: {a: takes * (3 if a.stage < 2 else 1) for a, takes in units[kinds].items()} for kinds in units
     }
-    for case, policy, kinds, durations, told, target in (
+    for case, policy, kinds, durations, is_timed, target in (
         ("towers: 1f1b", "1f1b", "FB", units, False, "33; 3 2 4 3 2 1"),
         ("towers, dear images: 1f1b", "1f1b", "FB", dear, False, "81; 3 2 4 3 2 1"),
         ("towers, dear images: search, times", "search", "FIW", dear, True, "at most 75"),
         ("towers: zb-h1", "zb-h1", "FIW", units, False, "27; at most 5"),
     ):
-        costs = Costs(durations[kinds]) if told else Costs()
+        costs = Costs(durations[kinds]) if is_timed else Costs()
         orders = orders_by(ScheduleRequest(policy), work[kinds], costs, str)
-        alive = [most_alive(row) for row in orders]
+        alive = [peak_microbatches(row) for row in orders]
         took = replayed(problem_of(work[kinds], durations[kinds]), orders)
         yield {"case": case, "time": took, "alive": " ".join(map(str, alive)), "target": target}
 
 
 def grad_cache() -> Iterator[Row]:
-    """Yields the same towers, contrastive over the whole batch: images in 8 microbatches, text in 4."""
+    """Measures the same towers, contrastive over the whole batch: images in 8 microbatches, text in 4."""
     devices = pathways.make_virtual_device_set()
     places = [devices.add_slice((1,), ("x",)) for _ in range(6)]
     stages = [pathways.jit(lambda w, x: jnp.tanh(x @ w), devices=place) for place in places[:5]]
@@ -371,15 +368,15 @@ def grad_cache() -> Iterator[Row]:
     yield {"case": "towers: GradCache, gpipe", "time": timeline.step_time, "target": "35"}
 
 
-def most_alive(order: Sequence[Action]) -> int:
-    """On how many microbatches a slice works at once, from a forward to its backward or the last half."""
+def peak_microbatches(order: Sequence[Action]) -> int:
+    """Returns the number of microbatches of a slice at once, from a forward to its backward or the last
+    half."""
     steps = ((a.kind == "F") - (a.kind in "BW") for a in order)
     return max(itertools.accumulate(steps))
 
 
 def idle(orders: Any, work: Work) -> float:
-    """Returns the longest time that a slice idles between its first and its last action; B takes two
-    units."""
+    """Returns the longest idle time of a slice between its first and its last action; B takes two units."""
     problem = problem_of(work, {action: 1.0 + (action.kind == "B") for action in work.needs})
     numbers, takes = problem.numbered(orders), problem.durations
     run = replay(problem, numbers)
@@ -391,7 +388,7 @@ def idle(orders: Any, work: Work) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """A random pipeline with times, links and a limit on how many microbatches a stage works at once."""
+    """Random pipeline with times, links and a limit of microbatches that a stage works on at once."""
 
     work: Work
     costs: Costs
@@ -403,7 +400,7 @@ class Drawn:
         return problem_of(self.work, self.costs.durations, limits, self.costs.delays)
 
     def step_time(self, costs: Costs, policy: str, **options: int) -> float:
-        """Returns how long a step takes by a policy that is told these costs; infinite for one that does not
+        """Returns the time of a step by a policy that gets these costs; infinite for one that does not
         fit."""
         try:
             orders = orders_by(ScheduleRequest(policy, max_live=self.limit, **options), self.work, costs, str)
@@ -413,7 +410,7 @@ class Drawn:
 
 
 def draw(rng: random.Random) -> Drawn:
-    """Returns what `DRAWN` says."""
+    """Draws a pipeline as `DRAWN` describes."""
     stages = rng.choice([4, 6, 8])
     half = stages // 2
     is_v = rng.random() < 0.5
@@ -443,7 +440,7 @@ DRAWN = (
 
 
 def searches() -> Iterator[Row]:
-    """Yields what a search gains over the best policy under the same limits, on pipelines of unequal
+    """Measures the gain of a search over the best policy under the same limits, on pipelines of unequal
     stages."""
     named, timed, gaps, seconds, worse = [], [], [], [], 0
     print(f"drawn 50 times: {DRAWN}")
@@ -476,20 +473,21 @@ def problem_of(
     limits: Sequence[Limit] = (),
     delays: Mapping[tuple[Action, Action], float] | None = None,
 ) -> SearchProblem:
-    """Returns what a search orders."""
+    """Returns the problem that a search solves."""
     place = {stage: work.rows.index(slice) for stage, slice in work.slices.items()}
     return SearchProblem(place, work.needs, durations, limits, delays)
 
 
 def replayed(problem: SearchProblem, orders: Any) -> float:
-    """Returns how long a step takes."""
+    """Returns the time of a step."""
     run = replay(problem, problem.numbered(orders))
     assert run is not None
     return run.step_time
 
 
 def compile_times() -> Iterator[Row]:
-    """Cutting, scheduling and proving a long pipeline, against 1f1b; and a search that is told to end."""
+    """Measures cutting, scheduling and proving a long pipeline, against 1f1b; and a search with a time
+    limit."""
     s, m = 16, 64
     params = [np.zeros((8, 8), np.float32)] * s
     lowered = lower_pipeline(

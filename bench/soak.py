@@ -2,11 +2,11 @@
 
   python bench/soak.py [--seconds 120] [--seed 0] [--step-deadline 20] [--acts kill,stop,slow]
 
-Three islands, the first of two hosts, run programs that go through all of them from several threads; each
+Three islands, the first of two hosts, run programs that go through all of them from many threads; each
 value is an integer, so that it is right or wrong. Meanwhile a random host is killed, stopped for good,
-stopped for a moment, may take no more memory, is cut off from another one, or is asked to end. What is lost
-has to be an error within the time below, all else right; the islands come back, and the same programs go on.
-In the end nothing is left: no array, step, process, or thread. Exits with 1 and says why when that is not so.
+stopped for a moment, limited in memory, cut off from another one, or sent SIGTERM. Lost values must be errors
+within the time below, all others right; the islands come back, and the same programs go on. At the end no
+array, step, process or thread may be left. Exits with 1 and the reason otherwise.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from pathways.runtime.hosts.cluster.host import HostProcess
 
 HEARTBEAT = 2.0
 STEP_DEADLINE = 20.0
-"""A host without memory may answer, and do nothing else."""
+"""Deadline for a host without memory that still replies, but does nothing else."""
 
 GRACE = 2.0
 
-MOST_SECONDS = 60.0
-"""How long a value may take, or its error: an island that is lost starts anew meanwhile."""
+MAX_SECONDS = 60.0
+"""Time limit of a value, or of its error: a lost island restarts meanwhile."""
 
 THREADS = 3
 ISLANDS = (pw.Island(hosts=2, devices_per_host=1), pw.Island(devices_per_host=2), pw.Island())
@@ -64,7 +64,7 @@ def on_single(x: Any) -> Any:
 
 
 class Programs:
-    """The programs, and what they have to give."""
+    """The programs, and their expected results."""
 
     def __init__(self) -> None:
         devices = pw.make_virtual_device_set()
@@ -84,7 +84,7 @@ class Programs:
 
 
 class Counts:
-    """What has happened."""
+    """Numbers of events."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -98,7 +98,7 @@ class Counts:
 
 
 def work(seed: str, programs: Programs, end: float, counts: Counts) -> None:
-    """Runs programs on what others have made, and compares what comes of it."""
+    """Runs programs on results of others, and compares theirs."""
     chosen = random.Random(seed)
     value = expected = np.arange(8, dtype=np.int32) + chosen.randrange(1000)
     while time.monotonic() < end:
@@ -115,12 +115,12 @@ def work(seed: str, programs: Programs, end: float, counts: Counts) -> None:
                 raise
             value = expected = np.arange(8, dtype=np.int32) + chosen.randrange(1000)
             counts.add("errors", time.monotonic() - began)
-            # What leaves refuses at once.
+            # A leaving island rejects work at once.
             time.sleep(0.05)
             continue
         np.testing.assert_array_equal(found, expected)
         counts.add("values", time.monotonic() - began)
-        if time.monotonic() - began > MOST_SECONDS:
+        if time.monotonic() - began > MAX_SECONDS:
             raise AssertionError(f"a value took {time.monotonic() - began:.0f} seconds")
 
 
@@ -158,13 +158,13 @@ ACTS: dict[str, Act] = {act.__name__: act for act in (kill, stop, slow, starve, 
 
 
 def hurt(seed: str, end: float, counts: Counts, acts: Sequence[Act]) -> None:
-    """Does something to some host, again and again, each time when all are there."""
+    """Harms random hosts, again and again, each time when all are connected."""
     chosen = random.Random(seed)
     while time.monotonic() < end:
         time.sleep(chosen.random() * 3)
         workers = controller()
         assert workers is not None
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.monotonic() + MAX_SECONDS
         while not workers.is_whole():
             assert workers.is_usable(), "an island does not start anew"
             assert time.monotonic() < deadline, "an island does not come back"
@@ -176,9 +176,9 @@ def hurt(seed: str, end: float, counts: Counts, acts: Sequence[Act]) -> None:
 
 
 def check_once(program: Any, functions: Sequence[Callable[[Any], Any]]) -> None:
-    """Runs a program; an overloaded machine may lose a host that nothing has harmed."""
+    """Runs a program; an overloaded machine may lose a host that was not harmed."""
     value = np.arange(8, dtype=np.int32)
-    deadline = time.monotonic() + MOST_SECONDS
+    deadline = time.monotonic() + MAX_SECONDS
     while True:
         try:
             found = np.asarray(program(value))
@@ -192,7 +192,7 @@ def check_once(program: Any, functions: Sequence[Callable[[Any], Any]]) -> None:
 
 
 def wait_for(what: str, is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + MOST_SECONDS
+    deadline = time.monotonic() + MAX_SECONDS
     while not is_so():
         assert time.monotonic() < deadline, f"{what}\n{pw.status()}"
         gc.collect()
@@ -205,17 +205,17 @@ def count_threads() -> int:
 
 
 def children() -> list[int]:
-    """Returns the processes of which this one is the parent."""
+    """Returns the child processes of this one."""
     pids: list[int] = []
     for task in Path("/proc/self/task").iterdir():
-        # A thread may end in between.
+        # A thread may exit in between.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             pids += map(int, (task / "children").read_text().split())
     return pids
 
 
 def soak(seed: str, seconds: float, step_deadline: float | None, acts: Sequence[Act]) -> Counts:
-    """Does it for so many seconds.
+    """Runs the soak for some seconds.
 
     Raises:
       AssertionError: something hangs, is wrong, or is left.
@@ -244,7 +244,7 @@ def soak(seed: str, seconds: float, step_deadline: float | None, acts: Sequence[
     running = [start(work, f"{seed} {n}", programs, end, counts) for n in range(THREADS)]
     running.append(start(hurt, f"{seed} hurt", end, counts, acts))
     for thread in running:
-        thread.join(max(0.0, end - time.monotonic()) + 2 * MOST_SECONDS)
+        thread.join(max(0.0, end - time.monotonic()) + 2 * MAX_SECONDS)
         if thread.is_alive():
             faulthandler.dump_traceback()
             raise AssertionError(f"a thread hangs\n{pw.status()}")
@@ -272,9 +272,9 @@ def main() -> int:
     parser.add_argument("--step-deadline", type=float, default=STEP_DEADLINE, help="0 for none")
     parser.add_argument("--acts", default=",".join(ACTS), help=f"some of {', '.join(ACTS)}")
     options = parser.parse_args()
-    # Losses are what this is about.
+    # Losses are the subject here.
     logging.getLogger("pathways").setLevel(logging.CRITICAL)
-    faulthandler.dump_traceback_later(options.seconds + 5 * MOST_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(options.seconds + 5 * MAX_SECONDS, exit=True)
     counts = soak(
         options.seed,
         options.seconds,

@@ -1,4 +1,4 @@
-"""Whether measured timelines are true: equal stages take equally long, and a replay takes as long as the run.
+"""Accuracy of measured timelines: equal stages take equally long, and a replay takes as long as the run.
 
   python bench/timeline.py [--json PATH] [--steps N] [--only TEXT]
 
@@ -22,7 +22,8 @@ from typing import Any
 
 from _parts import parser_of, print_header, write_json
 
-# Both are read when the first device is made: an execution then has no other thread to share its work with.
+# JAX reads both when it creates its first device: an execution then has no other thread to share its work
+# with.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
 os.environ["NPROC"] = "1"
 
@@ -41,12 +42,12 @@ from pathways.runtime.simulate.times import measured_times
 
 RUNS = 5
 ROUNDING = 1e-9
-"""Seconds that times may change by when they are written."""
+"""Rounding of times when they are written, in seconds."""
 MICROBATCHES = 16
 STAGES = 1.30
-"""The most that the medians of equal stages may differ."""
+"""Limit of the ratio of the medians of equal stages."""
 REPLAY = 0.15
-"""The most that the replay of a trace and the measured step may differ."""
+"""Limit of the difference of the replay of a trace and the measured step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ CASES = [
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What one case shows.
+    """Measurement of one case.
 
     Attributes:
       case: its name.
@@ -76,11 +77,11 @@ class Measured:
       stages: the larger of them in the smaller.
       step: the median measured step, in milliseconds.
       replay: the replay of the trace in the measured step.
-      fastest: the replay of the fastest step, with its own times, in that step: the one that others disturbed
-        the least.
-      tracing: a traced step in an untraced one, until results are ready.
-      overlaps: how many launches began before the one before them on their slice had ended.
-      estimated: how many launches no profile had.
+      fastest: the replay of the fastest step, with its own times, relative to that step: the one that other
+        load disturbed the least.
+      tracing: a traced step relative to an untraced one, until results are ready.
+      overlaps: the number of launches that began before the previous one on their slice had ended.
+      estimated: the number of launches that no profile had.
     """
 
     case: str
@@ -95,7 +96,7 @@ class Measured:
 
 
 Side = Callable[[], Any]
-"""A step, whose results are ready when it returns."""
+"""Step whose results are ready when it returns."""
 
 
 def pipeline(case: Case) -> tuple[Plan, Side]:

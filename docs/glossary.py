@@ -243,7 +243,7 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
         Term(
             "controller",
             "The process that traces, compiles and dispatches steps to workers.",
-            "runtime.hosts.cluster.controller",
+            "runtime.hosts.client",
         ),
         Term(
             "worker",
@@ -266,7 +266,7 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
             "A controller in a process of its own, which many clients share.",
             "runtime.hosts.service",
         ),
-        Term("client", "A program that a service runs steps for.", "runtime.hosts.attached"),
+        Term("client", "A program that a service runs steps for.", "runtime.hosts.client"),
     ),
 }
 """The terms of each section, those that others build on first."""

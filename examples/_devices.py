@@ -1,4 +1,4 @@
-"""Devices for the examples: those of an accelerator where JAX has one, CPU devices where it has none."""
+"""Devices for the examples: those of an accelerator if JAX has one, else CPU devices."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pathways as pw
 
 
 def fit(platform: str, count: int, slices: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-    """Returns how slices fit on the devices that there are.
+    """Returns the shape of slices that fits the available devices.
 
     Args:
       platform: JAX's default platform. There may be any number of CPU devices.
       count: the number of its devices.
-      slices: how many slices an example has.
+      slices: the number of slices of an example.
       shape: the shape that each should have.
 
     Returns:
-      The shape that each can have, which is that of a single device where not even one slice fits, and
-      whether they have to share devices.
+      The shape that each can have, which is that of a single device if not even one slice fits, and whether
+        they have to share devices.
     """
     size = math.prod(shape)
     if platform == "cpu" or count >= slices * size:
@@ -32,10 +32,10 @@ def fit(platform: str, count: int, slices: int, shape: tuple[int, ...]) -> tuple
 
 
 def connect(slices: int, shape: tuple[int, ...], hosts: bool = False) -> tuple[tuple[int, ...], bool]:
-    """Takes devices for the slices of an example; returns their shape, and `overlap` for `add_slice`.
+    """Connects to devices for the slices of an example; returns their shape, and `overlap` for `add_slice`.
 
     Args:
-      slices: how many slices it has.
+      slices: the number of its slices.
       shape: the shape that each should have.
       hosts: whether each gets CPU devices of a worker process of its own.
     """
@@ -43,8 +43,8 @@ def connect(slices: int, shape: tuple[int, ...], hosts: bool = False) -> tuple[t
     if hosts:
         pw.connect(hosts=slices, devices_per_host=math.prod(shape))
         return shape, False
-    # JAX has to start to say what its default platform is, and makes CPU devices only then. Where it has
-    # started already, `pw.connect` says if there are too few.
+    # JAX must start to report its default platform, and creates CPU devices only then. If it has started
+    # already, `pw.connect` reports too few devices.
     if jax.config.jax_num_cpu_devices < needed:
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", needed)
@@ -56,7 +56,7 @@ def connect(slices: int, shape: tuple[int, ...], hosts: bool = False) -> tuple[t
 def slices(
     count: int, shape: tuple[int, ...] = (1,), axes: tuple[str, ...] = ("x",)
 ) -> list[pw.VirtualSlice]:
-    """Equal slices for an example, of the devices that there are."""
+    """Returns equal slices for an example, on the available devices."""
     shape, overlap = connect(count, shape)
     devices = pw.make_virtual_device_set()
     return [devices.add_slice(shape, axes, overlap=overlap) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What hosts do for `train.py`: they make the rows of batches, and look at parameters."""
+"""Functions of hosts for `train.py`: they produce the rows of batches, and measure parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TEXT = "".join(Path(__file__).with_name(name).read_text() for name in ("char_lm.
 
 
 def excerpts(seed: int, held_out: bool = False) -> grain.MapDataset:
-    """Inputs and the characters that follow them, int32 of shape (LENGTH,), in an order that the seed says.
+    """Returns inputs and the characters that follow them, int32 of shape (LENGTH,), in an order that the seed
+    sets.
 
     The first tenth of the text is held out.
     """
@@ -28,5 +29,5 @@ def excerpts(seed: int, held_out: bool = False) -> grain.MapDataset:
 
 
 def norm(params: Any) -> float:
-    """Returns the Euclidean norm of all parameters that are here."""
+    """Returns the Euclidean norm of all local parameters."""
     return float(sum(float((np.asarray(w, np.float64) ** 2).sum()) for w in jax.tree.leaves(params)) ** 0.5)

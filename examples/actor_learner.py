@@ -1,8 +1,8 @@
 """An actor and a learner, each a program on a slice of its own, as in reinforcement learning.
 
-The actor sees a context, draws an action from the policy, and is rewarded where the action is the right one.
-The learner takes a step of REINFORCE on what the actor has seen. Both are enqueued without waiting, so the
-actor works with the weights from before while the learner makes the next. `act.place` brings weights to the
+The actor sees a context, draws an action from the policy, and is rewarded if the action is the right one.
+The learner takes a step of REINFORCE on the actor's experience. Both are enqueued without waiting, so the
+actor uses the previous weights while the learner computes the next. `act.place` copies weights to the
 actor, which keeps them while the learner donates its own.
 
 What differs from plain JAX:
@@ -44,7 +44,7 @@ OPTIMIZER = optax.adam(3e-3)
 
 
 def born(key: jax.Array) -> Any:
-    """Weights, and the moments of the optimizer."""
+    """Returns weights, and the moments of the optimizer."""
     keys = jax.random.split(key)
     weights = {
         "hidden": jax.random.normal(keys[0], (CONTEXTS, WIDTH)) / 4,
@@ -59,7 +59,7 @@ def policy(weights: Any, contexts: jax.Array) -> jax.Array:
 
 
 def play(weights: Any, key: jax.Array) -> dict[str, jax.Array]:
-    """Contexts, the actions that the policy draws, and their rewards."""
+    """Returns contexts, the actions that the policy draws, and their rewards."""
     keys = jax.random.split(key)
     contexts = jax.random.normal(keys[0], (BATCH, CONTEXTS))
     actions = jax.random.categorical(keys[1], policy(weights, contexts))
@@ -68,8 +68,7 @@ def play(weights: Any, key: jax.Array) -> dict[str, jax.Array]:
 
 
 def update(state: Any, seen: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
-    """Returns one step of REINFORCE with the mean reward as its baseline; the state after it, and that
-    mean."""
+    """Returns the state after one step of REINFORCE with the mean reward as its baseline, and that mean."""
     weights, moments = state
     mean = seen["rewards"].mean()
 
@@ -91,8 +90,7 @@ def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
 
 
 def train(act: Any, learn: Any, state: Any, steps: int) -> list[float]:
-    """Returns the mean rewards of some steps; the actor gets new weights before each, and works one
-    behind."""
+    """Returns the mean rewards of some steps; the actor uses the weights of the step before."""
     rewards, seen = [], None
     for key in jax.random.split(jax.random.key(1), steps):
         weights, _ = act.place(state[0], key)

@@ -1,4 +1,4 @@
-"""Trains a small language model, pipelined over four slices, to write Python; `make demo` runs it.
+"""Small language model of Python code, trained as a pipeline over four slices; `make demo` runs it.
 
 The model is plain JAX: four functions, its stages, placed on a slice each. `pw.accumulate` cuts every batch
 into microbatches, which go through the stages at the same time in the order of the schedule. The loss after
@@ -6,12 +6,12 @@ the last stage, the gradients and the optimizer are ordinary code that the compi
 one program.
 The text is Python's own standard library, so there is nothing to download.
 
-By default each slice is a mesh of 2x1 devices: batches lie over its axis "data", heads and hidden units over
-"model". That is said of parameters and batches only; gradients, AdamW's moments and what moves between the
-slices follow. Where there are too few accelerators for that, as on one GPU, a slice is one device, and all
-slices share it. On a CPU the devices share the same cores, so more of them make nothing faster: --mesh 1x1
-shows what sharding costs here, and --slices 1 what the pipeline does. With fewer slices than stages, slices
-take turns: --slices 2 --schedule interleaved-1f1b has two stages on each.
+By default each slice is a mesh of 2x1 devices: batches are sharded over its axis "data", heads and hidden
+units over "model". Only parameters and batches have specs; gradients, AdamW's moments and transfers between
+the slices follow. With too few accelerators for that, as on one GPU, a slice is one device, and all slices
+share it. On a CPU the devices share the same cores, so more of them make nothing faster: --mesh 1x1 shows
+what sharding costs here, and --slices 1 what the pipeline does. With fewer slices than stages, slices take
+turns: --slices 2 --schedule interleaved-1f1b has two stages on each.
 
 At the end, a few more steps are measured and drawn below the planned one, on a page for the browser; and the
 first steps are taken again by plain `jax.jit`, from the same parameters and batches; the
@@ -48,7 +48,7 @@ VOCABULARY = 128  # ASCII; every other byte is mapped to the last, unused code
 WIDTH, HEADS, BLOCKS, STAGES = 128, 4, 4, 4
 COMPARED_STEPS, TRACED_STEPS, TOLERANCE = 50, 3, 1e-4
 AXES = ("data", "model")
-# How parameters lie over a slice, by name; the others are on every device.
+# Shardings of parameters over a slice, by name; the others are replicated.
 SPECS = {
     "qkv": P(None, None, "model"),
     "project": P("model"),
@@ -80,7 +80,7 @@ def encode(text: bytes) -> np.ndarray:
 
 
 def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[Batch]:
-    """Random excerpts without end: inputs and targets, int32 of shape (batch, length)."""
+    """Yields random excerpts without end: inputs and targets, int32 of shape (batch, length)."""
     rng = np.random.default_rng(seed)
     while True:
         starts = rng.integers(len(text) - length, size=(batch, 1))
@@ -88,7 +88,7 @@ def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[Ba
         yield excerpts[:, :-1], excerpts[:, 1:]
 
 
-# The model: a decoder-only transformer with layer norm before each part.
+# The model: a decoder-only transformer with layer norm before each block.
 
 
 def init_params(rng: np.random.Generator, length: int) -> list[Params]:
@@ -123,7 +123,7 @@ def init_params(rng: np.random.Generator, length: int) -> list[Params]:
 
 
 def param_specs(params: Params) -> Params:
-    """Returns how the parameters of a stage lie over its slice."""
+    """Returns the shardings of a stage's parameters over its slice."""
     return jax.tree_util.tree_map_with_path(lambda path, _: SPECS.get(path[-1].key, P()), params)
 
 
@@ -133,7 +133,7 @@ def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def apply_block(params: Params, x: jax.Array) -> jax.Array:
-    """Returns one block, from (batch, length, width) to the same."""
+    """Applies one block, from (batch, length, width) to the same."""
     q, k, v = jnp.einsum("btw,wchd->cbthd", normalize(x, params["attention_norm"]), params["qkv"])
     attended = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     x = x + attended.reshape(x.shape) @ params["project"]
@@ -141,19 +141,19 @@ def apply_block(params: Params, x: jax.Array) -> jax.Array:
 
 
 def front(params: Params, inputs: jax.Array) -> jax.Array:
-    """Returns the first stage: from characters (batch, length) to activations (batch, length, width)."""
+    """Runs the first stage: from characters (batch, length) to activations (batch, length, width)."""
     return middle(params, params["embed"][inputs] + params["position"])
 
 
 def middle(params: Params, x: jax.Array) -> jax.Array:
-    """Returns a stage between: from activations to activations."""
+    """Runs a stage between: from activations to activations."""
     for block in params["blocks"]:
         x = apply_block(block, x)
     return x
 
 
 def back(params: Params, x: jax.Array) -> jax.Array:
-    """Returns the last stage: from activations to logits (batch, length, vocabulary)."""
+    """Runs the last stage: from activations to logits (batch, length, vocabulary)."""
     return normalize(middle(params, x), params["norm"]) @ params["head"]
 
 
@@ -161,8 +161,8 @@ MODEL: list[Stage] = [front, *[middle] * (STAGES - 2), back]
 
 
 def place(slices: list[pw.VirtualSlice], params: list[Params]) -> list[Stage]:
-    """Returns the stages on slices, which take turns."""
-    # What the placed functions take is all that is said; whatever is made of it lies accordingly.
+    """Places the stages on slices, round robin."""
+    # Only the arguments of placed functions have specs; the shardings of all other values follow.
     return [
         pw.jit(stage, devices=slices[n % len(slices)], in_shardings=(param_specs(part), P("data")))
         for n, (stage, part) in enumerate(zip(MODEL, params, strict=True))
@@ -196,7 +196,7 @@ def update(
 
 
 def make_optimizer(steps: int) -> optax.GradientTransformation:
-    """AdamW with clipped gradients, a warm-up and then a cosine decay of the learning rate."""
+    """Returns AdamW with clipped gradients, a warm-up and then a cosine decay of the learning rate."""
     schedule = optax.warmup_cosine_decay_schedule(
         init_value=0.0, peak_value=2e-3, warmup_steps=min(50, steps // 2), decay_steps=steps
     )
@@ -204,7 +204,7 @@ def make_optimizer(steps: int) -> optax.GradientTransformation:
 
 
 class Speed(NamedTuple):
-    """How fast steps were: tokens per second, seconds of cores for a step, and how many were busy."""
+    """Speed of steps: tokens per second, CPU seconds of a step, and the number of busy cores."""
 
     tokens: float
     step: float
@@ -214,7 +214,7 @@ class Speed(NamedTuple):
 def train(
     title: str, step: Callable[..., Any], state: State, data: Iterator[Batch], steps: int
 ) -> tuple[State, list[float], Speed]:
-    """Takes some steps; returns the state after them, their losses, and how fast they were."""
+    """Runs some steps; returns the state after them, their losses, and their speed."""
     losses: list[float] = []
     pending: collections.deque[jax.Array] = collections.deque()
     bar = tqdm(desc=title, total=steps, unit="step", disable=None)
@@ -253,7 +253,7 @@ def measure(step: Callable[..., Any], state: State, data: Iterator[Batch], folde
 def main() -> int:
     options = parse_options()
     os.environ["PW_DUMP_TO"] = str(options.dump_dir)
-    # A GPU would round what it multiplies to few bits, and make large differences of small ones.
+    # A GPU would round products to few bits, which amplifies small differences.
     jax.config.update("jax_default_matmul_precision", "float32")
     shape, overlap = connect(slices=options.slices, shape=options.mesh, hosts=options.hosts)
     devices = pw.make_virtual_device_set()

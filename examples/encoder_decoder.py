@@ -1,4 +1,4 @@
-"""An encoder and a decoder, each on a slice: what is encoded once is read by every block of the decoder.
+"""Encoder and decoder, each on a slice: every block of the decoder reads the encoder's output.
 
 The embedding is tied: the encoder, the decoder and its head read it, on both slices. Its gradient is summed
 on each, and sent once for each step. The decoder learns to write what it reads backwards.
@@ -40,7 +40,7 @@ Params = dict[str, Any]
 
 
 def attend(w: Params, x: jax.Array, memory: jax.Array, causal: bool = False) -> jax.Array:
-    """Returns one head of attention, from (batch, length, width) to the same."""
+    """Applies one head of attention, from (batch, length, width) to the same."""
     q, k, v = x @ w["q"], memory @ w["k"], memory @ w["v"]
     heads = (a[:, :, None] for a in (q, k, v))
     return x + jax.nn.dot_product_attention(*heads, is_causal=causal)[:, :, 0] @ w["o"]
@@ -52,7 +52,7 @@ def think(w: Params, x: jax.Array) -> jax.Array:
 
 
 def encode(embed: jax.Array, params: Params, words: jax.Array) -> jax.Array:
-    """From words (batch, length) to the memory that the decoder reads (batch, length, width)."""
+    """Encodes words (batch, length) to the memory that the decoder reads (batch, length, width)."""
     x = embed[words] + params["position"]
     for w in params["blocks"]:
         x = think(w, attend(w["self"], x, x))

@@ -1,4 +1,4 @@
-"""Equinox: modules are pytrees, of which a placed function takes the arrays.
+"""Autoencoder of equinox: modules are pytrees, and a placed function takes their arrays.
 
 What differs from plain JAX:
 

@@ -36,7 +36,8 @@ import pathways as pw
 
 
 class Mixer(nnx.Module):
-    """Dropout is off, so that the plain version gives the same; its keys would be part of the state."""
+    """Mixer of rows. Dropout is off, so that the plain version gives the same; its keys would be part of the
+    state."""
 
     def __init__(self, before: int, after: int, rngs: nnx.Rngs) -> None:
         self.norm = nnx.LayerNorm(before, rngs=rngs)

@@ -1,8 +1,8 @@
 """Decoding with caches of keys and values: layers on two slices, and a cache beside each.
 
-A call decodes as many tokens as the loop has turns: the loop goes through both slices, so it is a loop of the
-program, and its caches are given up from turn to turn and never leave their slice. What the caller passes is
-donated, and the next call goes on with what this one returned.
+A call decodes a token in each iteration of its loop: the loop goes through both slices, so it is a loop of
+the program, and its caches are donated from iteration to iteration and never leave their slice. The caller
+donates the state, and the next call continues with the returned one.
 
 What differs from plain JAX:
 
@@ -32,12 +32,12 @@ from _devices import slices
 
 import pathways as pw
 
-WORDS, WIDTH, LENGTH, BATCH, TURNS = 32, 64, 24, 4, 8
+WORDS, WIDTH, LENGTH, BATCH, ITERATIONS = 32, 64, 24, 4, 8
 Params, Cache = dict[str, jax.Array], dict[str, jax.Array]
 
 
 def layer(w: Params, cache: Cache, x: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
-    """Returns one token through one layer: x is (BATCH, WIDTH), keys and values (BATCH, LENGTH, WIDTH)."""
+    """Applies one layer to a token: x is (BATCH, WIDTH), keys and values (BATCH, LENGTH, WIDTH)."""
     write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=position, axis=1)
     cache = {name: write(cache[name], (x @ w[name])[:, None]) for name in ("k", "v")}
     scores = jnp.einsum("bw,btw->bt", x @ w["q"], cache["k"]) / WIDTH**0.5
@@ -59,14 +59,14 @@ def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
 
     @pw.program(donate_argnums=0)
     def decode(caches: tuple[Cache, Cache], params: Any, last: jax.Array, done: jax.Array) -> Any:
-        def turn(state: Any, _: None) -> tuple[Any, jax.Array]:
+        def iterate(state: Any, _: None) -> tuple[Any, jax.Array]:
             (first, second), token, position = state
             x, first = front(params["front"], first, params["embed"][token], position)
             x, second = back(params["back"], second, x, position)
             token = jnp.argmax(x @ params["head"], axis=-1)
             return ((first, second), token, position + 1), token
 
-        state, tokens = jax.lax.scan(turn, (caches, last, done), length=TURNS)
+        state, tokens = jax.lax.scan(iterate, (caches, last, done), length=ITERATIONS)
         return state, tokens.T
 
     keys = jax.random.split(jax.random.key(0), 4)
@@ -82,7 +82,7 @@ def build(s0: pw.VirtualSlice, s1: pw.VirtualSlice) -> tuple[Any, Any, Any]:
 
 def main() -> None:
     decode, state, params = build(*slices(2))
-    for _ in range(LENGTH // TURNS):
+    for _ in range(LENGTH // ITERATIONS):
         caches, last, done = state
         state, tokens = decode(caches, params, last, done)
         print(*jax.device_get(tokens[0]))

@@ -1,12 +1,12 @@
-"""Trains a small language model over two stages, and goes on where it was when it is started again.
+"""Training of a small language model over two stages, which continues where it was when it is started again.
 
 With `--replicas 2` there are two of each stage, each pair with half of every batch; with `--zero1` as well,
 each of them keeps half of the optimizer's state.
 
-Parameters are born on their slices. Grain cuts excerpts out of a text, shuffled (`_train_rows.py`);
+Parameters are initialised on their slices. Grain cuts excerpts out of a text, shuffled (`_train_rows.py`);
 `pw.prefetch` puts the next batches on the slices while a step runs. The state is written, with the position
 of the input, every few steps in the background. The learning rate warms up and decays. The loss on held-out
-text is measured now and then, and all of it goes to metrics.jsonl, one line of JSON for each step. Kill it,
+text is measured regularly, and all of it goes to metrics.jsonl, one line of JSON for each step. Kill it,
 start it again, and it ends with the same losses, bit for bit.
 
 With `--hosts` each slice is on a worker process of its own. Nothing else changes: the hosts make the batches,
@@ -57,7 +57,8 @@ def init_back(key: jax.Array) -> dict[str, jax.Array]:
 
 
 def front(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
-    """From characters (batch, LENGTH) to what the last four say, (batch, LENGTH, WIDTH)."""
+    """Runs the first stage: from characters (batch, LENGTH) to features of the last four (batch, LENGTH,
+    WIDTH)."""
     x = params["embed"][inputs]
     before = [jnp.pad(x, ((0, 0), (n, 0), (0, 0)))[:, :LENGTH] for n in range(4)]
     return jnp.tanh(jnp.concatenate(before, -1) @ params["mix"])
@@ -124,7 +125,7 @@ def main() -> int:
                     line["held_out"] = float(np.mean(losses))
                     line["norm"] = norm(state["params"]["front"]).result()[0]
                     metrics.write({**line, "seconds": time.perf_counter() - began})
-                    # Behind the metrics: what a checkpoint says is done is in them.
+                    # After the metrics, which so have all steps of a checkpoint.
                     pw.checkpoint.save(folder, state, n, data=ready, keep=options.keep)
                 else:
                     metrics.write({**line, "seconds": time.perf_counter() - began})
@@ -133,7 +134,7 @@ def main() -> int:
 
 
 class Metrics:
-    """A file of JSON lines, one for each step. Steps after the checkpoint are taken again, and so are lines.
+    """File of JSON lines, one for each step; steps after the checkpoint run again, and replace their lines.
 
     Args:
       path: the file.

@@ -1,7 +1,7 @@
-"""A transformer in two stages, each on a slice of 2x2 devices: pipeline, tensor and data parallel at once.
+"""Transformer in two stages, each on a slice of 2x2 devices: pipeline, tensor and data parallel at once.
 
-Attention heads and the hidden dimension of the MLPs lie over the axis "model", batches over "data". Only the
-parameters and the batch are given a `PartitionSpec`; gradients, optimizer states and what moves between the
+Attention heads and the hidden dimension of the MLPs are sharded over the axis "model", batches over "data".
+Only the parameters and the batch have a `PartitionSpec`; gradients, optimizer states and values between the
 slices get theirs from them.
 
 Gradients, and the parameters after some steps of SGD and of AdamW, are compared with those that plain
@@ -46,7 +46,7 @@ BACK_SPECS = {"block": BLOCK_SPECS, "norm": P(), "head": P(None, "model")}
 
 
 def init_params(rng: np.random.Generator, dtype: str) -> Params:
-    """Parameters of both stages, as numpy arrays."""
+    """Returns parameters of both stages, as numpy arrays."""
 
     def normal(*shape: int, fan_in: int) -> np.ndarray:
         return rng.normal(scale=fan_in**-0.5, size=shape).astype(dtype)
@@ -81,14 +81,14 @@ def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Causal attention, all of shape (batch, length, heads, head); each head stays where it is."""
+    """Applies causal attention, all of shape (batch, length, heads, head); each head stays on its devices."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * HEAD**-0.5
     causal = jnp.tril(jnp.ones((q.shape[1], k.shape[1]), bool))
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(causal, scores, -1e9)), v)
 
 
 def apply_block(params: Params, x: jax.Array) -> jax.Array:
-    """Returns one block, from (batch, length, width) to the same; sums over heads and hidden units cross
+    """Applies one block, from (batch, length, width) to the same; sums over heads and hidden units cross
     "model"."""
     q, k, v = jnp.einsum("btw,wchd->cbthd", normalize(x, params["attention_norm"]), params["qkv"])
     x = x + jnp.einsum("bthd,hdw->btw", attend(q, k, v), params["project"])
@@ -98,12 +98,12 @@ def apply_block(params: Params, x: jax.Array) -> jax.Array:
 
 
 def front(params: Params, inputs: jax.Array) -> jax.Array:
-    """Returns the first stage: from tokens (batch, length) to activations (batch, length, width)."""
+    """Runs the first stage: from tokens (batch, length) to activations (batch, length, width)."""
     return apply_block(params["block"], params["embed"][inputs] + params["position"])
 
 
 def back(params: Params, x: jax.Array) -> jax.Array:
-    """Returns the second stage: from activations to logits (batch, length, vocabulary)."""
+    """Runs the second stage: from activations to logits (batch, length, vocabulary)."""
     return normalize(apply_block(params["block"], x), params["norm"]) @ params["head"]
 
 
@@ -132,7 +132,7 @@ def make_step(front: Stage, back: Stage, optimizer: optax.GradientTransformation
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run gives.
+    """Results of a run.
 
     Attributes:
       trees: the gradients, and by the name of each optimizer the parameters after training.
@@ -162,12 +162,11 @@ def run(jit: Callable[..., Any], front: Stage, back: Stage, params: Params, batc
 
 
 def difference(ours: Any, theirs: Any, elementwise: bool) -> float:
-    """Returns the relative difference of two arrays: of the whole, by the norm, or the largest of any
-    element."""
+    """Returns the relative difference of two arrays, by the norm or the largest one of any element."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if not elementwise:
         return float(np.linalg.norm(a - b) / np.linalg.norm(b))
-    # Where theirs is zero, ours is measured as it is.
+    # If theirs is zero, ours counts as it is.
     return float(np.max(np.abs(a - b) / np.where(b == 0, 1, np.abs(b))))
 
 

@@ -23,15 +23,15 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("dialect", "passes", "runtime", "compiler", "tools", "bench", "examples", "docs", "test")
 
 PENDING = (
-    "bench",
-    "examples",
+    "bench/_served.py",
     "runtime/control",
+    "runtime/resilience",
+    "runtime/snapshots",
     "runtime/hosts/client",
     "runtime/hosts/cluster",
     "runtime/hosts/launch",
     "runtime/hosts/protocol",
     "runtime/hosts/service",
-    "runtime/hosts/spares",
     "runtime/hosts/splitting",
     "runtime/hosts/trace",
     "runtime/hosts/worker",
@@ -47,6 +47,7 @@ PENDING = (
     "test/real",
     "test/runtime/control",
     "test/runtime/hosts",
+    "test/runtime/resilience",
     "test/support",
     "test/test_bench_simulation.py",
     "test/test_benches.py",

@@ -1,4 +1,4 @@
-"""Who controls hosts, around the core that knows what was issued and who is done with it."""
+"""Controller of hosts, around the core that tracks steps."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathways.runtime.control.records.step import Step
 from pathways.runtime.simulate.events import SimulatedTime
 
 PartEnd = Callable[[FleetStep, int, bool, float], float]
-"""An island is done with its part of a step: the step, the island, whether it was the last, and the moment.
-Returns the moment at which all is done that follows."""
+"""Callback for an island that has finished its share of a step: gets the step, the island, whether it was the
+last, and the moment; returns the moment at which the resulting work is done."""
 
 
 class Control:
-    """One core of a machine that sends steps to all hosts and takes their answers.
+    """Core of a machine that sends steps to all hosts and handles their replies.
 
     Args:
       time: the time.
       shape: the hosts.
-      costs: what control costs.
-      ended: is told when an island is done with a step.
-      ahead: how many steps may be under way on an island.
+      costs: the costs of control.
+      ended: called when an island has finished a step.
+      ahead: the limit of steps in flight on an island.
       settle: see `Processor`.
 
     Attributes:
-      core: what decides.
+      core: the state machine.
       processor: the core of the machine.
       fleet: the hosts.
     """
@@ -43,12 +43,12 @@ class Control:
         ahead: int,
         settle: Job | None = None,
     ) -> None:
-        # A group that is told by one message is one host here.
+        # A group that gets one message is one host here.
         numbers, count = [], 0
         for groups in shape.groups():
             numbers.append(range(count, count + len(groups)))
             count += len(groups)
-        # Nothing is lost here: that hosts say nothing for long is only that they compute.
+        # No host is lost here: a silent one only computes.
         self.core = ClusterCore(numbers, Limits(ahead=ahead, stall_report=None), time.now)
         self.processor = Processor(time, settle)
         self.fleet = Fleet(time, shape, costs, self.processor, self._answer)
@@ -60,7 +60,7 @@ class Control:
         return [self.core.gangs[n] for n in islands]
 
     def issue(self, islands: Sequence[int], seconds: float, owner: int, moment: float) -> tuple[Step, float]:
-        """Sends a step to all hosts of islands; returns it, and the moment at which that is done."""
+        """Sends a step to all hosts of islands; returns it, and the moment at which all messages are sent."""
         gangs = self.gangs(islands)
         number = self.core.take_numbers()
         hosts = [host for gang in gangs for host in gang.hosts]

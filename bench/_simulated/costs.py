@@ -1,4 +1,4 @@
-"""What control costs: measured by benches, kept in a file, and changed to see what would be."""
+"""Costs of control: measured by benches, kept in a file, and changed for what-if questions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _FACTOR = re.compile(r"(\d+\.?\d*|\.\d+)\s*[xX]")
 
 
 class CostsError(ValueError):
-    """A file of costs, or a change to them, that cannot be used; the message names the place."""
+    """File of costs, or a change to them, is invalid; the message names the place."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ControlCosts:
-    """What control costs, in seconds of one core where it does not say otherwise.
+    """Costs of control, in seconds of one core unless stated otherwise.
 
     Attributes:
-      per_step: for who controls, once for each step.
-      per_host: for who controls, for each host that it tells a step: the message and the answer.
+      per_step: of the controller or service, once for each step.
+      per_host: of the controller or service, for each host that it sends a step: the message and the reply.
       per_island: the same for each island, besides its hosts.
-      per_worker: for a host, its part of a step.
-      per_client: for a client of a service, a step from its call to its end.
-      per_handed_on: for a host that hands a step on, for each host that it does so to, as `per_host`.
-      net: how long a message is on its way; no core is busy with that.
+      per_worker: of a host, its share of a step.
+      per_client: of a client of a service, a step from its call to its end.
+      per_handed_on: of a host that forwards a step, for each host that it sends it to, as `per_host`.
+      net: the latency of a message; no core is busy with that.
     """
 
     per_step: float
@@ -43,7 +43,7 @@ class ControlCosts:
         """Returns the same with changes, such as `per_host=7.5us,net=2x`.
 
         Raises:
-          CostsError: a change cannot be read, or there is no such cost.
+          CostsError: a change cannot be read, or the cost does not exist.
         """
         return dataclasses.replace(self, **_changes(what_if, dataclasses.asdict(self)))
 
@@ -73,11 +73,11 @@ def _changes(what_if: str, costs: Mapping[str, float]) -> dict[str, float]:
 
 
 class MeasuredCost(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A cost as a bench has measured it.
+    """Cost as a bench has measured it.
 
     Attributes:
       seconds: the cost.
-      what: what it is, and how it was measured.
+      what: its description, and the method.
     """
 
     seconds: float
@@ -85,14 +85,14 @@ class MeasuredCost(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class MeasuredGroup(msgspec.Struct, frozen=True):
-    """A group of rows of a bench, which one run has measured.
+    """Group of rows of a bench, which one run has measured.
 
     Attributes:
       command: the run.
       date: its day.
-      machine: what kind of machine it ran on.
-      load: how many other processes wanted its cores when it began.
-      costs: what it measured, by names.
+      machine: the kind of its machine.
+      load: the number of other processes that wanted its cores when it began.
+      costs: its measurements, by names.
     """
 
     command: str
@@ -104,7 +104,7 @@ class MeasuredGroup(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class CostsFile:
-    """A file of costs.
+    """File of costs.
 
     Attributes:
       benches: the groups of each bench, by their names.
@@ -135,7 +135,7 @@ def read_costs(text: bytes, where: str) -> CostsFile:
     """Reads a file of costs; `where` is its name.
 
     Raises:
-      CostsError: it is none; says where.
+      CostsError: the text is no such file; says where.
     """
     try:
         document = msgspec.json.decode(text, type=_CostsText)

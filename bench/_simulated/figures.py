@@ -1,4 +1,4 @@
-"""What comes of costs: how busy devices are, how far shares are off, what hides all control."""
+"""Figures from costs: use of devices, deviation of shares, the computation that hides all control."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from _simulated.service import ClientModel, ServiceModel, shares
 from pathways.runtime.simulate.events import SimulatedTime
 
 HIDDEN = 0.95
-"""The part of the time for which devices compute when all else is hidden."""
+"""The fraction of time in which devices compute when all control is hidden."""
 
 _CLOSE = 1.01
-"""How exactly the smallest computation is found: the ratio of one that is enough to one that is not."""
+"""Precision of the smallest computation: the ratio of one that suffices to one that does not."""
 
-_MOST_STEPS, _LEAST_STEPS, _MESSAGES = 60, 12, 5000
-"""For how many steps a program is looked at, and fewer where they are more messages than these."""
+_MAX_STEPS, _MIN_STEPS, _MESSAGES = 60, 12, 5000
+"""Number of simulated steps of a program, and fewer if they are more messages than these."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """How a cluster was used for some time.
+    """Use of a cluster over some time.
 
     Attributes:
-      busy: for which part of it the devices computed, those of the island where that is least.
-      rate: steps in a second, of all clients.
-      control: for which part of it the core of who controls was busy.
-      unfair: how far the shares of clients are from those of their weights, 0.01 for one percent.
+      busy: the fraction of it in which the devices computed, on the island where that is least.
+      rate: steps per second, of all clients.
+      control: the fraction of it in which the controlling core was busy.
+      unfair: the deviation of clients' shares from their weights, 0.01 for one percent.
     """
 
     busy: float
@@ -40,13 +40,13 @@ class Usage:
 
 
 def used_alone(shape: FleetShape, costs: ControlCosts, seconds: float, ahead: int = 8) -> Usage:
-    """Returns what a program with a controller of its own makes of a cluster.
+    """Returns the use of a cluster by a program with a controller of its own.
 
     Args:
       shape: the hosts.
-      costs: what control costs.
-      seconds: how long devices have a step.
-      ahead: how many steps may be under way.
+      costs: the costs of control.
+      seconds: the time of a step on devices.
+      ahead: the limit of steps in flight.
     """
     model = ControllerModel(shape, costs, seconds, ahead)
     steps = _steps(shape)
@@ -55,12 +55,12 @@ def used_alone(shape: FleetShape, costs: ControlCosts, seconds: float, ahead: in
 
 
 def _steps(shape: FleetShape) -> int:
-    """For how many steps a program is looked at."""
-    return max(_LEAST_STEPS, min(_MOST_STEPS, _MESSAGES // sum(shape.hosts)))
+    """Returns the number of simulated steps of a program."""
+    return max(_MIN_STEPS, min(_MAX_STEPS, _MESSAGES // sum(shape.hosts)))
 
 
 def longest(shape: FleetShape, costs: ControlCosts) -> float:
-    """Returns the seconds of all control of a step that nothing hides, and no less."""
+    """Returns an upper bound of the seconds of a step's control that nothing hides."""
     messages = sum(map(len, shape.groups())) * costs.per_host + len(shape.hosts) * costs.per_island
     handed_on = max(shape.heads or 0, 1) * costs.per_handed_on
     work = costs.per_worker * (1 + sum(shape.hosts) / (shape.cores or sum(shape.hosts)))
@@ -74,7 +74,7 @@ def used_together(
     seconds: float,
     ahead: int = 4,
 ) -> Usage:
-    """Returns what clients of a service make of a cluster in so many seconds, after half a second."""
+    """Returns the use of a cluster by clients of a service in some seconds, after half a second."""
     model = ServiceModel(shape, costs, clients, ahead)
     model.run(0.5)
     weights = [client.weight for client in clients]
@@ -97,13 +97,12 @@ def _usage(control: Control, time: SimulatedTime, run: Callable[[], None], weigh
 
 
 def smallest_hidden(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> float:
-    """Returns the shortest computation, in seconds, that hides all control of a program with a controller of
-    its own.
+    """Returns the shortest computation, in seconds, that hides all control of a program's own controller.
 
     Args:
       shape: the hosts.
-      costs: what control costs.
-      ahead: how many steps may be under way.
+      costs: the costs of control.
+      ahead: the limit of steps in flight.
     """
     return least_hidden(
         lambda seconds: used_alone(shape, costs, seconds, ahead).busy >= HIDDEN, longest(shape, costs) / 4
@@ -111,8 +110,7 @@ def smallest_hidden(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> f
 
 
 def smallest_served(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> float:
-    """Returns the same for a client of a service, which has the cluster for itself and runs on all its
-    islands."""
+    """Returns the same for a single client of a service, which runs on all its islands."""
     islands = tuple(range(len(shape.hosts)))
 
     def is_hidden(seconds: float) -> bool:
@@ -128,8 +126,8 @@ def least_hidden(is_hidden: Callable[[float], bool], guess: float) -> float:
     """Returns the shortest computation, in seconds, that hides all else.
 
     Args:
-      is_hidden: whether one does; if it does, longer ones do, too.
-      guess: where the search begins; 0 for nothing to hide.
+      is_hidden: whether a computation suffices; if it does, longer ones do, too.
+      guess: the begin of the search; 0 for nothing to hide.
     """
     if not guess:
         return 0.0

@@ -1,4 +1,4 @@
-"""Hosts with their devices: they take steps in the order in which they are told them, and answer."""
+"""Hosts with their devices: they run steps in the order in which they receive them, and reply."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathways.runtime.simulate.events import SimulatedTime
 
 @dataclasses.dataclass(frozen=True)
 class FleetShape:
-    """How many hosts there are, and how they are told what to do.
+    """Shape of a fleet: its hosts, and the way of messages to them.
 
     Attributes:
-      hosts: how many each island has.
-      heads: how many hosts have one head, the first of them, which hands steps on to the others and their
-        answers back; None where each is told by itself.
-      is_joined: whether devices of several islands begin a step together, as those of one do.
-      cores: how many cores all hosts share; None where each has its own.
+      hosts: the number of hosts of each island.
+      heads: the number of hosts that share a head, the first of them, which forwards steps to the others and
+        their replies back; None if each gets its own message.
+      is_joined: whether devices of different islands begin a step together, as those of one do.
+      cores: the number of cores that all hosts share; None if each has its own.
     """
 
     hosts: Sequence[int]
@@ -30,25 +30,25 @@ class FleetShape:
     cores: int | None = None
 
     def groups(self) -> list[list[int]]:
-        """For each island how many hosts are told by one message."""
+        """Returns for each island the numbers of hosts that share one message."""
         if self.heads is None:
             return [[1] * count for count in self.hosts]
-        most = self.heads
-        return [[min(most, count - first) for first in range(0, count, most)] for count in self.hosts]
+        size = self.heads
+        return [[min(size, count - first) for first in range(0, count, size)] for count in self.hosts]
 
 
 class FleetStep:
-    """A step on hosts.
+    """Step on hosts.
 
     Args:
       number: its number.
       islands: the numbers of its islands.
-      seconds: how long its devices have it.
-      owner: whose it is.
+      seconds: its time on devices.
+      owner: its client.
 
     Attributes:
-      took: how long each island had it: since it was ready for it there, or since the end of the one before.
-      left: how many islands have not ended it.
+      took: the time of each island: since it was ready for it there, or since the end of the one before.
+      left: the number of islands that have not finished it.
     """
 
     __slots__ = ("islands", "left", "number", "owner", "ready", "seconds", "took", "untold")
@@ -60,14 +60,15 @@ class FleetStep:
         self.owner = owner
         self.took: dict[int, float] = {}
         self.left = len(islands)
-        # When all hosts of an island have told their devices, and how many of its groups have not.
+        # The time at which all hosts of an island have started their devices, and the number of its groups
+        # that have not.
         self.ready: dict[int, float] = {}
         self.untold: dict[int, int] = {}
 
 
 Answer = Callable[[FleetStep, int, int, float], float]
-"""Takes the answer of a group of hosts: its step, its island, its number there, and the moment. Returns the
-moment at which all is done that follows."""
+"""Handler of the reply of a group of hosts: gets its step, its island, its number there, and the moment;
+returns the moment at which the resulting work is done."""
 
 
 class Fleet:
@@ -75,15 +76,15 @@ class Fleet:
 
     Args:
       time: the time.
-      shape: how many there are.
-      costs: what control costs.
-      control: the core that tells them what to do.
-      answer: takes answers, on that core.
+      shape: their shape.
+      costs: the costs of control.
+      control: the core that sends them steps.
+      answer: handles replies, on that core.
 
     Attributes:
-      busy: for how long the devices of each island had a step that has ended, in seconds.
-      served: for how long each owner had devices of islands, added up.
-      ended: how many steps of each owner have ended, on all their islands.
+      busy: the time in which the devices of each island had a step that has finished, in seconds.
+      served: the time in which each owner had devices of islands, added up.
+      ended: the number of finished steps of each owner, on all their islands.
     """
 
     def __init__(
@@ -99,21 +100,23 @@ class Fleet:
         self._answer = answer
         self._groups = shape.groups()
         self._heads = [[Processor(time) for _ in island] for island in self._groups]
-        # When the core of a host is free, and the devices of an island.
+        # The times at which the core of a host, and the devices of an island, are free.
         self._free = [0.0] * (shape.cores or sum(shape.hosts))
         self._first = [sum(shape.hosts[:n]) for n in range(len(shape.hosts))]
         self._devices_free = [0.0] * len(shape.hosts)
         self._queues: list[collections.deque[FleetStep]] = [collections.deque() for _ in shape.hosts]
 
     def send(self, step: FleetStep, moment: float) -> float:
-        """Tells all hosts of a step, from a moment on; returns that at which all messages are sent."""
+        """Sends a step to all hosts, from a moment on; returns that at which all messages are sent."""
         message = self._costs.per_host / 2
         for n in step.islands:
             self._queues[n].append(step)
         for n in step.islands:
             moment += self._costs.per_island / 2
             if self._shape.heads is None:
-                step.ready[n], moment = self._tell(self._first[n], self._shape.hosts[n], message, moment)
+                step.ready[n], moment = self._send_in_turn(
+                    self._first[n], self._shape.hosts[n], message, moment
+                )
                 self._begin(n)
                 continue
             step.untold[n] = len(self._groups[n])
@@ -122,8 +125,9 @@ class Fleet:
                 head.add_at(moment + self._costs.net, functools.partial(self._hand_on, step, n, group))
         return moment
 
-    def _tell(self, first: int, count: int, message: float, moment: float) -> tuple[float, float]:
-        """Sends a step to hosts in turn: when all have told their devices, and when all messages are sent."""
+    def _send_in_turn(self, first: int, count: int, message: float, moment: float) -> tuple[float, float]:
+        """Sends a step to hosts in turn; returns when all have started their devices, and when all messages
+        are sent."""
         costs, free = self._costs, self._free
         cores, net, work = len(free), costs.net, costs.per_worker
         ready = 0.0
@@ -133,17 +137,17 @@ class Fleet:
             began = moment + net
             if free[core] > began:
                 began = free[core]
-            free[core] = told = began + work
-            if told > ready:
-                ready = told
+            free[core] = started = began + work
+            if started > ready:
+                ready = started
         return ready, moment
 
     def _hand_on(self, step: FleetStep, island: int, group: int, moment: float) -> float:
-        """Returns the job of a head: tells the others of its group, then its own devices."""
+        """Forwards a step from a head to its group, then starts its own devices."""
         assert self._shape.heads is not None
         first = self._first[island] + group * self._shape.heads
         count = self._groups[island][group]
-        ready, moment = self._tell(first + 1, count - 1, self._costs.per_handed_on / 2, moment)
+        ready, moment = self._send_in_turn(first + 1, count - 1, self._costs.per_handed_on / 2, moment)
         moment += self._costs.per_worker
         step.ready[island] = max(step.ready.get(island, 0.0), ready, moment)
         step.untold[island] -= 1
@@ -152,9 +156,9 @@ class Fleet:
         return moment
 
     def _begin(self, island: int) -> None:
-        """Lets devices have what is first in their queues, and is known on all their hosts.
+        """Lets devices begin the first steps in their queues that all their hosts have.
 
-        They take it when it is ready and they are free. That is known now, though it may be later.
+        They begin when the step is ready and they are free. That is known now, though it may be later.
         """
         looked = [island]
         while looked:
@@ -179,7 +183,7 @@ class Fleet:
             looked += [n for n in together if n != looked[-1]]
 
     def _end(self, step: FleetStep, island: int) -> None:
-        """The devices of an island are done with a step."""
+        """Ends a step on the devices of an island."""
         self.busy[island] += step.seconds
         self.served[step.owner] += step.seconds
         step.left -= 1
@@ -191,27 +195,27 @@ class Fleet:
             return
         for group, head in enumerate(self._heads[island]):
             if self._groups[island][group] == 1:
-                # Its own answer needs no other thread of it.
+                # Its own reply needs no other thread of it.
                 self._send_back(step, island, group, self._time.now)
             else:
                 back = functools.partial(self._hand_back, step, island, group)
                 head.add_at(self._time.now + net, back)
 
     def _take(self, step: FleetStep, island: int, moment: float) -> float:
-        """Returns the job of who controls: answers of all hosts of an island, which come at the same time."""
+        """Handles the replies of all hosts of an island, which arrive at the same time."""
         message = self._costs.per_host / 2
         for group in range(len(self._groups[island])):
             moment = self._answer(step, island, group, moment + message)
         return moment
 
     def _hand_back(self, step: FleetStep, island: int, group: int, moment: float) -> float:
-        """Returns the job of a head: takes the answers of its group, and gives one of all."""
+        """Collects the replies of a head's group, and sends one for all."""
         moment += (self._groups[island][group] - 1) * self._costs.per_handed_on / 2
         self._send_back(step, island, group, moment)
         return moment
 
     def _send_back(self, step: FleetStep, island: int, group: int, moment: float) -> None:
-        """An answer of a whole group is on its way."""
+        """Sends the reply of a whole group."""
         costs = self._costs
 
         def take(began: float) -> float:

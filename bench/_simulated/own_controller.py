@@ -1,4 +1,4 @@
-"""A program with a controller of its own, which issues steps as far ahead as it may."""
+"""Program with a controller of its own, which issues steps as far ahead as it may."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathways.runtime.simulate.events import SimulatedTime
 
 
 class ControllerModel:
-    """A controller whose program repeats one step on all islands.
+    """Controller whose program repeats one step on all islands.
 
     Args:
       shape: the hosts.
-      costs: what control costs.
-      seconds: how long the devices have each step.
-      ahead: how many steps may be under way.
+      costs: the costs of control.
+      seconds: the time of each step on the devices.
+      ahead: the limit of steps in flight.
 
     Attributes:
       time: the time.
@@ -33,19 +33,19 @@ class ControllerModel:
         self.control.processor.add(self._issue)
 
     def run_steps(self, count: int) -> None:
-        """Lets so much time go by as it takes until so many more steps have ended."""
+        """Advances the time until some more steps have finished."""
         ended = self.control.fleet.ended
         until = ended[0] + count
         while ended[0] < until:
             self.time.step()
 
     def _issue(self, moment: float) -> float:
-        """Returns a job: the next step, if there is room."""
+        """Issues the next step, if there is room."""
         if any(gang.window.blocker() is not None for gang in self._gangs):
             self._waits = True
             return moment
         _, moment = self.control.issue(self._islands, self._seconds, 0, moment + self._costs.per_step)
-        # Answers that came before have their turn first.
+        # Earlier replies are handled first.
         self.control.processor.add_at(moment, self._issue)
         return moment
 

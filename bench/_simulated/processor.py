@@ -1,4 +1,4 @@
-"""A core of a machine, which does one thing after the other."""
+"""Core of a machine, which runs one job after the other."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathways.runtime.simulate.events import SimulatedTime
 
 Job = Callable[[float], float]
-"""Does something that begins at a moment, and returns the moment at which it is done."""
+"""Job that begins at a moment, and returns the moment at which it is done."""
 
 
 class Processor:
-    """Does jobs in the order in which they come.
+    """Core that runs jobs in the order of their arrival.
 
     Args:
-      time: when they come.
-      settle: what it does after all jobs that were there at once; None for nothing.
+      time: the time of arrivals.
+      settle: runs after all jobs that were there at once; None for nothing.
 
     Attributes:
-      busy: for how long it had something to do, in seconds.
+      busy: the time that it was busy, in seconds.
     """
 
     __slots__ = ("_free", "_is_awake", "_jobs", "_settle", "_time", "busy")
@@ -33,19 +33,19 @@ class Processor:
         self._is_awake = False
 
     def add(self, job: Job) -> None:
-        """A job comes now."""
+        """Adds a job now."""
         self._jobs.append(job)
         if not self._is_awake:
             self._is_awake = True
             self._time.at(self._free, self._work)
 
     def add_at(self, moment: float, job: Job) -> None:
-        """A job comes at a moment."""
+        """Adds a job at a moment."""
         self._time.at(moment, lambda: self.add(job))
 
     def _work(self) -> None:
-        """Does all jobs that are there. What they say to others has its own moment, so nobody sees that they
-        are done at once; jobs that come meanwhile wait until the last of these is done."""
+        """Runs all jobs that are there. Their messages have moments of their own, so it makes no difference
+        that they run at once; jobs that arrive meanwhile wait until the last of these is done."""
         began = moment = self._time.now
         jobs = self._jobs
         for _ in range(len(jobs)):

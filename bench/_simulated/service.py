@@ -26,13 +26,13 @@ from pathways.runtime.simulate.events import SimulatedTime
 
 @dataclasses.dataclass(frozen=True)
 class ClientModel:
-    """A client that repeats one step.
+    """Client that repeats one step.
 
     Attributes:
-      islands: where its step runs.
-      seconds: how long devices have it.
-      weight: its share of what others want, too.
-      under_way: how many steps it has asked for that it has not heard of.
+      islands: the islands of its step.
+      seconds: its time on devices.
+      weight: its share when other clients want devices, too.
+      under_way: the number of its requested steps that it has no reply for.
     """
 
     islands: Sequence[int]
@@ -42,21 +42,21 @@ class ClientModel:
 
 
 class ServiceModel:
-    """A service, its clients, each with a core of its own, and the hosts.
+    """Service, its clients, each with a core of its own, and the hosts.
 
     Args:
       shape: the hosts.
-      costs: what control costs.
+      costs: the costs of control.
       clients: the clients.
-      ahead: how many steps may be under way on an island.
+      ahead: the limit of steps in flight on an island.
 
     Attributes:
       time: the time.
       control: the service.
-      scheduler: decides whose step is next.
+      scheduler: chooses the next step.
 
     Raises:
-      ValueError: a client has more under way than a service lets it have.
+      ValueError: a client keeps more steps in flight than a service allows.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class ServiceModel:
         self._clients = clients
         self._processors = [Processor(self.time) for _ in clients]
         self._numbers = itertools.count(1)
-        # By the numbers that they have on hosts.
+        # By their numbers on hosts.
         self._queued: dict[int, QueuedStep] = {}
-        # What the scheduler is told when all is read that there was.
+        # The events for the scheduler once all messages are read.
         self._events: list[SchedulerEvent] = []
         for island in range(len(shape.hosts)):
             self.scheduler.handle(RoundTripMeasured(island, 2 * costs.net), 0.0)
@@ -80,21 +80,21 @@ class ServiceModel:
                 raise ValueError(f"client {number}: under_way={client.under_way}, not 1 to {MOST_UNFINISHED}")
             self.scheduler.handle(ClientJoined(number, client.weight), 0.0)
             for _ in range(client.under_way):
-                self._processors[number].add(functools.partial(self._ask, number))
+                self._processors[number].add(functools.partial(self._request, number))
 
     def run(self, seconds: float) -> None:
-        """Lets so much time go by."""
+        """Advances the time by some seconds."""
         self.time.run_until(self.time.now + seconds)
 
     def run_steps(self, count: int) -> None:
-        """Lets so much time go by as it takes until so many more steps of all clients have ended."""
+        """Advances the time until some more steps of all clients have finished."""
         ended = self.control.fleet.ended
         until = ended.total() + count
         while ended.total() < until:
             self.time.step()
 
-    def _ask(self, number: int, moment: float) -> float:
-        """Returns the job of a client: its next step."""
+    def _request(self, number: int, moment: float) -> float:
+        """Requests the next step of a client."""
         moment += self._costs.per_client
         islands = self._clients[number].islands
         nothing: dict[int, tuple[int, ...]] = dict.fromkeys(islands, ())
@@ -103,16 +103,15 @@ class ServiceModel:
         return moment
 
     def _take(self, step: QueuedStep, moment: float) -> float:
-        """Returns the job of the service: a step that a client asks for."""
+        """Handles the request of a client for a step."""
         self._events.append(WorkAsked(step))
         return moment + self._costs.per_step
 
     def _settle(self, moment: float) -> float:
-        """Returns what the service does when it has read all: it tells the scheduler, and sends what it
-        issues."""
+        """Passes the events of all read messages to the scheduler, and sends the steps that it issues."""
         events, self._events = self._events, []
         for effect in self.scheduler.handle_all(events, moment):
-            # No client leaves here, none does what it may not, and no island is lost.
+            # No client leaves here, none breaks the protocol, and no island is lost.
             assert isinstance(effect, Issue)
             queued = effect.step
             seconds = self._clients[queued.client].seconds
@@ -126,13 +125,13 @@ class ServiceModel:
         if is_last:
             del self._queued[part.number]
             client = self._processors[queued.client]
-            client.add_at(moment + self._costs.net, functools.partial(self._ask, queued.client))
+            client.add_at(moment + self._costs.net, functools.partial(self._request, queued.client))
         return moment
 
 
 def shares(served: Sequence[float], weights: Sequence[float]) -> float:
-    """Returns how far the shares of clients are from those of their weights: the largest part of one by which
-    it is off; 0 while none had anything."""
+    """Returns the deviation of clients' shares from their weights: the largest fraction by which one is off;
+    0 while none had anything."""
     total = sum(served) / sum(weights)
     if not total:
         return 0.0

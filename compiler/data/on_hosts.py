@@ -387,7 +387,7 @@ def call_of(
     outputs: tuple[MadeArray, ...] | None,
     structure: bytes = b"null",
 ) -> Call:
-    """Returns a call as hosts receive it, except for the fields that `Controller.call` sets.
+    """Returns a call as hosts receive it, except for the fields that `Client.call` sets.
 
     Args:
       function: its import path.

@@ -44,12 +44,12 @@ class _ArrayLayout:
     """Layout of an array, to put it together from its blocks.
 
     Attributes:
-      aval: its type; of keys that of the keys.
+      aval: its type; for typed PRNG keys that of the keys.
       sharding: the sharding of its data.
       shape: the shape of its data.
       dtype: the dtype of its data.
       is_committed: whether it has to be on its device.
-      blocks: the block on each device, in the order of the sharding's devices, and where it is in the array.
+      blocks: the block on each device, in the order of the sharding's devices, and its position in the array.
     """
 
     aval: Any
@@ -62,7 +62,7 @@ class _ArrayLayout:
 
 @dataclasses.dataclass
 class _KeptState:
-    """A state that is copied.
+    """State state that is copied.
 
     Attributes:
       tree: its structure.
