@@ -85,7 +85,7 @@ def test_checkpoint_on_hosts_is_read_by_orbax_and_onto_other_layouts(devices, tm
     assert done.returncode == 0, done.stderr[-3000:]
     for (state, _), line in zip(saved.values(), done.stdout.splitlines(), strict=True):
         here = jax.tree.map(lambda x: x._here() if isinstance(x, pw.Array) else x, state)
-        assert json.loads(line) == read_checkpoints.said({**here, "name": "lion", "n": 5})
+        assert json.loads(line) == read_checkpoints.description({**here, "name": "lion", "n": 5})
 
     # What one island has written, another one reads; of two hosts as well.
     for step, numbers in ((1, (1,)), (1, (2,)), (3, (0, 1)), (2, (2, 0)), (4, (1, 2, 0))):

@@ -203,7 +203,7 @@ def test_service_runs_steps_while_a_client_waits_for_a_call(service, ann, progra
         y = donating(x)
     else:
         out = jax.ShapeDtypeStruct((4,), np.float32)
-        call = pw.on_hosts(host_functions.made_after, devices=slice, out=out)(path=str(go))
+        call = pw.on_hosts(host_functions.value_when_exists, devices=slice, out=out)(path=str(go))
         y = call.result()
     if way == "takes":
         y = double(y)

@@ -1,4 +1,4 @@
-"""A service in threads of this process, which programs of tests are clients of instead of having workers."""
+"""Service in threads of this process; programs of tests are its clients instead of having workers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathways.runtime.hosts.service.service import Service
 
 
 class ServiceInThreads:
-    """A service.
+    """Service in threads.
 
     Args:
-      settings: how its workers are started.
-      folder: where its socket lies.
+      settings: the settings of its workers.
+      folder: the folder of its socket.
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
@@ -39,17 +39,17 @@ class ServiceInThreads:
         return attach_at(self._place, self._secret, Attachment("test", client))
 
     def write_token(self, path: Path) -> Path:
-        """Writes what its clients have to know to a file."""
+        """Writes the configuration of its clients to a file."""
         path.write_bytes(self._secret)
         return path
 
     @property
     def place(self) -> str:
-        """Where it listens."""
+        """The address of its socket."""
         return self._place
 
     def close(self) -> None:
-        """Ends it, and its workers."""
+        """Closes it, and its workers."""
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.service.close()

@@ -1,4 +1,4 @@
-"""A cable between two processes that a test can cut."""
+"""Cable between two processes that a test can cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Cable:
-    """Forwards a port of its own to an address, until it is cut."""
+    """Forwarder of a port of its own to an address, until it is cut."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -19,7 +19,7 @@ class Cable:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Joins no one any more."""
+        """Closes the connections and the port."""
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -44,5 +44,5 @@ class Cable:
             while data := source.recv(4096):
                 if not self.cut:
                     target.sendall(data)
-            # Another thread may read from it, which closing alone does not end.
+            # Another thread may read from it, which closing alone does not interrupt.
             target.shutdown(socket.SHUT_RDWR)

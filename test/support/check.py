@@ -11,11 +11,12 @@ import numpy as np
 
 
 def assert_close(got: Any, want: Any, tolerance: float = 1e-6) -> None:
-    """Trees have one structure and types, and each shard of `got` its block of the values in `want`.
+    """Checks that trees have one structure and types, and each shard of `got` the values of its block in
+    `want`.
 
     Args:
       got: a tree of arrays.
-      want: a tree of arrays, none of which may hold infinities or NaNs.
+      want: a tree of arrays without infinities and NaNs.
       tolerance: the largest error of a shard, as a fraction of the norm of the whole array.
     """
 
@@ -29,7 +30,8 @@ def assert_close(got: Any, want: Any, tolerance: float = 1e-6) -> None:
 
 
 def assert_equal(got: Any, want: Any) -> None:
-    """Trees have one structure and types, and each shard of `got` the bits of its block in `want`."""
+    """Checks that trees have one structure and types, and each shard of `got` the bits of its block in
+    `want`."""
 
     def check(one: np.ndarray, other: np.ndarray, whole: np.ndarray) -> None:
         assert one.shape == other.shape
@@ -39,7 +41,7 @@ def assert_equal(got: Any, want: Any) -> None:
 
 
 def assert_copies_equal(tree: Any) -> None:
-    """The shards of each array that hold the same block, on other devices or replicas, are the same bits."""
+    """Checks that shards of one block, on other devices or replicas, have the same bits."""
     for leaf in jax.tree.leaves(tree):
         copies: dict[str, set[bytes]] = {}
         for shard in _data(leaf).addressable_shards:
@@ -55,20 +57,20 @@ def assert_trains_as_jax(
     steps: int = 2,
     tolerance: float = 1e-6,
 ) -> None:
-    """Some steps give what they give under `jax.jit`, and the same bits in all copies.
+    """Checks that some steps give the results of `jax.jit`, and the same bits in all copies.
 
     Args:
       program: a step from `(*state, batch)` to `(loss, *state)`; it may donate the state.
       plain: the function to compile with `jax.jit`.
-      state: what the first step begins with.
-      batch: what each step reads.
+      state: the state of the first step.
+      batch: the batch of each step.
       steps: the number of steps.
       tolerance: that of `assert_close`.
     """
     ours = theirs = (None, *state)
     jitted = jax.jit(plain)
     for _ in range(steps):
-        # First, since ours may be given the arguments for good.
+        # First, since ours may get the arguments for good.
         theirs = jitted(*theirs[1:], batch)
         ours = program(*ours[1:], batch)
         assert_close(ours, theirs, tolerance)
@@ -83,7 +85,7 @@ def _compare(got: Any, want: Any, check: Callable[[np.ndarray, np.ndarray, np.nd
             assert weak[0] == weak[1]
         one, whole = _data(one), np.asarray(_data(other))
         if not isinstance(one, jax.Array):
-            check(np.asarray(one), whole, whole)  # An array of hosts, or of NumPy: it is whole.
+            check(np.asarray(one), whole, whole)  # An array of hosts, or of NumPy, is whole.
             continue
         for shard in one.addressable_shards:
             check(np.asarray(shard.data), whole[shard.index], whole)

@@ -1,4 +1,4 @@
-"""Counts of random examples, of which runs at night may try more."""
+"""Counts of random examples; runs at night may try more."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def examples(count: int) -> int:
-    """Returns how many examples a test tries: `count`, times the factor in the environment."""
+    """Returns the number of examples of a test: `count`, times the factor in the environment."""
     return count * int(os.environ.get("PW_TEST_EXAMPLES_FACTOR", "1"))

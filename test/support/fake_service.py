@@ -1,7 +1,7 @@
-"""The process of a service that starts no workers, for tests of all that is around it.
+"""Process of a service that starts no workers, for tests of its surroundings.
 
-`FAKE_SERVICE` says how it is: `fails`, `stuck` while it starts, `lingers` once it has ended, or nothing for a
-healthy one.
+`FAKE_SERVICE` sets its behaviour: `fails`, `stuck` while it starts, `lingers` once it has ended, or nothing
+for a healthy one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathways.runtime.resources.status import (
 
 
 class FakeService:
-    """A service whose clients are names."""
+    """Service whose clients are names."""
 
     def __init__(self, settings: Settings, *, weights: Mapping[str, float], policy: Policy) -> None:
         how = os.environ.get("FAKE_SERVICE", "")
@@ -67,7 +67,7 @@ class FakeService:
         if (connection := self._clients.pop(name, None)) is None:
             return False
         connection.close()
-        daemon.log.info("client %s is gone", name)
+        daemon.log.info("client %s disconnected", name)
         return True
 
     def close(self) -> None:
@@ -78,6 +78,6 @@ class FakeService:
 
 if __name__ == "__main__":
     if os.environ.get("FAKE_SERVICE") == "lingers":
-        # As JAX does, whose threads have to end.
+        # As in JAX, whose threads have to exit.
         atexit.register(time.sleep, 1)
     sys.exit(daemon.main(sys.argv[1:], FakeService))

@@ -19,9 +19,9 @@ NOT_A_FUNCTION = 3
 
 
 def total(x: Any, scale: float = 1.0) -> Any:
-    """Returns the sum of what this host has of an array, and who says it."""
-    parts = {shard.index: shard.data for shard in x.addressable_shards}
-    return {"sum": scale * float(sum(np.asarray(part).sum() for part in parts.values())), "pid": os.getpid()}
+    """Returns the sum of this host's shards of an array, and its process."""
+    shards = {shard.index: shard.data for shard in x.addressable_shards}
+    return {"sum": scale * float(sum(np.asarray(data).sum() for data in shards.values())), "pid": os.getpid()}
 
 
 def computed(x: Any) -> Any:
@@ -30,19 +30,19 @@ def computed(x: Any) -> Any:
 
 
 def same(x: Any) -> Any:
-    """Returns what it takes, twice."""
+    """Returns its argument, twice."""
     return x, x
 
 
 def described(tree: Any, key: Any, *, words: Any) -> Any:
-    """Returns what arrives, in plain values."""
+    """Returns its arguments, in plain values."""
     leaf = tree["w"][0]
     noise = np.asarray(jax.random.normal(key, (2,))).tolist()
     return [sorted(tree), str(leaf.dtype), list(leaf.shape), type(tree["w"]).__name__, noise, words]
 
 
 def kept() -> int:
-    """Returns how much of calls, such as copies of saves, is kept on this host."""
+    """Returns the number of objects of calls, such as copies of saves, on this host."""
     return len(context().kept)
 
 
@@ -59,8 +59,8 @@ def wait_with(*arrays: Any, path: str) -> float:
     return wait_for(path, *arrays)
 
 
-def made_after(path: str) -> Any:
-    """Returns an array, made when there is a file."""
+def value_when_exists(path: str) -> Any:
+    """Returns an array, created when there is a file."""
     wait_for(path)
     return np.full(4, 5, np.float32)
 
@@ -75,13 +75,13 @@ def append(path: str, text: str) -> None:
 
 
 def filled(value: float) -> Any:
-    """Returns a whole array, and the part of another that this host has."""
+    """Returns a whole array, and this host's rows of another."""
     local = np.full((4 // jax.process_count(), 2), value + jax.process_index(), np.float32)
     return {"whole": np.full(3, value, np.int32), "part": local}
 
 
 class Kept:
-    """What a call keeps for later ones."""
+    """Object that a call keeps for later ones."""
 
 
 def keep() -> None:
@@ -89,7 +89,7 @@ def keep() -> None:
 
 
 def kept_of_all() -> Any:
-    """Returns how many calls of all clients have kept here, and whether this one's have."""
+    """Returns the number of objects that calls of all clients keep here, and whether this one's do."""
     return [sum(type(one).__name__ == "Kept" for one in gc.get_objects()), "kept" in context().kept]
 
 
@@ -110,7 +110,7 @@ def key_of(seed: int) -> Any:
 
 
 def plain(value: str) -> Any:
-    """Things that JSON has, and others."""
+    """Returns values that JSON has, and others."""
     endless: list[Any] = []
     endless.append(endless)
     return {
@@ -140,7 +140,7 @@ def leave() -> None:
 
 
 class Numbered:
-    """Rows that say their numbers; `bad` raises, `slow` takes its time."""
+    """Rows that have their numbers as values; `bad` raises, `slow` takes its time."""
 
     def __init__(self, seed: int, count: int, bad: int, slow: int, seconds: float, wrong: int) -> None:
         self.seed, self.count, self.seconds = seed, count, seconds
@@ -155,7 +155,7 @@ class Numbered:
         if number == self.slow:
             time.sleep(self.seconds)
         noise = np.random.default_rng((self.seed, number)).normal(size=4)
-        # 64 bits, as NumPy has them: JAX takes 32.
+        # 64 bits, as NumPy has them: JAX narrows them to 32.
         return {"x": noise[: 3 if number == self.wrong else 4], "y": (number, {"z": np.int32(-number)})}
 
 
@@ -166,7 +166,7 @@ def numbered(
 
 
 class Shard:
-    """An iterator over rows with a position, which is not the number of rows it has given."""
+    """Iterator over rows with a position, which is not the number of rows it has given."""
 
     def __init__(self, shard: int, shards: int, count: int) -> None:
         self.shard, self.shards, self.count, self.position = shard, shards, count, 7
@@ -193,7 +193,7 @@ def shard_of(shard: int, shards: int, count: int = 100) -> Any:
 
 
 class BytesShard(Shard):
-    """As a `DataLoader` of Grain has its position."""
+    """Shard whose position is bytes, like that of Grain's `DataLoader`."""
 
     def get_state(self) -> Any:
         return str(self.position).encode()
@@ -208,7 +208,7 @@ def bytes_of(shard: int, shards: int) -> Any:
 
 
 def uneven(shard: int, shards: int) -> Any:
-    """Shard 0 ends where the last one raises."""
+    """Returns a shard that ends with shard 0 where the last one raises."""
     for n, row in enumerate(Shard(shard, shards, 100)):
         if n == 4 and shard == 0:
             return
@@ -223,8 +223,8 @@ def slow_to_open(seconds: float) -> Any:
 
 
 def generated(shard: int, shards: int) -> Any:
-    """Iterators without positions."""
-    return (next(made) for made in [Shard(shard, shards, 100)] for _ in range(6))
+    """Returns iterators without positions."""
+    return (next(rows) for rows in [Shard(shard, shards, 100)] for _ in range(6))
 
 
 class Typed:
@@ -244,14 +244,14 @@ def no_rows() -> int:
 
 
 class Untold(Exception):
-    """An error that cannot say what it is."""
+    """Error without a message."""
 
     def __str__(self) -> str:
         return self.args[1]
 
 
 def fail_untold(how: str) -> None:
-    """Raises what is not easily told."""
+    """Raises an error that is hard to report."""
     match how:
         case "surrogate":
             raise ValueError("a line of \udcff")

@@ -1,4 +1,4 @@
-"""Random programs over slices of one or two devices, and on which hosts their slices are."""
+"""Random programs over slices of one or two devices, and the hosts of their slices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathways.passes.schedule.memory.plan_memory import PlanMemory
 from pathways.passes.schedule.order.schedule import Schedule
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 
-_MOST_OPERANDS = 3
+_MAX_OPERANDS = 3
 
 CONTEXT = make_context()
 
@@ -47,7 +47,7 @@ def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
         place = draw(st.sampled_from(slices))
         arguments.append(f"%k: !x {{pw.slice = @s{place}, pw.constant = @k}}")
         values.append(("%k", [place]))
-    # Launches read none: what one reads counts as received on all slices of the mirror.
+    # Launches read none: one that is read counts as received on all slices of the mirror.
     mirrored: list[tuple[str, list[int]]] = []
     body: list[str] = []
     for n in range(draw(st.sampled_from([5, 3, 8, 12, 1]))):
@@ -55,7 +55,7 @@ def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
             place = draw(st.sampled_from(slices))
             read = []
             for name, places in draw(
-                st.lists(st.sampled_from(values), min_size=n % 2, max_size=_MOST_OPERANDS)
+                st.lists(st.sampled_from(values), min_size=n % 2, max_size=_MAX_OPERANDS)
             ):
                 if place not in places:
                     name = _transfer(draw, name, places, place, sizes, values, body)
@@ -77,7 +77,7 @@ def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
     names, types = ", ".join(name for name, _ in returned), ", ".join("!x" for _ in returned)
     lines.append(f"return {names} : {types}" if returned else "return")
     lines.append("}")
-    for n in range(_MOST_OPERANDS + 1):
+    for n in range(_MAX_OPERANDS + 1):
         taken = ", ".join(f"%x{k}: !x" for k in range(n))
         lines += [
             f"func.func private @f{n}({taken}) -> (!x, !x) {{",
@@ -97,7 +97,7 @@ def _transfer(
     values: list[tuple[str, list[int]]],
     body: list[str],
 ) -> str:
-    """Moves a value, as it is or in pieces with others that live where it does; returns what it is there."""
+    """Moves a value, as it is or in pieces with others on its slice; returns its name there."""
     moved = f"%t{len(body)}"
     if sizes[places[0]] == sizes[target] and draw(st.booleans()):
         body.append(f'{moved} = "pw.transfer"({name}) {{slice = @s{target}}} : (!x) -> !x')
@@ -135,7 +135,7 @@ def scheduled(text: str) -> ir.Module:
 
 
 def split(module: ir.Module, hosts: Sequence[int], ahead: int = 1) -> ir.Module:
-    """Returns what the hosts do of a scheduled program; their number is that of each slice."""
+    """Returns the host programs of a scheduled program; hosts are given by slice."""
     module = ir.Module.parse(str(module), CONTEXT)
     named = ",".join(f"s{s}:{host}" for s, host in enumerate(hosts))
     run_passes(module, [BindSlices(hosts=named), SplitHosts(ahead=ahead)])

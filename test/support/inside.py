@@ -1,4 +1,4 @@
-"""The one place where tests look inside of clients of clusters: what no interface shows, and they need."""
+"""Access of tests to the inside of clients of clusters, where no interface suffices; in this module alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def core_of(client: Client) -> SharedCore:
 
 
 def service_connection(client: Client) -> Connection[object]:
-    """Returns the connection on which a client asks a service for steps."""
+    """Returns the connection on which a client requests steps from a service."""
     return client.session._service.steps
 
 
@@ -26,7 +26,7 @@ def worker_process(service: Service, host: int) -> int:
 
 
 def shards_agree(x: pw.Array) -> bool:
-    """Returns whether all shards of an array on hosts are equal to what a fetch gives."""
+    """Returns whether all shards of an array on hosts equal a fetch of it."""
     fetched = x.fetch()
     for location, number in x._copies.items():
         whole = location.part.of(fetched)
@@ -34,8 +34,8 @@ def shards_agree(x: pw.Array) -> bool:
         for host, positions in location.holders.items():
             wanted = [whole[parts[at]] for at in positions]
             sizes = [part.nbytes for part in wanted]
-            asked = x._controller.ask(location, host.index, number, range(len(positions)), sizes)
-            shards = x._controller.fetch(asked)
+            request = x._controller.ask(location, host.index, number, range(len(positions)), sizes)
+            shards = x._controller.fetch(request)
             if any(bytes(s) != part.tobytes() for s, part in zip(shards, wanted, strict=True)):
                 return False
     return True

@@ -1,4 +1,4 @@
-"""Writes what Shardy's MPMD front end makes of `mpmd_programs`: `python lower_mpmd.py FOLDER`."""
+"""Writer of the output of Shardy's MPMD front end for `mpmd_programs`: `python lower_mpmd.py FOLDER`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def jitted(program: mpmd_programs.MpmdProgram) -> Any:
 
 
 def arguments(program: mpmd_programs.MpmdProgram) -> list[Any]:
-    """Returns the types of the arguments, and how they lie."""
+    """Returns the types of the arguments, with shardings."""
     mesh = next(iter(program.topology().values()))
     leaves, structure = jax.tree.flatten(tuple(program.args))
     types = [
@@ -50,10 +50,10 @@ def arguments(program: mpmd_programs.MpmdProgram) -> list[Any]:
 def main(folder: Path) -> None:
     for name, program in mpmd_programs.PROGRAMS.items():
         traced = jitted(program).trace(*arguments(program))
-        for form, made in (("call", traced.lower()), ("fragment", traced)):
+        for form, output in (("call", traced.lower()), ("fragment", traced)):
             if form not in program.forms and form != "call":
                 continue
-            text = str(ir.Module.parse(read_front_end(made).bytecode, make_context()))
+            text = str(ir.Module.parse(read_front_end(output).bytecode, make_context()))
             (folder / f"{name}.{form}.mlir").write_text(text)
 
 

@@ -1,6 +1,6 @@
 """Programs for Shardy's MPMD front end, which are plain JAX without it.
 
-`test/e2e/mpmd` holds what the front end makes of them; `lower_mpmd.py` writes it there.
+`test/e2e/mpmd` holds the output of the front end for them; `lower_mpmd.py` writes it there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 
 class Plain:
-    """What the front end offers, as plain JAX: names say nothing."""
+    """Functions of the front end, as plain JAX: names have no effect."""
 
     @staticmethod
     def named_computation(fun: Callable[..., Any], *, name: str) -> Callable[..., Any]:
@@ -33,18 +33,18 @@ class Plain:
 
 @dataclasses.dataclass(frozen=True)
 class MpmdProgram:
-    """A function, and how it is placed.
+    """Function, and its placement.
 
     Attributes:
-      make: makes the function of the front end, or of what stands for it.
+      make: returns the function for the front end, or for its stand-in.
       args: its arguments.
       meshes: the numbers of the devices of each.
       assignment: the mesh of each name.
       staged: whether names have that as their stage, too.
       donate: the numbers of the arguments that are donated.
-      specs: how flat arguments lie over their mesh, by their numbers.
+      specs: the shardings of flat arguments over their mesh, by their numbers.
       schedule: the name of the pipeline schedule.
-      forms: which forms are stored.
+      forms: the forms that are stored.
     """
 
     make: Callable[[Any], Callable[..., Any]]
@@ -120,7 +120,7 @@ def pipeline(stages: int, microbatches: int) -> Callable[[Any], Callable[..., An
 
 
 def forwards(front: Any) -> Callable[..., Any]:
-    """Microbatches through stages without a gradient, as the schedule of parallel pipelines has it."""
+    """Returns microbatches through stages without a gradient, with the schedule of parallel pipelines."""
     loss = layers(front, 2)
 
     def f(params: Any, xs: Any) -> Any:
@@ -130,7 +130,7 @@ def forwards(front: Any) -> Callable[..., Any]:
 
 
 def keys_and_trees(front: Any) -> Callable[..., Any]:
-    """Typed keys, numbers, and results that are arguments as they were."""
+    """Returns typed keys, numbers, and results that are unchanged arguments."""
 
     def f(state: Any, scale: Any, untouched: Any) -> Any:
         key, x = state["key"], state["x"]
@@ -142,7 +142,7 @@ def keys_and_trees(front: Any) -> Callable[..., Any]:
 
 
 def transformed(front: Any) -> Callable[..., Any]:
-    """`jax.checkpoint`, a scan, and a gradient that is differentiated in turn, on two stages."""
+    """Returns `jax.checkpoint`, a scan, and a gradient that is differentiated in turn, on two stages."""
 
     def block(w: Any, x: Any) -> Any:
         return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=3)[0]
@@ -162,7 +162,7 @@ def transformed(front: Any) -> Callable[..., Any]:
 
 
 def with_callbacks(front: Any) -> Callable[..., Any]:
-    """Callbacks that return something, and that do not, on slices of several devices."""
+    """Returns callbacks with and without results, on slices of two devices."""
 
     def host(x: Any) -> Any:
         CALLS.append(float(np.sum(x)))
@@ -181,7 +181,7 @@ def with_callbacks(front: Any) -> Callable[..., Any]:
 
 
 CALLS: list[float] = []
-"""What the callbacks of `with_callbacks` were called with."""
+"""Arguments of the callbacks of `with_callbacks`."""
 
 
 def sharded_map(front: Any) -> Callable[..., Any]:
@@ -258,7 +258,7 @@ SCHEDULES = (
     "CIRCULAR",
     "CIRCULAR_WITH_REVERSED_BACKWARD",
 )
-"""All that the front end has."""
+"""The operations of the front end."""
 
 PROGRAMS.update(
     (

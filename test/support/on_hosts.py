@@ -1,4 +1,5 @@
-"""What tests of programs on hosts share: arrays and functions, and processes that are controllers alone."""
+"""Common code of tests of programs on hosts: arrays and functions, and processes that are controllers
+alone."""
 
 from __future__ import annotations
 
@@ -66,25 +67,25 @@ def training(a: Callable[..., Any], b: Callable[..., Any]) -> Callable[..., Any]
 
 @contextlib.contextmanager
 def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
-    """Yields what is done here raises an error that says all of the words."""
-    said = None
+    """Checks that the block raises an error whose message has all of the words."""
+    message = None
     try:
         yield
     except kind as error:
-        said = str(error)
-    assert said is not None, f"no {kind.__name__} that says {words}"
-    assert all(word in said for word in words), said
+        message = str(error)
+    assert message is not None, f"no {kind.__name__} that says {words}"
+    assert all(word in message for word in words), message
 
 
 def run(script: str, timeout: float = 100) -> str:
-    """Runs a script after `PREPARE`; it and its workers end within the time. Returns what it prints."""
+    """Runs a script after `PREPARE`; it and its workers exit within the time. Returns its output."""
     done = _python(PREPARE + script, timeout)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout
 
 
 def run_alone(function: Callable[[], None], timeout: float = 100) -> subprocess.CompletedProcess[str]:
-    """Calls a function of a module of tests in a process of its own, which ends within the time."""
+    """Calls a function of a module of tests in a process of its own, which exits within the time."""
     folder = str(Path(function.__code__.co_filename).parent)
     module, name = function.__module__, function.__name__
     return _python(

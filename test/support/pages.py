@@ -1,8 +1,8 @@
-"""The pages of the manual, and the programs and commands that stand in them.
+"""Pages of the manual, with their programs and commands.
 
-A block of code says what it is by its language. `python` is run: a block that imports pathways, or the
-pipeline of README as `step`, starts a program, and those behind it go on with it. `sh` are commands.
-`text` is not looked at; `mlir`, `csv` and `console` are for test_docs_snippets.py.
+The language of a block of code says what it is. `python` runs: a block that imports pathways, or the pipeline
+of README as `step`, starts a program, and later blocks continue it. `sh` are commands. `text` is ignored;
+`mlir`, `csv` and `console` are for test_docs_snippets.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOOLS = (
 )
 COMMAND = re.compile(rf"(?:\w+=\S+ )*(?:\.venv/bin/)?(?:python|pip|make|{'|'.join(TOOLS)}) ")
 ELSEWHERE = "10.0.0.5"
-"""A machine that is not there: blocks that name it are compiled, and not run."""
+"""Address of a machine that does not exist: blocks that name it are compiled, and not run."""
 PROGRAM = re.compile(r"^(?:import pathways|from step import)", re.MULTILINE)
 
 
@@ -37,7 +37,7 @@ class Block:
 
 
 def pages() -> list[str]:
-    """README, CONTRIBUTING and all of docs/, as paths from the root."""
+    """Returns README, CONTRIBUTING and all of docs/, as paths from the root."""
     manual = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
     return ["README.md", "CONTRIBUTING.md", *manual]
 
@@ -66,7 +66,7 @@ def programs(page: str) -> list[str]:
 
 
 def promised(program: str) -> list[str]:
-    """Returns the lines that a program prints, as comments behind `print` say."""
+    """Returns the lines that a program prints, from comments after `print`."""
     return re.findall(r"^ *print\(.*\)  # (.*)$", program, re.MULTILINE)
 
 

@@ -14,7 +14,8 @@ from pathways.passes.schedule.verify_schedule import VerifySchedule
 Work = tuple[str, int, int]
 """A kind, a stage and a microbatch."""
 Policy = Callable[[int, int, int, int], list[Work]]
-"""The work of a slice in order, from its number and how many slices, stages on a slice and microbatches."""
+"""Function from the number of a slice, and the numbers of slices, stages on a slice and microbatches, to its
+work in order."""
 
 
 def gpipe(slice: int, slices: int, folds: int, count: int) -> list[Work]:
@@ -24,7 +25,7 @@ def gpipe(slice: int, slices: int, folds: int, count: int) -> list[Work]:
 
 
 def one_f_one_b(slice: int, slices: int, folds: int, count: int) -> list[Work]:
-    """Returns as many forward passes as there are stages behind, then one backward for one forward."""
+    """Returns as many forward passes as there are later stages, then one backward for one forward."""
     assert folds == 1
     return _alternate(
         [("fwd", slice, mb) for mb in range(count)],
@@ -34,7 +35,8 @@ def one_f_one_b(slice: int, slices: int, folds: int, count: int) -> list[Work]:
 
 
 def interleaved(slice: int, slices: int, folds: int, count: int) -> list[Work]:
-    """Several stages on each slice; groups of `slices` microbatches go through them in turn."""
+    """Returns an order with more than one stage on each slice; groups of `slices` microbatches go through
+    them in turn."""
     work: dict[str, list[Work]] = {"fwd": [], "bwd": []}
     for k in range(count * folds):
         group, place = divmod(k, slices * folds)

@@ -1,4 +1,4 @@
-"""Plans that are written step by step, for tests of the runtime, and what loads them."""
+"""Plans that are written step by step, for tests of the runtime, and their loader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 
 class PlanBuilder:
-    """Writes down a plan step by step: a method takes slots and returns the slot that it fills."""
+    """Builder of a plan: a method takes slots and returns the slot that it fills."""
 
     def __init__(self, *slices: VirtualSlice, name: str = "program") -> None:
         self.name = name
@@ -35,8 +35,7 @@ class PlanBuilder:
         return len(self.types) - 1
 
     def argument(self, shape: tuple[int, ...], *slices: VirtualSlice, donated: bool = False) -> int:
-        """Returns an argument of 32 bit floats, mirrored on several slices when several are given; its first
-        slot."""
+        """Adds an argument of 32 bit floats, mirrored on slices if there are more; returns its first slot."""
         type_ = plan.ArrayType(shape, "float32")
         slots = {slice.name: self.slot(type_, slice) for slice in slices}
         self.arguments.append(plan.Argument(type_, slots, donated))
@@ -53,7 +52,7 @@ class PlanBuilder:
     def launch(
         self, fn: Callable[..., Any], slice: VirtualSlice, *slots: int, donated: tuple[int, ...] = ()
     ) -> int:
-        """Returns a launch of a function with one result; functions are told apart by their names."""
+        """Adds a launch of a function with one result; the name of a function identifies it."""
         operands = tuple(self.types[slot] for slot in slots)
         shapes = [jax.ShapeDtypeStruct(type_.shape, jnp.dtype(type_.dtype)) for type_ in operands]
         lowered = jax.jit(fn, donate_argnums=donated).trace(*shapes).lower(lowering_platforms=("cpu",))
@@ -77,7 +76,7 @@ class PlanBuilder:
         return filled
 
     def transfer(self, slot: int, slice: VirtualSlice) -> int:
-        """Returns a transfer of a value that is replicated on both sides."""
+        """Adds a transfer of a value that is replicated on both sides."""
         filled = self.slot(self.types[slot], slice)
         (size,) = {s.size for s in self.slices if s.name == self.where[slot]}
         routes = (tuple((0, n % size) for n in range(slice.size)),) if size != slice.size else None
@@ -88,7 +87,7 @@ class PlanBuilder:
         self.steps.append(plan.Release(slots, delete))
 
     def finish(self, *results: int, shardings: Sequence[tuple[tuple[str, ...], ...]] = ()) -> plan.Plan:
-        """Returns the plan; its slots are replicated where nothing is said of their shardings."""
+        """Returns the plan; its slots are replicated unless shardings are given."""
         # Arguments that the caller passes come first.
         arguments = sorted(self.arguments, key=lambda argument: argument.constant is not None)
         return plan.Plan(
@@ -105,7 +104,7 @@ class PlanBuilder:
 
 
 class Runner:
-    """Binds and loads plans on the default cluster."""
+    """Runner that binds and loads plans on the default cluster."""
 
     def load(self, builder: PlanBuilder, *results: int, shardings: Any = (), **options: Any) -> Any:
         finished = builder.finish(*results, shardings=shardings)

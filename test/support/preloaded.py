@@ -1,7 +1,7 @@
 """Python programs in processes that have imported JAX and Pathways before they start.
 
-A process that is new computes for a second until both are imported. Those made here are forked from one that
-has done so and has started no backend; all else is their own, as if `subprocess` had started them. A run of
+A new process computes for a second until both are imported. Those started here are forked from one that has
+done so and has started no backend; all else is their own, as if `subprocess` had started them. A run of
 pytest has one such parent, whatever the number of its processes: the first that needs it starts it.
 """
 
@@ -42,7 +42,7 @@ _MODULES = (
     "pathways.tools.drivers.viz",
 )
 _READ_AT_IMPORT = "JAX_", "PYTHONHASHSEED", "PW_CPU_DEVICES"
-"""How the variables begin that Python, JAX and Pathways read when they start."""
+"""Prefixes of the variables that Python, JAX and Pathways read when they start."""
 _RUN = "PATHWAYS_TEST_PRELOADED"
 """The variable with the process of the run that all belong to, a colon, and the folder of its sockets."""
 
@@ -59,7 +59,7 @@ AUDIT_EVENT = "preloaded.PreloadedProcess"
 
 
 class PreloadedProcess:
-    """A Python program in a process of its own, with the face of `subprocess.Popen`.
+    """Python program in a process of its own, with the interface of `subprocess.Popen`.
 
     Args:
       command: `-m` and a module, `-c` and a program, or a file; then its arguments. `-P` may stand before.
@@ -67,7 +67,8 @@ class PreloadedProcess:
       stdout: that of its standard output.
       stderr: that of its standard error.
       cwd: its working directory.
-      env: its environment; what is read when Python, JAX or Pathways start is as in this process.
+      env: its environment; variables that are read at the start of Python, JAX or Pathways are as in this
+        process.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class PreloadedProcess:
         self._read = threading.Lock()
 
     def poll(self) -> int | None:
-        """Returns its exit code if it has ended, negative if a signal killed it."""
+        """Returns its exit code if it has exited, negative if a signal killed it."""
         with self._read:
             if self.returncode is None and select.select([self._ending], [], [], 0)[0]:
                 # Nothing if all were killed.
@@ -112,7 +113,7 @@ class PreloadedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits until it has ended.
+        """Waits until it has exited.
 
         Raises:
           subprocess.TimeoutExpired: it has not.
@@ -125,7 +126,7 @@ class PreloadedProcess:
         return code
 
     def kill(self) -> None:
-        """Kills it, if it has not ended."""
+        """Kills it, if it has not exited."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -137,12 +138,13 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
-    """Returns what `subprocess.run([sys.executable, *command], capture_output=True, text=True)` returns.
+    """Returns the result of `subprocess.run([sys.executable, *command], capture_output=True, text=True)`.
 
     Args:
       *command: `-m` and a module, `-c` and a program, or a file; then its arguments.
       cwd: its working directory.
-      env: its environment; what is read when Python, JAX or Pathways start is as in this process.
+      env: its environment; variables that are read at the start of Python, JAX or Pathways are as in this
+        process.
       timeout: the seconds until it is killed.
 
     Raises:
@@ -171,16 +173,16 @@ def run(
 
 
 def fits(environment: Mapping[str, str]) -> bool:
-    """Returns whether a process with this environment can be made here: what is read at the start is as it
-    was."""
+    """Returns whether a process with this environment can be forked: variables read at the start are
+    unchanged."""
     return _read_at_import(environment) == _STARTED_WITH
 
 
 def popen(command: Sequence[str], **options: Any) -> Any:
-    """`subprocess.Popen` for workers: a process made here, where that is the same."""
+    """Starts a worker like `subprocess.Popen`: as a forked process, if that is the same."""
     from pathways.runtime.hosts.launch.commands import worker_command
 
-    # Not a spare: those are to be new. Nor is this process the parent of those made here.
+    # Not a spare: those are to be new. Nor is this process the parent of forked ones.
     is_worker = (
         list(command[:-1]) == worker_command(sys.executable) and options["stdout"] == subprocess.DEVNULL
     )
@@ -198,7 +200,7 @@ def popen(command: Sequence[str], **options: Any) -> Any:
 
 
 def start_workers() -> None:
-    """Has the workers that this process starts on this machine be processes made here."""
+    """Makes the workers that this process starts on this machine forked processes."""
     from pathways.runtime.resources import child_process
 
     # Processes of pytest-xdist inherit it, and with it the parent.
@@ -211,7 +213,7 @@ def _nothing() -> IO[bytes]:
 
 
 def _join_run() -> tuple[int, Path]:
-    """Returns the process of the run and the folder of its sockets; begins a run where there is none."""
+    """Returns the process of the run and the folder of its sockets; begins a run if there is none."""
     if _RUN not in os.environ:
         folder = tempfile.mkdtemp(prefix="preloaded-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -221,9 +223,9 @@ def _join_run() -> tuple[int, Path]:
 
 
 def _address() -> str:
-    """Returns the socket of the parent; starts the parent, which ends with the run, where there is none."""
+    """Returns the socket of the parent; starts the parent, which exits with the run, if there is none."""
     owner, folder = _join_run()
-    # Those who have started otherwise need another one.
+    # Processes that have started otherwise need another one.
     started_with = json.dumps(_STARTED_WITH, sort_keys=True).encode()
     path = folder / hashlib.sha256(started_with).hexdigest()[:16]
     # Threads hold the one lock, processes the other.
@@ -245,22 +247,22 @@ def _start_parent(owner: int, path: Path) -> None:
     )
     command = [sys.executable, "-P", "-c", code]
     # A test that needs it first may have changed what is read at the start.
-    others = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_IMPORT)}
-    made = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno(), ends], env=others | _STARTED_WITH
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_IMPORT)}
+    parent = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno(), ends], env=inherited | _STARTED_WITH
     )
-    # A `Popen` that is gone warns of a process that is not.
-    atexit.register(made.poll)
+    # A `Popen` that is garbage-collected warns of a process that runs.
+    atexit.register(parent.poll)
     listener.close()
     os.close(ends)
 
 
 def serve(number: int, ends: int) -> None:
-    """The life of the process that makes the others.
+    """Runs the process that forks the others.
 
     Args:
-      number: the file descriptor of the socket on which it is asked for them.
-      ends: that of the process of the run, with which it ends.
+      number: the file descriptor of the socket for requests.
+      ends: that of the process of the run, with which it exits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(number, False)
@@ -268,7 +270,7 @@ def serve(number: int, ends: int) -> None:
     for name in _MODULES:
         importlib.import_module(name)
     start_workers()
-    # No process made here is to look through what all of them share, nor copy it for that.
+    # No forked process should traverse the objects that all of them share, nor copy them for that.
     gc.freeze()
     # That is run as a program.
     del sys.modules["pathways.runtime.hosts.worker.process"]
@@ -283,23 +285,23 @@ def serve(number: int, ends: int) -> None:
                 if key.fileobj is listener:
                     _fork(listener, ready)
                 else:
-                    pid, asked = key.data
+                    pid, requester = key.data
                     _, status = os.waitpid(pid, 0)
                     ready.unregister(key.fd)
                     os.close(key.fd)
-                    with contextlib.suppress(OSError), asked:  # Who asked may be gone.
-                        asked.send(str(os.waitstatus_to_exitcode(status)).encode())
+                    with contextlib.suppress(OSError), requester:  # The requester may have exited.
+                        requester.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> None:
-    asked, _ = listener.accept()
-    _, descriptors, _, _ = socket.recv_fds(asked, 100, 4)
+    requester, _ = listener.accept()
+    _, descriptors, _, _ = socket.recv_fds(requester, 100, 4)
     if len(descriptors) != 4:
-        asked.close()
+        requester.close()
         return
     if pid := os.fork():
-        ready.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, asked))
-        asked.send(str(pid).encode())
+        ready.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, requester))
+        requester.send(str(pid).encode())
         for descriptor in descriptors:
             os.close(descriptor)
         return
@@ -311,7 +313,7 @@ def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> None:
         if key.data is not None:
             key.data[1].close()
     ready.close()
-    asked.close()
+    requester.close()
     for target, descriptor in enumerate(descriptors[1:]):
         os.dup2(descriptor, target)
     for descriptor in descriptors:
@@ -322,7 +324,7 @@ def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> None:
 
 
 def _main(command: Sequence[str], cwd: str, environment: Mapping[str, str]) -> None:
-    """The life of such a process; does not return."""
+    """Runs such a process; does not return."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)

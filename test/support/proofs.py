@@ -27,7 +27,8 @@ def prove(scheduled: str) -> None:
 
 
 def assert_agrees(got: Any, want: Any) -> None:
-    """Trees agree in structure, types and values, up to rounding of values that may cancel each other."""
+    """Checks that trees agree in structure, types and values, up to rounding of values that may cancel
+    out."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)

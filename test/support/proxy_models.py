@@ -42,7 +42,7 @@ _DTYPES = [
 
 @model
 def every_dtype() -> Any:
-    """Zero to three elements, put, computed with, sharded and converted."""
+    """Puts, computes with, shards and converts zero to three elements."""
     across = NamedSharding(mesh(x=4), P("x"))
     results = []
     with jax.enable_x64(True):
@@ -149,7 +149,7 @@ def collectives_of_shard_map() -> Any:
 
 @model
 def shardings_of_results() -> Any:
-    """Returns what a compiled program says of its arguments and results, and where the results are."""
+    """Returns the shardings of a compiled program's arguments and results, and the places of the results."""
     across = mesh(x=4, y=2)
     shardings = NamedSharding(across, P("x", "y")), NamedSharding(across, P(None, "y"))
     compiled = (
@@ -160,9 +160,13 @@ def shardings_of_results() -> Any:
         .compile()
     )
     results = compiled(jax.device_put(values(8, 4), shardings[0]))
-    says = [str(compiled.input_shardings), str(compiled.output_shardings)]
+    shardings = [str(compiled.input_shardings), str(compiled.output_shardings)]
     shards = [[(s.device.id, s.index, s.data) for s in result.addressable_shards] for result in results]
-    return results, says, [[(number, str(index), data) for number, index, data in each] for each in shards]
+    return (
+        results,
+        shardings,
+        [[(number, str(index), data) for number, index, data in each] for each in shards],
+    )
 
 
 @model

@@ -28,8 +28,7 @@ from pathways.passes.import_.mpmd.mesh_tensors import read_mesh_tensor
 
 
 def bindings() -> Any:
-    """Returns the bindings of Shardy's MPMD compiler, which import modules by the names where it was
-    built."""
+    """Returns the bindings of Shardy's MPMD compiler, which import modules by the names of its build."""
     sys.modules.setdefault("jax.jaxlib._jax", jaxlib._jax)
     sys.modules.setdefault("mlir", jaxlib.mlir)
     from jaxlib import _sdy_mpmd
@@ -38,11 +37,11 @@ def bindings() -> Any:
 
 
 class ProxiedProgram:
-    """A stored program, compiled by the backend of JAX.
+    """Stored program, compiled by the backend of JAX.
 
     Attributes:
-      in_shardings: where each argument has to be.
-      out_shardings: where each result is.
+      in_shardings: the sharding of each argument.
+      out_shardings: the sharding of each result.
     """
 
     def __init__(self, name: str) -> None:
@@ -68,7 +67,7 @@ class ProxiedProgram:
         return NamedSharding(self.program.topology()[value.mesh], P(*[axes or None for axes in dims]))
 
     def arguments(self) -> list[jax.Array]:
-        """Arguments where the program reads them."""
+        """Returns arguments where the program reads them."""
         leaves = jax.tree.leaves(tuple(self.program.args))
         kept = [data(leaves[number]) for number in self.kept]
         return [jax.device_put(*pair) for pair in zip(kept, self.in_shardings, strict=True)]
@@ -84,7 +83,7 @@ def data(leaf: Any) -> Any:
 
 
 def words(avals: Sequence[Any]) -> list[Any]:
-    """Types of results, as the program returns them."""
+    """Returns types of results, as the program returns them."""
     return [
         jax.core.ShapedArray((*aval.shape, 2), np.uint32)
         if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
@@ -94,7 +93,7 @@ def words(avals: Sequence[Any]) -> list[Any]:
 
 
 def results_of(name: str) -> Any:
-    """Returns what a program returns in two executions, and which arguments it deletes; or what it raises."""
+    """Returns the results of a program in two executions, and the arguments it deletes; or its error."""
     try:
         program = ProxiedProgram(name)
         calls = []

@@ -49,7 +49,7 @@ def mesh(**axes: int) -> jax.sharding.Mesh:
 
 
 def values(*shape: int) -> np.ndarray:
-    """Values that are different everywhere."""
+    """Returns values that are all different."""
     return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
 
 
@@ -63,8 +63,8 @@ def dtypes_go_there_and_back() -> Any:
     kinds = [bool, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, np.float16, np.float32]
     small = [ml_dtypes.int2, ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn]
     eighth = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu]
-    others = [np.complex64, ml_dtypes.bfloat16]
-    return [jax.device_put(np.arange(2).astype(kind)) for kind in [*kinds, *others, *small, *eighth]]
+    more = [np.complex64, ml_dtypes.bfloat16]
+    return [jax.device_put(np.arange(2).astype(kind)) for kind in [*kinds, *more, *small, *eighth]]
 
 
 @program
@@ -252,7 +252,7 @@ def what_is_donated_is_deleted() -> Any:
     step = jax.jit(lambda x, y: (x + y, y.sum()), donate_argnums=(0, 1))
     x, y = jnp.ones((4, 4)), jnp.ones((4, 4))
     with warnings.catch_warnings():
-        # XLA can use one of them only, and the other one lives on.
+        # XLA can use one of them only, and the other one stays alive.
         warnings.simplefilter("ignore")
         result = step(x, y)
     across = NamedSharding(mesh(x=8), P("x"))
@@ -352,7 +352,7 @@ def layouts_of_arrays_that_are_put_and_moved() -> Any:
     ]
     donated = jax.device_put(values(8, 4), Format(Layout((1, 0)), on_rows))
     same = jax.jit(lambda x: -x, donate_argnums=0, out_shardings=Format(Layout((1, 0)), on_rows))(donated)
-    # A program believes what it is told of the layouts of its arguments.
+    # A program trusts the layouts that its arguments claim.
     return [jax.jit(lambda x: x + 1)(array) for array in moved], same, same.format.layout.major_to_minor
 
 
@@ -411,7 +411,7 @@ def run_proxied(server: ProxyServer, script: str, folder: Path) -> dict[str, Any
 
 
 def assert_equal(got: Any, function: Program) -> None:
-    """Checks that what a program returned elsewhere is what it returns here, bit by bit."""
+    """Checks that a program returned elsewhere the same as here, bit by bit."""
     if isinstance(got, Exception):
         raise got
     want = to_host(function())

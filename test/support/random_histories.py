@@ -53,11 +53,11 @@ def _shape(chance: random.Random, seed: int, *, is_calm: bool, is_lossy: bool) -
         step_deadline=3.0 if is_lossy or (not is_calm and chance.random() < 0.3) else None,
         restart_seconds=chance.choice((0.0, 5.0, 60.0, 60.0)),
     )
-    most = 0.3 if is_calm else chance.choice((0.01, 0.1, 0.1, 0.5, 1.2))
-    steps, arrays = (LinkQuality(0.001, chance.choice((0.01, most))) for _ in range(2))
-    watch = LinkQuality(0.001, most, is_ordered=chance.random() < 0.5)
+    longest = 0.3 if is_calm else chance.choice((0.01, 0.1, 0.1, 0.5, 1.2))
+    steps, arrays = (LinkQuality(0.001, chance.choice((0.01, longest))) for _ in range(2))
+    watch = LinkQuality(0.001, longest, is_ordered=chance.random() < 0.5)
     if is_lossy:
-        watch = LinkQuality(0.001, most, loss=0.1, duplication=0.2, is_ordered=False)
+        watch = LinkQuality(0.001, longest, loss=0.1, duplication=0.2, is_ordered=False)
     count = sum(islands)
     late = {} if is_calm else {chance.randrange(count): 0.9 for _ in range(chance.choice((0, 0, 1, 2)))}
     return ClusterShape(islands, limits, {"steps": steps, "arrays": arrays, "watch": watch}, late, seed)
@@ -75,16 +75,16 @@ def _uses(chance: random.Random) -> list[Act]:
 
 
 def _failure_that_spreads(chance: random.Random, shape: ClusterShape) -> list[Act]:
-    """Returns a host of several fails, and steps on its island and others follow before that is known."""
+    """Returns a failure of a host, with steps on its island and others before that is known."""
     islands = range(len(shape.islands))
     host = chance.choice([*shape.late] or range(sum(shape.islands)))
     first = next(island for island in islands if host in shape.hosts(island))
     at = chance.uniform(0, SECONDS)
     acts = [Act(at, "fail", (host, 1))]
-    others = [chance.choice(islands) for _ in range(2)]
-    for route in ([first], [first, others[0]], [others[0]], [others[0], others[1]], [others[1]]):
+    more = [chance.choice(islands) for _ in range(2)]
+    for route in ([first], [first, more[0]], [more[0]], [more[0], more[1]], [more[1]]):
         at += chance.uniform(0, 0.02)
-        # Nothing that the host that fails has made, for it knows that this is wrong.
+        # No result of the failing host, for it knows that this is wrong.
         picks = () if first in route else (0, 3)
         acts.append(Act(at, "run", (chance.getrandbits(16), 1, len(picks), *picks, *route)))
     return acts
@@ -101,7 +101,7 @@ def _use(chance: random.Random, at: float) -> Act:
 
 
 def _calls(chance: random.Random, times: list[float]) -> list[Act]:
-    """Calls of functions right after some of what else is done, or at any time."""
+    """Returns calls of functions right after other events, or at any time."""
     acts = []
     for _ in range(chance.randint(0, 5)):
         at = chance.choice([*times, chance.uniform(0, SECONDS)]) + chance.uniform(0, 0.05)

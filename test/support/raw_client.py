@@ -1,10 +1,10 @@
-"""A client of a service that has no JAX: it runs one program again and again, in one of several ways.
+"""Client of a service that has no JAX: it runs one program again and again, in one of three ways.
 
     raw_client.py SOCKET TOKEN NAME PROGRAM WAY
 
-PROGRAM is a file with a `BoundProgram`. WAY is `steps`: says how many steps were done in each 0.1 seconds;
-`flood`: asks for steps without ever reading an answer; `stop`: announces an array, sends half of it, asks for
-a step that takes it, and stops; when it goes on, it sends the other half and says what the step has made.
+PROGRAM is a file with a `BoundProgram`. WAY is `steps`: prints the number of steps in each 0.1 seconds;
+`flood`: requests steps without ever reading a reply; `stop`: announces an array, sends half of it, requests a
+step that reads it, and stops; when it continues, it sends the other half and prints the result of the step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.serving import Submit
 
 LANES = 8
-"""How many steps are under way."""
+"""Number of steps in flight."""
 
 
 def put_all(controller: Client, program: HostedProgram) -> dict[int, list[int]]:
-    """Zeros for all that a program takes; their numbers by islands."""
+    """Puts zeros for all arguments of a program; returns their numbers by islands."""
     return {
         island: [controller.put(np.zeros(4, np.float32), port.location) for port in ports]
         for island, ports in program.inputs.items()
@@ -76,21 +76,21 @@ def stop(controller: Client, program: HostedProgram) -> None:
     taken = dict.fromkeys(program.inputs, (number,))
     step = Submit(controller.session.take_numbers(8), program.number, taken, (number,))
     controller.session._service.steps.send(step)
-    # It stops for longer than it lets the service say nothing.
+    # It stops for longer than the service waits for a heartbeat.
     controller.session._heartbeat = 1.0
     print("stops", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(0.5)
     host.arrays.send_with(Chunk(number, 0, 8, 8), halves[1])
-    (made,) = controller.fetch(controller.ask(location, host.index, step.step + 1, (0,), (16,)))
-    print(np.frombuffer(made, np.float32).tolist(), flush=True)
+    (result,) = controller.fetch(controller.ask(location, host.index, step.step + 1, (0,), (16,)))
+    print(np.frombuffer(result, np.float32).tolist(), flush=True)
 
 
 def main() -> int:
     place, token, name, path, way = sys.argv[1:]
     controller = attach_at(place, Path(token).read_bytes(), Attachment("test", name))
     bound = msgspec.msgpack.decode(Path(path).read_bytes(), type=BoundProgram)
-    # The service cuts it.
+    # The service splits it.
     program = controller.load(bound, lambda **_: None)  # type: ignore[arg-type, return-value]
     {"steps": steps, "flood": flood, "stop": stop}[way](controller, program)
     return 0

@@ -1,9 +1,9 @@
-"""Reads checkpoints with Orbax alone, and says what is in them: a process that knows nothing of pathways.
+"""Reader of checkpoints with Orbax alone, in a process without pathways; prints their contents.
 
   python read_checkpoints.py FOLDER ...
 
-Each folder is read in all ways that users have. What is printed is for each a JSON line: the names of the
-leaves with dtype, shape and a checksum of the bytes.
+Each folder is read in all ways that users have. The output is a JSON line for each: the names of the leaves
+with dtype, shape and a checksum of the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as v1
 
 
-def said(tree) -> dict:
+def description(tree) -> dict:
     leaves = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = "/".join(jax.tree_util.keystr((key,), simple=True) for key in path)
@@ -44,9 +44,9 @@ def main() -> None:
                 "state"
             ],
         }
-        first = said(seen["v1"])
+        first = description(seen["v1"])
         for name, tree in seen.items():
-            assert said(tree) == first, (name, said(tree), first)
+            assert description(tree) == first, (name, description(tree), first)
         print(json.dumps(first))
     assert "pathways" not in sys.modules
 

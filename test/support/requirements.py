@@ -1,4 +1,4 @@
-"""Requirements of tests: `pytest.mark.needs` names them, and a test is skipped where one is missing."""
+"""Requirements of tests: `pytest.mark.needs` names them, and a test is skipped if one is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _without_mlir_opt() -> str | None:
 
 @functools.cache
 def neovim_version() -> tuple[int, ...]:
-    """Returns the version of Neovim; empty where there is none."""
+    """Returns the version of Neovim; empty if there is none."""
     if NEOVIM is None:
         return ()
     text = subprocess.run([NEOVIM, "--version"], capture_output=True, text=True, check=True).stdout
@@ -95,4 +95,4 @@ MISSING: dict[str, Callable[[], str | None]] = {
     "two cores": _without_two_cores,
     "zsh": _without_command("zsh", "zsh"),
 }
-"""What a test can need; each returns why this machine does not have it, in a line, or None where it does."""
+"""Requirements by name; each returns why this machine does not meet it, in a line, or None."""

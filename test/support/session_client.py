@@ -15,7 +15,7 @@ MESSAGES = descriptors.messages()
 
 
 class Client:
-    """Sends requests to a session, and reads its replies in their order."""
+    """Client that sends requests to a session, and reads its replies in order."""
 
     def __init__(self, served: ServedDevices) -> None:
         self.replies: list[Any] = []
@@ -26,7 +26,7 @@ class Client:
         self.replies.append(MESSAGES.parse("xla.ifrt.proxy.IfrtResponse", data))
 
     def request(self, kind: str, **fields: Any) -> Any:
-        """Sends a request; returns the reply, which is there at once."""
+        """Sends a request; returns the reply, which is ready at once."""
         self._op_id += 1
         request = MESSAGES["xla.ifrt.proxy.IfrtRequest"]()
         request.request_metadata.op_id = self._op_id
@@ -41,7 +41,7 @@ class Client:
         return reply
 
     def put(self, handle: int, value: np.ndarray, device: int = 0) -> Any:
-        """Makes an array of one device."""
+        """Creates an array of one device."""
         self.session.host_buffers.store(handle, value.tobytes())
         return self.request(
             "make_array_from_host_buffer",
@@ -90,7 +90,7 @@ def over_rows(count: int) -> dict[str, Any]:
 
 
 def compile_text(client: Client, text: str | bytes, device: int = 0, **options: Any) -> Any:
-    """Has a session compile the text of a module for a device; returns the status."""
+    """Compiles the text of a module for a device in a session; returns the status."""
     build = {"num_replicas": 1, "num_partitions": 1}
     devices = [{"replica_device_ids": [device]}]
     assignment = {"replica_count": 1, "computation_count": 1, "computation_devices": devices}
@@ -109,7 +109,7 @@ def compile_text(client: Client, text: str | bytes, device: int = 0, **options: 
 
 
 def compile_sum(client: Client, type_: str) -> int:
-    """Has a session compile a program that adds an array to itself; returns the handle."""
+    """Compiles a program that adds an array to itself in a session; returns the handle."""
     text = f"""module @test {{ func.func public @main(%x: tensor<{type_}>) -> tensor<{type_}> {{
       %y = stablehlo.add %x, %x : tensor<{type_}>
       return %y : tensor<{type_}>

@@ -1,4 +1,4 @@
-"""What Shardy's MPMD front end makes of `mpmd_programs`, as it is stored."""
+"""Stored output of Shardy's MPMD front end for `mpmd_programs`."""
 
 from __future__ import annotations
 

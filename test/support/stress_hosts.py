@@ -1,8 +1,8 @@
-"""Runs programs on two hosts from many threads for some seconds: `stress_hosts.py SEED SECONDS`.
+"""Stress test of programs on two hosts from many threads for some seconds: `stress_hosts.py SEED SECONDS`.
 
-P goes A, B, A and Q goes B, A, B; a third one goes both ways at once. Were they not taken in one order by
-both hosts, one could begin on A and the other on B, and both would wait for ever. All values are integers,
-so that results are exact.
+P goes A, B, A and Q goes B, A, B; a third one goes both ways at once. If both hosts did not run them in one
+order, one could begin on A and the other on B, and both would wait for ever. All values are integers, so that
+results are exact.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def on_b(x: Any) -> Any:
 
 @dataclasses.dataclass
 class Held:
-    """A handle and what it has to be.
+    """Handle and its expected value.
 
     Attributes:
       array: the handle.
@@ -66,13 +66,13 @@ class Programs:
 
 
 class Thread:
-    """One of the threads: it has an array that lives on A, and one on B.
+    """Thread that has an array on A, and one on B.
 
     Args:
-      seed: of what it does.
+      seed: the seed of its choices.
       programs: the programs.
       common: arrays that all threads read.
-      readers: gets what other threads should read.
+      readers: a queue of arrays that other threads should read.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Thread:
         return Held(value, value, is_shared=True)
 
     def run(self, end: float) -> None:
-        """Acts until the end."""
+        """Runs random operations until the end."""
         actions = [
             self.p,
             self.q,
@@ -114,11 +114,11 @@ class Thread:
                 gc.collect()
 
     def held(self) -> list[Held]:
-        """Returns all that it has."""
+        """Returns all its arrays."""
         return [self.x, self.y, *self.kept]
 
     def call(self, programs: list[Any], fun: Callable[..., Any], *held: Held) -> Any:
-        """Returns the result of a program, which may take over its arguments, and what it has to be."""
+        """Returns the result of a program, which may donate its arguments, and the expected one."""
         self.calls += 1
         donates = self.random.random() < 0.5 and not any(one.is_shared for one in held)
         results = programs[donates](*(one.array for one in held))
@@ -136,18 +136,18 @@ class Thread:
         )
 
     def cross(self) -> None:
-        """Each program gets what lives on the other host, through the controller."""
+        """Runs each program on an array of the other host, through the controller."""
         self.x, self.y = self.y, self.x
 
     def drop(self) -> None:
-        """Nobody ever holds the result, or only for a moment."""
+        """Drops a result at once, or after a moment."""
         self.x.is_shared = True
         dropped = self.call(self.programs.p, lambda x: x, self.x)
         time.sleep(self.random.random() * 0.002)
         del dropped
 
     def read(self) -> None:
-        """Another thread reads it, now or later, while this one goes on."""
+        """Lets another thread read it, now or later, while this one continues."""
         for held in (self.x, self.y):
             held.is_shared = True
             self.readers.put(held)
@@ -162,7 +162,7 @@ class Thread:
         self.x, self.y = self.new(), self.new()
 
     def share(self) -> None:
-        """All threads have an array from now on, which they read on both hosts, maybe at the same time."""
+        """Shares an array with all threads, which read it on both hosts, maybe at the same time."""
         mine = [n for n, held in enumerate(self.common) if held.expected.size == self.size]
         if self.random.random() < 0.3:
             self.x.is_shared = True
@@ -171,7 +171,7 @@ class Thread:
 
 
 def read_all(given: queue.SimpleQueue[Held | None], seed: str) -> None:
-    """Compares what threads hand out with what it has to be."""
+    """Compares arrays from threads with their expected values."""
     chosen = random.Random(seed)
     while (held := given.get()) is not None:
         time.sleep(chosen.random() * 0.002)
@@ -193,7 +193,7 @@ def holds(kept: list[Held]) -> list[tuple[int, int]]:
 
 
 def wait_until_hosts_hold(kept: list[Held]) -> None:
-    """Hosts free arrays in batches, a moment later."""
+    """Waits until hosts have freed the other arrays, in batches, a moment later."""
     deadline = time.monotonic() + 10
     while True:
         status = pw.status()

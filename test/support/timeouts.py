@@ -1,8 +1,9 @@
-"""A plugin of pytest: a test that is about to time out says what its hosts wait for, and then fails.
+"""Plugin of pytest: a test that is about to time out reports the state of its hosts, and then fails.
 
-pytest-timeout ends the process, and with it what the test has logged and all tests that are still to run.
-Some seconds before, this one writes down what threads and hosts do, and kills the hosts: what waits for them
-is an error, and the run goes on. Only a test that waits for something else is left to pytest-timeout.
+pytest-timeout terminates the process, and with it the log of the test and all tests that are still to run.
+Some seconds before, this plugin writes the stacks of threads and the state of hosts, and kills the hosts: a
+test that waits for them fails, and the run continues. Only a test that waits for something else is left to
+pytest-timeout.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import HostProcess
 
 FOLDER = Path("build/test/timeouts")
-"""Relative to the root of the repository."""
+"""Folder of the reports, relative to the root of the repository."""
 _MAX_LEAD_S = 15.0
-"""How long before the timeout of a test this acts, or half of that timeout."""
+"""Time before the timeout of a test at which this acts, or half of that timeout."""
 _MAX_STEPS = 5
 _TIMER = pytest.StashKey[threading.Timer]()
 
@@ -58,7 +59,7 @@ def _act(item: pytest.Item, settings: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     hosts = _hosts()
     with path.open("w") as file:
-        # On disk before hosts are asked: that may hang as the test does.
+        # On disk before hosts are queried: that may hang as the test does.
         file.write(f"{item.nodeid}: still running, its timeout is {settings.timeout:g} s\n\nthreads\n")
         file.flush()
         faulthandler.dump_traceback(file)
@@ -80,7 +81,7 @@ def _hosts() -> list[HostProcess]:
 
 
 def _in_time(texts: Iterable[str], seconds: float) -> list[str]:
-    """Returns those texts that a thread of their own has within some seconds."""
+    """Returns the texts that a thread of their own yields within some seconds."""
     found: list[str] = []
     last: list[str] = []
 
@@ -97,7 +98,7 @@ def _in_time(texts: Iterable[str], seconds: float) -> list[str]:
 
 
 def _described() -> Iterator[str]:
-    """Yields what workers wrote last, the status of the cluster, and what hosts do of each step."""
+    """Yields the last output of workers, the status of the cluster, and the state of each step on hosts."""
     connected = controller()
     assert connected is not None
     for host in connected.hosts:

@@ -1,4 +1,4 @@
-"""Workers that tests share: they stay from one test to the next, and none gets what another has left."""
+"""Workers that tests share: they stay from one test to the next, without the state that one has left."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.local import devices, recording
 
 START = connect._started
-"""Starts workers of this process."""
+"""Original function that starts workers of this process."""
 _CLEAN_TIMEOUT_S = 10.0
-"""How long workers may take to free what a test has left: a step may not be done."""
+"""Time in which workers have to free the state of a test: a step may be in flight."""
 
 
 @dataclasses.dataclass
@@ -44,11 +44,11 @@ class _Workers:
 
 
 class WorkerPool:
-    """Keeps workers by their settings, for tests that kill none.
+    """Pool of workers by their settings, for tests that kill none.
 
     Args:
-      make_folder: makes a folder for the socket of a service.
-      max_idle: how many clusters are kept; the one that was unused for longest ends first.
+      make_folder: creates a folder for the socket of a service.
+      max_idle: the limit of idle clusters; the one that was unused for longest is closed first.
     """
 
     def __init__(self, make_folder: Callable[[], Path], max_idle: int = 3) -> None:
@@ -59,12 +59,12 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def lend(self, kind: str, may_leave: Callable[[], bool]) -> Iterator[None]:
-        """Has `connect` use workers of the pool; after that they have to be free of arrays and steps.
+        """Makes `connect` use workers of the pool, which have to be free of arrays and steps after the block.
 
         Args:
           kind: `own`, or `attached` for those of a service.
-          may_leave: whether the test may leave arrays, as does the traceback of one that has failed: its
-            workers are ended.
+          may_leave: whether the test may leave arrays, like the traceback of a failed one: its workers are
+            terminated.
 
         Raises:
           AssertionError: arrays or steps are left.
@@ -78,7 +78,7 @@ class WorkerPool:
                 if devices.process_cluster.bound_slices():
                     for slice in devices.process_cluster.manager().holders():
                         pw.release(slice)
-                # Before the look at what is left: this drops what is kept for the next call of a program.
+                # Before the check of what is left: this drops arrays kept for the next call of a program.
                 devices.process_cluster.disconnect()
                 left = {} if may_leave() else self._left()
             finally:
@@ -96,7 +96,7 @@ class WorkerPool:
         assert not left, "left on workers by the test: " + "; ".join(left.values())
 
     def close(self) -> None:
-        """Ends all workers."""
+        """Terminates all workers."""
         for key in [*self._workers]:
             self._end(key)
 
@@ -124,7 +124,7 @@ class WorkerPool:
         return controller
 
     def _disconnect(self) -> None:
-        """Does for `connect._close`: the workers stay, and no trace is theirs."""
+        """Takes the place of `connect._close`: the workers stay, and no trace is theirs."""
         controller = connect._controller
         if controller is not None:
             for wait in connect.before_end:
@@ -134,7 +134,7 @@ class WorkerPool:
             connect._controller = None
 
     def _left(self) -> dict[tuple[str, Settings], str]:
-        """Returns what is left on which workers; waits for what is being freed."""
+        """Returns the state left on workers; waits for arrays that are being freed."""
         left: dict[tuple[str, Settings], str] = {}
         until = time.monotonic() + _CLEAN_TIMEOUT_S
         for key, controller in self._connected.items():
@@ -164,7 +164,7 @@ def _pids(controller: Client) -> list[int]:
 
 
 def _text_of_left(controller: Client) -> str:
-    """Returns which arrays and steps workers have; nothing if there are none."""
+    """Returns the arrays and steps of workers as text; empty if there are none."""
     hosts, steps = controller.status()
     found = [
         f"{host.arrays} arrays of {host.bytes} bytes on host {host.host}"

@@ -1,6 +1,6 @@
-"""Workers that have no JAX: threads of this process that connect, say that they are ready, and answer steps.
+"""Workers without JAX: threads of this process that connect, report that they are ready, and reply to steps.
 
-What they take is the time of the controller, and of their connections.
+Only the controller and their connections take time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 
 class ThreadWorker:
-    """A `WorkerProcess` that is a thread.
+    """`WorkerProcess` that is a thread.
 
     Args:
-      config: what it has to know.
-      seconds: how long it takes to say whether it lives.
-      fails: whether it ends instead of connecting.
+      config: its configuration.
+      seconds: the time of its liveness check.
+      fails: whether it exits instead of connecting.
 
     Attributes:
-      asked: how often it was asked whether it lives.
+      checks: the number of its liveness checks.
     """
 
     pid = 0
@@ -48,15 +48,15 @@ class ThreadWorker:
         self._connections: dict[str, Connection] = {}
         self._connecting = threading.Lock()
         self._ended = threading.Event()
-        self.asked = 0
+        self.checks = 0
         if fails:
             self._ended.set()
         else:
             threading.Thread(target=self._start, daemon=True).start()
 
     def ending(self, seconds: float) -> str | None:
-        """See `WorkerProcess.ending`; what is said late is said of now."""
-        self.asked += 1
+        """See `WorkerProcess.ending`; a late reply is about the present."""
+        self.checks += 1
         time.sleep(self._seconds)
         return "exit code 1" if self._ended.wait(seconds) else None
 
@@ -107,11 +107,11 @@ class ThreadWorker:
 
 
 class ThreadLauncher:
-    """A `Launcher` of such workers.
+    """`Launcher` of such workers.
 
     Args:
-      seconds: how long each takes to say whether it lives, as over a network.
-      fails: the number of the one that ends at once, if one does.
+      seconds: the time of each liveness check, as over a network.
+      fails: the number of the one that exits at once, if one does.
 
     Attributes:
       workers: those that it has started.
@@ -131,4 +131,4 @@ class ThreadLauncher:
         return started
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """No-op: it has no resources."""

@@ -138,7 +138,7 @@ def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
         f"  cluster  process  address\n  lab      {lab.pid():<7}  {lab.socket}\n"
     )
     assert pw_cluster.main(["logs", "lab"]) == 0
-    assert "client ann is gone\n" in capfd.readouterr().out
+    assert "client ann disconnected\n" in capfd.readouterr().out
 
 
 def test_pw_cluster_starts_no_second_cluster_of_a_name(lab, folder, capfd):

@@ -37,7 +37,7 @@ def test_starter_checks_each_worker_a_few_times():
     hosts = start(launcher, 40)
     assert [host.index for host in hosts] == [*range(40)]
     # It is more than one question each only where the start takes longer than the pause between two.
-    assert sum(worker.asked for worker in launcher.workers) < 40 * 20
+    assert sum(worker.checks for worker in launcher.workers) < 40 * 20
     for host in hosts:
         host.close()
         host.process.kill()
