@@ -145,14 +145,14 @@ class LimitedProcess:
         if self._running is not None and self._running[0].exit_code(0) is None:
             return
         self._discard()
-        ours, child_end = socket.socketpair()
+        connection, child_end = socket.socketpair()
         with child_end:
             try:
                 child = ChildProcess(
                     self._command, stdin=child_end.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
                 )
             except BaseException:
-                ours.close()
+                connection.close()
                 raise
         self._running = child, connection
 
