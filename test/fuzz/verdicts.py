@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from corpus import ROOT
-from inside import shards_agree
 from nodes import strangers
 from operations import plain
 from sketched import Maker, OnMesh, Placed, Plain, Sketched, build, mesh_like, values_of
@@ -24,6 +23,7 @@ from sketches import Ref, Sketch
 from updates import ELEMENTWISE, MIXING, TO_SCALARS
 
 import pathways as pw
+from pathways.runtime.hosts.protocol.shards import shard_indices
 
 OURS = ("compiler", "dialect", "passes", "runtime")
 
@@ -323,12 +323,28 @@ def _type_of(x: Any) -> Any:
 def _shards_agree(x: Any) -> bool:
     """Returns whether every device holds its shard of an array; a read of the array sees one copy of each."""
     if isinstance(x, pw.Array):
-        return shards_agree(x)
+        return _shards_on_hosts_agree(x)
     if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
         return True
     x = plain(x)
     whole = np.asarray(x)
     return all(np.asarray(s.data).tobytes() == whole[s.index].tobytes() for s in x.addressable_shards)
+
+
+def _shards_on_hosts_agree(x: pw.Array) -> bool:
+    """Returns whether all shards of an array on hosts equal a fetch of it."""
+    fetched = x.fetch()
+    for location, number in x._copies.items():
+        whole = location.part.of(fetched)
+        parts = shard_indices(whole.shape, location.placement)
+        for host, positions in location.holders.items():
+            wanted = [whole[parts[at]] for at in positions]
+            sizes = [part.nbytes for part in wanted]
+            request = x._controller.ask(location, host.index, number, range(len(positions)), sizes)
+            shards = x._controller.fetch(request)
+            if any(bytes(s) != part.tobytes() for s, part in zip(shards, wanted, strict=True)):
+                return False
+    return True
 
 
 def _judge_bits(sketch: Sketch, results: list[Any], hosts: int) -> ProgramVerdict:
