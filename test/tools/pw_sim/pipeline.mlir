@@ -36,7 +36,7 @@
 // TIMES-NEXT: {{^ +}}s1        F0 F1 finish  4 ms to 14 ms
 
 // Calls without operations take none; an addition of four elements takes four.
-// NO-FLOPS: pw-sim: error: --times: program 'two_stages' does not say how many operations its launches have
+// NO-FLOPS: pw-sim: error: --times: program 'two_stages' does not state the operations of its launches
 // FLOPS: program two_stages, planned, times=flops
 // FLOPS-NEXT: step time  8 FLOPs
 
