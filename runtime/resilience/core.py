@@ -204,8 +204,8 @@ class ResilienceCore:
                 return self._lose_workers(event, now)
             case MemoryLost(host):
                 return self._lose_memory((host,), now)
-            case WorkersReturned(island):
-                return self._return(island, now)
+            case WorkersReturned():
+                return self._return(event, now)
             case WorkersLeaving(island):
                 if island in self.present & self._topology.islands(self.replicas):
                     self._leaving.add(island)
@@ -360,8 +360,10 @@ class ResilienceCore:
             return []
         is_orphan = failed.number in version.orphans
         copy = version.end_copy(failed.number)
+        if isinstance(self.phase, WaitingForIslands):
+            return self._go_on(now)
         if is_orphan:
-            return self._go_on(now) if isinstance(self.phase, WaitingForIslands) else self._protect()
+            return self._protect()
         text = f"host {copy.source} cannot copy {version.key} to host {copy.target}: {failed.why}"
         self._copy_again_at = now + RETRY_SECONDS
         if version.is_committed:
@@ -451,7 +453,13 @@ class ResilienceCore:
             case _:
                 return [*effects, *self._protect(), *self._commit(now)]
 
-    def _return(self, island: int, now: float) -> list[ResilienceEffect]:
+    def _return(self, returned: WorkersReturned, now: float) -> list[ResilienceEffect]:
+        island = returned.island
+        for host in self._topology.hosts_of(frozenset((island,))):
+            for key, version in self.table.versions.items():
+                known = version.copies.get(host, frozenset())
+                copies = None if returned.copies is None else returned.copies.get(host, {})
+                version.set_copies(host, known if copies is None else copies.get(key, frozenset()))
         self.present |= {island}
         self._absent_since.pop(island, None)
         self._dead.discard(island)
@@ -476,8 +484,8 @@ class ResilienceCore:
         retry_at = self.phase.retry_at if isinstance(self.phase, WaitingForIslands) else 0.0
         self.phase = WaitingForIslands(retry_at)
         version = self._newest_whole(self._hosts_that_return())
-        if version is None and any(v.orphans for v in self.table.versions.values()):
-            # One that was being made may be the last copy: its host says so, or is lost.
+        if version is None and self._may_be_whole():
+            # A host will say whether it has it, or is lost.
             return []
         if version is None and self._disk_step is None:
             return self._abandon(self._nowhere())
@@ -598,6 +606,15 @@ class ResilienceCore:
             if version.is_committed and not version.missing_at(hosts)
         ]
         return max(whole, key=lambda version: version.key, default=None)
+
+    def _may_be_whole(self) -> bool:
+        """Returns whether a copy that was being made may be the last one of some blocks."""
+        hosts = self._hosts_that_return()
+        return any(
+            copy.target in hosts
+            for version in self.table.versions.values()
+            for copy in (*version.pending.values(), *version.orphans.values())
+        )
 
     def _abandon(self, why: str) -> list[ResilienceEffect]:
         self.phase = RunAbandoned(why)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from pathways.runtime.resilience.records import Holdings, VersionKey
+from pathways.runtime.resilience.records import Blocks, Holdings, VersionKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class SnapshotStarted:
 class CopyCompleted:
     """A copy of `MakeCopies` is complete, and stays when the workers of its host are lost.
 
-    Each copy that is not dropped is answered, unless the workers of its target are lost.
+    Each copy that is not dropped is answered, unless the workers of its target are lost, which report what
+    they have when they return.
     """
 
     number: int
@@ -70,9 +72,15 @@ class MemoryLost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkersReturned:
-    """An island has new workers, which have no arrays."""
+    """An island has new workers, which have no arrays.
+
+    Attributes:
+      island: the island.
+      copies: the blocks of versions that its hosts have in their memory; None where that is as it was known.
+    """
 
     island: int
+    copies: Mapping[int, Mapping[VersionKey, Blocks]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

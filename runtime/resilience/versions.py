@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from pathways.runtime.resilience.records import BlockCopy, Blocks, Holdings, HostPlace, VersionKey
 
@@ -22,7 +22,7 @@ class StateVersion:
       blocks: all its blocks.
       copies: the blocks in the memory of each host.
       pending: the copies that are being made, by their numbers.
-      orphans: the copies that were being made when their source was lost, and may be complete.
+      orphans: the copies that were being made when their source or target was lost, and may be complete.
       is_committed: whether it may be restored.
     """
 
@@ -78,19 +78,28 @@ class StateVersion:
         hosts_of_copies = {host for copy in self.pending.values() for host in (copy.source, copy.target)}
         return not hosts_of_copies.union(self.copies).isdisjoint(hosts)
 
-    def lose_copies(self, hosts: Iterable[int]) -> None:
+    def lose_copies(self, hosts: Collection[int]) -> None:
         """Notes that what hosts have in their memory is lost."""
         for host in hosts:
             self.copies.pop(host, None)
+        self.pending = _not_to(self.pending, hosts)
+        self.orphans = _not_to(self.orphans, hosts)
+
+    def set_copies(self, host: int, blocks: Blocks) -> None:
+        """Notes what a host has in its memory that has returned."""
+        self.lose_copies((host,))
+        if blocks:
+            self.copies[host] = blocks
 
     def cancel_copies(self, hosts: Collection[int]) -> None:
         """Notes that some hosts are lost, as sources and targets of copies."""
-        unfinished = {**self.pending, **self.orphans}
-        left = {number: copy for number, copy in unfinished.items() if copy.target not in hosts}
-        self.orphans = {
-            number: copy for number, copy in left.items() if number in self.orphans or copy.source in hosts
-        }
-        self.pending = {number: copy for number, copy in left.items() if number not in self.orphans}
+        lost = {n: copy for n, copy in self.pending.items() if {copy.source, copy.target} & set(hosts)}
+        self.orphans |= lost
+        self.pending = {number: copy for number, copy in self.pending.items() if number not in lost}
+
+
+def _not_to(copies: Mapping[int, BlockCopy], hosts: Collection[int]) -> dict[int, BlockCopy]:
+    return {number: copy for number, copy in copies.items() if copy.target not in hosts}
 
 
 class VersionTable:

@@ -489,6 +489,7 @@ class SimulatedTraining:
         for host in hosts:
             self.hosts[host].devices = None
             if memory:
+                self.has_released = False
                 self.hosts[host].memory, self.hosts[host].committed = {}, set()
         self.counts["losses with memory" if memory else "losses"] += 1
         returns = self.chance.random() < 0.9
@@ -519,10 +520,15 @@ class SimulatedTraining:
         for host in self.topology.hosts_of(frozenset((island,))):
             self.hosts[host].devices = {}
             self.hosts[host].start += 1
-        self.notify(WorkersReturned(island))
+        copies = {
+            host: {key: frozenset(values) for key, values in self.hosts[host].memory.items()}
+            for host in self.topology.hosts_of(frozenset((island,)))
+        }
+        self.notify(WorkersReturned(island, copies))
 
     def lose_folder(self) -> None:
         """Frees the memory of a host, but not its workers."""
+        self.has_released = False
         host = self.chance.choice(sorted(self.hosts))
         self.hosts[host].memory, self.hosts[host].committed = {}, set()
         self.counts["folders lost"] += 1

@@ -55,7 +55,7 @@ from pathways.runtime.resilience.records import (
 from pathways.runtime.resilience.versions import StateVersion, VersionTable
 
 SEEDS = examples(300)
-FOUND = 500
+FOUND = 200
 """Within so many seeds each planted fault is found."""
 
 
@@ -140,8 +140,10 @@ def lost_memory_is_not_noted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateVersion, "lose_copies", lambda self, hosts: None)
 
 
-def copies_of_lost_hosts_are_waited_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StateVersion, "cancel_copies", lambda self, hosts: None)
+def memory_without_workers_is_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        StateVersion, "missing_at", lambda self, hosts: self.blocks.difference(*self.copies.values())
+    )
 
 
 def lost_copies_stay_lost(patch: pytest.MonkeyPatch) -> None:
@@ -246,7 +248,7 @@ PLANTS: list[Plant] = [
     any_number_of_versions_is_kept,
     uncommitted_versions_are_restored,
     lost_memory_is_not_noted,
-    copies_of_lost_hosts_are_waited_for,
+    memory_without_workers_is_read,
     lost_copies_stay_lost,
     hosts_without_workers_protect,
     the_disk_is_preferred,
@@ -512,3 +514,22 @@ def test_resilience_tries_a_copy_again_that_failed():
     shell.now = 1.0
     shell.notify(RecoveryTick())
     assert places(shell.of(MakeCopies)) == [(0, 1)]
+
+
+def test_resilience_believes_what_hosts_have_when_they_return():
+    """When the target of a copy is lost before it has answered, only the target knows what it has."""
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
+    key = VersionKey(0, 1)
+    shell.notify(MemoryLost(1))
+    shell.is_slow = True
+    shell.of(MakeCopies)
+    shell.notify(WorkersLost(1, "killed"))
+    both = frozenset(("block 0", "block 1"))
+    shell.notify(WorkersReturned(1, {1: {key: frozenset(("block 0",))}}))
+    (restore,) = shell.of(RestoreState)
+    assert BlockLoad(1, 0, frozenset(("block 1",))) in restore.loads
+    shell.notify(WorkersLost(0, "killed"))
+    shell.notify(WorkersReturned(0, {0: {key: both}}))
+    shell.notify(WorkersLost(1, "killed"))
+    shell.notify(WorkersReturned(1, {}))
+    assert {load.source for load in shell.of(RestoreState)[-1].loads} == {0}
