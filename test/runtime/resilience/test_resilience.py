@@ -517,7 +517,7 @@ def test_resilience_tries_a_copy_again_that_failed():
 
 
 def test_resilience_believes_what_hosts_have_when_they_return():
-    """When the target of a copy is lost before it has answered, only the target knows what it has."""
+    """A target of a copy that is lost before it has answered reports what it has."""
     shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
     key = VersionKey(0, 1)
     shell.notify(MemoryLost(1))
