@@ -85,8 +85,8 @@ def _swap_json(rng: random.Random, parts: Parts) -> Parts:
     places = list(_places(manifest))
     container, key = rng.choice(places)
     like = [(c, k) for c, k in places if type(k) is type(key) and (isinstance(k, int) or k == key)]
-    other, there = rng.choice(like)
-    container[key], other[there] = copy.deepcopy(other[there]), copy.deepcopy(container[key])
+    other, other_key = rng.choice(like)
+    container[key], other[other_key] = copy.deepcopy(other[other_key]), copy.deepcopy(container[key])
     return dataclasses.replace(parts, manifest=manifest)
 
 

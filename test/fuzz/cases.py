@@ -43,7 +43,7 @@ _FLAGS = (
 _NOT_FOR_US = {"--emit-schedule", "--emit-irdl"}
 """Flags that have `pw-opt` write output that it cannot read."""
 
-OURS = ("dialect", "passes", "runtime", "tools", "compiler")
+PACKAGE_FOLDERS = ("dialect", "passes", "runtime", "tools", "compiler")
 GOOD = ("ok", "refused")
 """Kinds of verdicts that are no failures."""
 
@@ -57,7 +57,7 @@ _CONTEXTS = 5
 INPUT, OUTPUT = "input.mlir", "output.mlir"
 _ERROR = re.compile(r"(?m)^(?:.*:\d+:\d+: |<unknown>:\d+: |pw-(?:opt|sim): )?error: ")
 PARSER = "MLIR's parser"
-_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+
 _NO_MEMORY = ("out of memory", "std::bad_alloc", "Allocation failed", "MemoryError")
 
 
@@ -275,14 +275,14 @@ def _raised(error: BaseException) -> Verdict:
 
 def _innermost(trace: TracebackType | None) -> str:
     frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(trace)]
-    return _ours(reversed(frames))
+    return _project_frame(reversed(frames))
 
 
-def _ours(frames: Any) -> str:
-    """Returns the first of some frames that is ours, as `passes/place/inference/cut.py:71 cut`."""
+def _project_frame(frames: Any) -> str:
+    """Returns the first of some frames that is in the project, as `passes/place/inference/cut.py:71 cut`."""
     for file, line, name in frames:
         path = Path(file)
-        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in OURS:
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PACKAGE_FOLDERS:
             return f"{path.relative_to(ROOT)}:{line} {name}"
     return "?"
 
@@ -292,15 +292,17 @@ def judge(ending: Ending) -> Verdict:
     if ending.signal is None and not ending.late:
         read = json.loads((ending.folder / "verdict.json").read_text())
         return dataclasses.replace(Verdict(**read), note=ending.note)
-    stack = [(file, int(line), name) for file, line, name in _FRAME.findall(ending.stderr)]
+    stack = ending.frames()
     # The caller does not matter: the tool, or this file, which checks first whether to run the tool.
-    frame = PARSER if stack and stack[0][2] in ("parse", "_parse_bytecode", "_parsed") else _ours(stack)
+    frame = (
+        PARSER if stack and stack[0][2] in ("parse", "_parse_bytecode", "_parsed") else _project_frame(stack)
+    )
     doing = _general(ending.note)
     if ending.late:
         # The position in a loop at which it is stopped is random, but the pass is not.
         passes = [f for f in stack if "/passes/" in f[0] and "/driver.py" not in f[0]]
-        where = frame if frame == PARSER else _ours(passes[-1:] or stack).split(":")[0]
-        return Verdict("hang", f"{where} {doing}", frame, ending.note)
+        place = frame if frame == PARSER else _project_frame(passes[-1:] or stack).split(":")[0]
+        return Verdict("hang", f"{place} {doing}", frame, ending.note)
     name = ending.signal.name if ending.signal else "?"
     if any(sign in ending.stderr for sign in _NO_MEMORY):
         return Verdict("memory", f"{frame} {doing}", name, ending.note)

@@ -12,6 +12,7 @@ import json
 import math
 import mmap
 import os
+import re
 import resource
 import select
 import shutil
@@ -32,6 +33,8 @@ _WALL_TIME_FACTOR = 3
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # A child that hangs must not outlive a parent that is killed.
+_ROOT = Path(__file__).resolve().parents[2]
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _NOTE = 1024
 _BROKEN = 70
 """Exit code of a child whose task raised."""
@@ -59,6 +62,16 @@ class Ending:
     note: str
     stderr: str
     seconds: float
+
+    def frames(self) -> list[tuple[str, int, str]]:
+        """Returns the frames of the stack in `stderr`, innermost first: file, line and function."""
+        return [(file, int(line), name) for file, line, name in _FRAME.findall(self.stderr)]
+
+    def project_frames(self) -> Iterator[tuple[Path, int, str]]:
+        """Yields the frames that are in the project but not in tests, with paths relative to it."""
+        for file, line, name in self.frames():
+            if file.startswith(str(_ROOT)) and "/.venv/" not in file and "/test/" not in file:
+                yield Path(file).relative_to(_ROOT), line, name
 
 
 @dataclasses.dataclass
@@ -187,8 +200,8 @@ def _live(task: Task, slot: _Slot, seconds: float, memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-        def note(what: str) -> None:
-            slot.note[:] = what.encode(errors="replace")[:_NOTE].ljust(_NOTE, b"\0")
+        def note(text: str) -> None:
+            slot.note[:] = text.encode(errors="replace")[:_NOTE].ljust(_NOTE, b"\0")
 
         task(slot.folder, note)
         code = 0

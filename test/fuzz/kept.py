@@ -53,8 +53,8 @@ def read(folder: Path) -> Iterator[tuple[Path, Case]]:
 
 def cause(verdict: Verdict) -> str:
     """Returns the cause of a failure of MLIR itself: its kind, and the work at that moment."""
-    how = verdict.bucket.split()[0] if verdict.kind == "crash" else verdict.kind
-    return f"{how} while {verdict.note}"
+    kind = verdict.bucket.split()[0] if verdict.kind == "crash" else verdict.kind
+    return f"{kind} while {verdict.note}"
 
 
 def known() -> set[str]:

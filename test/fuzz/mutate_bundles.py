@@ -55,8 +55,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     numbers = range(options.first, options.first + options.count)
     kinds, failures = fuzz(options.seed, numbers, options.jobs, options.keep)
-    for (kind, what), count in sorted(kinds.items(), key=lambda item: (item[0][0] not in BAD, -item[1])):
-        print(f"{count:>6}  {kind:<10} {what}")
+    for (kind, reason), count in sorted(kinds.items(), key=lambda item: (item[0][0] not in BAD, -item[1])):
+        print(f"{count:>6}  {kind:<10} {reason}")
     print(f"{options.count} cases, {failures} failures")
     return 1 if failures else 0
 
@@ -78,13 +78,13 @@ def fuzz(
     tasks = ((number, functools.partial(_task, number, seed, seeds, corpus)) for number in numbers)
     began = time.monotonic()
     for number, ending in run_all(tasks, jobs, SECONDS, MEMORY):
-        kind, what = judge(ending)
+        kind, reason = judge(ending)
         if kind in BAD:
             keep.mkdir(parents=True, exist_ok=True)
             if (ending.folder / BUNDLE).exists():
                 (keep / f"{kind}.{number}.pwb").write_bytes((ending.folder / BUNDLE).read_bytes())
-            (keep / f"{kind}.{number}.txt").write_text(f"{kind}: {what}\n{ending.stderr}")
-        kinds[kind, what] += 1
+            (keep / f"{kind}.{number}.txt").write_text(f"{kind}: {reason}\n{ending.stderr}")
+        kinds[kind, reason] += 1
         done = sum(kinds.values())
         if done % 200 == 0:
             print(f"{done} cases, {done / (time.monotonic() - began):.1f} a second", file=sys.stderr)
@@ -94,16 +94,16 @@ def fuzz(
 def judge(ending: Ending) -> tuple[str, str]:
     """Returns the kind of an ending, and its place or reason."""
     if (ending.folder / VERDICT).exists():
-        kind, what = json.loads((ending.folder / VERDICT).read_text())
-        return kind, what
-    how = "too long" if ending.late else ending.signal.name if ending.signal else "exit"
+        kind, reason = json.loads((ending.folder / VERDICT).read_text())
+        return kind, reason
+    reason = "too long" if ending.late else ending.signal.name if ending.signal else "exit"
     if ending.note == _MAKING:
-        return "unmade", how
+        return "unmade", reason
     if ending.note == _APART:
-        return "apart", how
+        return "apart", reason
     if ending.note == _RUNNING and ending.late:
-        return "runs", how  # Any program may loop.
-    return ("hang" if ending.late else "crash"), f"{ending.note}: {how}"
+        return "runs", reason  # Any program may loop.
+    return ("hang" if ending.late else "crash"), f"{ending.note}: {reason}"
 
 
 def _task(

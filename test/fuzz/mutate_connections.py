@@ -123,7 +123,7 @@ def _call(stream: int, *more: tuple[str, str]) -> HeadersFrame:
 
 
 def changed_bytes(chance: random.Random) -> list[bytes]:
-    """Calls of a client with some bytes changed, in pieces of any size."""
+    """Returns calls of a client with some bytes changed, in pieces of any size."""
     data = calls_of_a_client(chance)
     kept = chance.choice((0, 24, 24, 24))
     data = data[:kept] + mutate_bytes(chance, data[kept:])
@@ -132,7 +132,7 @@ def changed_bytes(chance: random.Random) -> list[bytes]:
 
 
 def changed_frames(chance: random.Random) -> list[bytes]:
-    """Frames of a client that are dropped, repeated, moved, and sent for other streams with other flags."""
+    """Returns frames of a client, some dropped, repeated, moved, or sent with another stream or flags."""
     data = calls_of_a_client(chance)
     frames, at = [], len(_PREFACE)
     while at + 9 <= len(data):
@@ -173,7 +173,7 @@ def header_bomb(chance: random.Random) -> list[bytes]:
 
 
 def many_headers(chance: random.Random) -> list[bytes]:
-    """Thousands of headers in a call."""
+    """Returns thousands of headers in a call."""
     count = chance.choice((100, 2000, 10_000))
     block = hpack.Encoder().encode([*_CALL, *((f"x{n}", "y" * 20) for n in range(count))])
     parts = [block[n : n + 16_000] for n in range(0, len(block), 16_000)]
@@ -183,14 +183,14 @@ def many_headers(chance: random.Random) -> list[bytes]:
 
 
 def continuations(chance: random.Random) -> list[bytes]:
-    """Headers that never end."""
+    """Returns headers that never end."""
     count = chance.choice((10, 100, 5000))
     size = chance.choice((0, 1, 1000))
     return _frames(_headers(1, b""), *(ContinuationFrame(1, bytes(size)) for _ in range(count)))
 
 
 def resets(chance: random.Random) -> list[bytes]:
-    """Calls that are cancelled as soon as they start."""
+    """Returns calls that are cancelled as soon as they start."""
     encoder = hpack.Encoder()
     frames: list[Frame] = []
     for n in range(chance.choice((10, 1000, 5000))):
@@ -220,7 +220,7 @@ def sessions(chance: random.Random) -> list[bytes]:
 
 
 def windows(chance: random.Random) -> list[bytes]:
-    """Windows that are nothing, everything, and too large, and settings that move them."""
+    """Returns windows that are empty, maximal or too large, and settings that change them."""
     sizes = (0, 1, 65_535, (1 << 31) - 1)
     frames: list[Frame] = [_call(1)]
     for _ in range(chance.choice((3, 30, 3000))):
@@ -237,7 +237,7 @@ def windows(chance: random.Random) -> list[bytes]:
 
 
 def control_frames(chance: random.Random) -> list[bytes]:
-    """Pings, settings and priorities by the thousand."""
+    """Returns thousands of pings, settings and priorities."""
     kind = chance.choice(("ping", "settings", "priority", "goaway"))
     count = chance.choice((10, 1000, 20_000))
     frames: dict[str, Frame] = {
@@ -250,7 +250,7 @@ def control_frames(chance: random.Random) -> list[bytes]:
 
 
 def long_messages(chance: random.Random) -> list[bytes]:
-    """Prefixes of messages of gRPC that announce more than will come, or are compressed."""
+    """Returns prefixes of messages of gRPC that announce too many bytes, or compression."""
     size = chance.choice((1, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1))
     path = chance.choice(("GetVersion", "IfrtSession", "HostBufferLookup"))
     headers = [(name, f"{_SERVICE}{path}" if name == ":path" else value) for name, value in _CALL]
@@ -266,7 +266,7 @@ def long_messages(chance: random.Random) -> list[bytes]:
 
 
 def nested_messages(chance: random.Random) -> list[bytes]:
-    """Messages of protobuf nested deeper than any reader follows."""
+    """Returns messages of protobuf that are nested deeper than readers accept."""
     metadata = _encode("GrpcIfrtSessionMetadata", version=_VERSION)
     client = HttpClient()
     stream = client.call(f"{_SERVICE}IfrtSession", {"ifrt-proxy-grpc-ifrt-session-metadata-bin": metadata})

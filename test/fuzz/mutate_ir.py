@@ -107,9 +107,9 @@ def replay(folder: Path, jobs: int) -> int:
         kinds[f"{verdict.kind}{' of MLIR' * stock}"] += 1
         if verdict.kind not in GOOD and not stock:
             failures.setdefault((path, f"{verdict.kind} {verdict.bucket}"), []).append(case)
-    for (path, what), cases in sorted(failures.items(), key=lambda failure: failure[0]):
+    for (path, bucket), cases in sorted(failures.items(), key=lambda failure: failure[0]):
         pipeline = ",".join(min(cases, key=lambda case: len(case.pipeline)).pipeline)
-        print(f"{path.relative_to(folder)}: {what}, with {len(cases)} pipelines such as '{pipeline}'")
+        print(f"{path.relative_to(folder)}: {bucket}, with {len(cases)} pipelines such as '{pipeline}'")
     files = len({path for path, _ in failures})
     print(f"{', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}; {files} files failed")
     return 1 if failures else 0
@@ -154,13 +154,13 @@ class _Progress:
         """Returns the cases per second so far."""
         return done / max(time.monotonic() - self.started, 1e-3)
 
-    def show(self, done: int, what: str) -> None:
+    def show(self, done: int, state: str) -> None:
         """Shows the progress, if it is time."""
         terminal = sys.stderr.isatty()
         if time.monotonic() - self.shown < (0.2 if terminal else 20):
             return
         self.shown = time.monotonic()
-        text = f"{done}/{self.total} cases, {self.rate(done):.0f} a second, {what}"
+        text = f"{done}/{self.total} cases, {self.rate(done):.0f} a second, {state}"
         print(f"\r{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:

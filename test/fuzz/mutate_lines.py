@@ -53,8 +53,8 @@ def _use_instead(rng: random.Random, lines: Lines, function: syntax.Function, na
             type_ = function.values.get(value)
             candidates = [
                 other
-                for other, its in function.values.items()
-                if its == type_ and other.partition("#")[0] not in names
+                for other, other_type in function.values.items()
+                if other_type == type_ and other.partition("#")[0] not in names
             ]
             if candidates:
                 lines[number] = _substituted(lines[number], {value: rng.choice(candidates)})
@@ -165,14 +165,14 @@ def _inserted(rng: random.Random, lines: Lines, copy: Lines, source: syntax.Func
     first = target.first + (2 if lines[target.first + 1].lstrip().startswith("^") else 1)
     place = rng.randint(first, max(first, target.last - 1))
     defined = "\n".join(lines[target.first : place])
-    there = {
+    visible = {
         value: type_
         for value, type_ in target.values.items()
         if re.search(rf"{value.partition('#')[0]}\b", defined)
     }
     names = {}
     for value, type_ in source.values.items():
-        candidates = [other for other, its in there.items() if its == type_]
+        candidates = [other for other, other_type in visible.items() if other_type == type_]
         if candidates:
             names[value] = rng.choice(candidates)
     names |= {name: f"%moved_{name[1:]}" for line in copy[1:] for name in syntax.results(line)}

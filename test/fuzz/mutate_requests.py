@@ -35,7 +35,6 @@ os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
-from corpus import ROOT
 from flags import parser_of
 from forked import Ending, run_batches
 from jaxlib.mlir import ir
@@ -354,21 +353,16 @@ def _judge_ending(ending: Ending) -> CaseVerdict:
     doing = re.sub(r"\d+ ", "", ending.note)
     if ending.note == "making":
         return CaseVerdict("unmade", "MLIR" if ending.signal else "time")
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', ending.stderr)
-    ours = [
-        f"{Path(file).name}:{line}"
-        for file, line, _ in frames
-        if file.startswith(str(ROOT)) and "/.venv/" not in file and "/test/" not in file
-    ]
+    frame = next((f"{path.name}:{line}" for path, line, _ in ending.project_frames()), "?")
     fatal = re.search(r"(?m)^F\d+ \S+ +\d+ (.*)$", ending.stderr)
-    where = f"{doing} {ours[0] if ours else '?'} {re.sub(r'[0-9]+', 'N', fatal[1])[:120] if fatal else ''}"
+    place = f"{doing} {frame} {re.sub(r'[0-9]+', 'N', fatal[1])[:120] if fatal else ''}"
     if ending.signal is None or ending.late:
         # A program may loop.
         late = (
             "hang" if "execute" not in doing and "ready" not in doing and "copy_to" not in doing else "loops"
         )
-        return CaseVerdict(late, where)
-    return CaseVerdict("crash", f"{ending.signal.name} {where}")
+        return CaseVerdict(late, place)
+    return CaseVerdict("crash", f"{ending.signal.name} {place}")
 
 
 def verdict_of(case: RequestCase) -> CaseVerdict:

@@ -44,7 +44,7 @@ def real(x: Any) -> Any:
 
 
 def _small(x: Any) -> Any:
-    """Integers as floating-point numbers of reasonable size."""
+    """Returns integers of reasonable size as floating-point numbers."""
     # In two steps: not all narrow types convert to and from everything.
     return (x.astype(jnp.int32) % 64).astype(jnp.float32) / 8
 

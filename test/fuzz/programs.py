@@ -135,7 +135,7 @@ def resharded() -> Any:
 
 
 def control_flow() -> Any:
-    """Regions inside of computations, other dtypes, a closed-over constant and a random key."""
+    """Returns a program with regions in computations, other dtypes, a closed-over constant and a key."""
     table = np.arange(512, dtype=np.float32)
     on_first, on_second = slices((1,), (1,))
 

@@ -91,39 +91,39 @@ def apply(nest: Any, layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
 def program_of(rng: random.Random) -> tuple[Fun, str, Any]:
     """Returns a function of layers, weights, a batch and a number; its policy; and its description."""
     nest = ("chain", [("call", 0), drawn(rng, 3), ("call", rng.randrange(SLICES))])
-    how = rng.choice(["value", "gradient", "gradient", "checkpoint", "accumulate"])
+    kind = rng.choice(["value", "gradient", "gradient", "checkpoint", "accumulate"])
 
     def loss(layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
         fun = lambda w, x: apply(nest, layers, w, x, n)  # noqa: E731
-        return jnp.mean((jax.checkpoint(fun) if how == "checkpoint" else fun)(w, x) ** 2)
+        return jnp.mean((jax.checkpoint(fun) if kind == "checkpoint" else fun)(w, x) ** 2)
 
     def program(layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
-        if how == "value":
+        if kind == "value":
             return apply(nest, layers, w, x, n)
         gradient = jax.value_and_grad(lambda w, x: loss(layers, w, x, n))
-        return pw.accumulate(gradient, MICROBATCHES)(w, x) if how == "accumulate" else gradient(w, x)
+        return pw.accumulate(gradient, MICROBATCHES)(w, x) if kind == "accumulate" else gradient(w, x)
 
-    return program, rng.choice(POLICIES), (how, nest)
+    return program, rng.choice(POLICIES), (kind, nest)
 
 
 def difference(number: int) -> str:
     """Returns the difference of a case from `jax.jit`; empty if there is none."""
-    fun, policy, (how, _) = program_of(random.Random(number))
+    fun, policy, (kind, _) = program_of(random.Random(number))
     devices = pw.make_virtual_device_set()
     placed: list[Fun] = [pw.jit(layer, devices=devices.add_slice((1,), ("x",))) for _ in range(SLICES)]
     program = pw.program(
-        lambda w, x, n: fun(placed, w, x, n), schedule=policy if how == "accumulate" else None
+        lambda w, x, n: fun(placed, w, x, n), schedule=policy if kind == "accumulate" else None
     )
     expected = jax.jit(lambda w, x, n: fun([layer] * SLICES, w, x, n))
     x = np.random.default_rng(number).normal(size=(ROWS, WIDTH)).astype(np.float32)
     for n in (0, 1):
         pairs = zip(*(jax.tree.leaves(f(WEIGHTS, x, n)) for f in (program, expected)), strict=True)
-        for ours, theirs in pairs:
-            ours, theirs = np.asarray(ours), np.asarray(theirs)
-            if (np.isnan(ours) != np.isnan(theirs)).any():
+        for result, reference in pairs:
+            result, reference = np.asarray(result), np.asarray(reference)
+            if (np.isnan(result) != np.isnan(reference)).any():
                 return f"is NaN elsewhere with n={n} under {policy}"
-            scale = 1 + float(np.nanmax(np.abs(theirs), initial=0))
-            error = float(np.nanmax(np.abs(ours - theirs), initial=0))
+            scale = 1 + float(np.nanmax(np.abs(reference), initial=0))
+            error = float(np.nanmax(np.abs(result - reference), initial=0))
             if not error <= 1e-4 * scale:
                 return f"differs by {error} of {scale} with n={n} under {policy}"
     return ""
@@ -185,8 +185,8 @@ def flags(doc: str | None) -> argparse.ArgumentParser:
 
 def described(number: int) -> str:
     """Returns a case in words."""
-    _, policy, what = program_of(random.Random(number))
-    return f"{policy}: {what}"
+    _, policy, description = program_of(random.Random(number))
+    return f"{policy}: {description}"
 
 
 def main(argv: list[str] | None = None) -> int:

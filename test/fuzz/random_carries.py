@@ -156,11 +156,11 @@ def difference(number: int) -> str:
     x, y = np.random.default_rng(number).normal(size=(2, ROWS, WIDTH)).astype(np.float32)
     for end in (0, 1, case.chunk + 1):
         pairs = zip(*(jax.tree.leaves(f(x, y, WEIGHTS, end)) for f in (program, expected)), strict=True)
-        for n, (ours, theirs) in enumerate(pairs):
-            if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-                return f"result {n} is {ours.dtype}{ours.shape}, not {theirs.dtype}{theirs.shape}"
-            error = np.abs(np.asarray(ours) - np.asarray(theirs)).max(initial=0)
-            scale = 1 + np.abs(theirs).max(initial=0)
+        for n, (result, reference) in enumerate(pairs):
+            if (result.shape, result.dtype) != (reference.shape, reference.dtype):
+                return f"result {n} is {result.dtype}{result.shape}, not {reference.dtype}{reference.shape}"
+            error = np.abs(np.asarray(result) - np.asarray(reference)).max(initial=0)
+            scale = 1 + np.abs(reference).max(initial=0)
             if not error <= 1e-4 * scale:
                 return f"result {n} differs by {error} of {scale} at end {end}"
     return ""

@@ -35,7 +35,6 @@ os.environ["PW_CACHE_DIR"] = ""
 os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
 
 import jax
-from corpus import ROOT
 from flags import parser_of
 from forked import Ending, run_all
 from random_sketches import random_sketch
@@ -252,18 +251,12 @@ def _verdicts(ending: Ending) -> dict[int, ProgramVerdict]:
 
 def _judge_ending(ending: Ending) -> ProgramVerdict:
     """Returns the verdict on the program that ended its batch."""
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', ending.stderr)
-    ours = [
-        f"{Path(file).relative_to(ROOT)}:{line} {name}"
-        for file, line, name in frames
-        if file.startswith(str(ROOT)) and "/.venv/" not in file and "/test/" not in file
-    ]
-    where = ours[0] if ours else "?"
+    place = next((f"{path}:{line} {name}" for path, line, name in ending.project_frames()), "?")
     tail = ending.stderr[-3000:]
     if ending.signal is None or ending.late:
-        return ProgramVerdict("hang", where, tail)
+        return ProgramVerdict("hang", place, tail)
     fatal = re.search(r"(?m)^F\d.*?\] (.*)$|Check failed.*$|RET_CHECK.*$", ending.stderr)
-    return ProgramVerdict("crash", f"{ending.signal.name} {where} {fatal[0][:80] if fatal else ''}", tail)
+    return ProgramVerdict("crash", f"{ending.signal.name} {place} {fatal[0][:80] if fatal else ''}", tail)
 
 
 def verdict_of(sketch: Sketch, workers: Workers = NONE) -> ProgramVerdict:

@@ -223,7 +223,7 @@ def _runs(module: ir.Module) -> bool:
     sent: dict[str, int] = dict.fromkeys(channels, 0)
     received: dict[str, int] = dict.fromkeys(channels, 0)
     done: set[int] = set()
-    here: set[int] = set()
+    arrived: set[int] = set()
 
     def receive() -> bool:
         moved = False
@@ -233,14 +233,14 @@ def _runs(module: ir.Module) -> bool:
                 if position[value.op.slice] < first_reader.get(id(value), 0):
                     break
                 received[name] += 1
-                here.add(id(value))
+                arrived.add(id(value))
                 moved = True
         return moved
 
     def can_run(event: Event) -> bool:
         for value in event.op.operands:
             maker = makers.get(value)
-            if maker is not None and id(maker) not in (here if maker.kind == "send" else done):
+            if maker is not None and id(maker) not in (arrived if maker.kind == "send" else done):
                 return False
         if event.kind == "launch":
             return True

@@ -83,7 +83,7 @@ def _carries(rng: random.Random, slices: int) -> tuple[Carry, ...]:
 
 
 def _inputs(rng: random.Random) -> list[Input]:
-    """Parameters, for each of them perhaps some state, other state, and batches."""
+    """Returns parameters, for each of them perhaps some state, other state, and batches."""
     inputs = []
     for _ in range(rng.choice([1, 1, 2, 2, 3])):
         shape, dtype = rng.choice(_SHAPES), rng.choice(_DTYPES)

@@ -139,19 +139,21 @@ def difference(number: int) -> str:
 
     def check(end: int) -> None:
         pairs = zip(*(jax.tree.leaves(f(WEIGHTS, x, end)) for f in (program, expected)), strict=True)
-        for n, (ours, theirs) in enumerate(pairs):
-            if jax.dtypes.issubdtype(theirs.dtype, jax.dtypes.prng_key):
+        for n, (result, reference) in enumerate(pairs):
+            if jax.dtypes.issubdtype(reference.dtype, jax.dtypes.prng_key):
                 # For keys on hosts, numpy gets their data.
-                ours, theirs = (
+                result, reference = (
                     jax.random.key_data(a) if isinstance(a, jax.Array) else np.asarray(a)
-                    for a in (ours, theirs)
+                    for a in (result, reference)
                 )
-            if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-                wrong.append(f"result {n} is {ours.dtype}{ours.shape}, not {theirs.dtype}{theirs.shape}")
+            if (result.shape, result.dtype) != (reference.shape, reference.dtype):
+                wrong.append(
+                    f"result {n} is {result.dtype}{result.shape}, not {reference.dtype}{reference.shape}"
+                )
                 continue
-            mine, other = (np.asarray(a).astype(np.float64) for a in (ours, theirs))
-            error, scale = np.abs(mine - other).max(initial=0), 1 + np.abs(other).max(initial=0)
-            tolerance = 2e-2 if theirs.dtype == jnp.bfloat16 else 1e-4
+            values, references = (np.asarray(a).astype(np.float64) for a in (result, reference))
+            error, scale = np.abs(values - references).max(initial=0), 1 + np.abs(references).max(initial=0)
+            tolerance = 2e-2 if reference.dtype == jnp.bfloat16 else 1e-4
             if not error <= tolerance * scale:
                 wrong.append(f"result {n} differs by {error} of {scale} at end {end}")
 

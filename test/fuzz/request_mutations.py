@@ -227,7 +227,7 @@ def _mutate_repeated(chance: random.Random, holder: Any, field: Any, pool: Pool)
 
 
 def mutate_bytes(chance: random.Random, data: bytes) -> bytes:
-    """Bytes that are changed, inserted, deleted, repeated or cut off."""
+    """Returns bytes with some changed, inserted, deleted, repeated or cut off."""
     mutated = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         at = chance.randrange(len(mutated) + 1)

@@ -258,7 +258,7 @@ def _tuples(value: Any) -> Any:
 
 
 def smaller(sketch: Sketch) -> Iterator[Sketch]:
-    """Sketches that are a little smaller, the largest steps first."""
+    """Yields sketches that are a little smaller, the largest steps first."""
     change = dataclasses.replace
     for n in range(len(sketch.pieces)):
         if len(sketch.pieces) > 1:

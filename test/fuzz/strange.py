@@ -216,10 +216,10 @@ def strange_value(rng: random.Random, text: str) -> str:
 
 def strange_symbol(rng: random.Random, text: str) -> str:
     """Returns a reference: to a symbol in the text, to none, or nested."""
-    here = list(dict.fromkeys(syntax.SYMBOL.findall(text))) or ["@main"]
+    declared = list(dict.fromkeys(syntax.SYMBOL.findall(text))) or ["@main"]
     if rng.random() < 0.1:
-        return f"{rng.choice(here)}::{rng.choice(here)}"
-    return rng.choice(here) if rng.random() < 0.7 else rng.choice(SYMBOLS)
+        return f"{rng.choice(declared)}::{rng.choice(declared)}"
+    return rng.choice(declared) if rng.random() < 0.7 else rng.choice(SYMBOLS)
 
 
 def strange_dims(rng: random.Random) -> str:

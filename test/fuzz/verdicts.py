@@ -25,7 +25,7 @@ from updates import ELEMENTWISE, MIXING, TO_SCALARS
 import pathways as pw
 from pathways.runtime.hosts.protocol.shards import shard_indices
 
-OURS = ("compiler", "dialect", "passes", "runtime")
+PACKAGE_FOLDERS = ("compiler", "dialect", "passes", "runtime")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _judge_error(
     sketch: Sketch, error: BaseException, refusal: BaseException | None, hosts: int
 ) -> ProgramVerdict:
     message = f"{type(error).__name__}: {error}"[:600]
-    ours = frame_of(error)
+    frame = frame_of(error)
     is_clear = isinstance(error, (pw.ProgramError, pw.ResourceError)) or (
         isinstance(error, (TypeError, ValueError, NotImplementedError)) and _raised_by_us(error)
     )
@@ -240,9 +240,9 @@ def _judge_error(
     if _eager_refuses(sketch, error):
         # `jax.jit` drops the operation that raises the error, since its result is not needed.
         return ProgramVerdict("both refuse", general(message), message)
-    where = f"{type(error).__name__} {ours}"
+    place = f"{type(error).__name__} {frame}"
     trace = "".join(traceback.format_exception(error))[-3000:]
-    return ProgramVerdict("traceback", f"{where} {general(str(error))}", f"{message}\n{trace}")
+    return ProgramVerdict("traceback", f"{place} {general(str(error))}", f"{message}\n{trace}")
 
 
 def general(text: str) -> str:
@@ -255,7 +255,7 @@ def _frames(error: BaseException) -> list[tuple[str, int | None, str]]:
     frames = []
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
-        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in (*OURS, "test"):
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in (*PACKAGE_FOLDERS, "test"):
             frames.append((str(path.relative_to(ROOT)), frame.lineno, frame.name))
         elif ".venv" in path.parts or "jax" in path.parts:
             frames.append(("jax", None, ""))
@@ -265,13 +265,13 @@ def _frames(error: BaseException) -> list[tuple[str, int | None, str]]:
 def _raised_by_us(error: BaseException) -> bool:
     """Returns whether our code raised the error."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return _frames(error)[-1][0].startswith(OURS) and (last.line or "").startswith("raise ")
+    return _frames(error)[-1][0].startswith(PACKAGE_FOLDERS) and (last.line or "").startswith("raise ")
 
 
 def frame_of(error: BaseException) -> str:
     """Returns the innermost frame of our code."""
     for file, line, name in reversed(_frames(error)):
-        if file.startswith(OURS):
+        if file.startswith(PACKAGE_FOLDERS):
             return f"{file}:{line} {name}"
     return "?"
 
