@@ -6,11 +6,15 @@ import contextlib
 import dataclasses
 import math
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+# Harnesses run as scripts, without the paths of pytest.
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import jax
 import jax.numpy as jnp
