@@ -47,13 +47,13 @@ class KnownDifference:
     """Reason for which tests fail through the server.
 
     Attributes:
-      who: what refuses or differs: the client in JAX, the test itself, or `pw-proxy`.
+      origin: the part that refuses or differs: the client in JAX, the test itself, or `pw-proxy`.
       what: the reason, as the manual has it.
       message: a pattern in the message of the failure.
       tests: a pattern in the name of the test.
     """
 
-    who: str
+    origin: str
     what: str
     message: str
     tests: str = ""
@@ -98,7 +98,7 @@ KNOWN = (
 
 
 class OutcomeRecorder(unittest.TestResult):
-    """Writes the start and the outcome of each test as a line of JSON."""
+    """Result that writes the start and the outcome of each test as a line of JSON."""
 
     def __init__(self, out: IO[str]) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Server:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether it ended by itself."""
+        """Whether it exited by itself."""
         return self._process is not None and self._process.poll() is not None
 
     def environment(self, *, with_cpu: bool) -> dict[str, str]:
@@ -231,7 +231,7 @@ class Chunk:
 
 
 class Runner:
-    """Runs chunks of tests in processes and appends their outcomes to the state.
+    """Runner of chunks of tests in processes; appends their outcomes to the state.
 
     Args:
       options: the flags of the program.
@@ -396,7 +396,7 @@ class Difference:
     def reason(self) -> str:
         """The known reason, or the first line of the message without its numbers."""
         if self.known is not None:
-            return f"{self.known.who}: {self.known.what}"
+            return f"{self.known.origin}: {self.known.what}"
         return re.sub(r"\d+", "N", self.message.partition("\n")[0])[:150]
 
 

@@ -58,7 +58,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Python starts `uname` when somebody first wants the processor's name: not in the middle of a test.
+# Python starts `uname` at the first use of the name of the processor: not during a test.
 platform.processor()
 
 # Tracing makes many objects and few cycles, and JAX looks through all of its own whenever Python collects.
@@ -71,7 +71,7 @@ hypothesis.settings.load_profile("pathways")
 ROOT = Path(__file__).parents[1]
 
 MAX_UNMARKED_TEST_S = 0.8
-"""What a test may take that is in the quick layer without showing a feature."""
+"""Longest duration of a test that is in the quick layer without showing a feature."""
 
 MARKERS = (
     "hosts: uses workers, of its own or of other tests; fixtures add it.",
@@ -152,7 +152,7 @@ def layer_of(item: pytest.Item, durations: dict[str, float]) -> str:
         return "quick"
     if item.get_closest_marker("hosts") or item.get_closest_marker("process"):
         return "rest"
-    # One that was never measured runs, so that whoever writes it sees it run.
+    # A test without a measurement runs, so that its author sees it run.
     return "quick" if durations.get(item.nodeid, 0) <= MAX_UNMARKED_TEST_S else "rest"
 
 

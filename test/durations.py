@@ -17,7 +17,7 @@ from pathlib import Path
 FILE = Path(__file__).with_suffix(".json")
 
 MAX_QUICK_TEST_S = 8.0
-"""What a test of the quick layer may take; a test without an entry counts as this."""
+"""Longest duration of a test of the quick layer; assumed for a test without an entry."""
 
 
 def collect(*options: str) -> list[str]:

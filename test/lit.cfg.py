@@ -18,5 +18,5 @@ config.test_exec_root = str(Path(__file__).parents[1] / "build" / "lit")
 config.environment["PATH"] = os.pathsep.join([str(binaries), config.environment["PATH"]])
 config.environment["JAX_PLATFORMS"] = "cpu"
 config.environment["PW_CACHE_DIR"] = ""  # No compiled code from earlier runs.
-# Quoted, because a checkout may lie in a folder with a space in its name.
+# Quoted, because a checkout may be in a folder with a space in its name.
 config.substitutions += [("%s", '"%{s:real}"'), ("%S", '"%{S:real}"'), ("%t", '"%{t:real}"')]

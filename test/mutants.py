@@ -38,7 +38,7 @@ from coverage_table import read_data
 ROOT = Path(__file__).resolve().parents[1]
 CLONE = ROOT / "build" / "mutants" / "clone"
 CHUNK = 20
-"""How many tests run in one process of pytest."""
+"""Number of tests in one process of pytest."""
 
 LIT = (".venv/bin/lit", "-q", "-j2", "--max-failures=1", "--timeout=120")
 
@@ -83,7 +83,7 @@ class Mutant:
 
 
 class MutantFinder:
-    """Lists the mutants of a module."""
+    """Visitor that lists the mutants of a module."""
 
     def __init__(self, file: str, source: str) -> None:
         self.file = file
@@ -207,8 +207,8 @@ class Clone:
         CLONE.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["git", "clone", "-q", "--shared", ROOT, CLONE], check=True)
         self._link_environment()
-        said = self.python("-c", "import pathways.runtime as r; print(r.__file__)", cwd="/").stdout.strip()
-        assert said == str(CLONE / "runtime" / "__init__.py"), f"pathways comes from {said}"
+        package = self.python("-c", "import pathways.runtime as r; print(r.__file__)", cwd="/").stdout.strip()
+        assert package == str(CLONE / "runtime" / "__init__.py"), f"pathways comes from {package}"
         collected = self.python("-m", "pytest", "--collect-only").stdout
         self.tests = {line for line in collected.splitlines() if "::" in line}
         assert self.tests, collected
@@ -276,7 +276,7 @@ class Clone:
             return None
         lines = done.stdout.splitlines()
         ids = [line.partition(" ")[2] for line in lines if line.startswith(("FAILED ", "ERROR "))]
-        found = [test for test in tests if any(said == test or said.startswith(f"{test} - ") for said in ids)]
+        found = [test for test in tests if any(line == test or line.startswith(f"{test} - ") for line in ids)]
         return found[:1] or list(tests)
 
     def _is_sound(self, test: str) -> bool:

@@ -78,18 +78,18 @@ def test_smallest_served_for_one_client_is_that_of_a_controller():
 
 def test_service_model_schedules_events_in_batches(monkeypatch):
     model = ServiceModel(FleetShape([1]), COSTS, [ClientModel((0,), 1e-3)] * 3)
-    told = []
+    handled = []
     handle_all = model.scheduler.handle_all
 
     def noting(events, now):
-        told.append(len(events))
+        handled.append(len(events))
         return handle_all(events, now)
 
     monkeypatch.setattr(model.scheduler, "handle_all", noting)
     model.run(0.1)
     # All ask first at the same time.
-    assert told[0] == 3
-    assert sum(told) > 100
+    assert handled[0] == 3
+    assert sum(handled) > 100
 
 
 def test_used_alone_hides_nothing_with_one_step_in_flight():
@@ -171,11 +171,11 @@ def test_control_costs_name_wrong_changes(what_if, message):
 
 
 def test_read_costs_checks_its_file():
-    said = (
+    entry = (
         b'{"command": "", "date": "", "machine": "", "load": 0, "costs": {"x": {"seconds": %s, "what": ""}}}'
     )
-    said = b'{"control": %s}' % said
-    file = read_costs(b'{"benches": {"hosts": %s}}' % (said % b"1e-6"), "costs.json")
+    entry = b'{"control": %s}' % entry
+    file = read_costs(b'{"benches": {"hosts": %s}}' % (entry % b"1e-6"), "costs.json")
     assert file.seconds("hosts", "x") == 1e-6
     with pytest.raises(CostsError, match="no 'y' of bench 'hosts'"):
         file.seconds("hosts", "y")
@@ -183,4 +183,4 @@ def test_read_costs_checks_its_file():
         file.seconds("network", "x")
     for wrong in (b'"much"', b"-1", b"1e300"):
         with pytest.raises(CostsError, match=r"costs.json: benches\.hosts\.control"):
-            read_costs(b'{"benches": {"hosts": %s}}' % (said % wrong), "costs.json")
+            read_costs(b'{"benches": {"hosts": %s}}' % (entry % wrong), "costs.json")

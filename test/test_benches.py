@@ -147,10 +147,10 @@ def inputs(monkeypatch):
     return lambda what_if="": paper.Inputs(file, what_if)
 
 
-@pytest.mark.parametrize("who", ["controller", "service"])
-def test_costs_are_changed_once(who, inputs):
+@pytest.mark.parametrize("process", ["controller", "service"])
+def test_costs_are_changed_once(process, inputs):
     def of(what_if: str) -> dict[str, float]:
-        return dataclasses.asdict(getattr(inputs(what_if), who)(16))
+        return dataclasses.asdict(getattr(inputs(what_if), process)(16))
 
     for name, seconds in of("").items():
         assert of(f"{name}=2x")[name] == pytest.approx(2 * seconds)

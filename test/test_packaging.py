@@ -47,6 +47,6 @@ def test_site_lists_every_page_of_the_manual() -> None:
         r"^ +- [^:]+: ([\w.]+\.md)$", (ROOT / "docs" / "site" / "mkdocs.yml").read_text(), re.M
     )
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
-    made = {"index.md", "contributing.md", "changelog.md", "pictures.md", "api.md"}
-    assert set(listed) == pages | made
+    generated = {"index.md", "contributing.md", "changelog.md", "pictures.md", "api.md"}
+    assert set(listed) == pages | generated
     assert len(listed) == len(set(listed))

@@ -85,10 +85,10 @@ JAX = (*ROOMS[ROOMS.index("runtime.xla") :],)
 """The rooms that may import jax. The parents of tools do not: `test/tools/test_start.py`."""
 
 FACES = ("pathways", "pathways.mpmd", "pathways.proxy", "runtime", "runtime.hosts")
-"""Packages that belong to no room: they offer names of any, and import them when they are asked for."""
+"""Packages that belong to no room: they offer names of any, and import them at their first use."""
 
-MOST_MODULES = 16
-"""How many modules and folders a folder may have."""
+MAX_MODULES = 16
+"""Largest number of modules and folders in a folder."""
 
 EXCEPTIONS = {
     "compiler.data.checkpoint imports etils inside of a function",
@@ -101,8 +101,8 @@ EXCEPTIONS = {
     "runtime.hosts.worker.checkpoints imports tensorstore inside of a function",
     "runtime.proxy.persistence imports tensorstore inside of a function",
 }
-"""What breaks the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, a bundle names
-the version of the package, and scipy takes longer to import than a small program to place."""
+"""Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, a bundle
+names the version of the package, and scipy takes longer to import than a small program to place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,18 +177,18 @@ def violations() -> Iterator[str]:
         importer, imported, where = statement.importer, statement.imported, statement.where
         if importer in FACES and where == "types":
             continue
-        said = f"{importer} imports {imported}"
+        text = f"{importer} imports {imported}"
         room = ROOMS[rank(importer)] if importer not in FACES else ""
         if where == "inside" and room.partition(".")[0] != "tools":
-            yield f"{said} inside of a function"
+            yield f"{text} inside of a function"
         if imported == "jax" and room not in JAX:
-            yield f"{said} at the top"
+            yield f"{text} at the top"
         if imported not in MODULES:
             continue
         if rank(imported) > rank(importer):
-            yield f"{said}, which is to its right"
+            yield f"{text}, which is to its right"
         if where != "types" and any(other.startswith(f"{importer}.") for other in MODULES):
-            yield f"{said} at once, but is the face of a package"
+            yield f"{text} at once, but is the face of a package"
 
 
 def folders() -> Iterator[str]:
@@ -197,7 +197,7 @@ def folders() -> Iterator[str]:
     for folder, count in sizes.items():
         if folder and folder not in ROOMS + FACES:
             yield f"{folder} is no room of its own"
-        if count > MOST_MODULES:
+        if count > MAX_MODULES:
             yield f"{folder} has {count} modules"
 
 

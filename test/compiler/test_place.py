@@ -15,8 +15,8 @@ import pathways as pw
 
 @pytest.fixture
 def slices() -> list[pw.VirtualSlice]:
-    made = pw.make_virtual_device_set()
-    return [made.add_slice((2,), ("data",)), made.add_slice((1,), ("x",))]
+    devices = pw.make_virtual_device_set()
+    return [devices.add_slice((2,), ("data",)), devices.add_slice((1,), ("x",))]
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ def test_types_of_programs_and_placed_functions(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", tmp_path / "user.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     text = done.stdout.replace("jax._src.basearray.", "").replace("pathways.compiler.", "")
-    said = dict(re.findall(r"user\.py:(\d+): (.*)", text))
-    assert list(said.values()) == [
+    reports = dict(re.findall(r"user\.py:(\d+): (.*)", text))
+    assert list(reports.values()) == [
         'note: Revealed type is "placed.PlacedFunction[[w: Array, x: Array], Array]"',
         'note: Revealed type is "program.Program[[w: Array, count: int], tuple[Array, float]]"',
         'error: Argument 1 to "__call__" of "Program" has incompatible type "VirtualSlice"; '

@@ -1,4 +1,4 @@
-"""What docstrings of passes show of the IR before and after is what their lit tests start from and make."""
+"""Docstrings of passes show the IR that their lit tests start from and produce."""
 
 from __future__ import annotations
 

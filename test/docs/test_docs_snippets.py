@@ -1,4 +1,4 @@
-"""What docs/dialect.md, schedules.md, timelines.md, tools.md, transfers.md and README.md show is real.
+"""Snippets in docs/dialect.md, schedules.md, timelines.md, tools.md, transfers.md and README.md are real.
 
 A `mlir` block is a whole module, which must verify, or starts with `// excerpt of <source>`: a form of the
 program of the page (`train_step, placed`), a file, or the `output` of the last command. A block whose first
@@ -74,7 +74,7 @@ def forms(tmp_path_factory):
 
 
 def run(command: str, folder: Path) -> str:
-    """What a command prints, errors included."""
+    """Returns the output of a command, errors included."""
     program, *arguments = shlex.split(command)
     name = Path(program).name
     assert name in ("pw-opt", "pw-sim")

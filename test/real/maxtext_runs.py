@@ -175,10 +175,10 @@ ELASTIC: Mapping[str, object] = {
 }
 
 _COMPILES = "No existing checkpoints found"
-"""What MaxText logs before it traces and compiles its step."""
+"""Line that MaxText logs before it traces and compiles its step."""
 
 _COMPARED_STEPS = 3
-"""How many steps after each event are compared."""
+"""Number of steps after each event that are compared."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs programs of other projects behind `pw-proxy` and with local JAX, as their packages come from an index.
+"""Programs of other projects behind `pw-proxy` and with local JAX, with their packages from an index.
 
 `make conformance-real` runs all of them, with ARGS="fsdp tunix" those with one of these texts in their names.
 A program reports values as whole floats, and is equal when all of them are to the last bit. Logs, and what

@@ -1,4 +1,4 @@
-"""How programs are run on either side, and what they report."""
+"""Processes of programs on either side, and their reported values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PYTHON = BUILD / "venv/bin/python"
 TIMEOUT_S = 900
 
 Values = dict[str, str]
-"""What a run reports, by name; floats as text that is equal where their bits are."""
+"""Reported values by name; floats as text that is equal iff their bits are."""
 
 
 class RunError(Exception):
@@ -25,13 +25,13 @@ class RunError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a program reported.
+    """Reported values of a program, and its durations.
 
     Attributes:
       values: its values.
-      seconds: how long it ran.
+      seconds: its duration.
       step_ms: milliseconds of its later steps, if it reports them.
-      notes: what else was measured.
+      notes: other measurements.
     """
 
     values: Values
@@ -42,11 +42,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """Where a program runs.
+    """Environment that a program runs in.
 
     Attributes:
       label: a word for names of files.
-      prefix: what stands before its command.
+      prefix: the words before its command.
       environment: variables that it needs.
     """
 
@@ -117,4 +117,4 @@ def proxied(flags: Sequence[str] = ()) -> Side:
 
 
 Run = Callable[[str, Side], Outcome]
-"""Runs a program that has a name on a side."""
+"""Function that runs a program, by name, on a side."""

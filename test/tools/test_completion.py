@@ -28,13 +28,13 @@ def folder(tmp_path):
 
 
 def offered_by_bash(folder, *words):
-    """What bash offers for the last of some words."""
+    """Returns the completions of bash for the last of the words."""
     quoted = " ".join(f"'{word}'" for word in words)
-    asked = (
+    script = (
         f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _pw_complete '{words[0]}'; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    return [line for line in run("bash", f"{SCRIPTS['bash']}\n{asked}\n", folder, "--norc") if line]
+    return [line for line in run("bash", f"{SCRIPTS['bash']}\n{script}\n", folder, "--norc") if line]
 
 
 @pytest.mark.process
@@ -79,8 +79,8 @@ def test_pw_completion_completes_in_bash(folder, words, offered):
     ],
 )
 def test_pw_completion_completes_in_fish(folder, line, offered):
-    asked = f"{SCRIPTS['fish']}\ncomplete -C '{line}'\n"
-    found = [answer.partition("\t")[0] for answer in run("fish", asked, folder, "--no-config")]
+    script = f"{SCRIPTS['fish']}\ncomplete -C '{line}'\n"
+    found = [answer.partition("\t")[0] for answer in run("fish", script, folder, "--no-config")]
     assert set(offered) <= set(found)
 
 
@@ -89,8 +89,8 @@ def test_pw_completion_completes_in_fish(folder, line, offered):
 def test_pw_completion_is_read_by_zsh(folder):
     (folder / "script").write_text(SCRIPTS["zsh"])
     tools = [parser.prog for parser in make_parsers()]
-    asked = "\n".join(f"print $_comps[{tool}]; whence -w $_comps[{tool}]" for tool in tools)
-    found = run("zsh", f"autoload -U compinit && compinit -D\nsource ./script\n{asked}\n", folder, "-f")
+    script = "\n".join(f"print $_comps[{tool}]; whence -w $_comps[{tool}]" for tool in tools)
+    found = run("zsh", f"autoload -U compinit && compinit -D\nsource ./script\n{script}\n", folder, "-f")
     functions = [f"_shtab_{tool.replace('-', '_')}" for tool in tools]
     assert found == [line for name in functions for line in (name, f"{name}: function")]
 

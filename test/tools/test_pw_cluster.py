@@ -152,10 +152,10 @@ def test_pw_cluster_starts_no_second_cluster_of_a_name(lab, folder, capfd):
 
 
 def test_pw_cluster_survives_strangers_at_its_socket(lab):
-    """Whatever they say, others are served, and the service goes on."""
+    """Clients are served after messages of any bytes."""
     address, secret = find("lab")
     assert isinstance(address, str)
-    for said in (
+    for message in (
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
         os.urandom(100),
@@ -163,7 +163,7 @@ def test_pw_cluster_survives_strangers_at_its_socket(lab):
     ):
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(address)
-            stranger.sendall(said)
+            stranger.sendall(message)
     with pytest.raises(HostError, match="rejects this token: it belongs to another cluster"):
         call_service(address, b"x" * 64, ADMIN_PURPOSE, decode_for_admin)
     # Who knows the secret, but says what has no sense.

@@ -77,24 +77,24 @@ class Editor:
         self.server.stdin.write(b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
         self.server.stdin.flush()
 
-    def ask(self, method, **params):
+    def request(self, method, **params):
         self._count += 1
         self.send(id=self._count, method=method, params=params)
         while (message := self._messages.get(timeout=60)).get("id") != self._count:
             pass
         return message["result"]
 
-    def tell(self, method, **params):
+    def notify(self, method, **params):
         self.send(method=method, params=params)
 
     def open(self, text):
-        self.tell(
+        self.notify(
             "textDocument/didOpen",
             textDocument={"uri": self.uri, "languageId": "mlir", "version": 1, "text": text},
         )
 
     def change(self, version, *changes):
-        self.tell(
+        self.notify(
             "textDocument/didChange",
             textDocument={"uri": self.uri, "version": version},
             contentChanges=changes,
@@ -112,15 +112,15 @@ class Editor:
     def at(self, method, line, word, **more):
         """Asks about a word of a line."""
         column = LINES[line].index(word) + 1
-        return self.ask(
+        return self.request(
             method, textDocument={"uri": self.uri}, position={"line": line, "character": column}, **more
         )
 
 
 def started():
     editor = Editor()
-    editor.ask("initialize", processId=None, rootUri=None, capabilities={})
-    editor.tell("initialized")
+    editor.request("initialize", processId=None, rootUri=None, capabilities={})
+    editor.notify("initialized")
     yield editor
     editor.end()
 
@@ -165,7 +165,7 @@ def test_pw_lsp_diagnoses_what_is_typed(editor):
     assert span(problem["range"]) == (8, 11, 14)
     editor.change(4, {"text": MODULE})
     assert editor.diagnostics(version=4) == []
-    editor.tell("textDocument/didClose", textDocument={"uri": editor.uri})
+    editor.notify("textDocument/didClose", textDocument={"uri": editor.uri})
     assert editor.diagnostics() == []
 
 
@@ -212,10 +212,12 @@ def test_pw_lsp_hovers_over_nothing_else(editor):
     assert editor.at("textDocument/hover", 0, "pw-nothing") is None
     assert editor.at("textDocument/hover", 8, "return") is None
     assert (
-        editor.ask("textDocument/hover", textDocument={"uri": editor.uri}, position=position(99, 9)) is None
+        editor.request("textDocument/hover", textDocument={"uri": editor.uri}, position=position(99, 9))
+        is None
     )
     assert (
-        editor.ask("textDocument/hover", textDocument={"uri": "file:///n"}, position=position(0, 0)) is None
+        editor.request("textDocument/hover", textDocument={"uri": "file:///n"}, position=position(0, 0))
+        is None
     )
 
 
@@ -245,7 +247,7 @@ def test_pw_lsp_finds_definitions_references_and_symbols(editor):
     assert [span(place["range"]) for place in places] == [(10, 25, 27), (11, 11, 13), (11, 15, 17)]
     places = editor.at("textDocument/references", 4, '"s1"', context={"includeDeclaration": False})
     assert [span(place["range"])[0] for place in places] == [5, 7]
-    symbols = editor.ask("textDocument/documentSymbol", textDocument={"uri": editor.uri})
+    symbols = editor.request("textDocument/documentSymbol", textDocument={"uri": editor.uri})
     assert [(symbol["name"], symbol["detail"]) for symbol in symbols] == [
         ("@step", "module"),
         ("@mesh", "sdy.mesh"),
@@ -285,7 +287,7 @@ def test_pw_lsp_ends_with_its_editor(own_editor, politely):
     editor.open(MODULE)
     assert editor.diagnostics() == []
     if politely:
-        assert editor.ask("shutdown") is None
+        assert editor.request("shutdown") is None
         editor.send(method="exit")
     else:
         editor.server.stdin.close()
@@ -309,15 +311,15 @@ def test_pw_lsp_ends_with_its_editor(own_editor, politely):
 def test_pw_lsp_survives_strange_texts(editor, text):
     editor.open(text)
     editor.diagnostics()
-    editor.ask("textDocument/hover", textDocument={"uri": editor.uri}, position=position(0, 1))
-    editor.ask("textDocument/documentSymbol", textDocument={"uri": editor.uri})
+    editor.request("textDocument/hover", textDocument={"uri": editor.uri}, position=position(0, 1))
+    editor.request("textDocument/documentSymbol", textDocument={"uri": editor.uri})
     editor.change(2, {"text": MODULE})
     assert editor.diagnostics(version=2) == []
 
 
 @pytest.mark.process
 def test_analyst_reports_a_parse_that_takes_too_long():
-    async def look():
+    async def analyse():
         analyst = Analyst(1e-6)
         slow = await analyst.analyse(MODULE)
         analyst = Analyst(60)
@@ -325,7 +327,7 @@ def test_analyst_reports_a_parse_that_takes_too_long():
         await analyst.close()
         return slow, fine
 
-    slow, fine = asyncio.run(look())
+    slow, fine = asyncio.run(analyse())
     assert [d["message"] for d in slow["diagnostics"]] == [
         "MLIR did not return within 1e-06 s while reading this"
     ]

@@ -1,4 +1,4 @@
-"""How tools start: what is loaded before the child process that does the work."""
+"""Start of the tools: the modules loaded before the child process that does the work."""
 
 import contextlib
 import importlib
@@ -90,7 +90,7 @@ def start(work, process_group=None, **environment):
 
 
 def ended(process_id):
-    """Whether a process is gone, or will be as soon as somebody asks how it ended."""
+    """Returns whether a process has exited; its parent may not have waited for it."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     return True
@@ -104,11 +104,11 @@ def test_supervise_ends_the_child_with_its_parent():
         tool.kill()
         tool.wait()
         patience = time.monotonic() + 10
-        while not (gone := ended(child)) and time.monotonic() < patience:
+        while not (has_exited := ended(child)) and time.monotonic() < patience:
             time.sleep(0.01)
-        if not gone:
+        if not has_exited:
             os.kill(child, signal.SIGKILL)
-        assert gone
+        assert has_exited
 
 
 @pytest.mark.needs("linux")

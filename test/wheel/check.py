@@ -1,4 +1,4 @@
-"""Builds the sdist and from it the wheel, installs the wheel away from the checkout, and uses it there.
+"""Check of the wheel: builds it from the sdist, installs it away from the checkout, and uses it there.
 
 An editable install finds modules that the wheel lacks, so the other tests do not notice a package that is
 missing from pyproject.toml.

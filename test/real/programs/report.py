@@ -1,4 +1,4 @@
-"""How programs report values: one line each, floats as text that is equal where their bits are."""
+"""Report of the values of a program: one line each, floats as text that is equal iff their bits are."""
 
 from __future__ import annotations
 
