@@ -72,7 +72,7 @@ class Control:
         gang = self.core.gangs[island]
         step = self.core.steps.get(part.number)
         assert step is not None
-        self.core.done(gang, gang.hosts[group], part.number, None, {}, moment)
+        self.core.done(gang, gang.hosts[group], part.number, moment)
         if step.is_done(gang.hosts):
             moment += self._costs.per_island / 2
             return self._ended(part, island, step.is_done(), moment)
