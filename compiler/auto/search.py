@@ -175,7 +175,7 @@ class CutSearch:
         raise ProgramError(f"{self.request.what}{self._largest(len(loads) - idle)}".replace("; ", ": ", 1))
 
     def _largest(self, enough: int) -> str:
-        """Returns the share of the operation with limit work in the total, if that is more than a slice's."""
+        """Returns the share of the largest operation in the work, if it exceeds the share of one slice."""
         work = self.units.before[1:] - self.units.before[:-1]
         if not work.sum() or work.max() * len(self.request.slices) <= work.sum():
             return ""
