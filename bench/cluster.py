@@ -165,7 +165,7 @@ def sums(rounds: int) -> Iterator[str]:
     from jax.sharding import PartitionSpec as P
 
     import pathways as pw
-    from pathways.runtime.hosts.launch.listening import free_port
+    from pathways.runtime.resources.ports import claimed_port
 
     pw.connect(islands=[pw.Island(hosts=2)])
     devices = pw.make_virtual_device_set()
@@ -177,7 +177,8 @@ def sums(rounds: int) -> Iterator[str]:
     ours = in_turn({"ours": lambda: program(placed).block_until_ready()}, rounds * 5)["ours"]
     pw.release(slice)
     pw.disconnect()
-    port = free_port("127.0.0.1", None)
+    with claimed_port("127.0.0.1", None) as port:
+        pass
     bare = [
         subprocess.Popen(
             [sys.executable, "-c", _BARE_SUM, str(rank), str(port), str(rounds * 5 + WARM_UP)],
