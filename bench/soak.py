@@ -256,7 +256,7 @@ def soak(seed: str, seconds: float, step_deadline: float | None, acts: Sequence[
         check_once(program, functions)
     wait_for("steps are left", lambda: not pw.status().steps)
     wait_for("arrays are left", lambda: all(host.arrays == 0 for host in pw.status().hosts))
-    wait_for("processes are left", lambda: len(children()) == workers.settings.hosts)
+    wait_for("processes are left", lambda: len(children()) == len(workers.hosts))
     wait_for("threads are left", lambda: count_threads() <= threads + 1)
     pw.disconnect()
     wait_for("processes are left", lambda: not children())

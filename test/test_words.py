@@ -339,7 +339,6 @@ def all_findings() -> list[Finding]:
     return [finding for folder in FOLDERS for finding in findings_below(folder)]
 
 
-@pytest.mark.quick
 def test_words_are_plain() -> None:
     found = all_findings()
     new = [f for f in found if f.key not in EXCEPTIONS and not any(is_below(f.file, p) for p in PENDING)]

@@ -22,8 +22,8 @@ from pathways.compiler.frontend.arguments import Interface, Signature, is_type
 from pathways.compiler.frontend.user_code import warn
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.devices import process_cluster
-from pathways.runtime.local.load import Executable, device_text
-from pathways.runtime.local.memory import MemoryAnalysis, analyze, stats_of
+from pathways.runtime.local.load import Executable, device_text, stats_of
+from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan, Transfer
 from pathways.runtime.xla import pjrt
 

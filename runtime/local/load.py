@@ -9,6 +9,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -192,7 +193,7 @@ def load(
     remaining = iter([computation.executable for computation in loaded])
     executables = {pair: tuple(itertools.islice(remaining, len(group))) for pair, group in requests.items()}
     first = {pair: on_devices[0] for pair, on_devices in executables.items()}
-    memory.check_fits(plan, bindings, memory.stats_of(first))
+    memory.check_fits(plan, bindings, stats_of(first))
     meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
     if result_avals is None:
         result_avals = [aval_of(result.type) for result in plan.results]
@@ -242,3 +243,9 @@ def _ports(plan: Plan, values: Sequence[Argument | Result], slots: SlotArrays) -
     for number, value in enumerate(values):
         for slice, slot in value.slots.items():
             yield Port(number, slice, plan.slot_types[slot], slots.shardings[slot])
+
+
+def stats_of(executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]) -> dict[tuple[str, str], Any]:
+    """Returns XLA's analysis of the memory of each computation on each slice, as far as it has one."""
+    stats = {pair: pjrt.memory_stats(executable) for pair, executable in executables.items()}
+    return {pair: analysis for pair, analysis in stats.items() if analysis is not None}

@@ -13,16 +13,9 @@ from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.timelines.tables import html_table, size, table
-from pathways.runtime.xla import pjrt
 
 Stats = Mapping[tuple[str, str], Any]
-"""XLA's analysis of each computation on each slice, by their names; see `stats_of`."""
-
-
-def stats_of(executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]) -> dict[tuple[str, str], Any]:
-    """Returns XLA's analysis of the memory of each computation on each slice, as far as it has one."""
-    stats = {pair: pjrt.memory_stats(executable) for pair, executable in executables.items()}
-    return {pair: analysis for pair, analysis in stats.items() if analysis is not None}
+"""XLA's analysis of each computation on each slice, by their names; see `load.stats_of`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +90,7 @@ def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
 
     Args:
       plan: the program.
-      stats: the result of `stats_of` for its computations. Temporaries and code of others count as zero.
+      stats: the result of `load.stats_of` for its computations. Temporaries and code of others count as zero.
     """
     names = list(plan.slices)
     peaks = dict(zip(names, _peaks(plan, stats, [[name] for name in names]), strict=True))

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from pathways.dialect.errors import PathwaysError
-from pathways.runtime.local.load import Executable, Port
-from pathways.runtime.local.memory import MemoryAnalysis, analyze, stats_of
+from pathways.runtime.local.load import Executable, Port, stats_of
+from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.compiled_program import CompiledProgram
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices

@@ -388,7 +388,7 @@ def test_checkpoint_on_hosts_reports_a_host_lost_while_reading(devices, tmp_path
     timer.start()
     # Also once it is known to be lost: the program was compiled for it.
     for _ in range(2):
-        with pytest.raises(OSError, match=rf"host 1 \(island1\) is lost: .*a part of {tmp_path}") as error:
+        with pytest.raises(OSError, match=rf"host 1 \(island1\) is lost: .*shards of {tmp_path}") as error:
             pw.checkpoint.restore(tmp_path, compiled.out_info)
         assert isinstance(error.value.__cause__, pw.HostError)
         timer.join()

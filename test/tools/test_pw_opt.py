@@ -308,7 +308,7 @@ def test_pw_opt_keeps_the_traceback_of_a_bug(module):
         "from pathways.dialect import FORMS\n"
         "class Broken(base.Pass):\n"
         "    name = 'pw-cse'\n"
-        "    takes = tuple(FORMS.values())\n"
+        "    input_forms = tuple(FORMS.values())\n"
         "    def run(self, module): raise ZeroDivisionError\n"
         "registry.load = lambda name: Broken\n"
         "sys.exit(main([sys.argv[1], '--pw-cse']))"

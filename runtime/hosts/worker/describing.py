@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from pathways.runtime.hosts.protocol.messages import Described
-from pathways.runtime.local.load import Executable, device_text
-from pathways.runtime.local.memory import analyze, stats_of
+from pathways.runtime.local.load import Executable, device_text, stats_of
+from pathways.runtime.local.memory import analyze
 from pathways.runtime.xla.pjrt import flops_of
 
 _CHARACTERS = 1 << 20

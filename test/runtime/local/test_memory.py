@@ -15,7 +15,7 @@ from pathways.runtime.timelines.tables import size
 
 
 def peaks(plan, executables=None):
-    found = memory.analyze(plan, memory.stats_of(executables or {}))
+    found = memory.analyze(plan, stats_of(executables or {}))
     return [found[name].peak_memory_in_bytes for name in plan.slices]
 
 
@@ -49,7 +49,7 @@ def test_memory_counts_temporaries_during_their_launch(plan_builder, slices):
     # All arrays are replicated on two devices.
     assert peaks(plan) == [2 * 80]
     assert peaks(plan, temporaries(left, double=5)) == [2 * 85]
-    found = memory.analyze(plan, memory.stats_of(temporaries(left, double=5, add=7)))
+    found = memory.analyze(plan, stats_of(temporaries(left, double=5, add=7)))
     assert found[left.name] == memory.SliceMemory(
         devices=2,
         argument_size_in_bytes=80,
@@ -81,7 +81,7 @@ def test_memory_has_a_table(plan_builder, slices):
     build = plan_builder(left, right)
     y = build.transfer(build.argument((256,), left), right)
     plan = build.finish(build.launch(double, right, y))
-    table = str(memory.analyze(plan, memory.stats_of(temporaries(right, double=1536)))).splitlines()
+    table = str(memory.analyze(plan, stats_of(temporaries(right, double=1536)))).splitlines()
     assert [" ".join(line.split()) for line in table] == [
         "slice devices arguments results donated temporaries code peak peak of a device",
         f"{left.name} 2 2 KiB 0 B 0 B 0 B 0 B 2 KiB 1 KiB",
@@ -119,9 +119,9 @@ def test_memory_check_includes_temporaries_of_xla(plan_builder, slices):
     build = plan_builder(right)
     plan = build.finish(build.launch(double, right, build.argument((256,), right)))
     bindings = bound([right], plan, 2048)
-    memory.check_fits(plan, bindings, memory.stats_of(temporaries(right, double=0)))
+    memory.check_fits(plan, bindings, stats_of(temporaries(right, double=0)))
     with pytest.raises(ResourceError, match=r"needs .* \(2,049 bytes\) on each device; a device"):
-        memory.check_fits(plan, bindings, memory.stats_of(temporaries(right, double=1)))
+        memory.check_fits(plan, bindings, stats_of(temporaries(right, double=1)))
 
 
 def test_memory_check_adds_slices_on_one_device(plan_builder):
@@ -141,7 +141,7 @@ def test_memory_check_passes_if_memory_is_unknown(plan_builder, slices):
     build = plan_builder(*slices)
     plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))
     bindings = {slice.name: binding for slice, binding in bind(slices, plan.name).items()}
-    memory.check_fits(plan, bindings, memory.stats_of(temporaries(slices[0], double=1 << 60)))
+    memory.check_fits(plan, bindings, stats_of(temporaries(slices[0], double=1 << 60)))
 
 
 @pytest.mark.parametrize(
