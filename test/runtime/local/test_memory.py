@@ -8,7 +8,7 @@ from small_plans import add, double
 
 from pathways.runtime.local import memory
 from pathways.runtime.local.devices import bind
-from pathways.runtime.local.load import load
+from pathways.runtime.local.load import load, stats_of
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.timelines.tables import size
