@@ -123,7 +123,7 @@ class ClusterCore:
         self._stalls = Stalls(limits.stall_report, limits.step_deadline)
         # What is done when hosts have said what they are at.
         self._asked_for: dict[int, Gang | Stall] = {}
-        self._held = HeldFailures()
+        self._held = HeldFailures(sum(len(gang.hosts) for gang in self.gangs))
         self._next = 1
 
     # The hot path.
@@ -367,7 +367,7 @@ class ClusterCore:
         failure = gang.failure
         assert failure is not None
         self._peers.forget(gang.key)
-        self._held.forget(gang.key)
+        self._held.note_loss(gang.key)
         steps = self.steps.lose(gang, failure)
         effects: list[Effect] = [Disconnect(gang.key), *self._release(now)]
         for request in self.replies.lose(gang.hosts, failure):

@@ -16,7 +16,7 @@ HOLD_SECONDS = 0.1
 """Time for which a failure is held."""
 
 EXIT_SECONDS = 2.0
-"""The same from when another host of the step has closed its connections: its process is about to exit."""
+"""The same from when another host has closed its connections: its process is about to exit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,39 +43,45 @@ class HeldFailure:
 
 
 class HeldFailures:
-    """The failures that are held, in their order."""
+    """The failures that are held, in their order.
 
-    def __init__(self) -> None:
+    Args:
+      hosts: the number of hosts of the cluster. Any of them may be the cause: what a step reads may come from
+        hosts that have no share in it.
+    """
+
+    def __init__(self, hosts: int) -> None:
+        self._has_others = hosts > 1
         self._held: list[HeldFailure] = []
         # The hosts that have closed their connections, and until when their exits are awaited.
         self._exiting: dict[tuple[GangKey, int], float] = {}
 
     def hold(self, failure: HeldFailure, now: float) -> bool:
         """Holds a failure if another host may be its cause; returns whether it does."""
-        if len(failure.step.hosts) < 2 or failure.step.is_lost():
+        if not self._has_others or failure.step.is_lost():
             return False
         self._held.append(dataclasses.replace(failure, until=now + HOLD_SECONDS))
         return True
 
     def note_exit(self, gang: GangKey, host: int, now: float) -> None:
-        """Notes that a host has closed its connections: failures of its steps are held until it exits."""
+        """Notes that a host has closed its connections: failures are held until it exits."""
         self._exiting[gang, host] = now + EXIT_SECONDS
 
     def release(self, now: float) -> list[HeldFailure]:
         """Returns the failures that are no longer held: their time is over, or their cause is known."""
         if not self._held:
             return []
-        exiting = {host for (_, host), until in self._exiting.items() if now < until}
+        exiting = {key for key, until in self._exiting.items() if now < until}
         released = [
             held
             for held in self._held
-            if held.step.is_lost()
-            or (now >= held.until and exiting.isdisjoint(held.step.hosts - {held.host}))
+            if held.step.is_lost() or (now >= held.until and not exiting - {(held.gang, held.host)})
         ]
         if released:
             self._held = [held for held in self._held if held not in released]
         return released
 
-    def forget(self, gang: GangKey) -> None:
-        """Expects no more exits of the hosts of a gang, which is lost."""
+    def note_loss(self, gang: GangKey) -> None:
+        """Notes that a gang is lost: its exits are no longer awaited, and it may be the cause of all."""
+        self._held = [dataclasses.replace(held, until=0.0) for held in self._held]
         self._exiting = {key: until for key, until in self._exiting.items() if key[0] != gang}

@@ -65,3 +65,15 @@ def test_held_failure_waits_for_the_exit_of_a_disconnected_host():
 def test_failure_on_the_only_host_is_not_held():
     _, step = begun(hosts=1)
     assert error_of(step) == f"host 0 (island0): {FAILED}"
+
+
+def test_held_failure_is_explained_by_the_loss_of_what_it_reads():
+    """The copy from host 0 to host 1 fails there, and with it a step of host 1 alone."""
+    core, copy = begun()
+    step = Step("g", core.take_numbers(), [1])
+    core.issue(step, [core.gangs[1]], [copy])
+    core.fail(core.gangs[1], 1, step.number, FAILED, {}, 1.0)
+    assert not step.is_done()
+    core.handle(HostEnded(core.gangs[0].key, 0, "killed by signal 9"), 1.05)
+    with pytest.raises(HostError, match=r"host 0 \(island0\) is lost: killed by signal 9"):
+        step.check()
