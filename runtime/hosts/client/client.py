@@ -31,7 +31,7 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 
 class Client:
-    """What programs and arrays see of a cluster, their own or a shared one.
+    """Client of a cluster, its own or a shared one, for programs and arrays.
 
     Args:
       session: the session with it.

@@ -25,7 +25,7 @@ class WorkerProcess(Protocol):
         """Ends it at once, also when it is stopped."""
 
     def last_lines(self) -> Sequence[str]:
-        """What it wrote to standard error last, at most `child_process.LINES` lines."""
+        """Returns the last lines that it wrote to standard error, at most `child_process.LINES`."""
 
 
 class Launcher(Protocol):

@@ -509,10 +509,9 @@ class Service:
 
     def _on_failed(self, failure: HeldFailure) -> None:
         """Handles that a step failed on a host."""
-        step = self._issued.get(failure.step.number)
-        # It may have ended with its island.
-        if step is None:
-            return
+        # Not among those issued: a loss may have ended it, and its client waits for this host, too.
+        step = failure.step
+        assert isinstance(step, ServedStep)
         done = Done(step.number, failure.error, dict(failure.wrong), failure.took)
         step.failed.append(FromHost(failure.host, failure.gang.start, done))
         self._note_end(step, self._pool.gangs[failure.gang.island], failure.took)
@@ -524,10 +523,8 @@ class Service:
         if len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
             self._events.append(PartDone(step, gang.number, took))
         is_done = step.is_done()
-        if is_done:
-            del self._issued[step.number]
-            if is_several:
-                self._unsettled.append(step)
+        if is_done and self._issued.pop(step.number, None) is not None and is_several:
+            self._unsettled.append(step)
         if not is_several and (is_done or step.failed):
             self._say_done(step)
 
