@@ -12,8 +12,8 @@ import msgspec
 
 from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.hosts.client import connect
-from pathways.runtime.hosts.cluster.host import HostProcess
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.host import WorkerHandle
+from pathways.runtime.hosts.cluster.starter import Starter
 
 NAME = "cable"
 """Prefix of the names of the threads that carry data over cables."""
@@ -69,7 +69,7 @@ class CabledStarter(Starter):
 
     def start(
         self, islands: Sequence[int], stop: threading.Event, contact: float = START_SECONDS
-    ) -> list[list[HostProcess]]:
+    ) -> list[list[WorkerHandle]]:
         """See `Starter.start`."""
         gangs = super().start(islands, stop, contact)
         for host in (host for gang in gangs for host in gang):
@@ -96,7 +96,7 @@ def install() -> None:
     connect.Starter = CabledStarter  # type: ignore[misc]
 
 
-def cut(one: HostProcess, other: HostProcess) -> None:
+def cut(one: WorkerHandle, other: WorkerHandle) -> None:
     """Cuts the network between two workers, and no other; both still reach the controller."""
     for host, away in ((one, other), (other, one)):
         for cable in CabledStarter.cables.get(host.index, []):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, SlicePlace, SplitProgram
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandProgram, SlicePlace, SplitProgram
 
 
 def load_idle(controller: Client, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
@@ -28,7 +28,7 @@ def idle_program(name: str, islands: Iterable[int], hosts: int = 1) -> BoundProg
 def empty_parts(program: BoundProgram) -> SplitProgram:
     """Returns empty host programs."""
     parts = {
-        place.island: IslandPart(empty_part(place.owners[0]), (), (), (), (), {}, {})
+        place.island: IslandProgram(empty_part(place.owners[0]), (), (), (), (), {}, {})
         for place in program.slices.values()
     }
     return SplitProgram(parts, crossing=0, inner=0, share=1)

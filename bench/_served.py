@@ -25,13 +25,13 @@ from _timers import TimerHosts
 
 from pathways.runtime.hosts.client.attaching import Attachment, attach_at
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.launch.settings import Island, Settings
-from pathways.runtime.hosts.protocol.doors import Door
+from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
-from pathways.runtime.hosts.protocol.serving import decode_for_service
+from pathways.runtime.hosts.protocol.service_messages import decode_for_service
 from pathways.runtime.hosts.service.service import Service
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
@@ -198,7 +198,7 @@ def serve(arguments: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(config["place"])
         server.listen(128)
-        Door(server, _SECRET, service.admits, decode_for_service, service.greet)
+        Acceptor(server, _SECRET, service.admits, decode_for_service, service.greet)
 
         def answer() -> None:
             print([] if timers is None else [timers.process.pid], flush=True)

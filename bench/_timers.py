@@ -22,15 +22,15 @@ from _idle import load_idle
 
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.local_session import LocalSession
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
-from pathways.runtime.hosts.launch.listening import connect_to
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
-from pathways.runtime.hosts.protocol.doors import call
+from pathways.runtime.hosts.launch.sockets import connect_to
+from pathways.runtime.hosts.protocol.acceptor import call
 from pathways.runtime.hosts.protocol.frames import decode_for_worker
-from pathways.runtime.hosts.protocol.joining import WorkerConfig
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     Coordinator,

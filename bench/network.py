@@ -37,8 +37,8 @@ from workers_without_jax import ThreadLauncher
 
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.local_session import LocalSession
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.launch.settings import Island, Settings
 

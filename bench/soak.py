@@ -36,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.connect import controller
-from pathways.runtime.hosts.cluster.host import HostProcess
+from pathways.runtime.hosts.cluster.host import WorkerHandle
 
 HEARTBEAT = 2.0
 STEP_DEADLINE = 20.0
@@ -124,36 +124,36 @@ def work(seed: str, programs: Programs, end: float, counts: Counts) -> None:
             raise AssertionError(f"a value took {time.monotonic() - began:.0f} seconds")
 
 
-def kill(host: HostProcess, chosen: random.Random) -> None:
+def kill(host: WorkerHandle, chosen: random.Random) -> None:
     os.kill(host.process.pid, signal.SIGKILL)
 
 
-def stop(host: HostProcess, chosen: random.Random) -> None:
+def stop(host: WorkerHandle, chosen: random.Random) -> None:
     os.kill(host.process.pid, signal.SIGSTOP)
 
 
-def slow(host: HostProcess, chosen: random.Random) -> None:
+def slow(host: WorkerHandle, chosen: random.Random) -> None:
     os.kill(host.process.pid, signal.SIGSTOP)
     time.sleep(chosen.random() * HEARTBEAT / 2)
     os.kill(host.process.pid, signal.SIGCONT)
 
 
-def starve(host: HostProcess, chosen: random.Random) -> None:
+def starve(host: WorkerHandle, chosen: random.Random) -> None:
     used = int(Path(f"/proc/{host.process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
     resource.prlimit(host.process.pid, resource.RLIMIT_AS, (used, used))
 
 
-def cut(host: HostProcess, chosen: random.Random) -> None:
+def cut(host: WorkerHandle, chosen: random.Random) -> None:
     workers = controller()
     assert workers is not None
     _cables.cut(host, chosen.choice([other for other in workers.hosts if other is not host]))
 
 
-def leave(host: HostProcess, chosen: random.Random) -> None:
+def leave(host: WorkerHandle, chosen: random.Random) -> None:
     os.kill(host.process.pid, signal.SIGTERM)
 
 
-Act = Callable[[HostProcess, random.Random], None]
+Act = Callable[[WorkerHandle, random.Random], None]
 ACTS: dict[str, Act] = {act.__name__: act for act in (kill, stop, slow, starve, cut, leave)}
 
 

@@ -11,16 +11,16 @@ from _simulated.control import Control
 from _simulated.costs import ControlCosts
 from _simulated.fleet import FleetShape, FleetStep
 from _simulated.processor import Processor
-from pathways.runtime.control.sharing.items import (
+from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED, Scheduler
+from pathways.runtime.control.sharing.scheduler_events import (
     ClientJoined,
-    Issue,
-    PartDone,
+    IslandStepDone,
+    IssueStep,
     QueuedStep,
     RoundTripMeasured,
     SchedulerEvent,
-    WorkAsked,
+    WorkSubmitted,
 )
-from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED, Scheduler
 from pathways.runtime.simulate.events import SimulatedTime
 
 
@@ -104,7 +104,7 @@ class ServiceModel:
 
     def _take(self, step: QueuedStep, moment: float) -> float:
         """Handles the request of a client for a step."""
-        self._events.append(WorkAsked(step))
+        self._events.append(WorkSubmitted(step))
         return moment + self._costs.per_step
 
     def _settle(self, moment: float) -> float:
@@ -112,7 +112,7 @@ class ServiceModel:
         events, self._events = self._events, []
         for effect in self.scheduler.handle_all(events, moment):
             # No client leaves here, none breaks the protocol, and no island is lost.
-            assert isinstance(effect, Issue)
+            assert isinstance(effect, IssueStep)
             queued = effect.step
             seconds = self._clients[queued.client].seconds
             sent, moment = self.control.issue(queued.islands, seconds, queued.client, moment)
@@ -121,7 +121,7 @@ class ServiceModel:
 
     def _ended(self, part: FleetStep, island: int, is_last: bool, moment: float) -> float:
         queued = self._queued[part.number]
-        self._events.append(PartDone(queued, island, part.took[island]))
+        self._events.append(IslandStepDone(queued, island, part.took[island]))
         if is_last:
             del self._queued[part.number]
             client = self._processors[queued.client]

@@ -17,7 +17,7 @@ from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import Location
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
 from pathways.runtime.hosts.splitting.splitting import SplitError, split
 from pathways.runtime.local.load import load

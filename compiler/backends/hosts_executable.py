@@ -18,8 +18,8 @@ from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.protocol.describing import HostFacts
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.protocol.host_facts import HostFacts
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan

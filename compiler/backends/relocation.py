@@ -33,7 +33,7 @@ from pathways.passes.pipeline import Options
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.resources.manager import Binding

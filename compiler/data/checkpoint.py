@@ -40,7 +40,7 @@ from pathways.runtime.hosts.client import connect
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.connect import controller
-from pathways.runtime.hosts.worker.calls import holds
+from pathways.runtime.hosts.worker.call_runner import holds
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from pathways.runtime.hosts.worker.modules import is_of_user
+from pathways.runtime.hosts.worker.client_modules import is_of_user
 
 _lock = threading.Lock()
 _seen: dict[str, tuple[int, int]] = {}

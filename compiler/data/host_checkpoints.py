@@ -25,9 +25,9 @@ from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
+from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.messages import MadeArray
+from pathways.runtime.hosts.protocol.messages import ResultArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.protocol.shards import different_shards
 from pathways.runtime.hosts.worker import checkpoints
@@ -123,7 +123,7 @@ class HostSave:
         self._lane = next(lanes)
         self._types = [(tuple(array.shape), array.dtype) for array in arrays]
         self._shapes: list[tuple[int, ...]] = []
-        self._pieces: dict[HostProcess, list[_CopiedShard]] = {}
+        self._pieces: dict[WorkerHandle, list[_CopiedShard]] = {}
         held: dict[HostGang, list[tuple[int, Location]]] = {}
         for number, array in enumerate(arrays):
             self._share(number, array, held)
@@ -156,7 +156,7 @@ class HostSave:
     def _load(self, where: Location) -> int:
         return max(self._bytes(host) for host in where.holders)
 
-    def _bytes(self, host: HostProcess) -> int:
+    def _bytes(self, host: WorkerHandle) -> int:
         return sum(
             math.prod(self._shapes[piece.leaf]) * np.dtype(self._types[piece.leaf][1]).itemsize
             for piece in self._pieces.get(host, ())
@@ -225,7 +225,7 @@ class HostSave:
 
     def _leaves(
         self,
-        host: HostProcess,
+        host: WorkerHandle,
         pieces: Sequence[_CopiedShard],
         names: Mapping[int, str],
         spec: Callable[..., Any],
@@ -242,7 +242,7 @@ class HostSave:
         ]
 
     def _call_all(
-        self, function: str, named: dict[str, Any], own: Mapping[HostProcess, dict[str, Any]] | None = None
+        self, function: str, named: dict[str, Any], own: Mapping[WorkerHandle, dict[str, Any]] | None = None
     ) -> tuple[list[FunctionCall], list[HostError]]:
         """Calls a function on all hosts with shards, with arguments of their own.
 
@@ -288,7 +288,7 @@ def _restored(
     seen = checkpoints.manifest(folder)
     calls, lost = [], []
     for gang, places in wanted.items():
-        outputs: list[MadeArray] = []
+        outputs: list[ResultArray] = []
         leaves = []
         for number, where in places:
             aval = targets[number].aval

@@ -32,13 +32,13 @@ from pathways.runtime.control.records.errors import CallFailedError, HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
+from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.messages import MadeArray
+from pathways.runtime.hosts.protocol.messages import ResultArray
 from pathways.runtime.hosts.protocol.shards import shard_indices
 from pathways.runtime.hosts.worker import batches as worker_batches
 from pathways.runtime.hosts.worker.batches import InputEnded, Rows, checked, opened, row_leaves
-from pathways.runtime.hosts.worker.calls import CallRefused
+from pathways.runtime.hosts.worker.call_runner import CallRefused
 
 _MODULE = worker_batches.__name__
 
@@ -227,7 +227,7 @@ class _BatchesOnHosts(InputBatches):
             for host in self._hosts[gang]
         }
 
-    def _arrays_of(self, places: Sequence[tuple[int, Location]]) -> tuple[MadeArray, ...]:
+    def _arrays_of(self, places: Sequence[tuple[int, Location]]) -> tuple[ResultArray, ...]:
         return tuple(
             output_array(
                 jax.ShapeDtypeStruct(where.part.shape(self._types[number].shape), self._types[number].dtype),
@@ -236,7 +236,7 @@ class _BatchesOnHosts(InputBatches):
             for number, where in places
         )
 
-    def _shards_of(self, host: HostProcess, places: Sequence[tuple[int, Location]]) -> list[int]:
+    def _shards_of(self, host: WorkerHandle, places: Sequence[tuple[int, Location]]) -> list[int]:
         """Returns the shards of the input that a host reads.
 
         Raises:
@@ -341,7 +341,7 @@ class _BatchesOnHosts(InputBatches):
         return plain.encode([[], {"t": []}, named], f"{self._source.name}: the input")
 
     def _call(
-        self, gang: HostGang, function: str, arguments: bytes, outputs: tuple[MadeArray, ...] | None = None
+        self, gang: HostGang, function: str, arguments: bytes, outputs: tuple[ResultArray, ...] | None = None
     ) -> FunctionCall:
         edition, structure = self._source.edition, _list_of(len(outputs or ()))
         message = call_of(f"{_MODULE}:{function}", edition, self._lane, [], arguments, outputs, structure)

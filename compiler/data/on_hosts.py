@@ -27,11 +27,11 @@ from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain as plain_values
-from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, MadeArray
+from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, ResultArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.worker.batches import InputEnded
-from pathways.runtime.hosts.worker.calls import numpy_of
-from pathways.runtime.hosts.worker.modules import found
+from pathways.runtime.hosts.worker.call_runner import numpy_of
+from pathways.runtime.hosts.worker.client_modules import found
 from pathways.runtime.local.devices import bind, mesh_of
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
@@ -371,11 +371,11 @@ def gang_of(hosts: Client, binding: Binding) -> HostGang:
     return gang
 
 
-def output_array(aval: Any, layout: DeviceLayout) -> MadeArray:
+def output_array(aval: Any, layout: DeviceLayout) -> ResultArray:
     """Returns the description of an array that a call creates; for typed PRNG keys of their words."""
     if _is_key(aval):
         aval = jax.eval_shape(jax.random.key_data, aval)
-    return MadeArray(tuple(aval.shape), np.dtype(aval.dtype).name, layout)
+    return ResultArray(tuple(aval.shape), np.dtype(aval.dtype).name, layout)
 
 
 def call_of(
@@ -384,7 +384,7 @@ def call_of(
     lane: int,
     arrays: Sequence[tuple[int, Any]],
     arguments: bytes,
-    outputs: tuple[MadeArray, ...] | None,
+    outputs: tuple[ResultArray, ...] | None,
     structure: bytes = b"null",
 ) -> Call:
     """Returns a call as hosts receive it, except for the fields that `Client.call` sets.

@@ -8,54 +8,54 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.effects import (
-    AskReports,
-    Bury,
     Disconnect,
     Effect,
-    GangBack,
-    GangLeaves,
+    GangLeaving,
     GangLost,
+    GangReturned,
     Log,
-    LookAgain,
+    RequestReports,
     StepFailed,
+    TerminateGang,
+    WakeWaiters,
 )
-from pathways.runtime.control.gang import Draining, Ending, Gang, Pausing, Replaced, Running
+from pathways.runtime.control.gang import Draining, Gang, Pausing, Replaced, Running, Terminating
 from pathways.runtime.control.held_failures import HeldFailure, HeldFailures
 from pathways.runtime.control.liveness import Liveness
-from pathways.runtime.control.peers import Peer, PeerWords
+from pathways.runtime.control.peer_reports import Peer, PeerReports
 from pathways.runtime.control.records.errors import Failure, failed, lost
 from pathways.runtime.control.records.events import (
-    Answered,
-    Drained,
     Event,
+    ExitOverdue,
+    GangDrained,
     GangEvent,
     GangKey,
     HostDisconnected,
-    HostEnded,
+    HostLost,
     InputMissed,
-    Overdue,
     PeerReached,
     PeerUnreachable,
-    StartDue,
+    ReplyReceived,
+    RestartDue,
     Tick,
 )
 from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import FunctionCall, Step, serial
-from pathways.runtime.control.sharing.items import (
-    Arrived,
-    ClientLeft,
-    IslandBack,
-    IslandLeaves,
-    IslandLost,
-    Issue,
-    QueuedStep,
-    Refuse,
-    SchedulerEvent,
-    TakeTurn,
-    WorkAsked,
-)
 from pathways.runtime.control.sharing.scheduler import Policy, Scheduler
+from pathways.runtime.control.sharing.scheduler_events import (
+    ArrayArrived,
+    ClientLeft,
+    DispatchRequest,
+    IslandLeaving,
+    IslandLost,
+    IslandReturned,
+    IssueStep,
+    QueuedStep,
+    RefuseStep,
+    SchedulerEvent,
+    WorkSubmitted,
+)
 from pathways.runtime.control.stalls import Stall, Stalls, causes, report_of
 from pathways.runtime.control.steps import IssuedSteps
 
@@ -119,7 +119,9 @@ class ClusterCore:
         self.replies = PendingReplies()
         self.scheduler = Scheduler(len(self.gangs), limits.ahead, policy)
         self._liveness = Liveness(limits.heartbeat, now)
-        self._peers = PeerWords(limits.heartbeat, lambda peer: f"host {peer.host} (island{peer.gang.island})")
+        self._peers = PeerReports(
+            limits.heartbeat, lambda peer: f"host {peer.host} (island{peer.gang.island})"
+        )
         self._stalls = Stalls(limits.stall_report, limits.step_deadline)
         # What is done when hosts have said what they are at.
         self._asked_for: dict[int, Gang | Stall] = {}
@@ -197,8 +199,8 @@ class ClusterCore:
             what = error or next(iter(failure.wrong.values()))
             why = f"step {serial(step.number)} of program {step.program} failed there: {what}"
             # That processes end which were told to is no loss; what they make until then may be one.
-            is_ending = isinstance(gang.state, Ending)
-            lost_there = Overdue(gang.key) if is_ending else HostEnded(gang.key, host, why)
+            is_ending = isinstance(gang.state, Terminating)
+            lost_there = ExitOverdue(gang.key) if is_ending else HostLost(gang.key, host, why)
             effects += self.handle(lost_there, now)
         name = f"host {host} (island{failure.gang.island})"
         is_last = step.done(
@@ -230,22 +232,22 @@ class ClusterCore:
         current: list[SchedulerEvent] = []
         for event in events:
             match event:
-                case WorkAsked(QueuedStep() as step) if not self._are_current(step.starts):
-                    effects.append(Refuse(step, "the workers that it is for are gone"))
-                case WorkAsked(item) if item.client not in self.scheduler.clients:
+                case WorkSubmitted(QueuedStep() as step) if not self._are_current(step.starts):
+                    effects.append(RefuseStep(step, "the workers that it is for are gone"))
+                case WorkSubmitted(item) if item.client not in self.scheduler.clients:
                     pass
                 case ClientLeft(client) if client not in self.scheduler.clients:
                     pass
-                case Arrived() if not self._are_current({event.island: event.start}):
+                case ArrayArrived() if not self._are_current({event.island: event.start}):
                     pass
                 case _:
                     current.append(event)
         for effect in self.scheduler.handle_all(current, now):
             match effect:
-                case Issue(step):
+                case IssueStep(step):
                     self._issue_queued(step, now)
                     effects.append(effect)
-                case TakeTurn(item) if item.is_call:
+                case DispatchRequest(item) if item.is_call:
                     effects.append(self._begin_call(effect, now))
                 case _:
                     effects.append(effect)
@@ -260,7 +262,7 @@ class ClusterCore:
         # It would be refused if an island were not open.
         self.issue(step, [self.gangs[island] for island in step.islands], ())
 
-    def _begin_call(self, turn: TakeTurn, now: float) -> TakeTurn:
+    def _begin_call(self, turn: DispatchRequest, now: float) -> DispatchRequest:
         """Issues a call that has its turn; or says why it is not made."""
         item = turn.item
         gang = self.gangs[item.island]
@@ -297,7 +299,7 @@ class ClusterCore:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Takes note of what was seen, and returns what is to be done, in this order."""
         match event:
-            case Answered():
+            case ReplyReceived():
                 request = self.replies.answer(event.host, event.request, event.value, is_last=event.is_last)
                 return [] if request is None else self._answered(request, now)
             case Tick():
@@ -321,7 +323,7 @@ class ClusterCore:
         """Asks hosts what they are at, those that are not gone; `HostReport`s are the answers."""
         gone = {host for gang in self.gangs if gang.failure for host in gang.hosts}
         request = self.replies.ask([host for host in hosts if host not in gone], now + REPORT_SECONDS)
-        return request, [AskReports(request.number, request.hosts)]
+        return request, [RequestReports(request.number, request.hosts)]
 
     def _change(self, event: GangEvent, now: float) -> list[Effect]:
         gang = self.gang(event.gang)
@@ -338,11 +340,11 @@ class ClusterCore:
                 effects += self.schedule([IslandLost(island, gang.failure.text)], now)
                 effects += self._lose(gang, now)
         elif was_open and gang.problem is not None:
-            effects.append(GangLeaves(gang.key, gang.problem))
-            effects += self.schedule([IslandLeaves(island, gang.problem.text)], now)
+            effects.append(GangLeaving(gang.key, gang.problem))
+            effects += self.schedule([IslandLeaving(island, gang.problem.text)], now)
         if isinstance(gang.state, Replaced):
             successor = self.gangs[island] = gang.successor(now)
-            effects += [GangBack(successor.key), *self.schedule([IslandBack(island)], now)]
+            effects += [GangReturned(successor.key), *self.schedule([IslandReturned(island)], now)]
         return effects
 
     def _lose_peer(self, event: PeerUnreachable, now: float) -> list[Effect]:
@@ -354,7 +356,7 @@ class ClusterCore:
             return []
         text = f"{by.named(event.by_host)} and {of.named(event.host)} do not reach each other: {event.why}"
         self.steps.cut((event.by_host, event.host), lost(text))
-        return [Log(logging.WARNING, text), LookAgain()]
+        return [Log(logging.WARNING, text), WakeWaiters()]
 
     def _miss(self, event: InputMissed) -> None:
         """Notes that what a step makes is not what it should be."""
@@ -378,7 +380,7 @@ class ClusterCore:
         for step in steps:
             for host in step.hosts.difference(gang.hosts):
                 cancelled[host] = (*cancelled.get(host, ()), (step.loaded, step.number))
-        return [*effects, Bury(gang.key, cancelled)]
+        return [*effects, TerminateGang(gang.key, cancelled)]
 
     def _tick(self, now: float) -> list[Effect]:
         effects = self._release(now)
@@ -398,17 +400,17 @@ class ClusterCore:
         """What is next for a gang that was asked to end, or that is to be started anew."""
         match gang.state:
             case Pausing(again=again) if now >= again:
-                return self._change(StartDue(gang.key), now)
+                return self._change(RestartDue(gang.key), now)
             case Draining(deadline=deadline):
                 unfinished = self.steps.of(gang)
                 if now >= deadline:
                     if not unfinished:
-                        return self._change(Drained(gang.key), now)
+                        return self._change(GangDrained(gang.key), now)
                     text = f", and was not done with {unfinished[0]} after {gang.grace:.0f} seconds"
-                    return self._change(Drained(gang.key, text), now)
+                    return self._change(GangDrained(gang.key, text), now)
                 return [] if unfinished else self._ask_about(gang, gang.hosts, now)
-            case Ending(deadline=deadline) if now >= deadline:
-                return self._change(Overdue(gang.key), now)
+            case Terminating(deadline=deadline) if now >= deadline:
+                return self._change(ExitOverdue(gang.key), now)
         return []
 
     def _ask_about(self, subject: Gang | Stall, hosts: Iterable[int], now: float) -> list[Effect]:
@@ -435,7 +437,7 @@ class ClusterCore:
         holds_nothing = all(host in reports and not reports[host].arrays for host in gang.hosts)
         if not isinstance(gang.state, Draining) or not holds_nothing or self.steps.of(gang):
             return []
-        return self._change(Drained(gang.key), now)
+        return self._change(GangDrained(gang.key), now)
 
     def _stalled(self, stall: Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
         """Reports a step that makes no progress, and ends the hosts that it waits for if it is time."""
@@ -449,7 +451,7 @@ class ClusterCore:
         why = f"{step} made no progress in {stall.seconds:.0f} seconds"
         for host in causes(step, reports):
             gang = next(gang for gang in self.gangs if host in gang.pulses)
-            effects += self._change(HostEnded(gang.key, host, why), now)
+            effects += self._change(HostLost(gang.key, host, why), now)
         return effects
 
 

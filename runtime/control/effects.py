@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathways.runtime.control.held_failures import HeldFailure
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.events import GangKey
-from pathways.runtime.control.sharing.items import SchedulerEffect
+from pathways.runtime.control.sharing.scheduler_events import SchedulerEffect
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Log:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AskAlive:
+class PingGang:
     """Asks the hosts of a gang whether they live; any word of theirs is an answer."""
 
     gang: GangKey
@@ -28,7 +28,7 @@ class AskAlive:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AskReports:
+class RequestReports:
     """Asks hosts what they are at; `request` is the number that their answers carry."""
 
     request: int
@@ -36,7 +36,7 @@ class AskReports:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TellToEnd:
+class RequestExit:
     """Tells the hosts of a gang that their processes may end."""
 
     gang: GangKey
@@ -50,7 +50,7 @@ class Disconnect:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LookAgain:
+class WakeWaiters:
     """Has all look again who wait for steps: some are errors though their hosts are not done."""
 
 
@@ -62,8 +62,8 @@ class StepFailed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Bury:
-    """Ends the processes of a gang, and tells all others that it is lost; answered by `Buried`.
+class TerminateGang:
+    """Ends the processes of a gang, and tells all others that it is lost; answered by `GangTerminated`.
 
     Attributes:
       gang: the gang.
@@ -76,8 +76,8 @@ class Bury:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StartAnew:
-    """Starts workers in the place of a gang that is buried; answered by `Started` or `NotStarted`.
+class RestartGang:
+    """Starts workers in the place of a gang that is buried; answered by `GangStarted` or `GangStartFailed`.
 
     Attributes:
       gang: the gang.
@@ -89,14 +89,14 @@ class StartAnew:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Attach:
+class AttachGang:
     """From now on this gang is that of its island."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GangLeaves:
+class GangLeaving:
     """Tells all clients: workers take nothing new any more."""
 
     gang: GangKey
@@ -113,26 +113,26 @@ class GangLost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GangBack:
+class GangReturned:
     """Tells all clients: these workers have taken the place of those of their island."""
 
     gang: GangKey
 
 
-ClientEffect = GangLeaves | GangLost | GangBack
+ClientEffect = GangLeaving | GangLost | GangReturned
 """What clients are told of islands, and their own cores with it."""
 
 Effect = (
     Log
-    | AskAlive
-    | AskReports
-    | TellToEnd
+    | PingGang
+    | RequestReports
+    | RequestExit
     | Disconnect
-    | LookAgain
+    | WakeWaiters
     | StepFailed
-    | Bury
-    | StartAnew
-    | Attach
+    | TerminateGang
+    | RestartGang
+    | AttachGang
     | ClientEffect
     | SchedulerEffect
 )

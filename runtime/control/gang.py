@@ -3,11 +3,11 @@
 When one of several is lost, or fails at what the others do with it, it is unknown what the others have
 computed: so all of them are. Those that take their place are another gang.
 
-A gang is in one of seven states. `Running` takes whatever is new. One that was asked to end is `Draining`: it
-takes nothing new, and goes on until it has nothing left that anybody waits for or holds, or its time is over;
-then it is `Ending`, which is when the end of its processes is no loss. However it went, it is `Restarting`
-until there is another one in its place, and then `Replaced`, or until there will be none: `Dead`. A start
-that fails, as one over a network that is cut, is tried again after a pause, in which the gang is `Pausing`.
+A gang is in one of seven states. `Running` accepts new steps. A gang that was asked to end is `Draining`: it
+refuses new steps, and goes on until nobody waits for it or holds an array of it, or its time is over; then it
+is `Terminating`, and the exit of its processes is no loss. After either end it is `Restarting` until another
+gang takes its place, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a network
+that is cut, is tried again after a pause, in which the gang is `Pausing`.
 
 `TRANSITIONS` says what each event makes of each state. All state of a gang is in this file, and nothing else
 changes it.
@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.control.effects import Attach, Effect, Log, StartAnew, TellToEnd
+from pathways.runtime.control.effects import AttachGang, Effect, Log, RequestExit, RestartGang
 from pathways.runtime.control.records.errors import (
     ClusterClosedError,
     Failure,
@@ -29,19 +29,19 @@ from pathways.runtime.control.records.errors import (
     lost,
 )
 from pathways.runtime.control.records.events import (
-    Buried,
-    Closed,
-    Drained,
+    ExitOverdue,
+    GangClosed,
+    GangDrained,
     GangEvent,
     GangKey,
-    HostEnded,
-    LeaveAsked,
-    NotStarted,
-    Overdue,
-    StartDue,
-    Started,
+    GangStarted,
+    GangStartFailed,
+    GangTerminated,
+    HostLost,
+    LeaveRequested,
+    RestartDue,
 )
-from pathways.runtime.control.records.unused import Unused
+from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.window import Window
 
 MOST_RESTARTS = 3
@@ -82,7 +82,7 @@ class Draining:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ending:
+class Terminating:
     """Its processes were told to end.
 
     Attributes:
@@ -154,12 +154,12 @@ class Dead:
     failure: Failure
 
 
-State = Running | Draining | Ending | Restarting | Pausing | Replaced | Dead
+State = Running | Draining | Terminating | Restarting | Pausing | Replaced | Dead
 Gone = Restarting | Pausing | Replaced | Dead
 
 
 @dataclasses.dataclass(slots=True)
-class Pulse:
+class HostActivity:
     """When a host was heard of, in seconds. The shell writes it on the hot path.
 
     Attributes:
@@ -193,9 +193,9 @@ class GangView(abc.ABC):
         self.name = f"island{key.island}"
         self.hosts = tuple(hosts)
         self.is_several = len(self.hosts) > 1
-        self.pulses = {host: Pulse(now, now) for host in self.hosts}
+        self.pulses = {host: HostActivity(now, now) for host in self.hosts}
         self.window = Window(ahead)
-        self.unused: Unused[int] = Unused()
+        self.unused: PendingFrees[int] = PendingFrees()
 
     def __str__(self) -> str:
         return self.name
@@ -286,7 +286,7 @@ class Gang(GangView):
     def leaving(self) -> Failure | None:
         """Why it takes nothing new though it is not gone; None while it does."""
         state = self.state
-        if not isinstance(state, Draining | Ending):
+        if not isinstance(state, Draining | Terminating):
             return None
         return Failure(HostLeavingError, self._leaves(state.host))
 
@@ -351,23 +351,23 @@ class Gang(GangView):
     def _stay(self, state: State, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
         return state, []
 
-    def _drain(self, state: Running, event: LeaveAsked, now: float) -> tuple[State, list[Effect]]:
+    def _drain(self, state: Running, event: LeaveRequested, now: float) -> tuple[State, list[Effect]]:
         draining = Draining(event.host, now + self.grace)
         readable = f"its arrays can be read for up to {self.grace:.0f} seconds"
         return draining, [Log(logging.WARNING, f"{self._leaves(event.host)}; {readable}")]
 
-    def _tell_to_end(self, state: Draining, event: Drained, now: float) -> tuple[State, list[Effect]]:
+    def _tell_to_end(self, state: Draining, event: GangDrained, now: float) -> tuple[State, list[Effect]]:
         why = _ASKED + event.unfinished
-        return Ending(state.host, why, frozenset(self.hosts), now + END_SECONDS), [TellToEnd(self.key)]
+        return Terminating(state.host, why, frozenset(self.hosts), now + END_SECONDS), [RequestExit(self.key)]
 
-    def _one_ends(self, state: Ending, event: HostEnded, now: float) -> tuple[State, list[Effect]]:
+    def _one_ends(self, state: Terminating, event: HostLost, now: float) -> tuple[State, list[Effect]]:
         left = state.left - {event.host}
         return (dataclasses.replace(state, left=left), []) if left else self._leave(state, event, now)
 
-    def _leave(self, state: Ending, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
+    def _leave(self, state: Terminating, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
         return self._gone(f"{self.named(state.host)} has left: {state.why}", now)
 
-    def _lose(self, state: State, event: HostEnded, now: float) -> tuple[State, list[Effect]]:
+    def _lose(self, state: State, event: HostLost, now: float) -> tuple[State, list[Effect]]:
         has_done_a_step = any(pulse.progressed > self._began for pulse in self.pulses.values())
         is_well = has_done_a_step or isinstance(state, Draining)
         restarts, cut_since = (0, None) if is_well else (self._restarts, self._cut_since)
@@ -384,7 +384,7 @@ class Gang(GangView):
         until = now + self._restart_seconds
         return Restarting(lost(text), until, restarts, cut_since), [Log(logging.ERROR, text)]
 
-    def _start(self, state: Restarting, event: Buried, now: float) -> tuple[State, list[Effect]]:
+    def _start(self, state: Restarting, event: GangTerminated, now: float) -> tuple[State, list[Effect]]:
         if state.restarts > MOST_RESTARTS:
             why = f"it is not restarted, because it was lost {MOST_RESTARTS} times before it had done a step"
             return self._give_up(state, why)
@@ -392,9 +392,11 @@ class Gang(GangView):
             seconds = now - state.cut_since
             why = f"it is not restarted, because it was cut off again and again for {seconds:.0f} seconds"
             return self._give_up(state, why)
-        return state, [Log(logging.INFO, f"{self.name} starts anew"), StartAnew(self.key, _FIRST_CONTACT)]
+        return state, [Log(logging.INFO, f"{self.name} starts anew"), RestartGang(self.key, _FIRST_CONTACT)]
 
-    def _start_failed(self, state: Restarting, event: NotStarted, now: float) -> tuple[State, list[Effect]]:
+    def _start_failed(
+        self, state: Restarting, event: GangStartFailed, now: float
+    ) -> tuple[State, list[Effect]]:
         again = now + _PAUSES[min(state.tries, len(_PAUSES) - 1)]
         if event.is_final or again > state.until:
             return self._give_up(state, event.why)
@@ -404,23 +406,23 @@ class Gang(GangView):
         before = dataclasses.replace(state, tries=state.tries + 1)
         return Pausing(state.failure, before, again), [Log(level, text)]
 
-    def _try_again(self, state: Pausing, event: StartDue, now: float) -> tuple[State, list[Effect]]:
+    def _try_again(self, state: Pausing, event: RestartDue, now: float) -> tuple[State, list[Effect]]:
         left = max(_FIRST_CONTACT, state.before.until - now)
         seconds = min(START_SECONDS, _FIRST_CONTACT * 2**state.before.tries, left)
-        return state.before, [StartAnew(self.key, seconds)]
+        return state.before, [RestartGang(self.key, seconds)]
 
     def _give_up(self, state: Restarting, why: str) -> tuple[State, list[Effect]]:
         return Dead(lost(f"{state.failure.text}; {why}")), [Log(logging.ERROR, f"{self.name}: {why}")]
 
-    def _replace(self, state: Restarting, event: Started, now: float) -> tuple[State, list[Effect]]:
+    def _replace(self, state: Restarting, event: GangStarted, now: float) -> tuple[State, list[Effect]]:
         replaced = Replaced(state.failure, state.restarts, state.cut_since)
-        return replaced, [Attach(self._next_key()), Log(logging.INFO, f"{self.name} is back")]
+        return replaced, [AttachGang(self._next_key()), Log(logging.INFO, f"{self.name} is back")]
 
-    def _close(self, state: State, event: Closed, now: float) -> tuple[State, list[Effect]]:
+    def _close(self, state: State, event: GangClosed, now: float) -> tuple[State, list[Effect]]:
         return Dead(Failure(ClusterClosedError, f"{self.named(self.hosts[0])} {event.how}")), []
 
     def _stay_gone(
-        self, state: Restarting | Pausing, event: Closed, now: float
+        self, state: Restarting | Pausing, event: GangClosed, now: float
     ) -> tuple[State, list[Effect]]:
         return Dead(state.failure), []
 
@@ -428,36 +430,36 @@ class Gang(GangView):
 _Act = Callable[[Gang, Any, Any, float], tuple[State, list[Effect]]]
 
 TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
-    (Running, LeaveAsked): Gang._drain,
-    (Running, HostEnded): Gang._lose,
-    (Running, Closed): Gang._close,
+    (Running, LeaveRequested): Gang._drain,
+    (Running, HostLost): Gang._lose,
+    (Running, GangClosed): Gang._close,
     # Another host of the island was asked, too.
-    (Draining, LeaveAsked): Gang._stay,
-    (Draining, Drained): Gang._tell_to_end,
-    (Draining, HostEnded): Gang._lose,
-    (Draining, Closed): Gang._close,
-    (Ending, LeaveAsked): Gang._stay,
+    (Draining, LeaveRequested): Gang._stay,
+    (Draining, GangDrained): Gang._tell_to_end,
+    (Draining, HostLost): Gang._lose,
+    (Draining, GangClosed): Gang._close,
+    (Terminating, LeaveRequested): Gang._stay,
     # Whoever hears of it, and however: that is what they were told.
-    (Ending, HostEnded): Gang._one_ends,
-    (Ending, Overdue): Gang._leave,
-    (Ending, Closed): Gang._close,
-    (Restarting, LeaveAsked): Gang._stay,
-    (Restarting, HostEnded): Gang._stay,
-    (Restarting, Buried): Gang._start,
-    (Restarting, Started): Gang._replace,
-    (Restarting, NotStarted): Gang._start_failed,
-    (Restarting, Closed): Gang._stay_gone,
-    (Pausing, LeaveAsked): Gang._stay,
-    (Pausing, HostEnded): Gang._stay,
-    (Pausing, StartDue): Gang._try_again,
-    (Pausing, Closed): Gang._stay_gone,
-    (Dead, LeaveAsked): Gang._stay,
-    (Dead, HostEnded): Gang._stay,
+    (Terminating, HostLost): Gang._one_ends,
+    (Terminating, ExitOverdue): Gang._leave,
+    (Terminating, GangClosed): Gang._close,
+    (Restarting, LeaveRequested): Gang._stay,
+    (Restarting, HostLost): Gang._stay,
+    (Restarting, GangTerminated): Gang._start,
+    (Restarting, GangStarted): Gang._replace,
+    (Restarting, GangStartFailed): Gang._start_failed,
+    (Restarting, GangClosed): Gang._stay_gone,
+    (Pausing, LeaveRequested): Gang._stay,
+    (Pausing, HostLost): Gang._stay,
+    (Pausing, RestartDue): Gang._try_again,
+    (Pausing, GangClosed): Gang._stay_gone,
+    (Dead, LeaveRequested): Gang._stay,
+    (Dead, HostLost): Gang._stay,
     # It was closed while it was buried, or started.
-    (Dead, Buried): Gang._stay,
-    (Dead, Started): Gang._stay,
-    (Dead, NotStarted): Gang._stay,
-    (Dead, Closed): Gang._stay,
+    (Dead, GangTerminated): Gang._stay,
+    (Dead, GangStarted): Gang._stay,
+    (Dead, GangStartFailed): Gang._stay,
+    (Dead, GangClosed): Gang._stay,
 }
 """What an event makes of a state. An event that has no row cannot be: `Replaced` takes none, since nothing
 listens to workers that were replaced."""

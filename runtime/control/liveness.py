@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from pathways.runtime.control.effects import AskAlive
+from pathways.runtime.control.effects import PingGang
 from pathways.runtime.control.gang import Draining, Gang, Running
-from pathways.runtime.control.records.events import HostEnded
+from pathways.runtime.control.records.events import HostLost
 
 _PAUSE = 0.5
 """The most seconds from one question to the next."""
@@ -28,10 +28,10 @@ class Liveness:
         self._looked = now
         self._numbers = itertools.count()
 
-    def look(self, gangs: Iterable[Gang], now: float) -> tuple[list[HostEnded], list[AskAlive]]:
+    def look(self, gangs: Iterable[Gang], now: float) -> tuple[list[HostLost], list[PingGang]]:
         """The hosts that are gone, and the questions for all others, if it is time for them."""
-        gone: list[HostEnded] = []
-        pings: list[AskAlive] = []
+        gone: list[HostLost] = []
+        pings: list[PingGang] = []
         # When this process did not run, as after Ctrl-Z, nothing could be heard.
         late = max(0.0, now - self._looked - self._pause)
         self._looked = now
@@ -51,7 +51,7 @@ class Liveness:
             host, longest = max(silent.items(), key=lambda each: each[1])
             if longest > self._heartbeat:
                 why = f"it has not responded for {longest:.0f} seconds"
-                gone.append(HostEnded(gang.key, host, why, is_cut=True))
+                gone.append(HostLost(gang.key, host, why, is_cut=True))
             else:
-                pings.append(AskAlive(gang.key, number))
+                pings.append(PingGang(gang.key, number))
         return gone, pings

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.control.records.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.records.reports import HostReport, StepReport, WaitReport
 from pathways.runtime.control.records.step import Step
 
 _PAUSE = 0.5
@@ -164,11 +164,11 @@ def _place(report: HostReport | None, step: Step) -> str:
     return f"is at it{own.about} for {own.seconds:.0f} s, in {own.place}"
 
 
-def _own(report: HostReport | None, step: Step) -> Underway | None:
+def _own(report: HostReport | None, step: Step) -> StepReport | None:
     steps = () if report is None else report.steps
     return next((other for other in steps if other.run == step.number), None)
 
 
-def _waiting(report: HostReport | None, step: Step) -> tuple[Waiting, ...]:
+def _waiting(report: HostReport | None, step: Step) -> tuple[WaitReport, ...]:
     own = _own(report, step)
     return () if own is None else own.waiting

@@ -25,7 +25,7 @@ import pathways as pw
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster import worker_cluster
-from pathways.runtime.hosts.launch import children
+from pathways.runtime.hosts.launch import child_launcher
 from pathways.runtime.hosts.protocol.messages import Load
 
 pytestmark = pytest.mark.usefixtures("own_workers")
@@ -221,12 +221,12 @@ def test_hosts_lost_report_their_last_output(devices):
 
 @pytest.mark.feature("hosts", "error")
 def test_hosts_report_a_worker_that_does_not_start(monkeypatch):
-    class Broken(children.Child):
+    class Broken(child_launcher.Child):
         def __init__(self, config, start):
             object.__setattr__(config, "cpu_devices", "two")
             super().__init__(config, start)
 
-    monkeypatch.setattr(children, "Child", Broken)
+    monkeypatch.setattr(child_launcher, "Child", Broken)
     with refused(HostError, "host 0 did not start (exit code 1)", "got `str` - at `$.cpu_devices`"):
         pw.connect(hosts=2)
 

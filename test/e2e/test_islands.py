@@ -25,7 +25,7 @@ from on_hosts import W, X, back, front, refused, training
 
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.control.records.events import HostEnded
+from pathways.runtime.control.records.events import HostLost
 from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
@@ -292,7 +292,7 @@ def test_islands_report_a_step_that_begins_while_a_host_is_lost(devices, own_wor
     def lose_first(count=1, take=core.take_numbers):
         if threading.current_thread() is threading.main_thread():
             core.take_numbers = take
-            lost = HostEnded(workers.hosts[0].gang.life.key, 0, "of a test")
+            lost = HostLost(workers.hosts[0].gang.life.key, 0, "of a test")
             threading.Thread(target=core.tell, args=(lost,)).start()
             assert is_known.wait(10)
         return take(count)

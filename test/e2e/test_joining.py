@@ -11,7 +11,7 @@ import pytest
 from on_hosts import run
 
 import pathways as pw
-from pathways.runtime.hosts.launch.joining import secret_of
+from pathways.runtime.hosts.launch.join_launcher import secret_of
 
 JOIN = [sys.executable, "-P", "-m", "pathways.runtime.hosts.launch.join"]
 

@@ -24,10 +24,10 @@ from on_hosts import PREPARE, refused
 
 import pathways as pw
 from pathways import HostError, HostLostError
-from pathways.runtime.control.records.events import Drained
+from pathways.runtime.control.records.events import GangDrained
 from pathways.runtime.hosts.client.connect import controller
-from pathways.runtime.hosts.launch.children import Child
-from pathways.runtime.hosts.protocol.joining import WorkerConfig
+from pathways.runtime.hosts.launch.child_launcher import Child
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 
@@ -135,7 +135,7 @@ def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
     held = double(np.float32(1)).block_until_ready()
     leave(0)
     host = controller().hosts[0]
-    core_of(controller()).tell(Drained(host.gang.life.key))
+    core_of(controller()).tell(GangDrained(host.gang.life.key))
     host.steps.close()
     with refused(HostLostError, "host 0 (island0) has left: its process was asked to end (SIGTERM)"):
         held.fetch()

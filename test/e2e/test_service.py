@@ -37,7 +37,7 @@ from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, Ping, Put
 from pathways.runtime.hosts.protocol.programs import BoundProgram
-from pathways.runtime.hosts.protocol.serving import ReleaseArrays
+from pathways.runtime.hosts.protocol.service_messages import ReleaseArrays
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
 from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources import child_process

@@ -14,7 +14,7 @@ from lab import Lab
 from sessions import Session, compiled_code
 from workers_without_jax import ThreadLauncher
 
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("namespaces")]

@@ -10,8 +10,8 @@ from pathlib import Path
 from pathways.runtime.hosts.client.attaching import Attachment, attach_at
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.launch.settings import Settings
-from pathways.runtime.hosts.protocol.doors import Door
-from pathways.runtime.hosts.protocol.serving import decode_for_service
+from pathways.runtime.hosts.protocol.acceptor import Acceptor
+from pathways.runtime.hosts.protocol.service_messages import decode_for_service
 from pathways.runtime.hosts.service.service import Service
 
 
@@ -30,7 +30,7 @@ class ServiceInThreads:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(self._place)
         self._server.listen(64)
-        Door(self._server, self._secret, self.service.admits, decode_for_service, self.service.greet)
+        Acceptor(self._server, self._secret, self.service.admits, decode_for_service, self.service.greet)
         self._thread = threading.Thread(target=self.service.serve, daemon=True)
         self._thread.start()
 

@@ -17,7 +17,7 @@ from typing import Any
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.settings import Settings
-from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.hosts.service import daemon
@@ -46,7 +46,7 @@ class FakeService:
     def admits(self, purpose: Purpose) -> bool:
         return purpose.role == "client" and purpose.channel in CHANNELS and bool(purpose.name)
 
-    def greet(self, connection: Connection[Any], keeper: Keeper) -> None:
+    def greet(self, connection: Connection[Any], keeper: ServerHandshake) -> None:
         assert keeper.purpose is not None
         self._clients[keeper.purpose.name] = connection
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.runtime.hosts.worker.calls import context
+from pathways.runtime.hosts.worker.call_runner import context
 
 NOT_A_FUNCTION = 3
 

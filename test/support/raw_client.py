@@ -20,11 +20,11 @@ import numpy as np
 
 from pathways.runtime.hosts.client.attaching import Attachment, attach_at
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.messages import Chunk, Put
 from pathways.runtime.hosts.protocol.programs import BoundProgram
-from pathways.runtime.hosts.protocol.serving import Submit
+from pathways.runtime.hosts.protocol.service_messages import Submit
 
 LANES = 8
 """Number of steps in flight."""

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Generator, Sequence
 
 from simulated_cluster import SimulatedCluster
-from simulated_messages import Call, Fetch, Poison, Run, SimulatedProgram
+from simulated_messages import Call, FailedArray, Fetch, Run, SimulatedProgram
 
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.errors import HostError
@@ -294,7 +294,7 @@ class SimulatedClients:
             self.outcomes["good"] += 1
             for worker in self.cluster.of_gang[handle.gang.key]:
                 found = worker.store.get(handle.number)
-                is_right = found == handle.expected if handle.is_held else not isinstance(found, Poison)
+                is_right = found == handle.expected if handle.is_held else not isinstance(found, FailedArray)
                 assert is_right or not worker.is_alive, f"what {step} made on {worker} is wrong: {found}"
         yield step.is_settled
         self.verdicts[step] = verdict(step)

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Mapping
 
 from simulated_messages import (
-    Ask,
     Called,
     Cancel,
     Done,
@@ -21,6 +20,7 @@ from simulated_messages import (
     PeerLost,
     Ping,
     Pong,
+    RequestReport,
     Said,
 )
 from simulated_network import SimulatedNetwork
@@ -28,36 +28,36 @@ from simulated_worker import SimulatedWorker, Together
 
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.effects import (
-    AskAlive,
-    AskReports,
-    Attach,
-    Bury,
+    AttachGang,
     Disconnect,
     Effect,
     Log,
-    LookAgain,
-    StartAnew,
+    PingGang,
+    RequestExit,
+    RequestReports,
+    RestartGang,
     StepFailed,
-    TellToEnd,
+    TerminateGang,
+    WakeWaiters,
 )
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.errors import CallFailedError, Failure
 from pathways.runtime.control.records.events import (
-    Answered,
-    Buried,
-    Closed,
     Event,
+    GangClosed,
     GangKey,
-    HostEnded,
+    GangStarted,
+    GangStartFailed,
+    GangTerminated,
+    HostLost,
     InputMissed,
-    LeaveAsked,
-    NotStarted,
+    LeaveRequested,
     PeerReached,
     PeerUnreachable,
-    Started,
+    ReplyReceived,
     Tick,
 )
-from pathways.runtime.control.sharing.items import SchedulerEvent
+from pathways.runtime.control.sharing.scheduler_events import SchedulerEvent
 from pathways.runtime.simulate.events import LinkQuality, SimulatedLink, SimulatedTime
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -169,27 +169,27 @@ class SimulatedCluster:
         match effect:
             case Log():
                 self.said.append((self.time.now, effect.text))
-            case AskAlive():
+            case PingGang():
                 for worker in self.of_gang[effect.gang]:
                     self._to[worker, "watch"].send(Ping(effect.number))
-            case AskReports():
+            case RequestReports():
                 for host in effect.hosts:
-                    self.send(host, "watch", Ask(effect.request))
-            case TellToEnd():
+                    self.send(host, "watch", RequestReport(effect.request))
+            case RequestExit():
                 for worker in self.of_gang[effect.gang]:
                     self._to[worker, "watch"].send(Leave())
-            case LookAgain():
+            case WakeWaiters():
                 pass
             case StepFailed(failure):
                 if (gang := self.core.gang(failure.gang)) is not None:
                     self.note_done(gang, failure.step.number)
             case Disconnect():
                 self._disconnect(effect.gang)
-            case Bury():
+            case TerminateGang():
                 self._bury(effect)
-            case StartAnew():
+            case RestartGang():
                 self._later(0.05, 1.5, functools.partial(self._start_anew, effect))
-            case Attach():
+            case AttachGang():
                 gang = self.core.gang(effect.gang)
                 assert gang is not None
                 self._attach(gang, self._starting.pop(GangKey(gang.key.island, gang.key.start - 1)))
@@ -215,7 +215,7 @@ class SimulatedCluster:
                 # What it said before may be heard later.
                 self._from[worker, channel].close()
 
-    def _bury(self, bury: Bury) -> None:
+    def _bury(self, bury: TerminateGang) -> None:
         """Ends processes at once, where the network is not cut, and tells others later."""
         gone = self.of_gang[bury.gang]
         self._lost_at[bury.gang] = self.time.now
@@ -230,11 +230,11 @@ class SimulatedCluster:
                     if runs := bury.cancelled.get(worker.host, ()):
                         numbers = tuple(number for _, number in runs)
                         self._to[worker, "steps"].send(Cancel(gone, numbers))
-            self._later(0.0, 0.5, functools.partial(self.tell, Buried(bury.gang)))
+            self._later(0.0, 0.5, functools.partial(self.tell, GangTerminated(bury.gang)))
 
         self._later(0.0, 0.3, tell_others)
 
-    def _start_anew(self, start: StartAnew, waited: float = 0.0) -> None:
+    def _start_anew(self, start: RestartGang, waited: float = 0.0) -> None:
         key = start.gang
         if any(self._is_cut(host) for host in self.shape.hosts(key.island)) and waited < start.seconds:
             # A start that nobody answers goes on when the network heals, if it has so much time.
@@ -243,7 +243,7 @@ class SimulatedCluster:
         if waited >= start.seconds or self.failing_starts.get(key.island):
             if waited < start.seconds:
                 self.failing_starts[key.island] -= 1
-            self.tell(NotStarted(key, "it cannot be restarted: of a test"))
+            self.tell(GangStartFailed(key, "it cannot be restarted: of a test"))
             gang = self.core.gang(key)
             if gang is not None and gang.is_dead() and not self.is_closed:
                 self.gave_up.append((self._lost_at[key], self.time.now))
@@ -251,7 +251,7 @@ class SimulatedCluster:
         for worker in self.of_gang[key]:
             assert not worker.is_alive, f"{worker} still has the devices of its successor"
         self._starting[key] = self._started(key.island)
-        self.tell(Started(key))
+        self.tell(GangStarted(key))
         # It was closed in the meantime.
         for worker in self._starting.pop(key, ()):
             worker.end("killed by signal 9")
@@ -293,7 +293,7 @@ class SimulatedCluster:
         """Lets go of all workers."""
         self.is_closed = True
         for gang in [*self.core.gangs]:
-            self.tell(Closed(gang.key, "is closed"))
+            self.tell(GangClosed(gang.key, "is closed"))
             for worker in self.of_gang[gang.key]:
                 worker.end("killed by signal 9")
 
@@ -320,16 +320,16 @@ class SimulatedCluster:
             case Missed(run, why):
                 self.tell(InputMissed(gang.key, worker.host, run, why))
             case Said(request, value, is_last):
-                self.tell(Answered(worker.host, request, value, is_last))
+                self.tell(ReplyReceived(worker.host, request, value, is_last))
             case Leaving():
-                self.tell(LeaveAsked(gang.key, worker.host))
+                self.tell(LeaveRequested(gang.key, worker.host))
             case PeerLost(peer, why):
                 assert peer.key is not None
                 self.tell(PeerUnreachable(gang.key, worker.host, peer.key, peer.host, why))
             case PeerFound(peer):
                 assert peer.key is not None
                 self.tell(PeerReached(gang.key, worker.host, peer.key, peer.host))
-            case HostEnded():
+            case HostLost():
                 self.tell(message)
             case Pong():
                 pass
@@ -343,7 +343,7 @@ class SimulatedCluster:
         self.ended_how[worker] = how
         if worker.key is None:
             return
-        event = HostEnded(worker.key, worker.host, f"its process has ended ({how})")
+        event = HostLost(worker.key, worker.host, f"its process has ended ({how})")
         for channel in CHANNELS:
             self.time.after(self._some(0.0, 0.3), functools.partial(self.say, worker, channel, event))
         for peer in self.workers.values():

@@ -12,7 +12,13 @@ from simulated_messages import SimulatedProgram
 from simulated_sessions import SimulatedSessions
 
 from pathways.runtime.control.gang import Dead, Running
-from pathways.runtime.control.records.events import Answered, GangKey, HostEnded, LeaveAsked, PeerUnreachable
+from pathways.runtime.control.records.events import (
+    GangKey,
+    HostLost,
+    LeaveRequested,
+    PeerUnreachable,
+    ReplyReceived,
+)
 from pathways.runtime.control.records.reports import HostReport
 
 SECONDS = 8.0
@@ -258,11 +264,11 @@ def _late(player: HistoryPlayer, act: Act) -> None:
     host = _worker(player, act).host
     key = cluster.gang_of(cluster.workers[host]).key
     if cluster.core.replies.get(act.on[1] % 50) is None:
-        cluster.tell(Answered(host, act.on[1] % 50, HostReport(0, -1, (), ())))
+        cluster.tell(ReplyReceived(host, act.on[1] % 50, HostReport(0, -1, (), ())))
     for start in range(key.start):
         old = GangKey(key.island, start)
-        cluster.tell(HostEnded(old, host, "its process has ended (of a test)"))
-        cluster.tell(LeaveAsked(old, host))
+        cluster.tell(HostLost(old, host, "its process has ended (of a test)"))
+        cluster.tell(LeaveRequested(old, host))
         other = (host + 1) % len(cluster.workers)
         cluster.tell(PeerUnreachable(key, host, old, other, "late"))
         cluster.tell(PeerUnreachable(old, host, key, other, "late"))

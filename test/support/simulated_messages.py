@@ -99,7 +99,7 @@ class Ping:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
+class RequestReport:
     request: int
 
 
@@ -157,7 +157,7 @@ class PeerFound:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Poison:
+class FailedArray:
     """Stand-in for an array that a failed step should have computed."""
 
     error: str

@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Callable
 
-from simulated_messages import PeerFound, PeerLost, Poison
+from simulated_messages import FailedArray, PeerFound, PeerLost
 from simulated_worker import SimulatedWorker
 
 from pathways.runtime.simulate.events import LinkQuality, SimulatedLink, SimulatedTime
@@ -40,7 +40,7 @@ class SimulatedNetwork:
     def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, turn: int) -> None:
         """A worker asks another one for what a turn has made."""
 
-        def answer(value: int | Poison) -> None:
+        def answer(value: int | FailedArray) -> None:
             self._link(peer, worker).send(functools.partial(worker.take_pulled, run, turn, value))
 
         def ask() -> None:

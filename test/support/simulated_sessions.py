@@ -15,21 +15,21 @@ from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import SESSION_BITS, Step
-from pathways.runtime.control.sharing.items import (
-    CallEnded,
+from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
+from pathways.runtime.control.sharing.scheduler_events import (
+    CallFinished,
     ClientJoined,
     ClientLeft,
-    Expel,
-    InOrder,
-    Issue,
-    PartDone,
+    DisconnectClient,
+    DispatchRequest,
+    FreeClientArrays,
+    IslandStepDone,
+    IssueStep,
+    OrderedRequest,
     QueuedStep,
-    Refuse,
-    Sweep,
-    TakeTurn,
-    WorkAsked,
+    RefuseStep,
+    WorkSubmitted,
 )
-from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
 
 
 class _AskedStep(QueuedStep):
@@ -71,8 +71,8 @@ class _AskedStep(QueuedStep):
 class _AskedTurn:
     """What a session has asked for that has an order; `begin` sends it at its turn, which is `turn` then."""
 
-    begin: Callable[[TakeTurn], None]
-    turn: TakeTurn | None = None
+    begin: Callable[[DispatchRequest], None]
+    turn: DispatchRequest | None = None
     has_ended: bool = False
 
 
@@ -131,7 +131,7 @@ class SimulatedSessions(SimulatedClients):
         self.held += made
         self._session_of.update(dict.fromkeys([handle.number for handle in made], session))
         self._unanswered[session].append(step)
-        self.cluster.schedule(WorkAsked(step))
+        self.cluster.schedule(WorkSubmitted(step))
         yield lambda: step.is_issued or step.has_ended
         self._unanswered[session].remove(step)
         if not step.is_issued:
@@ -164,7 +164,7 @@ class SimulatedSessions(SimulatedClients):
         raises = salt % 5 == 0
         begun: list[Step] = []
 
-        def begin(turn: TakeTurn) -> None:
+        def begin(turn: DispatchRequest) -> None:
             # It may be lost with its island since it was issued.
             if turn.why is None and gang.failure is None:
                 call = self.core.steps.get(turn.item.number)
@@ -174,7 +174,7 @@ class SimulatedSessions(SimulatedClients):
                 for host in hosts:
                     self.cluster.send(host, "steps", Call(call.number, salt, takes, seconds, raises))
 
-        item = InOrder(
+        item = OrderedRequest(
             session,
             gang.key.island,
             takes=takes,
@@ -190,7 +190,7 @@ class SimulatedSessions(SimulatedClients):
         (call,) = begun
         yield call.is_done
         if gang.failure is None:
-            self.cluster.schedule(CallEnded(turn.item))
+            self.cluster.schedule(CallFinished(turn.item))
         yield call.is_settled
         try:
             call.check()
@@ -213,11 +213,11 @@ class SimulatedSessions(SimulatedClients):
         hosts = gang.hosts if by_all else gang.hosts[:1]
         begun: list[HostRequest] = []
 
-        def begin(turn: TakeTurn) -> None:
+        def begin(turn: DispatchRequest) -> None:
             if turn.is_there and gang.failure is None:
                 begun.append(self._send_fetch(handle, hosts))
 
-        yield from self._turn(InOrder(session, gang.key.island, takes=(handle.number,)), begin)
+        yield from self._turn(OrderedRequest(session, gang.key.island, takes=(handle.number,)), begin)
         if not begun:
             self.outcomes["fetch not begun"] += 1
             return
@@ -234,8 +234,8 @@ class SimulatedSessions(SimulatedClients):
             handle.is_held = False
             session = self._session_of[handle.number]
             if handle.gang.failure is None:
-                item = InOrder(session, handle.gang.key.island, frees=(handle.number,))
-                self.cluster.schedule(WorkAsked(item))
+                item = OrderedRequest(session, handle.gang.key.island, frees=(handle.number,))
+                self.cluster.schedule(WorkSubmitted(item))
 
     def check_end(self) -> None:
         """Checks that the scheduler has nothing that nobody waits for."""
@@ -278,30 +278,30 @@ class SimulatedSessions(SimulatedClients):
                 yield SimulatedHandle(gang, first + position, nothing, value, position)
 
     def _turn(
-        self, item: InOrder, begin: Callable[[TakeTurn], None]
-    ) -> Generator[Callable[[], bool], None, TakeTurn | None]:
+        self, item: OrderedRequest, begin: Callable[[DispatchRequest], None]
+    ) -> Generator[Callable[[], bool], None, DispatchRequest | None]:
         """Waits for the turn of something; None when its session ends before."""
         asked = _AskedTurn(begin)
         self._unanswered[item.client].append(asked)
-        self.cluster.schedule(WorkAsked(dataclasses.replace(item, what=asked)))
+        self.cluster.schedule(WorkSubmitted(dataclasses.replace(item, what=asked)))
         yield lambda: asked.turn is not None or asked.has_ended
         self._unanswered[item.client].remove(asked)
         return asked.turn
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Issue(_AskedStep() as step):
+            case IssueStep(_AskedStep() as step):
                 self._issue(step)
-            case TakeTurn(item, frees):
+            case DispatchRequest(item, frees):
                 self._free(item.island, frees)
                 if item.what is not None:
                     item.what.begin(effect)
                     item.what.turn = effect
-            case Refuse(_AskedStep() as step):
+            case RefuseStep(_AskedStep() as step):
                 step.has_ended = True
-            case Sweep(_, island, arrays):
+            case FreeClientArrays(_, island, arrays):
                 self._free(island, arrays)
-            case Expel(number, why):
+            case DisconnectClient(number, why):
                 raise AssertionError(f"session {number} is expelled: {why}")
 
     def _free(self, island: int, arrays: Sequence[int]) -> None:
@@ -333,7 +333,7 @@ class SimulatedSessions(SimulatedClients):
     def _note_done(self, gang: Gang, number: int) -> None:
         step = self._issued.get(number)
         if step is not None and step.is_done(gang.hosts):
-            self.cluster.schedule(PartDone(step, gang.key.island, 0.01))
+            self.cluster.schedule(IslandStepDone(step, gang.key.island, 0.01))
 
 
 def _is_spoiled(step: Step) -> bool:

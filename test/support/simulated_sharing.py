@@ -14,27 +14,27 @@ import random
 import time
 from collections.abc import Sequence
 
-from pathways.runtime.control.sharing.items import (
-    Arrived,
-    CallEnded,
+from pathways.runtime.control.sharing.scheduler import Scheduler
+from pathways.runtime.control.sharing.scheduler_events import (
+    ArrayArrived,
+    CallFinished,
     ClientJoined,
     ClientLeft,
-    Expel,
-    InOrder,
-    IslandBack,
-    IslandLeaves,
+    DisconnectClient,
+    DispatchRequest,
+    FreeClientArrays,
+    IslandLeaving,
     IslandLost,
-    Issue,
-    PartDone,
+    IslandReturned,
+    IslandStepDone,
+    IssueStep,
+    OrderedRequest,
     QueuedStep,
-    Refuse,
+    RefuseStep,
     RoundTripMeasured,
     SchedulerEvent,
-    Sweep,
-    TakeTurn,
-    WorkAsked,
+    WorkSubmitted,
 )
-from pathways.runtime.control.sharing.scheduler import Scheduler
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 from pathways.runtime.simulate.events import SimulatedTime
 
@@ -100,7 +100,7 @@ class SimulatedSharing:
         self.tried: set[QueuedStep] = set()
         self.unsure: set[tuple[int, int]] = set()
         # Calls that had their turn, with what they take and make.
-        self.calls: list[InOrder] = []
+        self.calls: list[OrderedRequest] = []
         self.ended: set[QueuedStep] = set()
         self.clients: list[SimulatedClient] = []
         # What steps would have made that were refused, or that were not there any more.
@@ -137,7 +137,7 @@ class SimulatedSharing:
         told, self.untold = [*self.untold, *events], []
         self.events += len(told)
         for event in told:
-            if isinstance(event, PartDone):
+            if isinstance(event, IslandStepDone):
                 program = event.step.client, event.step.loaded
                 self.known.add(program)
                 if event.took != self.seconds[event.step]:
@@ -166,7 +166,7 @@ class SimulatedSharing:
             frees = tuple(self.chance.sample(client.held[island], min(2, len(client.held[island]))))
             client.held[island] = [array for array in client.held[island] if array not in frees]
             sent = frozenset(self.sent.intersection(frees))
-            self.ask_in_order(client, InOrder(client.number, island, frees, (), (), sent, what="free"))
+            self.ask_in_order(client, OrderedRequest(client.number, island, frees, (), (), sent, what="free"))
         elif what < 0.4:
             island = self.chance.choice(alive)
             takes = tuple(self.chance.sample(client.held[island], min(1, len(client.held[island]))))
@@ -177,7 +177,7 @@ class SimulatedSharing:
             client.held[island] += makes
             self.owner.update(dict.fromkeys(makes, client.number))
             self.ask_in_order(
-                client, InOrder(client.number, island, (), takes, makes, sent, is_call, what="look")
+                client, OrderedRequest(client.number, island, (), takes, makes, sent, is_call, what="look")
             )
         else:
             islands = self.chance.sample(alive, self.chance.randint(1, min(3, len(alive))))
@@ -201,7 +201,7 @@ class SimulatedSharing:
             # What a client has not sent when it ends comes no more, unless it was on its way.
             if (client.is_there or is_late) and self.losses[island] == losses:
                 self.there[island].add(array)
-                self.tell(Arrived(client.number, island, losses, array))
+                self.tell(ArrayArrived(client.number, island, losses, array))
 
         self.time.after(self.chance.uniform(0, 0.05), arrive)
 
@@ -223,21 +223,21 @@ class SimulatedSharing:
         client.unfinished.add(step)
         for n in islands:
             client.asked[n].append(step)
-        self.tell(WorkAsked(step))
+        self.tell(WorkSubmitted(step))
 
     def ask_for_too_much(self, client: SimulatedClient, islands: list[int]) -> None:
         client.is_greedy = True
         nothing: dict[int, tuple[int, ...]] = dict.fromkeys(islands, ())
-        self.tell(WorkAsked(QueuedStep(client.number, next(self.numbers), 1, nothing, nothing)))
+        self.tell(WorkSubmitted(QueuedStep(client.number, next(self.numbers), 1, nothing, nothing)))
         assert not client.is_greedy, f"client {client.number} has {MOST_UNFINISHED + 1} unfinished steps"
         self.kill(client)
 
     def sent_of(self, takes: dict[int, tuple[int, ...]]) -> frozenset[int]:
         return frozenset(array for own in takes.values() for array in own if array in self.sent)
 
-    def ask_in_order(self, client: SimulatedClient, item: InOrder) -> None:
+    def ask_in_order(self, client: SimulatedClient, item: OrderedRequest) -> None:
         client.asked[item.island].append(item)
-        self.tell(WorkAsked(item))
+        self.tell(WorkSubmitted(item))
 
     def kill(self, client: SimulatedClient) -> None:
         if not client.is_there:
@@ -251,7 +251,7 @@ class SimulatedSharing:
 
     def take(self, effect: object) -> None:
         match effect:
-            case Issue(step):
+            case IssueStep(step):
                 client = self.clients[step.client]
                 assert client.is_there, f"step {step.number} of a client that is gone is issued"
                 assert step not in self.running | self.ended, f"step {step.number} is issued twice"
@@ -271,7 +271,7 @@ class SimulatedSharing:
                     self.pop(client, n, step)
                     self.there[n].update(step.makes[n])
                     self.queues[n].append(step)
-            case TakeTurn(item, frees, is_there):
+            case DispatchRequest(item, frees, is_there):
                 self.pop(self.clients[item.client], item.island, item)
                 there = self.there[item.island]
                 assert there.issuperset(frees) or item.island in self.lost
@@ -284,24 +284,24 @@ class SimulatedSharing:
                     if item.is_call:
                         self.calls.append(item)
                         self.time.after(self.chance.uniform(0, 0.05), lambda: self.end_call(item))
-            case Refuse(step):
+            case RefuseStep(step):
                 assert step not in self.running | self.ended
                 self.end(step)
                 self.refused.update(*step.makes.values())
                 for n in step.islands:
                     self.clients[step.client].asked[n].remove(step)
-            case Sweep(_, island, arrays):
+            case FreeClientArrays(_, island, arrays):
                 if island not in self.lost:
                     assert self.there[island].issuperset(arrays)
                     self.there[island].difference_update(arrays)
-            case Expel(number, why):
+            case DisconnectClient(number, why):
                 assert self.clients[number].is_greedy, f"client {number} is expelled: {why}"
                 self.clients[number].is_greedy = False
 
-    def end_call(self, call: InOrder) -> None:
+    def end_call(self, call: OrderedRequest) -> None:
         if call in self.calls:
             self.calls.remove(call)
-            self.tell(CallEnded(call))
+            self.tell(CallFinished(call))
 
     def check_calls(self, step: QueuedStep, island: int) -> None:
         """Checks that a step waits for no call on the island, where all would wait with it."""
@@ -350,7 +350,7 @@ class SimulatedSharing:
         self.queues[island].remove(step)
         if not any(step in queue for queue in self.queues):
             self.end(step)
-        self.untold.append(PartDone(step, island, seconds))
+        self.untold.append(IslandStepDone(step, island, seconds))
         if self.chance.random() < 0.7:
             self.tell()
 
@@ -363,7 +363,7 @@ class SimulatedSharing:
         """An island is asked to end: it finishes what it has, and is lost some time later."""
         island = self.chance.randrange(self.count)
         self.leaving.add(island)
-        self.tell(IslandLeaves(island, f"island {island} leaves"))
+        self.tell(IslandLeaving(island, f"island {island} leaves"))
         self.time.after(self.chance.uniform(0.01, 0.1), lambda: self.lose(island))
 
     def lose(self, island: int | None = None) -> None:
@@ -390,7 +390,7 @@ class SimulatedSharing:
 
     def come_back(self, island: int) -> None:
         self.lost.discard(island)
-        self.tell(IslandBack(island))
+        self.tell(IslandReturned(island))
 
     def check_end(self) -> None:
         """Checks that each step has ended, and that islands hold what living clients do, and no more."""
@@ -469,7 +469,7 @@ class DeviceTimers:
     def ask(self, step: QueuedStep, seconds: float) -> None:
         """Asks for a step that takes so long."""
         self._seconds[step] = seconds
-        self.tell(WorkAsked(step))
+        self.tell(WorkSubmitted(step))
 
     def tell(self, event: SchedulerEvent) -> None:
         """Tells the scheduler what happened, and does what it says."""
@@ -479,7 +479,7 @@ class DeviceTimers:
         if self._is_timed:
             self.cpu_seconds += time.process_time() - before
         for effect in effects:
-            if isinstance(effect, Issue):
+            if isinstance(effect, IssueStep):
                 for n in effect.step.islands:
                     self._queues[n].append(effect.step)
                 for n in effect.step.islands:
@@ -497,7 +497,7 @@ class DeviceTimers:
                 self.busy[n] += seconds
             self.served[first.client] += seconds * len(first.islands)
             for n in first.islands:
-                self.tell(PartDone(first, n, seconds))
+                self.tell(IslandStepDone(first, n, seconds))
                 self._begin(n)
             if first.client in self.core.clients:
                 self._ask(first.client)

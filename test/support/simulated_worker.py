@@ -13,26 +13,26 @@ from collections.abc import Callable, Generator
 from typing import Protocol
 
 from simulated_messages import (
-    Ask,
     Call,
     Called,
     Cancel,
     Done,
+    FailedArray,
     Fetch,
     Free,
     Leave,
     Lost,
     Missed,
     Ping,
-    Poison,
     Pong,
+    RequestReport,
     Run,
     Said,
 )
 
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.control.records.events import GangKey
-from pathways.runtime.control.records.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.records.reports import HostReport, StepReport, WaitReport
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.simulate.events import SimulatedTime
 
@@ -118,8 +118,8 @@ class SimulatedWorker:
     ) -> None:
         self.island, self.host, self.rank = island, host, rank
         self.key: GangKey | None = None
-        self.store: dict[int, int | Poison] = {}
-        self.offers: dict[tuple[int, int, SimulatedWorker], int | Poison] = {}
+        self.store: dict[int, int | FailedArray] = {}
+        self.offers: dict[tuple[int, int, SimulatedWorker], int | FailedArray] = {}
         self.is_alive, self.is_stopped = True, False
         self.fails: collections.deque[str] = collections.deque()
         self.pace = 0.0
@@ -131,7 +131,7 @@ class SimulatedWorker:
         self._unread: list[Callable[[], None]] = []
         self._asked: set[tuple[int, int, SimulatedWorker]] = set()
         self._lost: set[SimulatedWorker] = set()
-        self._pulled: dict[tuple[int, int], int | Poison] = {}
+        self._pulled: dict[tuple[int, int], int | FailedArray] = {}
         self._waits: tuple[int, SimulatedWorker, float] | None = None
         self._begun: tuple[int, float] | None = None
         self._calls = 0
@@ -183,7 +183,7 @@ class SimulatedWorker:
         match message:
             case Ping():
                 self._network.say(self, "watch", Pong(message.number))
-            case Ask():
+            case RequestReport():
                 self._network.say(self, "watch", Said(message.request, self._report(message.request)))
             case Lost():
                 for peer in message.hosts:
@@ -193,23 +193,23 @@ class SimulatedWorker:
 
     def _report(self, request: int) -> HostReport:
         """Reports its current operation; `bytes` is the number of the request, for checks of the answer."""
-        steps: tuple[Underway, ...] = ()
+        steps: tuple[StepReport, ...] = ()
         now = self._time.now
         if self._begun is not None:
             run, began = self._begun
-            waiting: tuple[Waiting, ...] = ()
+            waiting: tuple[WaitReport, ...] = ()
             if self._waits is not None:
                 turn, peer, since = self._waits
                 address = f"10.0.0.{peer.host}:1"
-                waiting = (Waiting(peer.host, address, "c", "s", "d", turn, now - since, True),)
-            steps = (Underway("f", run, now - began, False, waiting),)
-        arrays = sum(not isinstance(array, Poison) for array in self.store.values())
+                waiting = (WaitReport(peer.host, address, "c", "s", "d", turn, now - since, True),)
+            steps = (StepReport("f", run, now - began, False, waiting),)
+        arrays = sum(not isinstance(array, FailedArray) for array in self.store.values())
         return HostReport(arrays, request, ("f",), steps)
 
     # Other workers.
 
     def give(
-        self, run: int, turn: int, peer: SimulatedWorker, answer: Callable[[int | Poison], None]
+        self, run: int, turn: int, peer: SimulatedWorker, answer: Callable[[int | FailedArray], None]
     ) -> None:
         """Another worker asks for what a turn has made; it gets that when it is there."""
         if self.is_stopped:
@@ -219,7 +219,7 @@ class SimulatedWorker:
         else:
             self._asked.add((run, turn, peer))
 
-    def take_pulled(self, run: int, turn: int, value: int | Poison) -> None:
+    def take_pulled(self, run: int, turn: int, value: int | FailedArray) -> None:
         """Accepts the value that another worker was asked for, or a stand-in for it."""
         if self.is_alive:
             self._pulled[run, turn] = value
@@ -273,7 +273,7 @@ class SimulatedWorker:
     def _call(self, call: Call) -> None:
         """Looks its arrays up now, and goes on beside what follows."""
         arrays = [self.store[number] for number in call.arguments]
-        error = next((array.error for array in arrays if isinstance(array, Poison)), None)
+        error = next((array.error for array in arrays if isinstance(array, FailedArray)), None)
         error = "bad row" if error is None and call.raises else error
         value = 0 if error is not None else hash((call.salt, *arrays))
         self._calls += 1
@@ -288,7 +288,7 @@ class SimulatedWorker:
 
     def _send(self, fetch: Fetch) -> None:
         array = self.store[fetch.array]
-        if isinstance(array, Poison):
+        if isinstance(array, FailedArray):
             self._network.say(self, "arrays", Said(fetch.request, failed(f"host {self.host}: {array.error}")))
             return
         # In two pieces.
@@ -298,17 +298,17 @@ class SimulatedWorker:
     def _run(self, run: Run) -> Generator[Callable[[], bool]]:
         program = run.program
         arrays = [self.store[number] for number in run.arguments]
-        error = next((array.error for array in arrays if isinstance(array, Poison)), None)
-        taken = tuple(array for array in arrays if not isinstance(array, Poison))
+        error = next((array.error for array in arrays if isinstance(array, FailedArray)), None)
+        taken = tuple(array for array in arrays if not isinstance(array, FailedArray))
         how = self.fails.popleft() if self.fails else ""
         value = 0
         missed = None
         for turn in program.turns(self.island):
             if turn:
                 received = yield from self._pull(run, turn - 1, is_needed=error is None)
-                if isinstance(received, Poison) and error is None and self._together.is_several():
+                if isinstance(received, FailedArray) and error is None and self._together.is_several():
                     missed = received.error
-                elif isinstance(received, Poison):
+                elif isinstance(received, FailedArray):
                     error = error or received.error
                 else:
                     value = received
@@ -319,7 +319,7 @@ class SimulatedWorker:
                 self.pace = 0.0
                 value = yield from self._together_with(program.value(turn, taken, value))
             if turn + 1 < len(program.route):
-                self._offer(run, turn, value if error is None else Poison(error))
+                self._offer(run, turn, value if error is None else FailedArray(error))
         if missed is not None:
             self._network.say(self, "steps", Missed(run.run, missed))
         self._finish(run, value, error, how == "single")
@@ -330,7 +330,7 @@ class SimulatedWorker:
             what = error
             if error is None and is_one_wrong and not position:
                 what = wrong[position] = "a result is wrong"
-            made = hash((value, position)) if what is None else Poison(what)
+            made = hash((value, position)) if what is None else FailedArray(what)
             self.store[run.first + position] = made
         self._network.say(self, "steps", Done(run.run, error, wrong))
 
@@ -347,7 +347,7 @@ class SimulatedWorker:
             yield lambda: together.is_taken(turn)
         return together.value(turn)
 
-    def _offer(self, run: Run, turn: int, value: int | Poison) -> None:
+    def _offer(self, run: Run, turn: int, value: int | FailedArray) -> None:
         own, others = run.gangs[self.island], run.gangs[run.program.route[turn + 1]]
         for peer in others:
             if peer.rank % len(own) == self.rank:
@@ -359,15 +359,15 @@ class SimulatedWorker:
 
     def _pull(
         self, run: Run, turn: int, *, is_needed: bool
-    ) -> Generator[Callable[[], bool], None, int | Poison]:
+    ) -> Generator[Callable[[], bool], None, int | FailedArray]:
         gang = run.gangs[run.program.route[turn]]
         peer, key = gang[self.rank % len(gang)], (run.run, turn)
         if peer not in self._lost:
             self._network.pull(self, peer, *key)
         if not is_needed:
-            return Poison("")
+            return FailedArray("")
         self._waits = turn, peer, self._time.now
         if key not in self._pulled:
             yield lambda: key in self._pulled or peer in self._lost
         self._waits = None
-        return self._pulled.pop(key, Poison(f"host {peer.host} is lost"))
+        return self._pulled.pop(key, FailedArray(f"host {peer.host} is lost"))

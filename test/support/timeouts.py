@@ -23,7 +23,7 @@ import pytest
 import pathways as pw
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.connect import controller
-from pathways.runtime.hosts.cluster.host import HostProcess
+from pathways.runtime.hosts.cluster.host import WorkerHandle
 
 FOLDER = Path("build/test/timeouts")
 """Folder of the reports, relative to the root of the repository."""
@@ -75,7 +75,7 @@ def _lead_of(settings: Any) -> float:
     return min(_MAX_LEAD_S, settings.timeout / 2)
 
 
-def _hosts() -> list[HostProcess]:
+def _hosts() -> list[WorkerHandle]:
     connected = controller()
     return [] if connected is None else [*connected.hosts]
 

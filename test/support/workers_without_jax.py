@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from pathways.runtime.hosts.launch.listening import connect_to
-from pathways.runtime.hosts.protocol.doors import call
+from pathways.runtime.hosts.launch.sockets import connect_to
+from pathways.runtime.hosts.protocol.acceptor import call
 from pathways.runtime.hosts.protocol.frames import decode_for_worker
-from pathways.runtime.hosts.protocol.joining import WorkerConfig
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     Done,

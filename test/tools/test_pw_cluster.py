@@ -23,8 +23,8 @@ from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.launch.folders import ClusterFolder, call_service, find
 from pathways.runtime.hosts.protocol.admin import (
     ADMIN_PURPOSE,
-    StatusAsked,
-    StatusTold,
+    StatusReply,
+    StatusRequest,
     decode_for_admin,
     decode_greeting,
 )
@@ -86,12 +86,12 @@ def wait(known) -> None:
         time.sleep(0.01)
 
 
-def status(name: str) -> StatusTold:
+def status(name: str) -> StatusReply:
     connection = call_service(*find(name), ADMIN_PURPOSE, decode_for_admin)
-    connection.send(StatusAsked())
+    connection.send(StatusRequest())
     answer = connection.receive()
     connection.close()
-    assert isinstance(answer, StatusTold)
+    assert isinstance(answer, StatusReply)
     return answer
 
 

@@ -26,11 +26,11 @@ from pathways.runtime.hosts.launch.folders import (
 )
 from pathways.runtime.hosts.protocol.admin import (
     ADMIN_PURPOSE,
-    ClientEnded,
-    Down,
-    EndClient,
-    StatusAsked,
-    StatusTold,
+    DisconnectReply,
+    DisconnectRequest,
+    ShutdownRequest,
+    StatusReply,
+    StatusRequest,
     decode_for_admin,
 )
 from pathways.runtime.hosts.protocol.messages import Message
@@ -134,8 +134,8 @@ def _list(_: argparse.Namespace) -> None:
 def _status(options: argparse.Namespace) -> None:
     with _called(options) as service:
         while True:
-            answer = _request(service, StatusAsked())
-            assert isinstance(answer, StatusTold)
+            answer = _request(service, StatusRequest())
+            assert isinstance(answer, StatusReply)
             _show(options, answer.status)
             if not options.watch:
                 return
@@ -153,12 +153,12 @@ def _show(options: argparse.Namespace, status: ServiceStatus) -> None:
 
 def _end(options: argparse.Namespace) -> None:
     with _called(options) as service:
-        answer = _request(service, EndClient(options.client))
-        assert isinstance(answer, ClientEnded)
+        answer = _request(service, DisconnectRequest(options.client))
+        assert isinstance(answer, DisconnectReply)
         if answer.was_there:
             return
-        status = _request(service, StatusAsked())
-        assert isinstance(status, StatusTold)
+        status = _request(service, StatusRequest())
+        assert isinstance(status, StatusReply)
         names = ", ".join(client.name for client in status.status.clients) or "none"
         raise UserError(f"{options.target}: there is no client '{options.client}'; there are: {names}")
 
@@ -171,10 +171,10 @@ def _down(options: argparse.Namespace) -> None:
                 os.kill(pid, signal.SIGTERM)
             return
         with _called(options) as service, _waiting_for_exit(cluster):
-            _request(service, Down())
+            _request(service, ShutdownRequest())
         return
     with _called(options) as service:
-        _request(service, Down())
+        _request(service, ShutdownRequest())
         service.limit(_END_SECONDS)
         with contextlib.suppress(ConnectionEnded):
             service.receive()

@@ -19,7 +19,7 @@ class GangKey(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LeaveAsked:
+class LeaveRequested:
     """The process of a host was asked to end, and says so."""
 
     gang: GangKey
@@ -27,7 +27,7 @@ class LeaveAsked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class HostEnded:
+class HostLost:
     """A host is gone, or of no use any more.
 
     Attributes:
@@ -44,7 +44,7 @@ class HostEnded:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Drained:
+class GangDrained:
     """An island that is to end has nothing left that anybody waits for or holds, or has had its time.
 
     The core says so itself.
@@ -59,29 +59,29 @@ class Drained:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Overdue:
+class ExitOverdue:
     """Processes that were told to end have not; the core says so itself."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Buried:
-    """The processes of lost workers have ended, and others know of it: the answer to `Bury`."""
+class GangTerminated:
+    """The processes of lost workers have ended, and others know of it: the answer to `TerminateGang`."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Started:
-    """The workers of an island run again: an answer to `StartAnew`."""
+class GangStarted:
+    """The workers of an island run again: an answer to `RestartGang`."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NotStarted:
-    """The workers of an island were not started again: the other answer to `StartAnew`.
+class GangStartFailed:
+    """The workers of an island were not started again: the other answer to `RestartGang`.
 
     Attributes:
       gang: the gang whose place they were to take.
@@ -95,21 +95,31 @@ class NotStarted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StartDue:
+class RestartDue:
     """It is time to try again to start the workers of an island; the core says so itself."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Closed:
+class GangClosed:
     """This process lets go of the workers of an island; `how` completes the sentence `host 0 ...`."""
 
     gang: GangKey
     how: str
 
 
-GangEvent = LeaveAsked | HostEnded | Drained | Overdue | Buried | Started | NotStarted | StartDue | Closed
+GangEvent = (
+    LeaveRequested
+    | HostLost
+    | GangDrained
+    | ExitOverdue
+    | GangTerminated
+    | GangStarted
+    | GangStartFailed
+    | RestartDue
+    | GangClosed
+)
 """What changes the state of a gang."""
 
 
@@ -163,7 +173,7 @@ class InputMissed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answered:
+class ReplyReceived:
     """A host has answered a request, or a piece of the answer has come.
 
     Attributes:
@@ -197,4 +207,4 @@ class HostDisconnected:
     host: int
 
 
-Event = GangEvent | HostDisconnected | PeerUnreachable | PeerReached | InputMissed | Answered | Tick
+Event = GangEvent | HostDisconnected | PeerUnreachable | PeerReached | InputMissed | ReplyReceived | Tick

@@ -6,7 +6,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitReport:
     """Arrays of another host that are not there yet.
 
     Attributes:
@@ -37,7 +37,7 @@ class Waiting:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Underway:
+class StepReport:
     """A step that is not done on a host.
 
     Attributes:
@@ -52,11 +52,11 @@ class Underway:
     run: int
     seconds: float
     is_issued: bool
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[WaitReport, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CallUnderway:
+class CallReport:
     """A call of a function that has not ended on a host.
 
     Attributes:
@@ -88,6 +88,6 @@ class HostReport:
     arrays: int
     bytes: int
     programs: tuple[str, ...]
-    steps: tuple[Underway, ...]
-    calls: tuple[CallUnderway, ...] = ()
+    steps: tuple[StepReport, ...]
+    calls: tuple[CallReport, ...] = ()
     clients: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)

@@ -35,27 +35,27 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pathways.runtime.control.sharing.items import (
+from pathways.runtime.control.sharing.scheduler_events import (
     FIRST_ESTIMATE,
-    Arrived,
-    CallEnded,
+    ArrayArrived,
+    CallFinished,
     ClientJoined,
     ClientLeft,
-    Expel,
-    InOrder,
-    IslandBack,
-    IslandLeaves,
+    DisconnectClient,
+    DispatchRequest,
+    FreeClientArrays,
+    IslandLeaving,
     IslandLost,
-    Issue,
-    PartDone,
+    IslandReturned,
+    IslandStepDone,
+    IssueStep,
+    OrderedRequest,
     QueuedStep,
-    Refuse,
+    RefuseStep,
     RoundTripMeasured,
     SchedulerEffect,
     SchedulerEvent,
-    Sweep,
-    TakeTurn,
-    WorkAsked,
+    WorkSubmitted,
 )
 
 WORK_SECONDS = 0.02
@@ -95,13 +95,13 @@ class ScheduledClient:
         self.steps_done = 0
         self.device_seconds = 0.0
         self.unfinished = 0
-        self._lines: list[collections.deque[QueuedStep | InOrder]] = [
+        self._lines: list[collections.deque[QueuedStep | OrderedRequest]] = [
             collections.deque() for _ in range(islands)
         ]
         self._served = [0.0] * islands
         self._arrays: list[set[int]] = [set() for _ in range(islands)]
         # What waits for an array, by its island and number.
-        self._awaited: dict[tuple[int, int], list[QueuedStep | InOrder]] = {}
+        self._awaited: dict[tuple[int, int], list[QueuedStep | OrderedRequest]] = {}
         # What its unfinished calls make, by islands and numbers, and how many of them take an array.
         self._promised: set[tuple[int, int]] = set()
         self._held: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -196,7 +196,7 @@ class Scheduler:
         for event in earlier:
             self._take(event, now)
         match last:
-            case WorkAsked(QueuedStep() as step):
+            case WorkSubmitted(QueuedStep() as step):
                 self._ask_step(step, now)
             case _:
                 self._take(last, now)
@@ -213,34 +213,34 @@ class Scheduler:
 
     def _take(self, event: SchedulerEvent, now: float) -> None:
         match event:
-            case WorkAsked(QueuedStep() as step):
+            case WorkSubmitted(QueuedStep() as step):
                 self._ask_step(step, None)
-            case WorkAsked(InOrder() as item):
+            case WorkSubmitted(OrderedRequest() as item):
                 self._ask(item)
-            case PartDone():
+            case IslandStepDone():
                 self._done(event, now)
-            case Arrived():
+            case ArrayArrived():
                 self._arrive(event)
-            case CallEnded(call):
+            case CallFinished(call):
                 self._end_call(call)
             case ClientJoined(client, weight):
                 self.clients[client] = ScheduledClient(client, weight, len(self._islands))
             case ClientLeft(client):
                 self._leave(self.clients.pop(client))
-            case IslandLeaves(number, why):
+            case IslandLeaving(number, why):
                 self._islands[number].problem = why
                 for each in self.clients.values():
                     self._refuse_all(each, number, why)
             case IslandLost():
                 self._lose(event)
-            case IslandBack(number):
+            case IslandReturned(number):
                 self._islands[number].problem, self._islands[number].is_lost = None, False
             case RoundTripMeasured(number, seconds):
                 self._islands[number].round_trip = seconds
 
     # Lines.
 
-    def _ask(self, item: InOrder) -> None:
+    def _ask(self, item: OrderedRequest) -> None:
         client = self.clients[item.client]
         line = client._lines[item.island]
         line.append(item)
@@ -253,17 +253,19 @@ class Scheduler:
         client = self.clients[item.client]
         if client.is_full():
             self._effects.append(
-                Expel(client.number, f"it has asked for more than {MOST_UNFINISHED} unfinished steps")
+                DisconnectClient(
+                    client.number, f"it has asked for more than {MOST_UNFINISHED} unfinished steps"
+                )
             )
             return
         problem = next((p for n in item.islands if (p := self._islands[n].problem) is not None), None)
         if problem is not None:
-            self._effects.append(Refuse(item, problem))
+            self._effects.append(RefuseStep(item, problem))
             return
         if any(
             n not in item.sent and n not in client._arrays[at] for at in item.islands for n in item.takes[at]
         ):
-            self._effects.append(Refuse(item, "it takes an array that is not there"))
+            self._effects.append(RefuseStep(item, "it takes an array that is not there"))
             return
         item._order = next(self._orders)
         client.unfinished += 1
@@ -312,7 +314,7 @@ class Scheduler:
             if first.is_call and not self._islands[island].is_lost:
                 client._promised.update((island, number) for number in first.makes)
                 client._held.update((island, number) for number in first.takes)
-            self._effects.append(TakeTurn(first, frees, is_there))
+            self._effects.append(DispatchRequest(first, frees, is_there))
 
     def _see_if_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
         if step._missing or step._firsts < len(step.islands) or step._state != "waits":
@@ -521,7 +523,7 @@ class Scheduler:
 
     def _take_places(self, client: ScheduledClient, step: QueuedStep, now: float) -> None:
         step._state = "issued"
-        self._effects.append(Issue(step))
+        self._effects.append(IssueStep(step))
         start, estimate = self._start_of(step, now), self._estimate(step)
         is_tried = step.loaded not in client._estimates
         for n in step.islands:
@@ -538,7 +540,7 @@ class Scheduler:
 
     # Ends.
 
-    def _done(self, done: PartDone, now: float) -> None:
+    def _done(self, done: IslandStepDone, now: float) -> None:
         step, n = done.step, done.island
         island = self._islands[n]
         if n not in step._left:
@@ -586,16 +588,16 @@ class Scheduler:
             client.unfinished -= 1
             client.steps_done += 1
 
-    def _arrive(self, arrived: Arrived) -> None:
+    def _arrive(self, arrived: ArrayArrived) -> None:
         client = self.clients.get(arrived.client)
         if client is None:
             # The rest of what it sent; nobody is left who would free it.
-            self._effects.append(Sweep(arrived.client, arrived.island, (arrived.array,)))
+            self._effects.append(FreeClientArrays(arrived.client, arrived.island, (arrived.array,)))
             return
         client._arrays[arrived.island].add(arrived.array)
         self._wake(client, (arrived.island, arrived.array))
 
-    def _end_call(self, call: InOrder) -> None:
+    def _end_call(self, call: OrderedRequest) -> None:
         client = self.clients.get(call.client)
         if client is None:
             return
@@ -613,7 +615,7 @@ class Scheduler:
     def _wake(self, client: ScheduledClient, key: tuple[int, int]) -> None:
         """Goes on with what has waited for an array."""
         for item in client._awaited.pop(key, ()):
-            if isinstance(item, InOrder):
+            if isinstance(item, OrderedRequest):
                 self._advance(client, item.island)
             else:
                 item._missing -= 1
@@ -628,7 +630,7 @@ class Scheduler:
                 else:
                     client._arrays[n].difference_update(item.makes)
             if client._arrays[n]:
-                self._effects.append(Sweep(client.number, n, tuple(sorted(client._arrays[n]))))
+                self._effects.append(FreeClientArrays(client.number, n, tuple(sorted(client._arrays[n]))))
         self._open.update(range(len(self._islands)))
 
     def _lose(self, lost: IslandLost) -> None:
@@ -667,7 +669,7 @@ class Scheduler:
         for step in sorted(refused, key=lambda step: step._order):
             step._state = "dropped"
             client.unfinished -= 1
-            self._effects.append(Refuse(step, why))
+            self._effects.append(RefuseStep(step, why))
         for n, array in made:
             client._arrays[n].discard(array)
         for n, line in enumerate(client._lines):

@@ -20,7 +20,7 @@ from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
-from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaPart
+from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import different_shards
 from pathways.runtime.xla import pjrt
 
@@ -260,7 +260,7 @@ class Array:
         self._check_alive()
         shape = self._data().shape
         # What replicas share lies in blocks; of what is in several places any will do.
-        blocks: dict[ReplicaPart, Location] = {}
+        blocks: dict[ReplicaBlock, Location] = {}
         # Those of hosts that are there first.
         for location in sorted(copies, key=lambda where: where.gang.is_lost()):
             blocks.setdefault(location.part, location)

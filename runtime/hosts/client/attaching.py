@@ -12,9 +12,9 @@ from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.remote_session import RemoteSession
 from pathways.runtime.hosts.client.service_listener import AttachedService
 from pathways.runtime.hosts.launch.folders import call_service, check_name, find
-from pathways.runtime.hosts.launch.listening import Address
+from pathways.runtime.hosts.launch.sockets import Address
 from pathways.runtime.hosts.protocol.messages import CHANNELS, MessageError, Purpose
-from pathways.runtime.hosts.protocol.serving import Admitted, Denied, decode_for_client
+from pathways.runtime.hosts.protocol.service_messages import AdmissionDenied, Admitted, decode_for_client
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 
 _SECONDS = 10.0
@@ -90,7 +90,7 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Client
                 connections[channel].limit(_SECONDS)
                 said = connections[channel].receive()
                 connections[channel].limit(None)
-                if isinstance(said, Denied):
+                if isinstance(said, AdmissionDenied):
                     raise HostError(f"{service} rejects this process: {said.why}")
                 if not isinstance(said, Admitted):
                     raise MessageError(f"it says {type(said).__name__}")

@@ -17,11 +17,11 @@ from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.stalls import described
 from pathways.runtime.hosts.client.host_session import HostSession
-from pathways.runtime.hosts.cluster.answers import Fetched
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.reply_sinks import FetchSink
 from pathways.runtime.hosts.cluster.worker_cluster import Split
-from pathways.runtime.hosts.protocol.describing import HostFacts, facts_of
+from pathways.runtime.hosts.protocol.host_facts import HostFacts, facts_of
 from pathways.runtime.hosts.protocol.messages import Call
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.resources.cluster import Cluster
@@ -148,7 +148,7 @@ class Client:
         self,
         name: str,
         gang: HostGang,
-        hosts: Sequence[HostProcess],
+        hosts: Sequence[WorkerHandle],
         message: Call,
         made: Sequence[Step | None] = (),
     ) -> FunctionCall:
@@ -191,7 +191,7 @@ class Client:
         self.session.wait_for(request)
         for _, failure in request.first_failure():
             raise failure.error()
-        assert isinstance(request.sink, Fetched)
+        assert isinstance(request.sink, FetchSink)
         return request.sink.shards
 
     def wait(self, step: Step, location: Location | None = None, number: int | None = None) -> None:

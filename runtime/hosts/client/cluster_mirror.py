@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.core import REPORT_SECONDS
-from pathways.runtime.control.effects import AskReports, Effect, GangBack, GangLeaves, GangLost, Log
+from pathways.runtime.control.effects import Effect, GangLeaving, GangLost, GangReturned, Log, RequestReports
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure, failed
-from pathways.runtime.control.records.events import Answered, GangKey, Tick
+from pathways.runtime.control.records.events import GangKey, ReplyReceived, Tick
 from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.stalls import Stall, Stalls, report_of
@@ -80,7 +80,7 @@ class StepRefused:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StepSpoiled:
+class StepIndeterminate:
     """It is unknown what any host has made of a step."""
 
     step: int
@@ -97,13 +97,13 @@ class StepCut:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ServiceEnded:
+class ServiceLost:
     """The service is gone, or has let go of this client."""
 
     why: Failure
 
 
-Told = GangLeaves | GangLost | GangBack | StepRefused | StepSpoiled | StepCut | ServiceEnded
+RemoteError = GangLeaving | GangLost | GangReturned | StepRefused | StepIndeterminate | StepCut | ServiceLost
 
 
 class ClusterMirror:
@@ -193,37 +193,37 @@ class ClusterMirror:
         """Asks hosts what they are at, those that are not gone; `HostReport`s are the answers."""
         gone = {host for gang in self.gangs if gang.failure for host in gang.hosts}
         request = self.replies.ask([host for host in hosts if host not in gone], now + REPORT_SECONDS)
-        return request, [AskReports(request.number, request.hosts)]
+        return request, [RequestReports(request.number, request.hosts)]
 
-    def handle(self, event: Answered | Tick | Told, now: float) -> list[Effect]:
+    def handle(self, event: ReplyReceived | Tick | RemoteError, now: float) -> list[Effect]:
         """Takes note of what was told."""
         match event:
-            case Answered():
+            case ReplyReceived():
                 request = self.replies.answer(event.host, event.request, event.value, is_last=event.is_last)
                 return [] if request is None else self._answered(request)
             case Tick():
                 return self._tick(now)
-            case GangLeaves():
+            case GangLeaving():
                 if (gang := self.gang(event.gang)) is not None:
                     gang._leave(event.why)
             case GangLost():
                 if (gang := self.gang(event.gang)) is not None:
                     self._lose(gang, event.why, event.is_dead)
-            case GangBack(key):
+            case GangReturned(key):
                 before = self.gangs[key.island]
                 if before.key.start < key.start:
                     assert before.failure is not None, f"{before} is back, and was not lost"
                     self.gangs[key.island] = MirroredGang(key, before.hosts)
             case StepRefused():
                 self._end(event.step, event.why)
-            case StepSpoiled():
+            case StepIndeterminate():
                 if (step := self.steps.get(event.step)) is not None:
                     step.spoil(event.why)
                 self._end(event.step, event.why)
             case StepCut():
                 if (step := self.steps.get(event.step)) is not None:
                     step.cut(event.hosts, event.why)
-            case ServiceEnded():
+            case ServiceLost():
                 self.ended = self.ended or event.why
                 self.replies.lose([SERVICE], event.why)
                 for gang in self.gangs:

@@ -14,9 +14,9 @@ from pathways.runtime.hosts.client.attaching import Attachment, attachment_of
 from pathways.runtime.hosts.client.attaching import attach as attach_to
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.local_session import LocalSession
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
-from pathways.runtime.hosts.launch.choosing import doing, settings_of
+from pathways.runtime.hosts.launch.launcher_choice import doing, settings_of
 from pathways.runtime.hosts.launch.options import HostOptions, keyword_error
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, recording, stalls

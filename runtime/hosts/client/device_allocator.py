@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from pathways.runtime.control.records.unused import Unused
-from pathways.runtime.hosts.protocol.serving import SliceAsked
+from pathways.runtime.control.records.pending_frees import PendingFrees
+from pathways.runtime.hosts.protocol.service_messages import SliceRequest
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.resources.manager import Binding, ResourceManager
 from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice
 
-Bind = Callable[[str, Sequence[SliceAsked]], Mapping[int, Sequence[int]]]
+Bind = Callable[[str, Sequence[SliceRequest]], Mapping[int, Sequence[int]]]
 """Asks for devices of the slices of a program; returns their positions by the numbers of slices."""
 
 
@@ -26,7 +26,7 @@ class DeviceAllocator(ResourceManager[VirtualSlice]):
     def __init__(self, cluster: Cluster, bind: Bind) -> None:
         super().__init__(cluster)
         self._bind = bind
-        self._released: Unused[int] = Unused()
+        self._released: PendingFrees[int] = PendingFrees()
         self._sets: weakref.WeakKeyDictionary[VirtualDeviceSet, int] = weakref.WeakKeyDictionary()
 
     def _choose(
@@ -52,8 +52,8 @@ class DeviceAllocator(ResourceManager[VirtualSlice]):
         """The numbers of slices that the service has not been told of yet that they need no devices."""
         return self._released.take()
 
-    def _asked(self, slice: VirtualSlice) -> SliceAsked:
+    def _asked(self, slice: VirtualSlice) -> SliceRequest:
         # The number of a set is that of the first slice that asked.
         number = self._sets.setdefault(slice.device_set, slice.number)
         replicas = slice.device_set.replicas
-        return SliceAsked(slice.number, slice.spec, slice.pinned, slice.replica, number, replicas)
+        return SliceRequest(slice.number, slice.spec, slice.pinned, slice.replica, number, replicas)

@@ -15,10 +15,10 @@ from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.session import Session
-from pathways.runtime.hosts.cluster.answers import Fetched
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.reply_sinks import FetchSink
 from pathways.runtime.hosts.cluster.round_trips import WindowWaits
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
@@ -105,11 +105,11 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         """Sends frames of a step; what is lost in the meantime is lost with the step."""
 
     @abc.abstractmethod
-    def _send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+    def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
         """Sends a call to hosts; what is lost in the meantime is lost with it."""
 
     @abc.abstractmethod
-    def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
+    def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         """Handles the end of a connection to a worker."""
 
     def run(
@@ -179,7 +179,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     ) -> HostRequest:
         """See `Session.request_bytes`."""
         # What has no bytes is there.
-        request = self._core.ask([host] if any(sizes) else [], Fetched(sizes))
+        request = self._core.ask([host] if any(sizes) else [], FetchSink(sizes))
         if not request.is_done():
             # Not the worker that may have taken the place of this one.
             worker = next(worker for worker in location.gang.hosts if worker.index == host)
@@ -196,7 +196,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         return request
 
     def _send_request(
-        self, request: HostRequest, host: HostProcess, send: Callable[..., None], message: Any
+        self, request: HostRequest, host: WorkerHandle, send: Callable[..., None], message: Any
     ) -> None:
         try:
             self._send(host, send, message)
@@ -204,7 +204,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
             self._core.drop(request)
             raise
 
-    def _send(self, host: HostProcess, send: Callable[..., None], *what: Any) -> None:
+    def _send(self, host: WorkerHandle, send: Callable[..., None], *what: Any) -> None:
         """Sends something to a host.
 
         Raises:

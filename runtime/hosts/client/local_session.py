@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.host_session import HostSession
-from pathways.runtime.hosts.cluster.host import HostProcess
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.host import WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.worker_cluster import Split, WorkerCluster
 from pathways.runtime.hosts.protocol.messages import Call
 from pathways.runtime.hosts.protocol.programs import BoundProgram
@@ -63,10 +63,10 @@ class LocalSession(HostSession):
     def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
         self._workers.send_step(program, frames)
 
-    def _send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+    def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
         self._workers.send_call(hosts, call)
 
-    def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
+    def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         self._workers.listener.lose(host, error)
 
     def close(self) -> None:

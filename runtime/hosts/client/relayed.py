@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any
 
-from pathways.runtime.hosts.cluster.host import HostProcess
+from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Fetch, Message
-from pathways.runtime.hosts.protocol.serving import ForHost, WorkerFacts
+from pathways.runtime.hosts.protocol.service_messages import ForHost, WorkerFacts
 from pathways.runtime.hosts.protocol.wire import Connection
 
 
@@ -76,9 +76,9 @@ class RelayedProcess:
 
 def relayed_host(
     facts: WorkerFacts, island: str, start: int, service: dict[str, Connection[Any]], sent: Set[int]
-) -> HostProcess:
+) -> WorkerHandle:
     """A worker of a service."""
     connections = {
         channel: RelayedConnection(service[channel], facts.host, start, sent) for channel in CHANNELS
     }
-    return HostProcess(facts.host, island, RelayedProcess(facts.pid), connections, facts.ready)
+    return WorkerHandle(facts.host, island, RelayedProcess(facts.pid), connections, facts.ready)

@@ -10,35 +10,35 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from pathways.runtime.control.effects import AskReports, Effect, Log
+from pathways.runtime.control.effects import Effect, Log, RequestReports
 from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError
 from pathways.runtime.control.records.events import GangKey, Tick
+from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.step import SESSION_BITS, Step
-from pathways.runtime.control.records.unused import Unused
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
-from pathways.runtime.hosts.client.cluster_mirror import SERVICE, ClusterMirror, ServiceEnded
+from pathways.runtime.hosts.client.cluster_mirror import SERVICE, ClusterMirror, ServiceLost
 from pathways.runtime.hosts.client.device_allocator import DeviceAllocator
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.relayed import relayed_host
 from pathways.runtime.hosts.client.service_listener import AttachedService, ServiceListener
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.cluster.worker_cluster import Split
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.frames import encode
-from pathways.runtime.hosts.protocol.messages import Ask, Call, Ping, Unload
+from pathways.runtime.hosts.protocol.messages import Call, Ping, RequestReport, Unload
 from pathways.runtime.hosts.protocol.programs import BoundProgram
-from pathways.runtime.hosts.protocol.serving import (
+from pathways.runtime.hosts.protocol.service_messages import (
     Admitted,
-    AskForDevices,
     DevicesBound,
     IslandFacts,
     LoadProgram,
     ProgramLoaded,
     ReleaseArrays,
     ReleaseDevices,
-    SliceAsked,
+    RequestDevices,
+    SliceRequest,
     Submit,
     SubmitCall,
 )
@@ -85,7 +85,7 @@ class RemoteSession(HostSession):
         self._listener = ServiceListener(shared, pool, traces, service, self._gang_of)
         super().__init__(shared, pool, self._listener.loop, traces)
         shared.act = self._act
-        self._unneeded: Unused[HostedProgram] = Unused()
+        self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
         self._listener.start()
         start_thread(self._keep_time, "clock")
         start_thread(self._free, "free")
@@ -115,7 +115,7 @@ class RemoteSession(HostSession):
         self._service.leave()
 
     def _tell_closed(self, how: str) -> None:
-        self._core.tell(ServiceEnded(Failure(ClusterClosedError, f"{self._service} {how}")))
+        self._core.tell(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """See `Session.load`; the service cuts the program, after it has proved it."""
@@ -150,14 +150,14 @@ class RemoteSession(HostSession):
         self._slices = DeviceAllocator(cluster, self._request_devices)
         return self._slices
 
-    def _request_devices(self, program: str, slices: Sequence[SliceAsked]) -> Mapping[int, Sequence[int]]:
+    def _request_devices(self, program: str, slices: Sequence[SliceRequest]) -> Mapping[int, Sequence[int]]:
         """Asks the service for devices of slices; see `DeviceAllocator`."""
         request = self._core.ask([SERVICE])
         try:
             if self._mirror.ended is not None:
                 raise self._mirror.ended.error()
             self._tell_released()
-            self._tell("watch", AskForDevices(request.number, program, tuple(slices)))
+            self._tell("watch", RequestDevices(request.number, program, tuple(slices)))
         except BaseException:
             self._core.drop(request)
             raise
@@ -220,7 +220,7 @@ class RemoteSession(HostSession):
         except ConnectionEnded as error:
             self._listener.lose_service(error)
 
-    def _send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+    def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
         gang = hosts[0].gang
         sent = self._sent_of([[kept.array for kept in call.arrays]])
         told = tuple(host.index for host in hosts)
@@ -230,13 +230,13 @@ class RemoteSession(HostSession):
         except ConnectionEnded as error:
             self._listener.lose_service(error)
 
-    def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
+    def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         self._listener.lose_service(error)
 
     def _tell(
         self,
         channel: str,
-        message: AskForDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping,
+        message: RequestDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping,
     ) -> None:
         """Tells the service something.
 
@@ -254,10 +254,10 @@ class RemoteSession(HostSession):
         match effect:
             case Log():
                 log.log(effect.level, "%s", effect.text)
-            case AskReports():
+            case RequestReports():
                 for number in effect.hosts:
                     with contextlib.suppress(ConnectionEnded):
-                        self.pool.hosts[number].watch.send(Ask(effect.request))
+                        self.pool.hosts[number].watch.send(RequestReport(effect.request))
 
     def _gang_of(self, island: int, facts: IslandFacts) -> HostGang:
         life = self._mirror.gangs[island]

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways.runtime.control.effects import GangBack, GangLeaves, GangLost
+from pathways.runtime.control.effects import GangLeaving, GangLost, GangReturned
 from pathways.runtime.control.records.errors import lost
-from pathways.runtime.control.records.events import Answered, GangKey
+from pathways.runtime.control.records.events import GangKey, ReplyReceived
 from pathways.runtime.hosts.client.cluster_mirror import (
     SERVICE,
-    ServiceEnded,
+    ServiceLost,
     StepCut,
+    StepIndeterminate,
     StepRefused,
-    StepSpoiled,
 )
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang
@@ -25,20 +25,20 @@ from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import MessageError, Unload
-from pathways.runtime.hosts.protocol.serving import (
-    Denied,
+from pathways.runtime.hosts.protocol.service_messages import (
+    AdmissionDenied,
     DevicesBound,
     FromHost,
+    HostsDone,
+    Indeterminate,
     IslandFacts,
-    IslandGone,
-    IslandIsBack,
-    IslandIsLeaving,
-    PartsDone,
+    IslandLeavingNotice,
+    IslandLostNotice,
+    IslandReturnedNotice,
     ProgramLoaded,
-    Refused,
     ServicePong,
-    Spoiled,
-    StepIsCut,
+    StepCutOff,
+    StepRefusedNotice,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
@@ -123,7 +123,7 @@ class ServiceListener(WorkerListener):
     def end(self, why: str) -> None:
         """The service is gone; who says so first says why."""
         self.loop.forget(self._service.steps)
-        self._core.tell(ServiceEnded(lost(f"{self._service} {why}")))
+        self._core.tell(ServiceLost(lost(f"{self._service} {why}")))
         self._pool.wake()
         self.loop.wake()
 
@@ -149,29 +149,29 @@ class ServiceListener(WorkerListener):
     def _on_told(self, message: object) -> None:
         now = self._service.heard = time.monotonic()
         match message:
-            case PartsDone():
+            case HostsDone():
                 for number in message.hosts:
                     self._core.done(self._pool.host(number).gang.life, number, message.step, now)
             case FromHost():
                 self._on_message(self._pool.host(message.host), message.message)
-            case Refused():
+            case StepRefusedNotice():
                 self._core.tell(StepRefused(message.step, message.why.failure()))
-            case Spoiled():
-                self._core.tell(StepSpoiled(message.step, message.why.failure()))
-            case StepIsCut():
+            case Indeterminate():
+                self._core.tell(StepIndeterminate(message.step, message.why.failure()))
+            case StepCutOff():
                 self._core.tell(StepCut(message.step, message.hosts, message.why.failure()))
-            case IslandIsLeaving():
+            case IslandLeavingNotice():
                 key = GangKey(message.island, message.start)
-                self._core.tell(GangLeaves(key, message.why.failure()))
-            case IslandGone():
+                self._core.tell(GangLeaving(key, message.why.failure()))
+            case IslandLostNotice():
                 self._lose(message)
-            case IslandIsBack():
+            case IslandReturnedNotice():
                 self._replace(message)
             case ProgramLoaded():
                 self._loaded(message)
             case DevicesBound():
-                self._core.tell(Answered(SERVICE, message.request, message))
-            case Denied():
+                self._core.tell(ReplyReceived(SERVICE, message.request, message))
+            case AdmissionDenied():
                 self.end(f"has ended this client: {message.why}")
             case ServicePong():
                 self._on_pong(message, now)
@@ -191,7 +191,7 @@ class ServiceListener(WorkerListener):
             raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
         return self._place(self._pool.host(message.host), message.message, size)
 
-    def _lose(self, message: IslandGone) -> None:
+    def _lose(self, message: IslandLostNotice) -> None:
         key = GangKey(message.island, message.start)
         gang = self._pool.get(key)
         for host in () if gang is None else gang.hosts:
@@ -200,8 +200,8 @@ class ServiceListener(WorkerListener):
         self._pool.wake()
         self.loop.wake()
 
-    def _replace(self, message: IslandIsBack) -> None:
-        self._core.tell(GangBack(GangKey(message.island, message.facts.start)))
+    def _replace(self, message: IslandReturnedNotice) -> None:
+        self._core.tell(GangReturned(GangKey(message.island, message.facts.start)))
         gang = self._gang_of(message.island, message.facts)
         for host in gang.hosts:
             self._traces.attach(host)
@@ -215,4 +215,4 @@ class ServiceListener(WorkerListener):
                 self._service.watch.send(Unload(message.program))
             return
         value = message if message.error is None else message.error.failure()
-        self._core.tell(*(Answered(host, message.request, value) for host in request.hosts))
+        self._core.tell(*(ReplyReceived(host, message.request, value) for host in request.hosts))

@@ -10,27 +10,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pathways.runtime.control.effects import (
-    AskAlive,
-    AskReports,
-    Attach,
-    Bury,
+    AttachGang,
     Disconnect,
     Effect,
     Log,
-    LookAgain,
-    StartAnew,
+    PingGang,
+    RequestExit,
+    RequestReports,
+    RestartGang,
     StepFailed,
-    TellToEnd,
+    TerminateGang,
+    WakeWaiters,
 )
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.control.records.events import Buried, GangKey, NotStarted, Started
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.control.records.events import GangKey, GangStarted, GangStartFailed, GangTerminated
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
-from pathways.runtime.hosts.launch.endings import end_all
-from pathways.runtime.hosts.protocol.messages import Ask, Cancel, Leave, Lost, Message, Ping
+from pathways.runtime.hosts.launch.exit_monitor import end_all
+from pathways.runtime.hosts.protocol.messages import Cancel, Leave, Lost, Message, Ping, RequestReport
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.threads import RunningThread, start_thread
@@ -71,30 +71,30 @@ class EffectRunner:
         self._lock = threading.Lock()
         self._restarting: list[RunningThread] = []
         # New workers that are not attached yet, by their island.
-        self._new: dict[int, Sequence[HostProcess]] = {}
+        self._new: dict[int, Sequence[WorkerHandle]] = {}
 
     def run(self, effect: Effect) -> None:
         """Carries out one of them; what takes long in a thread of its own. What is for clients is ignored."""
         match effect:
             case Log():
                 log.log(effect.level, "%s", effect.text)
-            case AskAlive():
+            case PingGang():
                 # Never more than the system keeps for a worker that does not read: its deadline is first.
                 self._ping(effect.gang, effect.number)
-            case AskReports():
+            case RequestReports():
                 for number in effect.hosts:
-                    _try_to_send(self._pool.hosts[number].watch, Ask(effect.request))
-            case TellToEnd():
+                    _try_to_send(self._pool.hosts[number].watch, RequestReport(effect.request))
+            case RequestExit():
                 self._send_to_gang(effect.gang, Leave())
             case Disconnect():
                 self._disconnect(self._pool.get(effect.gang))
-            case LookAgain() | StepFailed():
+            case WakeWaiters() | StepFailed():
                 self._listener.loop.wake()
-            case Bury():
+            case TerminateGang():
                 self._begin(functools.partial(self._bury, effect))
-            case StartAnew():
+            case RestartGang():
                 self._begin(functools.partial(self._start_anew, effect))
-            case Attach():
+            case AttachGang():
                 self._attach(effect.gang)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class EffectRunner:
         self._listener.detach(gang)
         self._pool.wake()
 
-    def _bury(self, effect: Bury) -> None:
+    def _bury(self, effect: TerminateGang) -> None:
         gang = self._pool.get(effect.gang)
         assert gang is not None, effect
         # At once: the others of an island may still tell each other what is wrong.
@@ -142,7 +142,7 @@ class EffectRunner:
         self._announce_loss(gang, effect.cancelled)
         for host in gang.hosts:
             host.process.ending(_END_SECONDS)
-        self._core.tell(Buried(effect.gang))
+        self._core.tell(GangTerminated(effect.gang))
         self._pool.wake()
 
     def _announce_loss(self, gang: HostGang, cancelled: Mapping[int, tuple[tuple[int, int], ...]]) -> None:
@@ -158,22 +158,22 @@ class EffectRunner:
                 if host.index in cancelled:
                     _try_to_send(host.steps, Cancel(numbers, cancelled[host.index]))
 
-    def _start_anew(self, effect: StartAnew) -> None:
+    def _start_anew(self, effect: RestartGang) -> None:
         key = effect.gang
         before = self._pool.gangs[key.island]
         try:
             (hosts,) = self._starter.start([key.island], self._closed, effect.seconds)
         except HostError as error:
-            self._core.tell(NotStarted(key, f"it cannot be restarted: {error}"))
+            self._core.tell(GangStartFailed(key, f"it cannot be restarted: {error}"))
             self._pool.wake()
             return
         if [host.ready.devices for host in hosts] != [host.ready.devices for host in before.hosts]:
             _end(hosts)
-            self._core.tell(NotStarted(key, "it came back with different devices", is_final=True))
+            self._core.tell(GangStartFailed(key, "it came back with different devices", is_final=True))
             self._pool.wake()
             return
         self._new[key.island] = hosts
-        self._core.tell(Started(key))
+        self._core.tell(GangStarted(key))
         if self._core.core.gangs[key.island].key == key:
             # Closed in the meantime: they are not needed.
             _end(self._new.pop(key.island))
@@ -194,7 +194,7 @@ def _try_to_send(connection: Connection[object], message: Message) -> None:
         connection.send(message)
 
 
-def _end(hosts: Sequence[HostProcess]) -> None:
+def _end(hosts: Sequence[WorkerHandle]) -> None:
     for host in hosts:
         host.close()
     end_all((host.process for host in hosts), _END_SECONDS)

@@ -7,17 +7,17 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.control.gang import GangView, Pulse
+from pathways.runtime.control.gang import GangView, HostActivity
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip
-from pathways.runtime.hosts.launch.launching import WorkerProcess
+from pathways.runtime.hosts.launch.launcher import WorkerProcess
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, Ready
-from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaPart
+from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.resources.status import HostStatus
 
 
-class HostProcess:
+class WorkerHandle:
     """A worker.
 
     Args:
@@ -34,7 +34,7 @@ class HostProcess:
     """
 
     gang: HostGang
-    pulse: Pulse
+    pulse: HostActivity
 
     def __init__(
         self,
@@ -121,12 +121,12 @@ class HostGang:
       name: its name.
     """
 
-    def __init__(self, life: GangView, hosts: Sequence[HostProcess]) -> None:
+    def __init__(self, life: GangView, hosts: Sequence[WorkerHandle]) -> None:
         self.life = life
         self.number = life.key.island
         self.name = life.name
         self.hosts = tuple(hosts)
-        self._locations: dict[tuple[DeviceLayout, ReplicaPart], Location] = {}
+        self._locations: dict[tuple[DeviceLayout, ReplicaBlock], Location] = {}
         for host in hosts:
             host.join(self)
 
@@ -134,7 +134,7 @@ class HostGang:
         """Whether it, and with it what it has, is gone."""
         return self.life.failure is not None
 
-    def location(self, placement: DeviceLayout, part: ReplicaPart = WHOLE) -> Location:
+    def location(self, placement: DeviceLayout, part: ReplicaBlock = WHOLE) -> Location:
         """Where arrays lie on it, or a part of each."""
         key = (placement, part)
         return self._locations.setdefault(key, Location(self, *key))
@@ -152,7 +152,7 @@ class Location:
 
     gang: HostGang
     placement: DeviceLayout
-    part: ReplicaPart = WHOLE
+    part: ReplicaBlock = WHOLE
 
     def part_of(self, whole: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
         """The shape of what is there of an array of some shape, and its first element in each dimension."""
@@ -163,7 +163,7 @@ class Location:
         return shape, first
 
     @functools.cached_property
-    def holders(self) -> Mapping[HostProcess, tuple[int, ...]]:
+    def holders(self) -> Mapping[WorkerHandle, tuple[int, ...]]:
         """The hosts that have a part of them, each with the positions of its devices in the placement."""
         positions = {
             host: tuple(n for n, device in enumerate(self.placement.devices) if device in host.ready.devices)

@@ -14,7 +14,7 @@ from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.control.sharing.items import SchedulerEvent
+from pathways.runtime.control.sharing.scheduler_events import SchedulerEvent
 from pathways.runtime.control.steps import IssuedSteps
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from pathways.runtime.control.core import ClusterCore, Limits
-from pathways.runtime.control.records.events import Closed, Tick
-from pathways.runtime.control.records.unused import Unused
+from pathways.runtime.control.records.events import GangClosed, Tick
+from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.cluster.effect_runner import EffectRunner
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener, WorkerSink
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD, HostOptions
@@ -84,7 +84,7 @@ class WorkerCluster:
             self.core, self.pool, self.listener, self.traces, starter, self._closed
         )
         self.core.act = self.effect_runner.run
-        self._unneeded: Unused[HostedProgram] = Unused()
+        self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
         for gang in self.pool.gangs:
             self.listener.attach(gang)
         start_thread(self._keep_time, "clock")
@@ -123,7 +123,7 @@ class WorkerCluster:
             host.leave()
 
     def _tell_closed(self, how: str) -> None:
-        self.core.tell(*(Closed(gang.life.key, how) for gang in self.pool.gangs))
+        self.core.tell(*(GangClosed(gang.life.key, how) for gang in self.pool.gangs))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """Compiles a program on its hosts, see `Session.load`."""
@@ -175,7 +175,7 @@ class WorkerCluster:
             raise
         return loaded
 
-    def _send(self, host: HostProcess, load: Load) -> None:
+    def _send(self, host: WorkerHandle, load: Load) -> None:
         try:
             with uninterrupted():
                 host.arrays.send(load)
@@ -194,7 +194,7 @@ class WorkerCluster:
             except ConnectionEnded as error:
                 self.listener.lose(host, error)
 
-    def send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+    def send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
         """Sends a call to hosts; with those that are lost meanwhile it is lost."""
         frame = encode(call)
         for host in hosts:
@@ -222,7 +222,7 @@ class WorkerCluster:
                     [h for h in program.hosts if not h.gang.is_lost()], Unload(program.number)
                 )
 
-    def _send_in_order(self, hosts: Sequence[HostProcess], message: Message) -> None:
+    def _send_in_order(self, hosts: Sequence[WorkerHandle], message: Message) -> None:
         for host in hosts:
             try:
                 host.steps.send(message)

@@ -9,17 +9,17 @@ from typing import Any, Protocol
 
 from pathways.runtime.control.records.errors import CallFailedError, Failure, failed
 from pathways.runtime.control.records.events import (
-    Answered,
     HostDisconnected,
-    HostEnded,
+    HostLost,
     InputMissed,
-    LeaveAsked,
+    LeaveRequested,
     PeerReached,
     PeerUnreachable,
+    ReplyReceived,
 )
-from pathways.runtime.hosts.cluster.answers import Answer, AnswerSink
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.reply_sinks import Answer, ReplySink
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import (
@@ -55,13 +55,13 @@ FromTracing = ClockTime | RunTimes | TraceDone | TraceStarted
 class WorkerSink(Protocol):
     """Hears what workers say of steps, beside the core; for a service, which passes it on to its clients."""
 
-    def on_done(self, host: HostProcess, done: Done) -> None:
+    def on_done(self, host: WorkerHandle, done: Done) -> None:
         """Handles that a host is done with a step, and nothing failed; in the thread that runs the loop."""
 
-    def on_called(self, host: HostProcess, called: Called) -> None:
+    def on_called(self, host: WorkerHandle, called: Called) -> None:
         """A host has ended its part of a call; in the thread that runs the loop."""
 
-    def on_tracing(self, host: HostProcess, message: FromTracing) -> None:
+    def on_tracing(self, host: WorkerHandle, message: FromTracing) -> None:
         """A worker says something of a trace."""
 
 
@@ -113,7 +113,7 @@ class WorkerListener:
             self.loop.forget(host.steps)
         self.loop.wake()
 
-    def lose(self, host: HostProcess, error: ConnectionEnded) -> None:
+    def lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         """A worker is gone whose connection has ended, which its process explains where it has ended, too."""
         self.loop.forget(host.steps)
         self._core.tell(HostDisconnected(host.gang.life.key, host.index))
@@ -123,15 +123,15 @@ class WorkerListener:
             # The end of a process takes a while.
             start_thread(functools.partial(self._explain_loss, host, error), "lose")
 
-    def _explain_loss(self, host: HostProcess, error: ConnectionEnded) -> None:
+    def _explain_loss(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         if host.gang.is_lost():
             return
         how = host.ending() or str(error)
-        events = [HostEnded(host.gang.life.key, host.index, how)]
+        events = [HostLost(host.gang.life.key, host.index, how)]
         first = host.gang.hosts[0]
         # JAX aborts the hosts of an island whose first one is gone.
         if first is not host and (of_first := first.ending(0)):
-            events.insert(0, HostEnded(host.gang.life.key, first.index, of_first))
+            events.insert(0, HostLost(host.gang.life.key, first.index, of_first))
         self._core.tell(*events)
 
     def find_ended(self, seconds: float = 0.0) -> None:
@@ -151,7 +151,7 @@ class WorkerListener:
                 return
             time.sleep(0.005)
 
-    def _listen(self, host: HostProcess, connection: Connection[Any]) -> None:
+    def _listen(self, host: WorkerHandle, connection: Connection[Any]) -> None:
         """Handles what a worker sends that has no order among steps."""
 
         def read() -> None:
@@ -160,19 +160,19 @@ class WorkerListener:
 
         self._read(host, read)
 
-    def _take_some(self, host: HostProcess) -> None:
+    def _take_some(self, host: WorkerHandle) -> None:
         for message in host.steps.take_some():
             self._on_message(host, message)
 
-    def _read(self, host: HostProcess, read: Callable[[], None]) -> None:
+    def _read(self, host: WorkerHandle, read: Callable[[], None]) -> None:
         try:
             read()
         except ConnectionEnded as error:
             self.lose(host, error)
         except MessageError as error:
-            self._core.tell(HostEnded(host.gang.life.key, host.index, str(error)))
+            self._core.tell(HostLost(host.gang.life.key, host.index, str(error)))
 
-    def _on_message(self, host: HostProcess, message: object) -> None:
+    def _on_message(self, host: WorkerHandle, message: object) -> None:
         now = host.pulse.heard = time.monotonic()
         match message:
             case Done():
@@ -188,7 +188,7 @@ class WorkerListener:
                 self._core.tell(InputMissed(host.gang.life.key, host.index, message.run, message.why))
             case LoadDone():
                 what = None if message.error is None else failed(message.error)
-                self._core.tell(Answered(host.index, message.request, what))
+                self._core.tell(ReplyReceived(host.index, message.request, what))
             case Chunk() | Failed() | Described() | Report():
                 self._on_answer(host, message)
             case Called():
@@ -198,7 +198,7 @@ class WorkerListener:
             case PeerLost() | PeerFound():
                 self._on_peer(host, message)
             case Leaving():
-                self._core.tell(LeaveAsked(host.gang.life.key, host.index))
+                self._core.tell(LeaveRequested(host.gang.life.key, host.index))
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 if self._sink is None:
                     self._traces.on_message(host.index, message)
@@ -213,7 +213,7 @@ class WorkerListener:
         if step is not None:
             self.find_ended(_END_SECONDS if len(step.hosts) > 1 and not step.is_lost() else 0.0)
 
-    def _on_called(self, host: HostProcess, said: Called) -> None:
+    def _on_called(self, host: WorkerHandle, said: Called) -> None:
         """Handles the end of a call."""
         failure = said.failure
         what = None if failure is None else Failure(CallFailedError, described(str(host), failure))
@@ -221,7 +221,7 @@ class WorkerListener:
         if self._sink is not None:
             self._sink.on_called(host, said)
 
-    def _on_peer(self, host: HostProcess, said: PeerLost | PeerFound) -> None:
+    def _on_peer(self, host: WorkerHandle, said: PeerLost | PeerFound) -> None:
         """Handles the report of a worker that another one cannot be reached, or can be again.
 
         Raises:
@@ -239,14 +239,14 @@ class WorkerListener:
         else:
             self._core.tell(PeerUnreachable(by, host.index, of, peer.index, said.error))
 
-    def _sink_of(self, host: HostProcess, number: int) -> AnswerSink | None:
+    def _sink_of(self, host: WorkerHandle, number: int) -> ReplySink | None:
         """Returns the sink of what a worker answers to a request; None where there is none."""
         request = self._core.core.replies.get(number)
         if request is None or host.index not in request.hosts:
             return None
-        return request.sink if isinstance(request.sink, AnswerSink) else None
+        return request.sink if isinstance(request.sink, ReplySink) else None
 
-    def _place(self, host: HostProcess, message: object, size: int) -> memoryview:
+    def _place(self, host: WorkerHandle, message: object, size: int) -> memoryview:
         """Returns where the bytes after a message of a worker go.
 
         Raises:
@@ -257,22 +257,22 @@ class WorkerListener:
         sink = self._sink_of(host, message.number)
         return memoryview(bytearray(size)) if sink is None else sink.place(message, size)
 
-    def _on_answer(self, host: HostProcess, answer: Answer) -> None:
+    def _on_answer(self, host: WorkerHandle, answer: Answer) -> None:
         """Handles an answer to a request, or a piece of it."""
         number = answer.number if isinstance(answer, Chunk) else answer.request
         sink = self._sink_of(host, number)
         if sink is not None and (sink.takes_all or isinstance(answer, Chunk)):
             if sink.take(host, answer):
-                self._core.tell(Answered(host.index, number, None))
+                self._core.tell(ReplyReceived(host.index, number, None))
             return
         match answer:
             case Failed():
                 self.find_ended()
-                self._core.tell(Answered(host.index, number, failed(f"{host}: {answer.error}")))
+                self._core.tell(ReplyReceived(host.index, number, failed(f"{host}: {answer.error}")))
             case Report():
-                self._core.tell(Answered(host.index, number, answer.report))
+                self._core.tell(ReplyReceived(host.index, number, answer.report))
             case Described():
-                self._core.tell(Answered(host.index, number, answer, answer.last))
+                self._core.tell(ReplyReceived(host.index, number, answer, answer.last))
 
 
 def described(host: str, failure: CallFailure) -> str:

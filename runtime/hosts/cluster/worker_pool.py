@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from pathways.runtime.control.records.events import GangKey
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Message, MessageError
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
@@ -65,7 +65,7 @@ class WorkerPool:
             raise MessageError(f"there is no island {number}")
         return self.gangs[number]
 
-    def host(self, number: int) -> HostProcess:
+    def host(self, number: int) -> WorkerHandle:
         """A worker, by the number that another process gives it.
 
         Raises:

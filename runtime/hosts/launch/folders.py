@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from pathways.runtime.control.records.errors import HostError, HostStartError
-from pathways.runtime.hosts.launch.joining import secret_of
-from pathways.runtime.hosts.launch.listening import Address, connect_to
-from pathways.runtime.hosts.protocol.doors import NotProvedError, call
+from pathways.runtime.hosts.launch.join_launcher import secret_of
+from pathways.runtime.hosts.launch.sockets import Address, connect_to
+from pathways.runtime.hosts.protocol.acceptor import NotAuthenticatedError, call
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
@@ -268,7 +268,7 @@ def call_service(
         raise HostError(f"{where} does not answer: {error.strerror or error}") from None
     try:
         return call(sock, secret, purpose, decode)
-    except NotProvedError:
+    except NotAuthenticatedError:
         raise HostError(f"{where} rejects this token: it belongs to another cluster") from None
     except ConnectionEnded as error:
         raise HostError(

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 
 from pathways.runtime.control.records.errors import HostStartError
-from pathways.runtime.hosts.launch.children import Child
-from pathways.runtime.hosts.launch.joining import secret_of
-from pathways.runtime.hosts.launch.listening import connect_to
-from pathways.runtime.hosts.protocol.doors import call
-from pathways.runtime.hosts.protocol.joining import (
+from pathways.runtime.hosts.launch.child_launcher import Child
+from pathways.runtime.hosts.launch.join_launcher import secret_of
+from pathways.runtime.hosts.launch.sockets import connect_to
+from pathways.runtime.hosts.protocol.acceptor import call
+from pathways.runtime.hosts.protocol.join_messages import (
     ANY_HOST,
     JOIN,
     Dismissed,
@@ -44,7 +44,7 @@ _AGAIN_SECONDS = 1.0
 _HEARTBEAT = 10.0
 
 
-class Joined:
+class JoinedMachine:
     """One who joins.
 
     Args:
@@ -170,7 +170,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         _say(str(error))
         return 2
-    joined = Joined(options.join, secret, options.host, options.wait)
+    joined = JoinedMachine(options.join, secret, options.host, options.wait)
     signal.signal(signal.SIGTERM, joined.leave)
     return joined.serve()
 

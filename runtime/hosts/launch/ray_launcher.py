@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from pathways.runtime.control.records.errors import HostStartError
-from pathways.runtime.hosts.launch.children import Child
+from pathways.runtime.hosts.launch.child_launcher import Child
 from pathways.runtime.hosts.launch.cores import CoreShares
-from pathways.runtime.hosts.protocol.joining import WorkerConfig
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 
 _PATIENCE = 2.0
 """Seconds that an actor may take to answer, besides what it was asked to wait."""

@@ -24,7 +24,7 @@ FOLDER = "PW_READY_DIR"
 """The variable of the environment that names the folder."""
 
 
-class Mark:
+class ReadyFile:
     """The file of this process, which it keeps locked: one that is not is of a process that has ended.
 
     Args:

@@ -17,38 +17,38 @@ SERVICE = "service"
 ADMIN_PURPOSE = Purpose(ADMIN, ADMIN, 0, 0, SERVICE)
 
 
-class StatusAsked(Message, frozen=True):
-    """Asks what the service is at; the answer is `StatusTold`."""
+class StatusRequest(Message, frozen=True):
+    """Asks what the service is at; the answer is `StatusReply`."""
 
 
-class EndClient(Message, frozen=True):
-    """Ends a client, and frees all that it owns; the answer is `ClientEnded`."""
+class DisconnectRequest(Message, frozen=True):
+    """Ends a client, and frees all that it owns; the answer is `DisconnectReply`."""
 
     name: str
 
 
-class Down(Message, frozen=True):
-    """Ends the service with its workers; the answer is `GoingDown`."""
+class ShutdownRequest(Message, frozen=True):
+    """Ends the service with its workers; the answer is `ShutdownReply`."""
 
 
-class StatusTold(Message, frozen=True):
+class StatusReply(Message, frozen=True):
     """What the service is at."""
 
     status: ServiceStatus
 
 
-class ClientEnded(Message, frozen=True):
+class DisconnectReply(Message, frozen=True):
     """A client is ended; false: there was none of this name."""
 
     was_there: bool
 
 
-class GoingDown(Message, frozen=True):
+class ShutdownReply(Message, frozen=True):
     """The service ends from now on."""
 
 
-FromAdmin = Handshake | StatusAsked | EndClient | Down
-ToAdmin = Handshake | StatusTold | ClientEnded | GoingDown
+FromAdmin = Handshake | StatusRequest | DisconnectRequest | ShutdownRequest
+ToAdmin = Handshake | StatusReply | DisconnectReply | ShutdownReply
 
 _greeting: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
 _from_admin: msgspec.msgpack.Decoder[FromAdmin] = msgspec.msgpack.Decoder(FromAdmin)

@@ -41,7 +41,7 @@ NONCE_BYTES = 32
 _STRANGER = "an unauthenticated peer tried to connect"
 
 
-class Opener:
+class ClientHandshake:
     """The side that opens a connection.
 
     Args:
@@ -76,7 +76,7 @@ class Opener:
         raise MessageError(f"{self.first.purpose.to} says {type(message).__name__} while it is greeted")
 
 
-class Keeper:
+class ServerHandshake:
     """The side that was called.
 
     Args:

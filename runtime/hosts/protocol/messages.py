@@ -161,7 +161,7 @@ class Load(Message, frozen=True):
       owners: the hosts of the devices of each slice.
       peers: the data address of each host, and after a `#` which of its workers that is.
       probes: where to ask whether each host lives.
-      base: the number of what the program sends first; see `target.Numbers`.
+      base: the number of what the program sends first; see `target.TransferIds`.
       crossing: how many transfers between islands a run has, on all islands together.
       stride: how many transfers of all kinds it has at most.
       argument_names: what the caller calls the arguments of the part, for messages.
@@ -309,7 +309,7 @@ class Leave(Message, frozen=True):
     """The process may end: its island is not needed any more. The answer to `Leaving`, some time later."""
 
 
-class ForgetClient(Message, frozen=True):
+class ReleaseClient(Message, frozen=True):
     """A client of the service is gone: what its calls keep is not needed any more.
 
     Attributes:
@@ -319,7 +319,7 @@ class ForgetClient(Message, frozen=True):
     client: int
 
 
-class Ask(Message, frozen=True):
+class RequestReport(Message, frozen=True):
     """Asks for a `Report`; the answer carries the number of the request."""
 
     request: int
@@ -367,7 +367,7 @@ class Missed(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """How a worker is: the answer to `Ask`, whose number it carries."""
+    """How a worker is: the answer to `RequestReport`, whose number it carries."""
 
     request: int
     report: HostReport
@@ -519,7 +519,7 @@ class KeptArray(msgspec.Struct, frozen=True):
     key: str | None
 
 
-class MadeArray(msgspec.Struct, frozen=True):
+class ResultArray(msgspec.Struct, frozen=True):
     """An array that a call makes.
 
     Attributes:
@@ -561,7 +561,7 @@ class Call(Message, frozen=True):
     x64: bool
     arrays: tuple[KeptArray, ...]
     arguments: bytes
-    made: tuple[MadeArray, ...] | None
+    made: tuple[ResultArray, ...] | None
     structure: bytes
 
 
@@ -621,11 +621,11 @@ ToWorker = (
     | StartTrace
     | StopTrace
     | ReadClock
-    | Ask
+    | RequestReport
     | Describe
     | Leave
     | Call
-    | ForgetClient
+    | ReleaseClient
 )
 ToController = (
     Handshake

@@ -55,7 +55,7 @@ class BoundProgram(msgspec.Struct, frozen=True):
     weak_results: tuple[bool, ...]
 
 
-class ReplicaPart(msgspec.Struct, frozen=True):
+class ReplicaBlock(msgspec.Struct, frozen=True):
     """Block that a replica has of arrays that replicas share.
 
     Attributes:
@@ -80,7 +80,7 @@ class ReplicaPart(msgspec.Struct, frozen=True):
         return block_shape(whole, self.dim, self.count)
 
 
-WHOLE = ReplicaPart(0, 1, 0)
+WHOLE = ReplicaBlock(0, 1, 0)
 
 
 class IslandPort(msgspec.Struct, frozen=True):
@@ -95,11 +95,11 @@ class IslandPort(msgspec.Struct, frozen=True):
 
     number: int
     layout: DeviceLayout
-    part: ReplicaPart
+    part: ReplicaBlock
     donated: bool = False
 
 
-class IslandPart(msgspec.Struct, frozen=True):
+class IslandProgram(msgspec.Struct, frozen=True):
     """What the hosts of an island get of a program.
 
     Attributes:
@@ -131,7 +131,7 @@ class SplitProgram(msgspec.Struct, frozen=True):
       share: for how many steps under way each of its steps counts, see `control.records.step.Step`.
     """
 
-    parts: dict[int, IslandPart]
+    parts: dict[int, IslandProgram]
     crossing: int
     inner: int
     share: int

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 
 from pathways.runtime.hosts.protocol.messages import MessageError
-from pathways.runtime.hosts.protocol.serving import AskForDevices, DevicesBound, SliceAsked
+from pathways.runtime.hosts.protocol.service_messages import DevicesBound, RequestDevices, SliceRequest
 from pathways.runtime.hosts.service.served_client import ServedClient
 from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.cluster import SERVICE_REMEDY, Cluster
@@ -47,7 +47,7 @@ class BoundSlices:
         # As long as they are here, they have their devices.
         self._slices: dict[tuple[ServedClient, int], ServedSlice] = {}
 
-    def bind(self, client: ServedClient, asked: AskForDevices) -> DevicesBound:
+    def bind(self, client: ServedClient, asked: RequestDevices) -> DevicesBound:
         """Binds the slices of a program of a client.
 
         Raises:
@@ -81,7 +81,7 @@ class BoundSlices:
             self._slices = {key: slice for key, slice in self._slices.items() if key[0] is not client}
             self._sets = {key: known for key, known in self._sets.items() if key[0] is not client}
 
-    def _slice(self, client: ServedClient, asked: SliceAsked) -> ServedSlice:
+    def _slice(self, client: ServedClient, asked: SliceRequest) -> ServedSlice:
         if (known := self._slices.get((client, asked.number))) is not None:
             return known
         spec = asked.spec

@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from pathways.dialect.plain_data import PlainDataError, read_record, shown
 from pathways.runtime.control.sharing.scheduler import Policy
-from pathways.runtime.hosts.launch.choosing import settings_of
 from pathways.runtime.hosts.launch.folders import address_of, check_name
+from pathways.runtime.hosts.launch.launcher_choice import settings_of
 from pathways.runtime.hosts.launch.options import HostOptions, Spares
 from pathways.runtime.hosts.launch.settings import Island, Settings
 

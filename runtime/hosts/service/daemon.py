@@ -21,23 +21,23 @@ from typing import Any, Protocol
 
 from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.control.sharing.scheduler import Policy
-from pathways.runtime.hosts.launch.choosing import doing
 from pathways.runtime.hosts.launch.folders import ClusterFolder, shown
-from pathways.runtime.hosts.launch.listening import Address
+from pathways.runtime.hosts.launch.launcher_choice import doing
 from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.launch.sockets import Address
+from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.admin import (
     ADMIN_PURPOSE,
-    ClientEnded,
-    Down,
-    EndClient,
-    GoingDown,
-    StatusAsked,
-    StatusTold,
+    DisconnectReply,
+    DisconnectRequest,
+    ShutdownReply,
+    ShutdownRequest,
+    StatusReply,
+    StatusRequest,
     decode_from_admin,
     decode_greeting,
 )
-from pathways.runtime.hosts.protocol.doors import Door
-from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.service.configuration import Configuration, read
@@ -57,14 +57,14 @@ class SharedService(Protocol):
     """What the process needs of a service; see `service.Service`."""
 
     def admits(self, purpose: Purpose) -> bool: ...
-    def greet(self, connection: Connection[Any], keeper: Keeper) -> None: ...
+    def greet(self, connection: Connection[Any], keeper: ServerHandshake) -> None: ...
     def serve(self) -> None: ...
     def status(self) -> ServiceStatus: ...
     def end_client(self, name: str) -> bool: ...
     def close(self) -> None: ...
 
 
-class MakeService(Protocol):
+class ServiceFactory(Protocol):
     """Starts workers, and returns their service when all are ready."""
 
     def __call__(
@@ -72,11 +72,11 @@ class MakeService(Protocol):
     ) -> SharedService: ...
 
 
-class _EndAsked(BaseException):
+class _ExitRequested(BaseException):
     """The process is to end, and is not ready yet."""
 
 
-class _EndSignals:
+class _ExitSignals:
     """What signals to end do: at first they end what is there, and the second ends the process at once."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _EndSignals:
         self._was_asked = True
         log.info("ends: %s", signal.Signals(number).name)
         if self.service is None:
-            raise _EndAsked
+            raise _ExitRequested
         # Not here: it takes locks, which what was interrupted may hold.
         start_thread(self.service.close, "close")
 
@@ -134,7 +134,7 @@ class _Caller:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main(arguments: Sequence[str], make: MakeService) -> int:
+def main(arguments: Sequence[str], make: ServiceFactory) -> int:
     """Runs a service until it is ended; returns the exit code of the process.
 
     Args:
@@ -148,14 +148,14 @@ def main(arguments: Sequence[str], make: MakeService) -> int:
     asked = parser.parse_args(arguments)
     # What is wrong before there is a log, the caller says.
     _log_to(logging.StreamHandler(sys.stderr) if asked.foreground else logging.NullHandler())
-    signals, caller = _EndSignals(), _Caller(asked.foreground)
+    signals, caller = _ExitSignals(), _Caller(asked.foreground)
     try:
         configuration = read(asked.file)
         folder = ClusterFolder(asked.name or Path(asked.file).stem)
         with folder.held():
             _begin_log(folder, asked.foreground)
             _run(configuration, folder, make, signals, caller)
-    except _EndAsked:
+    except _ExitRequested:
         caller.tell(error="the service was ended before it was ready")
         return 0
     except (HostError, OSError, ValueError) as error:
@@ -174,8 +174,8 @@ def main(arguments: Sequence[str], make: MakeService) -> int:
 def _run(
     configuration: Configuration,
     folder: ClusterFolder,
-    make: MakeService,
-    signals: _EndSignals,
+    make: ServiceFactory,
+    signals: _ExitSignals,
     caller: _Caller,
 ) -> None:
     secret = folder.secret(configuration.token)
@@ -185,7 +185,7 @@ def _run(
         signals.service = service
         try:
             server.listen(_BACKLOG)
-            Door(server, secret, _admits(service), decode_greeting, _greets(service))
+            Acceptor(server, secret, _admits(service), decode_greeting, _greets(service))
             folder.tell(address)
             caller.tell(ready=_ready(configuration, folder, address))
             service.serve()
@@ -238,8 +238,8 @@ def _admits(service: SharedService) -> Callable[[Purpose], bool]:
     return lambda purpose: purpose == ADMIN_PURPOSE or service.admits(purpose)
 
 
-def _greets(service: SharedService) -> Callable[[Connection[Any], Keeper], None]:
-    def greet(connection: Connection[Any], keeper: Keeper) -> None:
+def _greets(service: SharedService) -> Callable[[Connection[Any], ServerHandshake], None]:
+    def greet(connection: Connection[Any], keeper: ServerHandshake) -> None:
         if keeper.purpose != ADMIN_PURPOSE:
             service.greet(connection, keeper)
             return
@@ -265,13 +265,13 @@ def _answer(service: SharedService, connection: Connection[Any], asked: object) 
       MessageError: it says something that it never asks.
     """
     match asked:
-        case StatusAsked():
-            connection.send(StatusTold(service.status()))
-        case EndClient():
-            connection.send(ClientEnded(service.end_client(asked.name)))
-        case Down():
+        case StatusRequest():
+            connection.send(StatusReply(service.status()))
+        case DisconnectRequest():
+            connection.send(DisconnectReply(service.end_client(asked.name)))
+        case ShutdownRequest():
             log.info("ends: pw-cluster down")
-            connection.send(GoingDown())
+            connection.send(ShutdownReply())
             service.close()
         case _:
             raise MessageError(f"it says {type(asked).__name__}")

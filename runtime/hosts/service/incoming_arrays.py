@@ -6,10 +6,10 @@ import contextlib
 import math
 from collections.abc import Callable
 
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import Chunk, DeviceLayout, Free, Message, MessageError, Put
-from pathways.runtime.hosts.protocol.serving import ForHost
+from pathways.runtime.hosts.protocol.service_messages import ForHost
 from pathways.runtime.hosts.protocol.shards import dtype_of
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 
@@ -89,7 +89,7 @@ class IncomingArrays:
         owns: Callable[[int], bool],
         pool: WorkerPool,
         arrived: Callable[[HostGang, int], None],
-        lose: Callable[[HostProcess, ConnectionEnded], None],
+        lose: Callable[[WorkerHandle, ConnectionEnded], None],
     ) -> None:
         self._owns = owns
         self._pool = pool
@@ -153,7 +153,7 @@ class IncomingArrays:
         if not self._owns(number):
             raise MessageError(f"{number} is not the number of an array of this client")
 
-    def _begin(self, host: HostProcess, put: Put) -> None:
+    def _begin(self, host: WorkerHandle, put: Put) -> None:
         check_layout(host.gang, put.placement)
         incoming = self._puts.get(put.array)
         if incoming is None or incoming.gang is not host.gang:
@@ -162,7 +162,7 @@ class IncomingArrays:
         self._relay(host, put)
         self._note_if_whole(put.array, incoming)
 
-    def _relay(self, host: HostProcess, message: Message, data: memoryview | None = None) -> None:
+    def _relay(self, host: WorkerHandle, message: Message, data: memoryview | None = None) -> None:
         try:
             if data is None:
                 host.arrays.send(message)

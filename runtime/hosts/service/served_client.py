@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.records.step import SESSION_BITS
-from pathways.runtime.control.sharing.items import InOrder, QueuedStep
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.cluster.hosted import HostedProgram, HostPort
+from pathways.runtime.control.sharing.scheduler_events import OrderedRequest, QueuedStep
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram, HostPort
 from pathways.runtime.hosts.protocol.messages import Call, StartTrace, StopTrace
-from pathways.runtime.hosts.protocol.serving import FromHost
+from pathways.runtime.hosts.protocol.service_messages import FromHost
 from pathways.runtime.hosts.protocol.wire import Connection
-from pathways.runtime.hosts.service.sending import ArraySender, RelayedFetch, Sender
+from pathways.runtime.hosts.service.array_sender import ArraySender, RelayedFetch, Sender
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,14 +106,14 @@ class ServedCall:
     hosts: frozenset[int]
     call: Call
     left: set[int]
-    queued: InOrder | None = None
+    queued: OrderedRequest | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ServedTrace:
     """A trace that a client begins or ends on a host."""
 
-    host: HostProcess
+    host: WorkerHandle
     message: StartTrace | StopTrace
 
 

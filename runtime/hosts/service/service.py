@@ -22,35 +22,42 @@ from typing import Any
 import msgspec
 
 from pathways.runtime.control.core import REPORT_SECONDS, ClusterCore
-from pathways.runtime.control.effects import Effect, GangBack, GangLeaves, GangLost, LookAgain, StepFailed
+from pathways.runtime.control.effects import (
+    Effect,
+    GangLeaving,
+    GangLost,
+    GangReturned,
+    StepFailed,
+    WakeWaiters,
+)
 from pathways.runtime.control.held_failures import HeldFailure
 from pathways.runtime.control.records.errors import HostError, failed, lost
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import SESSION_BITS
-from pathways.runtime.control.sharing.items import (
-    Arrived,
-    CallEnded,
+from pathways.runtime.control.sharing.scheduler import Policy
+from pathways.runtime.control.sharing.scheduler_events import (
+    ArrayArrived,
+    CallFinished,
     ClientJoined,
     ClientLeft,
-    Expel,
-    Issue,
-    PartDone,
-    Refuse,
+    DisconnectClient,
+    DispatchRequest,
+    FreeClientArrays,
+    IslandStepDone,
+    IssueStep,
+    RefuseStep,
     RoundTripMeasured,
     SchedulerEvent,
-    Sweep,
-    TakeTurn,
-    WorkAsked,
+    WorkSubmitted,
 )
-from pathways.runtime.control.sharing.scheduler import Policy
-from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
-from pathways.runtime.hosts.cluster.starting import Starter
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.cluster.worker_listener import FromTracing
 from pathways.runtime.hosts.launch.settings import Settings
-from pathways.runtime.hosts.protocol import serving
-from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol import service_messages
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     Called,
@@ -59,37 +66,37 @@ from pathways.runtime.hosts.protocol.messages import (
     Done,
     Failed,
     Fetch,
-    ForgetClient,
     Message,
     MessageError,
     Purpose,
+    ReleaseClient,
     RunTimes,
     StartTrace,
     StopTrace,
     versions,
 )
-from pathways.runtime.hosts.protocol.serving import (
+from pathways.runtime.hosts.protocol.service_messages import (
+    AdmissionDenied,
     Admitted,
-    Denied,
     FromHost,
+    HostsDone,
+    Indeterminate,
     IslandFacts,
-    IslandGone,
-    IslandIsBack,
-    IslandIsLeaving,
-    PartsDone,
+    IslandLeavingNotice,
+    IslandLostNotice,
+    IslandReturnedNotice,
     ProgramLoaded,
-    Refused,
-    Spoiled,
-    Told,
+    RemoteError,
+    StepRefusedNotice,
     WorkerFacts,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.service.array_sender import FIRST_BYTES, ArraySender, RelayedFetch, Sender
+from pathways.runtime.hosts.service.control_requests import ControlRequestHandler
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
-from pathways.runtime.hosts.service.questions import Questions
-from pathways.runtime.hosts.service.relayed_answers import ClientFetch
+from pathways.runtime.hosts.service.relayed_replies import ClientFetch
 from pathways.runtime.hosts.service.relayed_traces import RelayedTraces
-from pathways.runtime.hosts.service.requests import Requests
-from pathways.runtime.hosts.service.sending import FIRST_BYTES, ArraySender, RelayedFetch, Sender
+from pathways.runtime.hosts.service.request_parser import RequestParser
 from pathways.runtime.hosts.service.served_client import (
     ServedCall,
     ServedClient,
@@ -163,10 +170,10 @@ class Service:
         core = self._core.core
         assert isinstance(core, ClusterCore)
         self._scheduler = core.scheduler
-        self._requests = Requests(self._pool)
+        self._requests = RequestParser(self._pool)
         self._looked = 0.0
         self._traces = RelayedTraces()
-        self._questions = Questions(self._workers, self._loaded, self._unload)
+        self._questions = ControlRequestHandler(self._workers, self._loaded, self._unload)
         # What has an order among steps, one thread does.
         self._core.act, self._core.defer = self._act, self._loop.wake
 
@@ -176,11 +183,11 @@ class Service:
         """Whether connections are for this."""
         return purpose.role == "client" and purpose.to == "service" and purpose.channel in CHANNELS
 
-    def greet(self, connection: Connection[Any], keeper: Keeper) -> None:
+    def greet(self, connection: Connection[Any], keeper: ServerHandshake) -> None:
         """Takes a connection of a client, which has proved who it is."""
         purpose = keeper.purpose
         assert purpose is not None
-        connection.read_with(serving.decode_for_service)
+        connection.read_with(service_messages.decode_for_service)
         connection.keep_alive(self._settings.options.heartbeat)
         if purpose.channel == "watch":
             self._admit(connection, keeper, purpose.name)
@@ -201,7 +208,7 @@ class Service:
         if is_whole:
             self._loop.post(functools.partial(self._join, client))
 
-    def _admit(self, connection: Connection[Any], keeper: Keeper, name: str) -> None:
+    def _admit(self, connection: Connection[Any], keeper: ServerHandshake, name: str) -> None:
         """Lets a client in, or says why not."""
         self._wait_for_end_of(name)
         why = None
@@ -221,7 +228,7 @@ class Service:
                 self._clients[client.number] = client
         with contextlib.suppress(ConnectionEnded):
             if why is not None:
-                connection.send(Denied(why))
+                connection.send(AdmissionDenied(why))
                 connection.close()
                 return
             options = self._settings.options
@@ -360,7 +367,7 @@ class Service:
             if step.has_cut_hosts() and not step.is_cut:
                 step.is_cut = True
                 for host, why in step.cut_hosts().items():
-                    self._say(step.owner, serving.StepIsCut(number, (host,), Told.of(why)))
+                    self._say(step.owner, service_messages.StepCutOff(number, (host,), RemoteError.of(why)))
             if step.is_done():
                 del self._issued[number]
                 if self._core.core.is_several and step not in self._unsettled:
@@ -369,28 +376,28 @@ class Service:
     def _act(self, effect: Effect) -> None:
         """Carries out what the core wants."""
         match effect:
-            case Issue(ServedStep() as step):
+            case IssueStep(ServedStep() as step):
                 self._issue(step)
-            case TakeTurn():
+            case DispatchRequest():
                 self._take_turn(effect)
-            case Refuse(ServedStep() as step, why):
+            case RefuseStep(ServedStep() as step, why):
                 self._refuse(step, why)
-            case Sweep(_, island, arrays):
+            case FreeClientArrays(_, island, arrays):
                 self._free(island, arrays)
-            case Expel(number, why):
+            case DisconnectClient(number, why):
                 if (client := self._clients.get(number)) is not None:
                     self.end(client, why)
             case StepFailed(failure):
                 self._on_failed(failure)
-            case GangLeaves(key, why):
-                self._tell_all(IslandIsLeaving(*key, Told.of(why)))
+            case GangLeaving(key, why):
+                self._tell_all(IslandLeavingNotice(*key, RemoteError.of(why)))
             case GangLost(key, why, is_dead):
-                self._tell_all(IslandGone(*key, Told.of(why), is_dead))
-            case GangBack(key):
-                self._tell_all(IslandIsBack(key.island, _facts(self._pool.gangs[key.island])))
+                self._tell_all(IslandLostNotice(*key, RemoteError.of(why), is_dead))
+            case GangReturned(key):
+                self._tell_all(IslandReturnedNotice(key.island, _facts(self._pool.gangs[key.island])))
             case _:
                 self._workers.effect_runner.run(effect)
-                if isinstance(effect, LookAgain):
+                if isinstance(effect, WakeWaiters):
                     self._forget_lost()
 
     def _issue(self, step: ServedStep) -> None:
@@ -407,7 +414,7 @@ class Service:
                 self._listener.lose(host, error)
         self._unload_if_unwanted(program)
 
-    def _take_turn(self, turn: TakeTurn) -> None:
+    def _take_turn(self, turn: DispatchRequest) -> None:
         self._free(turn.item.island, turn.frees)
         client = self._clients.get(turn.item.client)
         what = turn.item.what
@@ -420,7 +427,7 @@ class Service:
         else:
             self._begin_fetch(client, what, is_there=turn.is_there)
 
-    def _call(self, served: ServedCall, turn: TakeTurn) -> None:
+    def _call(self, served: ServedCall, turn: DispatchRequest) -> None:
         """Has hosts call a function."""
         gang, call = served.gang, served.call
         if gang.is_lost():
@@ -428,7 +435,7 @@ class Service:
         if turn.why is not None:
             # What it would have made has no place anywhere, and is an error to who takes it.
             call = msgspec.structs.replace(call, hosts=())
-            self._say(served.client, Refused(call.call, Told.of(turn.why)))
+            self._say(served.client, StepRefusedNotice(call.call, RemoteError.of(turn.why)))
             self._end_call(served)
         else:
             self._calls[call.call] = served
@@ -441,7 +448,7 @@ class Service:
                 except ConnectionEnded as error:
                     self._listener.lose(host, error)
 
-    def on_called(self, host: HostProcess, called: Called) -> None:
+    def on_called(self, host: WorkerHandle, called: Called) -> None:
         """See `WorkerSink`."""
         served = self._calls.get(called.call)
         if served is None:
@@ -455,7 +462,7 @@ class Service:
     def _end_call(self, served: ServedCall) -> None:
         """Tells the scheduler that no host has anything of a call any more."""
         assert served.queued is not None
-        self._events.append(CallEnded(served.queued))
+        self._events.append(CallFinished(served.queued))
 
     def _begin_fetch(self, client: ServedClient, fetch: RelayedFetch, *, is_there: bool) -> None:
         if fetch.host.gang.is_lost():
@@ -484,7 +491,7 @@ class Service:
         step.served.queued -= 1
         gangs = step.served.hosted.gangs
         problem = next((gang.life.problem for gang in gangs if gang.life.problem is not None), None)
-        self._say(step.owner, Refused(step.number, Told.of(problem or failed(why))))
+        self._say(step.owner, StepRefusedNotice(step.number, RemoteError.of(problem or failed(why))))
         self._unload_if_unwanted(step.served)
 
     def _free(self, island: int, arrays: Sequence[int]) -> None:
@@ -497,7 +504,7 @@ class Service:
         if program.is_unwanted and not program.queued:
             self._workers.unload(program.hosted)
 
-    def on_done(self, host: HostProcess, done: Done) -> None:
+    def on_done(self, host: WorkerHandle, done: Done) -> None:
         """See `WorkerSink`."""
         step = self._issued.get(done.run)
         if step is None:
@@ -521,7 +528,7 @@ class Service:
         is_several = self._core.core.is_several
         took = step.took[gang.number] = max(step.took.get(gang.number, 0.0), seconds)
         if len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
-            self._events.append(PartDone(step, gang.number, took))
+            self._events.append(IslandStepDone(step, gang.number, took))
         is_done = step.is_done()
         if is_done and self._issued.pop(step.number, None) is not None and is_several:
             self._unsettled.append(step)
@@ -534,7 +541,7 @@ class Service:
             self._say(step.owner, *step.failed)
             step.failed.clear()
         if step.unsaid:
-            self._say(step.owner, PartsDone(step.number, tuple(step.unsaid)))
+            self._say(step.owner, HostsDone(step.number, tuple(step.unsaid)))
             step.unsaid.clear()
 
     def _settle(self) -> None:
@@ -551,12 +558,12 @@ class Service:
             except HostError as error:
                 spoiled = error.record()
                 text = spoiled.text.removeprefix(f"{step.subject}: ")
-                self._say(step.owner, Spoiled(step.number, Told(spoiled.kind.__name__, text)))
+                self._say(step.owner, Indeterminate(step.number, RemoteError(spoiled.kind.__name__, text)))
                 continue
             self._say_done(step)
         self._unsettled = kept
 
-    def on_tracing(self, host: HostProcess, message: FromTracing) -> None:
+    def on_tracing(self, host: WorkerHandle, message: FromTracing) -> None:
         """See `WorkerSink`."""
         start = host.gang.life.key.start
         if isinstance(message, ClockTime):
@@ -568,7 +575,7 @@ class Service:
             if known is not None and (not isinstance(told, RunTimes) or told.program in known.programs):
                 known.watch.send(FromHost(host.index, start, told))
 
-    def _trace(self, client: ServedClient, host: HostProcess, trace: StartTrace | StopTrace) -> None:
+    def _trace(self, client: ServedClient, host: WorkerHandle, trace: StartTrace | StopTrace) -> None:
         """Begins or ends a trace of a client, when all is issued that it asked for before."""
         worker = host.index, host.gang.life.key.start
         if isinstance(trace, StartTrace):
@@ -640,7 +647,7 @@ class Service:
                     worker.steps.send(*self._traces.end((host, start), client.number))
         for worker in self._pool.hosts:
             with contextlib.suppress(ConnectionEnded):
-                worker.steps.send(ForgetClient(client.number))
+                worker.steps.send(ReleaseClient(client.number))
         fetches = [*client.fetches.values()]
 
         def give_up() -> None:
@@ -654,17 +661,17 @@ class Service:
     def _say_end(self, client: ServedClient, why: str) -> None:
         """Tells a client why it ends, if it reads."""
         with contextlib.suppress(ConnectionEnded):
-            client.connections.get("steps", client.connections["watch"]).send(Denied(why))
+            client.connections.get("steps", client.connections["watch"]).send(AdmissionDenied(why))
 
     def _read_client(self, client: ServedClient) -> None:
         """Reads what a client has said that has an order."""
         try:
             for message in client.steps.take_some():
                 for asked in self._requests.read(client, message):
-                    if isinstance(asked, Refused):
+                    if isinstance(asked, StepRefusedNotice):
                         self._say(client, asked)
                     else:
-                        self._events.append(WorkAsked(asked))
+                        self._events.append(WorkSubmitted(asked))
         except (ConnectionEnded, MessageError) as error:
             self._leave(client, str(error))
         except Exception as error:
@@ -692,16 +699,16 @@ class Service:
         """All of an array is on its way to an island; any thread may say so."""
 
         def arrive() -> None:
-            self._events.append(Arrived(client.number, *gang.life.key, number))
+            self._events.append(ArrayArrived(client.number, *gang.life.key, number))
 
         self._loop.post(arrive)
 
-    def _loaded(self, client: ServedClient, request: int, loaded: HostedProgram | Told) -> None:
+    def _loaded(self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError) -> None:
         """A program is loaded for a client, or it is not; any thread may say so."""
         self._loop.post(functools.partial(self._keep, client, request, loaded))
 
-    def _keep(self, client: ServedClient, request: int, loaded: HostedProgram | Told) -> None:
-        if isinstance(loaded, Told):
+    def _keep(self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError) -> None:
+        if isinstance(loaded, RemoteError):
             self._say(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
             return
         if client.is_gone.is_set():
@@ -758,12 +765,12 @@ def _changes(gang: HostGang, start: int) -> Iterator[Message]:
     """Yields messages about an island to a client that was told last of its workers of some start."""
     life = gang.life
     if life.key.start != start:
-        yield IslandGone(gang.number, start, Told.of(lost(f"{gang.name} was lost")), False)
-        yield IslandIsBack(gang.number, _facts(gang))
+        yield IslandLostNotice(gang.number, start, RemoteError.of(lost(f"{gang.name} was lost")), False)
+        yield IslandReturnedNotice(gang.number, _facts(gang))
     if life.failure is not None:
-        yield IslandGone(*life.key, Told.of(life.failure), life.is_dead())
+        yield IslandLostNotice(*life.key, RemoteError.of(life.failure), life.is_dead())
     elif life.problem is not None:
-        yield IslandIsLeaving(*life.key, Told.of(life.problem))
+        yield IslandLeavingNotice(*life.key, RemoteError.of(life.problem))
 
 
 def _island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandStatus:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pathways.runtime.control.records.errors import HostStartError
-from pathways.runtime.hosts.launch.children import Child, worker_environment
-from pathways.runtime.hosts.launch.endings import end_all
-from pathways.runtime.hosts.protocol.joining import WorkerConfig
+from pathways.runtime.hosts.launch.child_launcher import Child, worker_environment
+from pathways.runtime.hosts.launch.exit_monitor import end_all
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.spares.spare_core import (
     KillSpare,
     LogSpares,
@@ -43,15 +43,15 @@ log = logging.getLogger("pathways")
 
 
 @dataclasses.dataclass(frozen=True)
-class Surroundings:
-    """Surroundings that a process inherits from its parent: those of a spare must be a new worker's."""
+class SpawnEnvironment:
+    """Settings that a process inherits from its parent: those of a spare must be a new worker's."""
 
     python: str
     folder: str | None
     environment: dict[str, str]
 
     @classmethod
-    def current(cls) -> Surroundings:
+    def current(cls) -> SpawnEnvironment:
         """Returns those that a worker gets which starts now."""
         folder = None
         # Someone may have removed it.
@@ -59,7 +59,7 @@ class Surroundings:
             folder = str(Path.cwd())
         return cls(sys.executable, folder, worker_environment())
 
-    def difference(self, now: Surroundings) -> str | None:
+    def difference(self, now: SpawnEnvironment) -> str | None:
         """Returns how these differ from those of a worker that starts now; None if they do not."""
         if self.python != now.python:
             return f"it runs {self.python}, a worker would now run {now.python}"
@@ -87,7 +87,7 @@ class SparePool:
         # Held while a spare starts, so that each that the core knows has its process.
         self._changed = threading.Condition()
         self._effects: list[SpareEffect] = []
-        self._children: dict[int, tuple[Child, Surroundings]] = {}
+        self._children: dict[int, tuple[Child, SpawnEnvironment]] = {}
         self._is_closed = False
         self._thread = start_thread(self._run, "spares") if count else None
 
@@ -108,7 +108,7 @@ class SparePool:
 
     def take(self, config: WorkerConfig) -> Child | None:
         """Makes a spare the worker of a configuration; returns None if no spare can be it."""
-        now = Surroundings.current()
+        now = SpawnEnvironment.current()
         with self._changed:
             while (number := self._core.take()) is not None:
                 child, before = self._children[number]
@@ -157,7 +157,7 @@ class SparePool:
 
     def _start_one(self, number: int) -> None:
         # Before: what changes while it starts is a difference.
-        before = Surroundings.current()
+        before = SpawnEnvironment.current()
         try:
             child = self._start()
         except HostStartError as error:

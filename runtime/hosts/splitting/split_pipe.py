@@ -15,7 +15,7 @@ class SplitRequest(msgspec.Struct, frozen=True):
     together: bool
 
 
-class SplitAnswer(msgspec.Struct, frozen=True):
+class SplitReply(msgspec.Struct, frozen=True):
     """The parts, or what is wrong."""
 
     parts: SplitProgram | None

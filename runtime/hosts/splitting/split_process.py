@@ -14,7 +14,7 @@ from pathways.dialect.errors import PathwaysError
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
-from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
+from pathways.runtime.hosts.splitting.split_pipe import SplitReply, SplitRequest
 from pathways.runtime.hosts.splitting.splitting import split
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.stored import Stored
@@ -24,7 +24,7 @@ MOST_BYTES = 8 << 30
 """The memory that it may use, in bytes of address space."""
 
 
-def answer_to(request: SplitRequest) -> SplitAnswer:
+def answer_to(request: SplitRequest) -> SplitReply:
     """Proves and cuts a program."""
     program = request.program
     context = make_context()
@@ -38,10 +38,10 @@ def answer_to(request: SplitRequest) -> SplitAnswer:
             parts = split(program, plan, context, request.ahead, together=request.together)
         except (ir.MLIRError, PassFailure):
             what = " ".join(seen.errors[0].message.split()) if seen.errors else "it cannot be parsed"
-            return SplitAnswer(None, f"program '{program.name}': {what[:500]}")
+            return SplitReply(None, f"program '{program.name}': {what[:500]}")
         except (PathwaysError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
-            return SplitAnswer(None, f"program '{program.name}': {error}"[:500])
-    return SplitAnswer(parts)
+            return SplitReply(None, f"program '{program.name}': {error}"[:500])
+    return SplitReply(parts)
 
 
 def _answer(request: bytes) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
-from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
+from pathways.runtime.hosts.splitting.split_pipe import SplitReply, SplitRequest
 from pathways.runtime.resources.child_process import LimitedProcess, NoReplyError
 
 SPLIT_SECONDS = 300.0
@@ -69,7 +69,7 @@ class ProgramSplitter:
                 raise RefusedProgramError(
                     f"program '{program.name}': MLIR {error} while proving it"
                 ) from None
-        answer = msgspec.msgpack.decode(reply, type=SplitAnswer)
+        answer = msgspec.msgpack.decode(reply, type=SplitReply)
         if answer.parts is None:
             raise RefusedProgramError(answer.error or f"program '{program.name}' cannot be cut")
         return answer.parts

@@ -20,9 +20,9 @@ from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import (
     WHOLE,
     BoundProgram,
-    IslandPart,
     IslandPort,
-    ReplicaPart,
+    IslandProgram,
+    ReplicaBlock,
     SlicePlace,
     SplitProgram,
 )
@@ -73,7 +73,7 @@ def _count(plan: Plan, kind: type) -> int:
     return sum(isinstance(step, kind) for step in plan.steps)
 
 
-def _part(plan: Plan, module: bytes, program: BoundProgram) -> IslandPart:
+def _part(plan: Plan, module: bytes, program: BoundProgram) -> IslandProgram:
     """What the hosts of an island get of a program."""
     passed = [
         (number, argument)
@@ -81,7 +81,7 @@ def _part(plan: Plan, module: bytes, program: BoundProgram) -> IslandPart:
         if argument.constant is None
     ]
     is_stored = bool(program.computations or program.constants)
-    return IslandPart(
+    return IslandProgram(
         module,
         _ports(plan, passed, program.slices),
         _ports(plan, list(zip(plan.result_numbers, plan.results, strict=True)), program.slices),
@@ -130,12 +130,12 @@ def _ports(
     )
 
 
-def _block(replicas: Replicas | None, slice: str) -> ReplicaPart:
+def _block(replicas: Replicas | None, slice: str) -> ReplicaBlock:
     """The block of an array that lies on a slice."""
     if replicas is None or replicas.split is None:
         return WHOLE
     replica = next(n for n, names in zip(replicas.numbers, replicas.slices, strict=True) if slice in names)
-    return ReplicaPart(replica, replicas.count, replicas.split)
+    return ReplicaBlock(replica, replicas.count, replicas.split)
 
 
 def _layout(plan: Plan, slot: Slot, place: SlicePlace) -> DeviceLayout:

@@ -13,7 +13,7 @@ from pathways.runtime.plan.plan import Launch, Plan, Release, SliceSpec, Slot, S
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class HostStep:
     """A step of the plan of a host, among the events of the program.
 
     Attributes:
@@ -48,12 +48,12 @@ class PlanOnHosts:
         self.hosts = {
             self._track(name, host): host for name, own in owners.items() for host in dict.fromkeys(own)
         }
-        parts: dict[int, list[Part]] = {}
+        parts: dict[int, list[HostStep]] = {}
         steps: list[Step] = []
         for step in plan.steps:
             for host, part in self._spread(step, steps):
                 parts.setdefault(host, []).append(part)
-        self.parts: Mapping[int, Sequence[Part]] = parts
+        self.parts: Mapping[int, Sequence[HostStep]] = parts
         self.plan = self._plan(steps)
 
     def _track(self, slice: str, host: int) -> str:
@@ -65,12 +65,12 @@ class PlanOnHosts:
         """What stands for slots on a host of their slice."""
         return tuple(self._slots.setdefault((slot, host), len(self._slots)) for slot in slots)
 
-    def _spread(self, step: Step, steps: list[Step]) -> Iterator[tuple[int, Part]]:
+    def _spread(self, step: Step, steps: list[Step]) -> Iterator[tuple[int, HostStep]]:
         """Appends what stands for a step; gives the part of each host."""
         match step:
             case Launch():
                 for host in dict.fromkeys(self._owners[step.slice]):
-                    yield host, Part((len(steps),))
+                    yield host, HostStep((len(steps),))
                     operands, results = self._at(step.operands, host), self._at(step.results, host)
                     slice = self._track(step.slice, host)
                     steps.append(dataclasses.replace(step, slice=slice, operands=operands, results=results))
@@ -83,9 +83,9 @@ class PlanOnHosts:
                 if crosses(step, self._owners):
                     for sender in senders:
                         events = tuple(n for host, n in numbers.items() if first[host] == sender)
-                        yield sender, Part(events, sends=True)
+                        yield sender, HostStep(events, sends=True)
                 for host, n in numbers.items():
-                    yield host, Part((n,))
+                    yield host, HostStep((n,))
                     src, dst = self._track(step.src, first[host]), self._track(step.dst, host)
                     operands, results = self._at(step.operands, first[host]), self._at(step.results, host)
                     steps.append(Transfer(operands, results, src, dst, channel=step.channel))

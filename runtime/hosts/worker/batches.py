@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.worker.calls import CallRefused, context, numpy_of, of_package
+from pathways.runtime.hosts.worker.call_runner import CallRefused, context, numpy_of, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
 
 _BYTES = "bytes"

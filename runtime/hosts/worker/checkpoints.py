@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.runtime.hosts.worker.calls import CallRefused, context, of_package
+from pathways.runtime.hosts.worker.array_store import FailedArray
+from pathways.runtime.hosts.worker.call_runner import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
-from pathways.runtime.hosts.worker.store import Poison
 
 _IN_FLIGHT = 256 << 20
 """Bytes that are encoded and written, or read, at the same time."""
@@ -43,7 +43,7 @@ def copy(
       shards: for each host which arrays, and which of their shards there, in order.
     """
     for name, array in zip(names, arrays, strict=True):
-        if isinstance(array, Poison):
+        if isinstance(array, FailedArray):
             raise CallRefused("argument", f"{name} is an error: {array.error}")
     own = shards[str(context().host)]
     context().kept[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]

@@ -41,23 +41,23 @@ from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.launch.cores import pin
-from pathways.runtime.hosts.launch.listening import connect_to, own_address, server_socket
-from pathways.runtime.hosts.launch.ready import FOLDER, Mark
+from pathways.runtime.hosts.launch.ready import FOLDER, ReadyFile
+from pathways.runtime.hosts.launch.sockets import connect_to, own_address, server_socket
 from pathways.runtime.hosts.protocol import messages as m
-from pathways.runtime.hosts.protocol.doors import call
+from pathways.runtime.hosts.protocol.acceptor import call
 from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
-from pathways.runtime.hosts.protocol.joining import WorkerConfig
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.worker_recording import WorkerRecording
-from pathways.runtime.hosts.worker.calls import Calls
-from pathways.runtime.hosts.worker.credits import Credits
-from pathways.runtime.hosts.worker.describing import answers
+from pathways.runtime.hosts.worker.array_store import ELSEWHERE, ArrayStore, FailedArray, PromisedArray
+from pathways.runtime.hosts.worker.call_runner import CallRunner
+from pathways.runtime.hosts.worker.fetch_credits import FetchCredits
 from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
-from pathways.runtime.hosts.worker.probing import Probes
+from pathways.runtime.hosts.worker.probes import Probes
+from pathways.runtime.hosts.worker.program_description import answers
 from pathways.runtime.hosts.worker.sigterm import SigtermHandler
-from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Promised, Store
-from pathways.runtime.hosts.worker.underway import StepsUnderway
-from pathways.runtime.hosts.worker.worker_target import Numbers, Peers, WorkerTarget
+from pathways.runtime.hosts.worker.steps_in_progress import StepsInProgress
+from pathways.runtime.hosts.worker.worker_target import Peers, TransferIds, WorkerTarget
 from pathways.runtime.local import stalls
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
@@ -81,7 +81,7 @@ _AGAIN_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Hosted:
+class WorkerProgram:
     """A program of this host.
 
     Attributes:
@@ -137,21 +137,21 @@ class Worker:
         self.peers = peers
         self.probes = probes
         self.devices = {device.id: device for device in devices}
-        self.store = Store({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
-        self.programs: dict[int, Hosted] = {}
+        self.store = ArrayStore({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
+        self.programs: dict[int, WorkerProgram] = {}
         # Given up before it was compiled.
         self.unneeded: set[int] = set()
         # Of each session: what was asked for twice has no other number.
         self.last: collections.defaultdict[int, int] = collections.defaultdict(int)
         self.in_flight = LaunchesInFlight()
-        self.underway = StepsUnderway()
+        self.underway = StepsInProgress()
         # Held while a step is issued.
         self.issuing = threading.Lock()
         stalls.monitor.awaited = self.underway.awaited
-        self.credits = Credits()
+        self.credits = FetchCredits()
         self.recording = WorkerRecording(connections["watch"])
-        self.calls = Calls(self.host, self.store, connections["steps"])
-        self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()
+        self.calls = CallRunner(self.host, self.store, connections["steps"])
+        self.waiting: queue.SimpleQueue[tuple[int, WorkerProgram, list[Any], list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Serves the controller; the process ends with it."""
@@ -209,7 +209,7 @@ class Worker:
                     connection.send(m.Pong(message.number))
                 case m.ReadClock():
                     self.recording.tell_time(message)
-                case m.Ask():
+                case m.RequestReport():
                     connection.send(m.Report(message.request, self.report()))
                 case m.Describe():
                     self.start(self.describe, message)
@@ -269,7 +269,7 @@ class Worker:
                     self.unneeded.add(message.program)
             case m.Call():
                 self.call(message)
-            case m.ForgetClient():
+            case m.ReleaseClient():
                 self.calls.forget(message.client)
                 self.last.pop(message.client, None)
             case m.Cancel():
@@ -302,7 +302,7 @@ class Worker:
         self.probes.watch({host: message.probes[host] for host in others})
         return None
 
-    def hosted(self, message: m.Load) -> Hosted:
+    def hosted(self, message: m.Load) -> WorkerProgram:
         """Compiles a program."""
         context = make_context()
         with context:
@@ -344,7 +344,7 @@ class Worker:
                     addresses=message.peers,
                     owners=message.owners,
                     host=self.host,
-                    numbers=Numbers(message.base, message.stride, 1 + max(message.peers)),
+                    numbers=TransferIds(message.base, message.stride, 1 + max(message.peers)),
                     in_flight=self.in_flight,
                     is_shared=len(self.island) > 1,
                 )
@@ -364,7 +364,7 @@ class Worker:
         count = sum(len(result.slots) for result in whole.results)
         passed = [argument for argument in plan.arguments if argument.constant is None]
         donated = tuple(n for n, port in enumerate(executable.inputs) if passed[port.number].donated)
-        return Hosted(message.name, executable, targets[0], inputs, donated, outputs, count)
+        return WorkerProgram(message.name, executable, targets[0], inputs, donated, outputs, count)
 
     def describe(self, message: m.Describe) -> None:
         """Says what XLA made of a program."""
@@ -384,7 +384,7 @@ class Worker:
             taken = [taken[n] for n in program.inputs]
         wrong = None
         for array in taken:
-            if isinstance(array, Poison):
+            if isinstance(array, FailedArray):
                 wrong = array.error
                 break
         if program.donated and self.calls.holding:
@@ -400,7 +400,7 @@ class Worker:
                 wrong = _described(error)
         if wrong is not None:
             program.target.poison(wrong)
-            poisons = [Poison(wrong)] * len(program.outputs)
+            poisons = [FailedArray(wrong)] * len(program.outputs)
             self.store.add(message.first, program.results(poisons))
             self.done(message.run, wrong, {})
             return
@@ -445,7 +445,7 @@ class Worker:
             del program, results, tokens
             self.done(run, wrong, failed)
 
-    def wait_for(self, program: Hosted, results: list[Any]) -> dict[int, str]:
+    def wait_for(self, program: WorkerProgram, results: list[Any]) -> dict[int, str]:
         """Waits for the results of a program; returns what is wrong with some of them, by their positions."""
         failed = {}
         for position, array in enumerate(results):
@@ -463,9 +463,9 @@ class Worker:
     def send_array(self, message: m.Fetch, array: Any) -> None:
         """Sends what the controller fetches, when it is ready."""
         connection = self.connections["arrays"]
-        if isinstance(array, Promised):
+        if isinstance(array, PromisedArray):
             array = array.wait()
-        if isinstance(array, Poison):
+        if isinstance(array, FailedArray):
             connection.send(m.Failed(message.request, array.error))
             return
         try:
@@ -561,7 +561,7 @@ def main() -> int:
         cluster = _devices(config, address, connections["watch"])
         peers = Peers(jax.devices()[0].client, address, config.ports)
         server = server_socket(address, config.ports)
-        mark = Mark(os.environ.get(FOLDER), config.host)
+        mark = ReadyFile(os.environ.get(FOLDER), config.host)
     except (OSError, m.MessageError, ResourceError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1

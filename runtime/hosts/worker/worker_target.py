@@ -11,7 +11,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
-from pathways.runtime.hosts.worker.underway import Asked
+from pathways.runtime.hosts.worker.steps_in_progress import PendingReceive
 from pathways.runtime.local.codegen import Arrays, Kernel
 from pathways.runtime.local.local_target import LocalTarget
 from pathways.runtime.plan.host_program import Owners, routes_of
@@ -57,7 +57,7 @@ class Peers:
         self._connections: dict[tuple[str, bool], Any] = {}
 
     def connection(self, address: str, nbytes: int) -> Any:
-        """The connection for arrays of a size from a worker; see `HostProcess.data_address`."""
+        """The connection for arrays of a size from a worker; see `WorkerHandle.data_address`."""
         key = address, nbytes >= _LARGE
         if key not in self._connections:
             self._connections[key] = self.server.connect(address.partition("#")[0])
@@ -83,7 +83,7 @@ class Peers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers:
+class TransferIds:
     """The numbers under which a program sends arrays from host to host; all its hosts have the same.
 
     Nobody can guess them, and no two hosts send under the same one: a process that is pulled from by mistake
@@ -135,7 +135,7 @@ class WorkerTarget(LocalTarget):
         addresses: Mapping[int, str],
         owners: Owners,
         host: int,
-        numbers: Numbers,
+        numbers: TransferIds,
         in_flight: LaunchesInFlight,
         is_shared: bool,
     ) -> None:
@@ -152,12 +152,12 @@ class WorkerTarget(LocalTarget):
         self.tokens: list[Any] = []
         self.missed: str | None = None
         self._sent: set[int] = set()
-        self._asked: list[Asked] = []
+        self._asked: list[PendingReceive] = []
         self._poisons = {
             step.index: self._poison(step) for step in self._plan.steps if isinstance(step, Send)
         }
 
-    def begin(self, run: int, asked: list[Asked]) -> None:
+    def begin(self, run: int, asked: list[PendingReceive]) -> None:
         """Begins a step: what is sent and asked for from now on has its numbers.
 
         Args:
@@ -321,7 +321,7 @@ class WorkerTarget(LocalTarget):
             arrays = [make(shards[n * count : (n + 1) * count]) for n, make in enumerate(makers)]
             # An array is kept in shards where its readers want it so.
             first = [array[0] if isinstance(array, list | tuple) else array for array in arrays]
-            self._asked.append(Asked(receive, *pulls[0][:2], first))
+            self._asked.append(PendingReceive(receive, *pulls[0][:2], first))
             return arrays
 
         return take

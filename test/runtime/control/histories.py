@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from random_histories import random_history
 from simulated_histories import History, HistoryPlayer
 
-from pathways.runtime.control.effects import AskAlive
+from pathways.runtime.control.effects import PingGang
 from pathways.runtime.control.records.events import Tick
 
 
@@ -64,7 +64,7 @@ def told(history: History, *, with_events: bool = True) -> str:
     if with_events:
         lines.append("what the core was told, and said:")
         for at, event, effects in player.cluster.told:
-            shown = [effect for effect in effects if not isinstance(effect, AskAlive)]
+            shown = [effect for effect in effects if not isinstance(effect, PingGang)]
             if shown or not isinstance(event, Tick):
                 lines.append(f"  {at:6.2f} {event}")
                 lines += [f"           -> {effect}" for effect in shown]

@@ -7,8 +7,8 @@ import pytest
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.gang import Draining, Running
 from pathways.runtime.control.records.errors import CallFailedError, Failure, HostLostError
-from pathways.runtime.control.records.events import HostEnded, LeaveAsked, Tick
-from pathways.runtime.control.records.reports import CallUnderway, HostReport
+from pathways.runtime.control.records.events import HostLost, LeaveRequested, Tick
+from pathways.runtime.control.records.reports import CallReport, HostReport
 from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.stalls import described
 
@@ -77,8 +77,8 @@ def test_calls_do_not_delay_steps_after_them():
 def test_calls_are_lost_with_their_island_and_delay_its_leaving():
     core = core_of((0,), (1,))
     first, second = call(core, 0), call(core, 1)
-    core.handle(LeaveAsked(core.gangs[1].key, 1), 1.0)
-    core.handle(HostEnded(core.gangs[0].key, 0, "of a test"), 1.0)
+    core.handle(LeaveRequested(core.gangs[1].key, 1), 1.0)
+    core.handle(HostLost(core.gangs[0].key, 0, "of a test"), 1.0)
     with pytest.raises(HostLostError, match="m:f: host 0"):
         first.check()
     assert core.steps.of(core.gangs[1]) == [second]
@@ -105,7 +105,7 @@ def test_calls_that_take_long_are_reported_and_never_ended():
         core.gangs[0].pulses[0].progressed = second
         core.handle(Tick(), float(second))
     assert type(core.gangs[0].state) is Running
-    running = CallUnderway(one.number, ", batch 7", 5.2, "rows at mydata.py:3")
+    running = CallReport(one.number, ", batch 7", 5.2, "rows at mydata.py:3")
     text = described(one, 5.0, {0: HostReport(0, 0, (), (), (running,))})
     assert text.splitlines() == [
         f"call {one.number} of m:f has been running for 5 seconds",

@@ -9,59 +9,59 @@ from pathlib import Path
 
 import pytest
 
-from pathways.runtime.control.effects import Attach, Log, StartAnew, TellToEnd
+from pathways.runtime.control.effects import AttachGang, Log, RequestExit, RestartGang
 from pathways.runtime.control.gang import (
     MOST_RESTARTS,
     TRANSITIONS,
     Dead,
     Draining,
-    Ending,
     Gang,
     Pausing,
     Replaced,
     Restarting,
     Running,
     State,
+    Terminating,
 )
 from pathways.runtime.control.records.errors import ClusterClosedError, HostLeavingError, HostLostError
 from pathways.runtime.control.records.events import (
-    Buried,
-    Closed,
-    Drained,
+    ExitOverdue,
+    GangClosed,
+    GangDrained,
     GangEvent,
     GangKey,
-    HostEnded,
-    LeaveAsked,
-    NotStarted,
-    Overdue,
-    StartDue,
-    Started,
+    GangStarted,
+    GangStartFailed,
+    GangTerminated,
+    HostLost,
+    LeaveRequested,
+    RestartDue,
 )
 
 KEY = GangKey(3, 0)
-ENDED = HostEnded(KEY, 7, "its process has ended (killed by signal 9)")
+ENDED = HostLost(KEY, 7, "its process has ended (killed by signal 9)")
 EVENTS: dict[type[GangEvent], GangEvent] = {
     type(event): event
     for event in (
-        LeaveAsked(KEY, 7),
+        LeaveRequested(KEY, 7),
         ENDED,
-        Drained(KEY),
-        Overdue(KEY),
-        Buried(KEY),
-        Started(KEY),
-        NotStarted(KEY, "there is no place"),
-        StartDue(KEY),
-        Closed(KEY, "is closed"),
+        GangDrained(KEY),
+        ExitOverdue(KEY),
+        GangTerminated(KEY),
+        GangStarted(KEY),
+        GangStartFailed(KEY, "there is no place"),
+        RestartDue(KEY),
+        GangClosed(KEY, "is closed"),
     )
 }
 TO: dict[type[State], list[GangEvent]] = {
     Running: [],
-    Draining: [EVENTS[LeaveAsked]],
-    Ending: [EVENTS[LeaveAsked], EVENTS[Drained]],
+    Draining: [EVENTS[LeaveRequested]],
+    Terminating: [EVENTS[LeaveRequested], EVENTS[GangDrained]],
     Restarting: [ENDED],
-    Pausing: [ENDED, EVENTS[Buried], EVENTS[NotStarted]],
-    Replaced: [ENDED, EVENTS[Buried], EVENTS[Started]],
-    Dead: [EVENTS[Closed]],
+    Pausing: [ENDED, EVENTS[GangTerminated], EVENTS[GangStartFailed]],
+    Replaced: [ENDED, EVENTS[GangTerminated], EVENTS[GangStarted]],
+    Dead: [EVENTS[GangClosed]],
 }
 """What leads to each state."""
 
@@ -89,7 +89,7 @@ def test_gang_reaches_each_state():
 @pytest.mark.parametrize("state", [state for state in TO if state is not Replaced], ids=lambda s: s.__name__)
 def test_gang_accepts_events_from_outside_in_every_state(state: type[State]):
     """Hosts end, are asked to, and are closed at any time."""
-    for event in (LeaveAsked, HostEnded, Closed):
+    for event in (LeaveRequested, HostLost, GangClosed):
         assert (state, event) in TRANSITIONS
         after(*TO[state]).handle(EVENTS[event], 2.0)
 
@@ -97,7 +97,7 @@ def test_gang_accepts_events_from_outside_in_every_state(state: type[State]):
 @pytest.mark.parametrize("state", [Restarting, Dead], ids=lambda state: state.__name__)
 def test_gang_accepts_results_of_its_requests_when_they_come_late(state: type[State]):
     """Also when nothing needs them any more."""
-    for event in (Buried, Started, NotStarted):
+    for event in (GangTerminated, GangStarted, GangStartFailed):
         after(*TO[state]).handle(EVENTS[event], 2.0)
 
 
@@ -121,8 +121,8 @@ def test_gang_transitions_are_drawn_in_the_manual():
 
 def test_gang_refuses_impossible_events():
     one = after(*TO[Replaced])
-    with pytest.raises(AssertionError, match="island3 is Replaced, and takes no Buried"):
-        one.handle(EVENTS[Buried], 2.0)
+    with pytest.raises(AssertionError, match="island3 is Replaced, and takes no GangTerminated"):
+        one.handle(EVENTS[GangTerminated], 2.0)
     assert type(one.state) is Replaced
 
 
@@ -142,8 +142,8 @@ def test_gang_that_is_lost_is_buried_and_replaced():
         one.check()
     # Others see the end of the same process.
     assert one.handle(ENDED, 5.1) == []
-    assert StartAnew(KEY, 15.0) in one.handle(Buried(KEY), 6.0)
-    assert Attach(GangKey(3, 1)) in one.handle(Started(KEY), 9.0)
+    assert RestartGang(KEY, 15.0) in one.handle(GangTerminated(KEY), 6.0)
+    assert AttachGang(GangKey(3, 1)) in one.handle(GangStarted(KEY), 9.0)
     assert isinstance(one.state, Replaced)
     # What they had is as lost as before.
     with pytest.raises(HostLostError, match="host 7"):
@@ -152,12 +152,12 @@ def test_gang_that_is_lost_is_buried_and_replaced():
 
 def test_gang_that_is_asked_to_leave_accepts_nothing_new_and_can_be_read():
     one = gang(7, 8)
-    (said,) = texts(one.handle(LeaveAsked(KEY, 8), 5.0))
+    (said,) = texts(one.handle(LeaveRequested(KEY, 8), 5.0))
     assert said == (
         "host 8 (island3) is leaving: its process was asked to end (SIGTERM); its island accepts nothing "
         "more; its arrays can be read for up to 20 seconds"
     )
-    assert one.handle(LeaveAsked(KEY, 7), 6.0) == []
+    assert one.handle(LeaveRequested(KEY, 7), 6.0) == []
     one.check()
     with pytest.raises(HostLeavingError, match="host 8"):
         one.check_open()
@@ -166,24 +166,24 @@ def test_gang_that_is_asked_to_leave_accepts_nothing_new_and_can_be_read():
 
 def test_gang_is_not_lost_when_processes_end_as_told():
     """Several may see it, in any order: the gang has left when all its processes have."""
-    one = after(LeaveAsked(KEY, 8), hosts=(7, 8))
-    assert one.handle(Drained(KEY), 9.0) == [TellToEnd(KEY)]
+    one = after(LeaveRequested(KEY, 8), hosts=(7, 8))
+    assert one.handle(GangDrained(KEY), 9.0) == [RequestExit(KEY)]
     for host in (8, 8):
-        assert one.handle(HostEnded(KEY, host, "its process has ended (exit code 0)"), 9.1) == []
-    assert texts(one.handle(HostEnded(KEY, 7, "its process has ended (exit code 0)"), 9.2)) == [
+        assert one.handle(HostLost(KEY, host, "its process has ended (exit code 0)"), 9.1) == []
+    assert texts(one.handle(HostLost(KEY, 7, "its process has ended (exit code 0)"), 9.2)) == [
         "host 8 (island3) has left: its process was asked to end (SIGTERM)"
     ]
 
 
 def test_gang_leaves_though_its_processes_do_not_end():
     unfinished = ", and was not done with step 4 of program f after 20 seconds"
-    one = after(LeaveAsked(KEY, 7), Drained(KEY, unfinished))
-    (said,) = texts(one.handle(Overdue(KEY), 11.0))
+    one = after(LeaveRequested(KEY, 7), GangDrained(KEY, unfinished))
+    (said,) = texts(one.handle(ExitOverdue(KEY), 11.0))
     assert said == f"host 7 (island3) has left: its process was asked to end (SIGTERM){unfinished}"
 
 
 def test_gang_is_lost_when_a_process_ends_before_it_has_drained():
-    one = after(LeaveAsked(KEY, 7))
+    one = after(LeaveRequested(KEY, 7))
     (said,) = texts(one.handle(ENDED, 9.0))
     assert said.startswith("host 7 (island3) is lost")
 
@@ -192,11 +192,11 @@ def test_gang_that_is_lost_again_and_again_is_given_up():
     one = gang()
     for _ in range(MOST_RESTARTS):
         one.handle(ENDED, 0.0)
-        assert StartAnew(one.key, 15.0) in one.handle(Buried(KEY), 0.0)
-        one.handle(Started(KEY), 0.0)
+        assert RestartGang(one.key, 15.0) in one.handle(GangTerminated(KEY), 0.0)
+        one.handle(GangStarted(KEY), 0.0)
         one = one.successor(0.0)
     one.handle(ENDED, 0.0)
-    (said,) = texts(one.handle(Buried(KEY), 0.0))
+    (said,) = texts(one.handle(GangTerminated(KEY), 0.0))
     assert said == ("island3: it is not restarted, because it was lost 3 times before it had done a step")
     assert one.is_dead()
     with pytest.raises(HostLostError, match=r"is lost: its process has ended.*; it is not restarted"):
@@ -207,17 +207,17 @@ def test_gang_tries_a_failed_start_again_until_its_deadline():
     """With more time each time; the user is told once, and at the end."""
     one = gang()
     one.handle(ENDED, 0.0)
-    one.handle(Buried(KEY), 0.0)
+    one.handle(GangTerminated(KEY), 0.0)
     now, contacts, said = 0.0, [], []
     while not one.is_dead():
-        effects = one.handle(NotStarted(KEY, "it cannot be restarted: no route"), now)
+        effects = one.handle(GangStartFailed(KEY, "it cannot be restarted: no route"), now)
         said += [
             effect.text for effect in effects if isinstance(effect, Log) and effect.level >= logging.WARNING
         ]
         if isinstance(one.state, Pausing):
             assert one.is_replaced_soon()
             now = one.state.again
-            (start,) = one.handle(StartDue(KEY), now)
+            (start,) = one.handle(RestartDue(KEY), now)
             contacts.append(start.seconds)
             now += 15.0
     assert contacts[:5] == [30.0, 60.0, 120.0, 120.0, 120.0]
@@ -232,8 +232,8 @@ def test_gang_tries_a_failed_start_again_until_its_deadline():
 
 
 def test_gang_does_not_try_a_hopeless_start_again():
-    one = after(ENDED, EVENTS[Buried])
-    one.handle(NotStarted(KEY, "it came back with different devices", is_final=True), 1.0)
+    one = after(ENDED, EVENTS[GangTerminated])
+    one.handle(GangStartFailed(KEY, "it came back with different devices", is_final=True), 1.0)
     assert one.is_dead()
 
 
@@ -241,11 +241,11 @@ def test_gang_that_is_cut_off_again_and_again_is_given_up_after_some_time():
     """The number of losses does not matter; the time since the first one does."""
     one, now, starts = gang(), 0.0, 0
     while True:
-        one.handle(HostEnded(one.key, 7, "it has not responded for 10 seconds", is_cut=True), now)
-        one.handle(Buried(KEY), now)
+        one.handle(HostLost(one.key, 7, "it has not responded for 10 seconds", is_cut=True), now)
+        one.handle(GangTerminated(KEY), now)
         if one.is_dead():
             break
-        one.handle(Started(KEY), now)
+        one.handle(GangStarted(KEY), now)
         one, now, starts = one.successor(now), now + 20.0, starts + 1
     assert starts > MOST_RESTARTS
     assert 300 < now <= 320
@@ -259,11 +259,11 @@ def test_gang_that_is_cut_off_again_and_again_is_given_up_after_some_time():
 def test_gang_that_did_a_step_or_left_counts_no_restarts(leaves: bool):
     one = gang(restarts=MOST_RESTARTS)
     if leaves:
-        one.handle(LeaveAsked(KEY, 7), 1.0)
+        one.handle(LeaveRequested(KEY, 7), 1.0)
     else:
         one.pulses[7].progressed = 1.0
     one.handle(ENDED, 2.0)
-    assert StartAnew(KEY, 15.0) in one.handle(Buried(KEY), 3.0)
+    assert RestartGang(KEY, 15.0) in one.handle(GangTerminated(KEY), 3.0)
 
 
 def test_gang_that_is_closed_is_not_replaced():
@@ -272,11 +272,11 @@ def test_gang_that_is_closed_is_not_replaced():
         if isinstance(one.state, Replaced):
             continue
         was_lost = one.failure is not None
-        assert texts(one.handle(Closed(KEY, "is closed"), 3.0)) == []
+        assert texts(one.handle(GangClosed(KEY, "is closed"), 3.0)) == []
         assert one.is_dead()
         with pytest.raises(
-            HostLostError if was_lost and EVENTS[Closed] not in events else ClusterClosedError
+            HostLostError if was_lost and EVENTS[GangClosed] not in events else ClusterClosedError
         ):
             one.check()
-        for answer in (Buried, Started, NotStarted):
+        for answer in (GangTerminated, GangStarted, GangStartFailed):
             assert one.handle(EVENTS[answer], 4.0) == []

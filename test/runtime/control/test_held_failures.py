@@ -7,7 +7,7 @@ import pytest
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.effects import StepFailed
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.control.records.events import HostDisconnected, HostEnded, Tick
+from pathways.runtime.control.records.events import HostDisconnected, HostLost, Tick
 from pathways.runtime.control.records.step import Step
 
 FAILED = "the connection to host 0 has ended"
@@ -37,7 +37,7 @@ def error_of(step: Step) -> str:
 def test_held_failure_is_explained_by_a_loss():
     core, step = begun()
     assert not step.is_done([1])
-    effects = core.handle(HostEnded(core.gangs[0].key, 0, "killed by signal 9"), 1.05)
+    effects = core.handle(HostLost(core.gangs[0].key, 0, "killed by signal 9"), 1.05)
     assert any(isinstance(effect, StepFailed) for effect in effects)
     assert step.is_done()
     assert error_of(step) == "host 0 (island0) is lost: killed by signal 9"
@@ -55,7 +55,7 @@ def test_held_failure_waits_for_the_exit_of_a_disconnected_host():
     core, step = begun()
     core.handle(HostDisconnected(core.gangs[0].key, 0), 1.05)
     assert failed_at(core, 1.9) == []
-    core.handle(HostEnded(core.gangs[0].key, 0, "exit code 1"), 2.0)
+    core.handle(HostLost(core.gangs[0].key, 0, "exit code 1"), 2.0)
     assert "host 0 (island0) is lost: exit code 1" in error_of(step)
     core, step = begun()
     core.handle(HostDisconnected(core.gangs[0].key, 0), 1.05)
@@ -74,6 +74,6 @@ def test_held_failure_is_explained_by_the_loss_of_what_it_reads():
     core.issue(step, [core.gangs[1]], [copy])
     core.fail(core.gangs[1], 1, step.number, FAILED, {}, 1.0)
     assert not step.is_done()
-    core.handle(HostEnded(core.gangs[0].key, 0, "killed by signal 9"), 1.05)
+    core.handle(HostLost(core.gangs[0].key, 0, "killed by signal 9"), 1.05)
     with pytest.raises(HostError, match=r"host 0 \(island0\) is lost: killed by signal 9"):
         step.check()

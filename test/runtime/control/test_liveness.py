@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathways.runtime.control.effects import AskAlive
+from pathways.runtime.control.effects import PingGang
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.liveness import Liveness
-from pathways.runtime.control.records.events import Closed, Drained, GangKey, HostEnded, LeaveAsked
+from pathways.runtime.control.records.events import GangClosed, GangDrained, GangKey, HostLost, LeaveRequested
 
 
 def gangs() -> list[Gang]:
@@ -13,11 +13,9 @@ def gangs() -> list[Gang]:
     return [Gang(GangKey(n, 0), of, ahead=4, grace=9.0, now=0.0) for n, of in enumerate(hosts)]
 
 
-def looks(
-    liveness: Liveness, islands: list[Gang], until: float, *, heard: tuple[int, ...]
-) -> list[HostEnded]:
+def looks(liveness: Liveness, islands: list[Gang], until: float, *, heard: tuple[int, ...]) -> list[HostLost]:
     """Returns the lost hosts, where some answer at once each time they are asked."""
-    gone: list[HostEnded] = []
+    gone: list[HostLost] = []
     now = liveness._looked
     while now < until and not gone:
         now += 0.1
@@ -31,16 +29,16 @@ def looks(
 
 def test_liveness_asks_all_every_half_second_at_most():
     liveness, islands = Liveness(10.0, 0.0), gangs()
-    assert liveness.look(islands, 0.1) == ([], [AskAlive(gang.key, 0) for gang in islands])
+    assert liveness.look(islands, 0.1) == ([], [PingGang(gang.key, 0) for gang in islands])
     assert liveness.look(islands, 0.5) == ([], [])
-    assert liveness.look(islands, 0.7) == ([], [AskAlive(gang.key, 1) for gang in islands])
+    assert liveness.look(islands, 0.7) == ([], [PingGang(gang.key, 1) for gang in islands])
 
 
 def test_liveness_ends_hosts_silent_for_longer_than_the_heartbeat():
     islands = gangs()
     assert looks(Liveness(2.0, 0.0), islands, 60.0, heard=(0, 1, 2)) == []
     assert looks(Liveness(2.0, 60.0), islands, 120.0, heard=(0, 2)) == [
-        HostEnded(GangKey(0, 0), 1, "it has not responded for 2 seconds", is_cut=True)
+        HostLost(GangKey(0, 0), 1, "it has not responded for 2 seconds", is_cut=True)
     ]
 
 
@@ -58,8 +56,8 @@ def test_liveness_forgives_silence_while_this_process_is_stopped():
 def test_liveness_asks_only_hosts_that_answer():
     """Such as one that was asked to end and is not done; not one that was told to, or is gone."""
     liveness, (first, second) = Liveness(2.0, 0.0), gangs()
-    first.handle(LeaveAsked(first.key, 1), 0.0)
-    assert liveness.look([first, second], 0.1)[1] == [AskAlive(first.key, 0), AskAlive(second.key, 0)]
-    first.handle(Drained(first.key), 1.0)
-    second.handle(Closed(second.key, "is closed"), 1.0)
+    first.handle(LeaveRequested(first.key, 1), 0.0)
+    assert liveness.look([first, second], 0.1)[1] == [PingGang(first.key, 0), PingGang(second.key, 0)]
+    first.handle(GangDrained(first.key), 1.0)
+    second.handle(GangClosed(second.key, "is closed"), 1.0)
     assert liveness.look([first, second], 30.0) == ([], [])

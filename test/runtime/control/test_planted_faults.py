@@ -11,17 +11,17 @@ from random_histories import random_history
 
 from pathways.runtime.control import core as cores
 from pathways.runtime.control.core import ClusterCore
-from pathways.runtime.control.gang import TRANSITIONS, Draining, Ending, Gang, Restarting
+from pathways.runtime.control.gang import TRANSITIONS, Draining, Gang, Restarting, Terminating
 from pathways.runtime.control.held_failures import HeldFailures
-from pathways.runtime.control.peers import PeerWords
+from pathways.runtime.control.peer_reports import PeerReports
 from pathways.runtime.control.records.errors import Failure
-from pathways.runtime.control.records.events import GangKey, HostEnded, NotStarted
+from pathways.runtime.control.records.events import GangKey, GangStartFailed, HostLost
+from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.step import FunctionCall, Step
-from pathways.runtime.control.records.unused import Unused
 from pathways.runtime.control.records.window import Window
-from pathways.runtime.control.sharing.items import IslandLeaves, IslandLost, Issue
 from pathways.runtime.control.sharing.scheduler import Scheduler
+from pathways.runtime.control.sharing.scheduler_events import IslandLeaving, IslandLost, IssueStep
 from pathways.runtime.control.steps import IssuedSteps
 
 SEEDS = 260
@@ -91,23 +91,23 @@ def nobody_waits_until_a_step_is_settled(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_end_of_one_that_may_end_is_a_loss(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(TRANSITIONS, (Ending, HostEnded), Gang._lose)
+    patch.setitem(TRANSITIONS, (Terminating, HostLost), Gang._lose)
 
 
 def frees_are_lost(patch: pytest.MonkeyPatch) -> None:
-    take = Unused.take
+    take = PendingFrees.take
 
-    def once(self: Unused[int]) -> tuple[int, ...]:
+    def once(self: PendingFrees[int]) -> tuple[int, ...]:
         return take(self)[:3]
 
-    patch.setattr(Unused, "take", once)
+    patch.setattr(PendingFrees, "take", once)
 
 
 def a_failure_on_one_host_spares_the_others_of_its_island(patch: pytest.MonkeyPatch) -> None:
     handle = ClusterCore.handle
 
     def spared(self: ClusterCore, event: Any, now: float) -> list[Any]:
-        if isinstance(event, HostEnded) and "failed there" in event.why:
+        if isinstance(event, HostLost) and "failed there" in event.why:
             return []
         return handle(self, event, now)
 
@@ -119,28 +119,28 @@ def failures_are_held_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_kept_for_lost_workers_is_not_cancelled(patch: pytest.MonkeyPatch) -> None:
-    bury = cores.Bury
-    patch.setattr(cores, "Bury", lambda gang, cancelled: bury(gang, {}))
+    bury = cores.TerminateGang
+    patch.setattr(cores, "TerminateGang", lambda gang, cancelled: bury(gang, {}))
 
 
 def an_island_that_holds_arrays_may_end(patch: pytest.MonkeyPatch) -> None:
     """Nothing is wrong with what it says then; that it has left too early shows in what is read."""
 
     def drained(self: ClusterCore, gang: Gang, reports: Any, now: float) -> list[Any]:
-        return self._change(cores.Drained(gang.key), now) if isinstance(gang.state, Draining) else []
+        return self._change(cores.GangDrained(gang.key), now) if isinstance(gang.state, Draining) else []
 
     patch.setattr(ClusterCore, "_drained", drained)
 
 
 def the_word_of_one_alone_ends_another(patch: pytest.MonkeyPatch) -> None:
-    def look(self: PeerWords, now: float) -> list[HostEnded]:
-        return [HostEnded(of.gang, of.host, f"{self._named(by)} does not reach it") for by, of in self._words]
+    def look(self: PeerReports, now: float) -> list[HostLost]:
+        return [HostLost(of.gang, of.host, f"{self._named(by)} does not reach it") for by, of in self._words]
 
-    patch.setattr(PeerWords, "look", look)
+    patch.setattr(PeerReports, "look", look)
 
 
 def starts_are_tried_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(TRANSITIONS, (Restarting, NotStarted), lambda gang, s, e, now: gang._give_up(s, e.why))
+    patch.setitem(TRANSITIONS, (Restarting, GangStartFailed), lambda gang, s, e, now: gang._give_up(s, e.why))
 
 
 def calls_are_not_lost_with_their_island(patch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def steps_are_issued_after_an_island_has_closed(patch: pytest.MonkeyPatch) -> No
     schedule = ClusterCore.schedule
 
     def deaf(self: ClusterCore, events: Any, now: float) -> list[Any]:
-        return schedule(self, [e for e in events if not isinstance(e, IslandLeaves | IslandLost)], now)
+        return schedule(self, [e for e in events if not isinstance(e, IslandLeaving | IslandLost)], now)
 
     patch.setattr(ClusterCore, "schedule", deaf)
 
@@ -181,7 +181,7 @@ def sessions_are_issued_in_two_orders(patch: pytest.MonkeyPatch) -> None:
 
     def mixed(self: ClusterCore, events: Any, now: float) -> list[Any]:
         effects = schedule(self, events, now)
-        return sorted(effects, key=lambda effect: -effect.step.client if isinstance(effect, Issue) else 1)
+        return sorted(effects, key=lambda effect: -effect.step.client if isinstance(effect, IssueStep) else 1)
 
     patch.setattr(ClusterCore, "schedule", mixed)
 

@@ -9,23 +9,23 @@ from simulated_sharing import DeviceTimers, SimulatedSharing, problem, unfairnes
 
 from examples import examples
 from pathways.runtime.control.sharing import scheduler as schedulers
-from pathways.runtime.control.sharing.items import (
-    Arrived,
-    CallEnded,
+from pathways.runtime.control.sharing.scheduler import ScheduledClient, Scheduler
+from pathways.runtime.control.sharing.scheduler_events import (
+    ArrayArrived,
+    CallFinished,
     ClientJoined,
     ClientLeft,
-    InOrder,
-    IslandLeaves,
-    Issue,
-    PartDone,
+    DispatchRequest,
+    FreeClientArrays,
+    IslandLeaving,
+    IslandStepDone,
+    IssueStep,
+    OrderedRequest,
     QueuedStep,
-    Refuse,
+    RefuseStep,
     RoundTripMeasured,
-    Sweep,
-    TakeTurn,
-    WorkAsked,
+    WorkSubmitted,
 )
-from pathways.runtime.control.sharing.scheduler import ScheduledClient, Scheduler
 from pathways.runtime.hosts.launch.options import MOST_AHEAD
 
 SEEDS = examples(200)
@@ -81,9 +81,9 @@ def test_scheduler_refuses_steps_that_need_refused_ones():
         )
     ]
     for step in steps:
-        scheduler.handle(WorkAsked(step), 0.0)
-    effects = scheduler.handle(IslandLeaves(1, "island 1 leaves"), 0.0)
-    assert [effect.step.number for effect in effects if isinstance(effect, Refuse)] == [1, 2, 3, 4]
+        scheduler.handle(WorkSubmitted(step), 0.0)
+    effects = scheduler.handle(IslandLeaving(1, "island 1 leaves"), 0.0)
+    assert [effect.step.number for effect in effects if isinstance(effect, RefuseStep)] == [1, 2, 3, 4]
 
 
 def test_scheduler_holds_steps_for_the_operands_and_results_of_calls():
@@ -91,34 +91,34 @@ def test_scheduler_holds_steps_for_the_operands_and_results_of_calls():
     for client in range(2):
         scheduler.handle(ClientJoined(client, 1.0), 0.0)
     for array in (1, 2):
-        scheduler.handle(Arrived(0, 0, 0, array), 0.0)
-    calls = [InOrder(0, 0, takes=(1,), makes=(10 + n,), is_call=True) for n in range(2)]
+        scheduler.handle(ArrayArrived(0, 0, 0, array), 0.0)
+    calls = [OrderedRequest(0, 0, takes=(1,), makes=(10 + n,), is_call=True) for n in range(2)]
     for call in calls:
-        assert scheduler.handle(WorkAsked(call), 0.0) == [TakeTurn(call, ())]
+        assert scheduler.handle(WorkSubmitted(call), 0.0) == [DispatchRequest(call, ())]
     beside = QueuedStep(0, 1, 1, {0: (1,)}, {0: ()}, donates={0: ()})
     takes = QueuedStep(0, 2, 1, {0: (10,)}, {0: ()})
     donates = QueuedStep(0, 3, 1, {0: (1, 2)}, {0: ()}, donates={0: (1,)})
     other = QueuedStep(1, 4, 1, {0: ()}, {0: ()})
-    assert scheduler.handle(WorkAsked(beside), 0.0) == [Issue(beside)]
-    scheduler.handle(PartDone(beside, 0, 0.003), 0.0)
-    assert scheduler.handle_all([WorkAsked(takes), WorkAsked(donates)], 0.0) == []
-    assert scheduler.handle(WorkAsked(other), 0.0) == [Issue(other)]
+    assert scheduler.handle(WorkSubmitted(beside), 0.0) == [IssueStep(beside)]
+    scheduler.handle(IslandStepDone(beside, 0, 0.003), 0.0)
+    assert scheduler.handle_all([WorkSubmitted(takes), WorkSubmitted(donates)], 0.0) == []
+    assert scheduler.handle(WorkSubmitted(other), 0.0) == [IssueStep(other)]
     # The array is there and may be freed or fetched, which is no matter of this line.
-    free = InOrder(0, 0, frees=(11,))
-    assert scheduler.handle(CallEnded(calls[0]), 0.0) == [Issue(takes)]
-    assert scheduler.handle(WorkAsked(free), 0.0) == []
-    assert scheduler.handle(CallEnded(calls[1]), 0.0) == [Issue(donates), TakeTurn(free, (11,))]
+    free = OrderedRequest(0, 0, frees=(11,))
+    assert scheduler.handle(CallFinished(calls[0]), 0.0) == [IssueStep(takes)]
+    assert scheduler.handle(WorkSubmitted(free), 0.0) == []
+    assert scheduler.handle(CallFinished(calls[1]), 0.0) == [IssueStep(donates), DispatchRequest(free, (11,))]
 
 
 def test_scheduler_frees_results_of_calls_in_flight():
     scheduler = Scheduler(1, ahead=4)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
-    call = InOrder(0, 0, makes=(10, 11), is_call=True)
-    free = InOrder(0, 0, frees=(10,))
-    scheduler.handle(WorkAsked(call), 0.0)
-    assert scheduler.handle(WorkAsked(free), 0.0) == [TakeTurn(free, (10,))]
-    assert scheduler.handle(ClientLeft(0), 0.0) == [Sweep(0, 0, (11,))]
-    assert scheduler.handle(CallEnded(call), 0.0) == []
+    call = OrderedRequest(0, 0, makes=(10, 11), is_call=True)
+    free = OrderedRequest(0, 0, frees=(10,))
+    scheduler.handle(WorkSubmitted(call), 0.0)
+    assert scheduler.handle(WorkSubmitted(free), 0.0) == [DispatchRequest(free, (10,))]
+    assert scheduler.handle(ClientLeft(0), 0.0) == [FreeClientArrays(0, 0, (11,))]
+    assert scheduler.handle(CallFinished(call), 0.0) == []
 
 
 def windows_are_open(patch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,9 @@ def places_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def frees_pass_steps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_ask", lambda self, item: self._effects.append(TakeTurn(item, item.frees)))
+    patch.setattr(
+        Scheduler, "_ask", lambda self, item: self._effects.append(DispatchRequest(item, item.frees))
+    )
 
 
 def new_steps_pass_earlier_ones(patch: pytest.MonkeyPatch) -> None:
@@ -185,7 +187,7 @@ def queues_outlive_clients(patch: pytest.MonkeyPatch) -> None:
 def late_arrays_stay(patch: pytest.MonkeyPatch) -> None:
     arrive = Scheduler._arrive
 
-    def keep(self: Scheduler, arrived: Arrived) -> None:
+    def keep(self: Scheduler, arrived: ArrayArrived) -> None:
         if arrived.client in self.clients:
             arrive(self, arrived)
 
@@ -206,7 +208,7 @@ def steps_are_issued_twice(patch: pytest.MonkeyPatch) -> None:
     def twice(self: Scheduler, step: QueuedStep, now: float) -> None:
         issue(self, step, now)
         if not step.number % 7:
-            self._effects.append(Issue(step))
+            self._effects.append(IssueStep(step))
 
     patch.setattr(Scheduler, "_issue", twice)
 
@@ -387,7 +389,7 @@ def test_scheduler_limits_credit_of_clients_that_waited_for_an_array():
     timers.run(10)
     before = timers.served[0]
     timers.keep(1, (0,), 0.003)
-    timers.tell(Arrived(1, 0, 0, 77))
+    timers.tell(ArrayArrived(1, 0, 0, 77))
     timers.run(1)
     assert timers.served[0] - before >= 0.45
 
@@ -405,10 +407,10 @@ def test_scheduler_issues_one_step_at_a_time_of_new_programs():
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
     steps = [QueuedStep(0, number, number, {0: ()}, {0: ()}) for number in range(3)]
     for step in steps:
-        scheduler.handle(WorkAsked(step), 0.0)
+        scheduler.handle(WorkSubmitted(step), 0.0)
     for number, step in enumerate(steps[:-1]):
         assert scheduler.under_way(0) == 1
-        assert scheduler.handle(PartDone(step, 0, 1.0), number + 1.0) == [Issue(steps[number + 1])]
+        assert scheduler.handle(IslandStepDone(step, 0, 1.0), number + 1.0) == [IssueStep(steps[number + 1])]
 
 
 def test_scheduler_issues_new_programs_of_all_clients():

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.events import GangKey
-from pathways.runtime.control.records.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.records.reports import HostReport, StepReport, WaitReport
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.control.stalls import Stall, Stalls, causes, described
 
 
-def waits(host: int, is_sure: bool = True) -> Waiting:
-    return Waiting(host, "10.0.0.5:9", "c0", "s0", "s1", 3, 12.3, is_sure)
+def waits(host: int, is_sure: bool = True) -> WaitReport:
+    return WaitReport(host, "10.0.0.5:9", "c0", "s0", "s1", 3, 12.3, is_sure)
 
 
-def report(run: int, *waiting: Waiting, is_issued: bool = True) -> HostReport:
-    return HostReport(0, 0, ("f",), (Underway("f", run, 20.0, is_issued, waiting),))
+def report(run: int, *waiting: WaitReport, is_issued: bool = True) -> HostReport:
+    return HostReport(0, 0, ("f",), (StepReport("f", run, 20.0, is_issued, waiting),))
 
 
 def test_stalls_describe_each_host_by_its_wait():

@@ -6,7 +6,7 @@ import pytest
 
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.errors import HostError, HostLostError, lost
-from pathways.runtime.control.records.events import GangKey, HostEnded
+from pathways.runtime.control.records.events import GangKey, HostLost
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.control.steps import IssuedSteps
 
@@ -25,7 +25,7 @@ def issued(steps: IssuedSteps, number: int, *gangs: Gang, made: tuple[Step, ...]
 
 def test_issued_steps_refuse_a_lost_island_and_note_nothing():
     first, second = gang(0, 0), gang(1, 1)
-    first.handle(HostEnded(first.key, 0, "of a test"), 0.0)
+    first.handle(HostLost(first.key, 0, "of a test"), 0.0)
     steps = IssuedSteps(False)
     with pytest.raises(HostLostError, match="host 0"):
         issued(steps, 1, second, first)
@@ -96,7 +96,7 @@ def test_issued_steps_drop_a_step_that_is_refused_on_its_second_try():
     first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
     step = Step("f", 1, [0, 1])
     first.window.add(step)
-    second.handle(HostEnded(second.key, 1, "of a test"), 0.0)
+    second.handle(HostLost(second.key, 1, "of a test"), 0.0)
     with pytest.raises(HostLostError, match="host 1"):
         steps.issue(step, (first, second), ())
     assert first.window.unfinished() == []

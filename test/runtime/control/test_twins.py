@@ -11,9 +11,9 @@ from simulated_cluster import CHANNELS, ClusterShape, SimulatedCluster
 from simulated_messages import SimulatedProgram
 
 from pathways.runtime.control.core import Limits
-from pathways.runtime.control.gang import Draining, Ending, Restarting, Running
+from pathways.runtime.control.gang import Draining, Restarting, Running, Terminating
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.control.records.events import Closed, HostEnded, LeaveAsked, PeerUnreachable
+from pathways.runtime.control.records.events import GangClosed, HostLost, LeaveRequested, PeerUnreachable
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.simulate.events import LinkQuality
 
@@ -152,9 +152,9 @@ def test_leaving_fails_reads_at_the_latest_when_the_worker_has_ended():
     twin.go_on()
     twin.cluster.workers[0].stop()
     gang = twin.core.gangs[0]
-    twin.cluster.tell(LeaveAsked(gang.key, 0))
+    twin.cluster.tell(LeaveRequested(gang.key, 0))
     twin.go_on(0.2)
-    assert isinstance(gang.state, Ending)
+    assert isinstance(gang.state, Terminating)
     with pytest.raises(HostError, match="is leaving"):
         gang.check_open()
     twin.clients.start(twin.clients.fetch(0, by_all=True))
@@ -281,9 +281,9 @@ def test_islands_that_end_hide_results_of_a_failed_launch():
     later = [handle for _ in range(2) for handle in twin.run(0)]
     gang = twin.core.gangs[0]
     twin.cluster.workers[0].stop()
-    twin.cluster.tell(LeaveAsked(gang.key, 0))
+    twin.cluster.tell(LeaveRequested(gang.key, 0))
     twin.go_on(0.5)
-    assert isinstance(gang.state, Ending)
+    assert isinstance(gang.state, Terminating)
     now = twin.cluster.time.now
     twin.cluster.do("failed", twin.core.fail(gang, 1, later[0].step.number, "out of memory", {}, now))
     twin.go_on(0.3)
@@ -294,7 +294,7 @@ def test_islands_that_end_hide_results_of_a_failed_launch():
 def test_islands_that_are_lost_accuse_nobody():
     twin = Twin(1, 1)
     first, second = (gang.key for gang in twin.core.gangs)
-    twin.cluster.tell(HostEnded(first, 0, "of a test"))
+    twin.cluster.tell(HostLost(first, 0, "of a test"))
     twin.cluster.tell(PeerUnreachable(first, 0, second, 1, "its connection has ended"))
     assert isinstance(twin.core.gangs[1].state, Running)
 
@@ -303,7 +303,7 @@ def test_islands_refuse_or_lose_a_step_that_begins_at_their_loss():
     """Without that, nobody would ever answer for it."""
     twin = Twin(1, 1)
     (issued, _) = twin.run(0, 1)
-    twin.cluster.tell(HostEnded(twin.core.gangs[0].key, 0, "of a test"))
+    twin.cluster.tell(HostLost(twin.core.gangs[0].key, 0, "of a test"))
     assert "host 0 (island0) is lost: of a test" in _checked(issued)
     with pytest.raises(HostError, match="of a test"):
         twin.core.issue(Step("f", 99, [0]), [twin.core.gangs[0]], [])
@@ -423,7 +423,7 @@ def test_hosts_end_with_the_controller():
             twin.cluster.ask_to_leave(2)
         twin.go_on(0.4)
         twin.cluster.close()
-        twin.cluster.tell(Closed(twin.core.gangs[0].key, "is closed"))
+        twin.cluster.tell(GangClosed(twin.core.gangs[0].key, "is closed"))
         twin.go_on(5)
         assert all(gang.is_dead() for gang in twin.core.gangs)
         assert all(error(handle) for handle in handles)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from pathways.runtime.control.effects import AskReports, Effect, GangLost, Log
+from pathways.runtime.control.effects import Effect, GangLost, Log, RequestReports
 from pathways.runtime.control.records.errors import lost
-from pathways.runtime.control.records.events import Answered, GangKey, Tick
-from pathways.runtime.control.records.reports import HostReport, Underway
+from pathways.runtime.control.records.events import GangKey, ReplyReceived, Tick
+from pathways.runtime.control.records.reports import HostReport, StepReport
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.cluster_mirror import ClusterMirror
 
@@ -21,9 +21,9 @@ def core_and_step() -> tuple[ClusterMirror, Step]:
 
 
 def answered(core: ClusterMirror, asked: Effect, host: int, now: float) -> list[Effect]:
-    assert isinstance(asked, AskReports)
-    report = HostReport(0, 0, (), (Underway("f", 1, 9.0, True, ()),) if host == 1 else ())
-    return core.handle(Answered(host, asked.request, report), now)
+    assert isinstance(asked, RequestReports)
+    report = HostReport(0, 0, (), (StepReport("f", 1, 9.0, True, ()),) if host == 1 else ())
+    return core.handle(ReplyReceived(host, asked.request, report), now)
 
 
 def test_cluster_mirror_reports_a_stalled_step_whenever_its_time_has_doubled():
@@ -70,6 +70,6 @@ def test_cluster_mirror_counts_the_end_of_a_step_as_progress_of_the_next():
     core.issue(second, core.gangs[:1], ())
     core.done(core.gangs[0], 0, first.number, 8.0)
     effects = core.handle(Tick(), 11.0)
-    assert [effect.hosts for effect in effects if isinstance(effect, AskReports)] == [(1,)]
+    assert [effect.hosts for effect in effects if isinstance(effect, RequestReports)] == [(1,)]
     effects = core.handle(Tick(), 18.5)
-    assert [effect.hosts for effect in effects if isinstance(effect, AskReports)] == [(0,)]
+    assert [effect.hosts for effect in effects if isinstance(effect, RequestReports)] == [(0,)]

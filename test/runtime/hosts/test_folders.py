@@ -21,8 +21,8 @@ from pathways.runtime.hosts.launch.folders import (
     clusters_folder,
     find,
 )
+from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.admin import ADMIN_PURPOSE, decode_for_admin, decode_greeting
-from pathways.runtime.hosts.protocol.doors import Door
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +164,7 @@ def test_cluster_folder_reports_a_service_that_does_not_answer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         where = f"^the service at 127.0.0.1:{address[1]} "
-        Door(server, b"s" * 32, lambda _: True, decode_greeting, lambda connection, _: connection.close())
+        Acceptor(server, b"s" * 32, lambda _: True, decode_greeting, lambda connection, _: connection.close())
         call_service(address, b"s" * 32, ADMIN_PURPOSE, decode_for_admin).close()
         with pytest.raises(HostError, match=f"{where}rejects this token: it belongs to another cluster"):
             call_service(address, b"o" * 32, ADMIN_PURPOSE, decode_for_admin)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pathways.runtime.hosts.protocol import frames
-from pathways.runtime.hosts.protocol.handshake import Keeper, Opener
+from pathways.runtime.hosts.protocol.handshake import ClientHandshake, ServerHandshake
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     PEER,
@@ -27,19 +27,23 @@ SECRET, OTHER = b"s" * 32, b"o" * 32
 STEPS = Purpose("steps", "worker", 0, 0, "controller")
 
 
-def opener(secret: bytes = SECRET, purpose: Purpose = STEPS, nonce: bytes = b"a" * 32) -> Opener:
-    return Opener(secret, purpose, nonce)
+def opener(secret: bytes = SECRET, purpose: Purpose = STEPS, nonce: bytes = b"a" * 32) -> ClientHandshake:
+    return ClientHandshake(secret, purpose, nonce)
 
 
-def controller(secret: bytes = SECRET, nonce: bytes = b"b" * 32) -> Keeper:
-    return Keeper(secret, lambda purpose: purpose.to == "controller" and purpose.channel in CHANNELS, nonce)
+def controller(secret: bytes = SECRET, nonce: bytes = b"b" * 32) -> ServerHandshake:
+    return ServerHandshake(
+        secret, lambda purpose: purpose.to == "controller" and purpose.channel in CHANNELS, nonce
+    )
 
 
-def probe_port(host: int) -> Keeper:
-    return Keeper(SECRET, lambda purpose: purpose.channel == PEER and purpose.to == f"host {host}", b"c" * 32)
+def probe_port(host: int) -> ServerHandshake:
+    return ServerHandshake(
+        SECRET, lambda purpose: purpose.channel == PEER and purpose.to == f"host {host}", b"c" * 32
+    )
 
 
-def talk(one: Opener, other: Keeper) -> list[Message]:
+def talk(one: ClientHandshake, other: ServerHandshake) -> list[Message]:
     """All that both say, in turn."""
     said: list[Message] = []
     message: Message | None = one.first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pathways.runtime.hosts.protocol.messages import StepTimes
-from pathways.runtime.hosts.trace.merging import Part, PlanOnHosts
+from pathways.runtime.hosts.trace.merging import HostStep, PlanOnHosts
 from pathways.runtime.local.call_trace import ObservedTimes, timeline_of_call
 from pathways.runtime.plan import plan
 
@@ -59,8 +59,8 @@ def drawn(program, parts):
 
 
 def test_merging_gives_each_host_its_steps(program):
-    sent = Part((2,), sends=True)
-    assert program.parts == {0: [Part((0,)), Part((1,)), sent], 1: [Part((2,)), Part((4,))]}
+    sent = HostStep((2,), sends=True)
+    assert program.parts == {0: [HostStep((0,)), HostStep((1,)), sent], 1: [HostStep((2,)), HostStep((4,))]}
 
 
 def test_merging_times_a_transfer_from_send_to_receipt(program):

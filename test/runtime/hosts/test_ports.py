@@ -12,8 +12,8 @@ import jax
 import pytest
 from preloaded import PreloadedProcess
 
-from pathways.runtime.hosts.launch.listening import server_socket
-from pathways.runtime.hosts.worker.worker_target import Numbers, Peers
+from pathways.runtime.hosts.launch.sockets import server_socket
+from pathways.runtime.hosts.worker.worker_target import Peers, TransferIds
 from pathways.runtime.resources import ports
 from pathways.runtime.resources.ports import claimed, claimed_port, is_shared, listen_alone
 from pathways.runtime.xla import transfer
@@ -174,7 +174,7 @@ def test_ports_are_drawn_without_shared_state():
 
 
 def test_numbers_of_two_hosts_are_never_the_same():
-    numbers = Numbers((1 << 61) - 1, stride=5, hosts=3)
+    numbers = TransferIds((1 << 61) - 1, stride=5, hosts=3)
     runs = [*range(4), 1 << 60, (1 << 60) + 1]
     sent = [
         numbers.first(run) + numbers.offset(index, source, target)

@@ -14,7 +14,7 @@ import pytest
 import pathways as pw
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.settings import Island, Settings
-from pathways.runtime.hosts.protocol.joining import WorkerConfig
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.spares import spare_core
 from pathways.runtime.hosts.spares.spare_pool import SparePool
 from pathways.runtime.resources.status import ServiceStatus, SpareStatus, Status

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 import msgspec
 from pathways.runtime.resources.child_process import serve_requests
-from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest
+from pathways.runtime.hosts.splitting.split_pipe import SplitReply, SplitRequest
 
 def answer(request):
     name = msgspec.msgpack.decode(request, type=SplitRequest).program.name
@@ -26,7 +26,7 @@ def answer(request):
         print(name, file=file)
     while name.startswith("waits") and not Path("go").exists():
         time.sleep(0.005)
-    return msgspec.msgpack.encode(SplitAnswer(None, f"{name} was seen"))
+    return msgspec.msgpack.encode(SplitReply(None, f"{name} was seen"))
 
 serve_requests(answer)
 """

@@ -22,10 +22,10 @@ from pathways.runtime.hosts.protocol.messages import (
     Called,
     DeviceLayout,
     KeptArray,
-    MadeArray,
+    ResultArray,
 )
-from pathways.runtime.hosts.worker.calls import Calls
-from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Store
+from pathways.runtime.hosts.worker.array_store import ELSEWHERE, ArrayStore, FailedArray
+from pathways.runtime.hosts.worker.call_runner import CallRunner
 
 LAYOUT = DeviceLayout((0,), (1,), ("x",), ((),))
 
@@ -44,8 +44,8 @@ class Controller:
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store({0: jax.devices()[0]})
+def store() -> ArrayStore:
+    return ArrayStore({0: jax.devices()[0]})
 
 
 def call(
@@ -63,14 +63,14 @@ def call(
         False,
         tuple(KeptArray(array, None) for array in arrays),
         plain.encode([[], tree, named], "arguments"),
-        (MadeArray((3,), "int32", LAYOUT),) if made else None,
+        (ResultArray((3,), "int32", LAYOUT),) if made else None,
         b"0",
     )
 
 
 def test_worker_calls_of_one_lane_wait_for_each_other(store, tmp_path):
     controller = Controller()
-    calls = Calls(0, store, controller)
+    calls = CallRunner(0, store, controller)
     go = tmp_path / "go"
     calls.take(call(1, "wait_for", path=str(go)))
     calls.take(call(2, "plain", value="number"))
@@ -83,7 +83,7 @@ def test_worker_calls_of_one_lane_wait_for_each_other(store, tmp_path):
 
 def test_worker_calls_delay_steps_that_donate_their_arrays(store, tmp_path):
     controller = Controller()
-    calls = Calls(0, store, controller)
+    calls = CallRunner(0, store, controller)
     store.add(10, [jax.numpy.ones(3), jax.numpy.ones(2)])
     held, other = store.get(10), store.get(11)
     calls.take(call(1, "wait_with", 10, path=str(tmp_path / "go")))
@@ -101,7 +101,7 @@ def test_worker_calls_delay_steps_that_donate_their_arrays(store, tmp_path):
 
 def test_worker_calls_give_arrays_that_steps_wait_for(store):
     controller = Controller()
-    calls = Calls(0, store, controller)
+    calls = CallRunner(0, store, controller)
     calls.take(call(1, "three", made=True))
     np.testing.assert_array_equal(np.asarray(store.get(2)), [0, 0, 0])
     controller.next()
@@ -124,27 +124,27 @@ def test_worker_calls_give_arrays_that_steps_wait_for(store):
 )
 def test_worker_calls_never_harm_the_worker(arguments, structure, function, shape):
     """Whatever is in one is its own error, and that of what it should have made."""
-    store, controller = Store({0: jax.devices()[0]}), Controller()
-    calls = Calls(0, store, controller)
+    store, controller = ArrayStore({0: jax.devices()[0]}), Controller()
+    calls = CallRunner(0, store, controller)
     message = msgspec.structs.replace(
         call(1, "three", made=True),
         arguments=arguments,
         structure=structure,
         function=function,
-        made=(MadeArray(shape, "int32", LAYOUT),),
+        made=(ResultArray(shape, "int32", LAYOUT),),
     )
     calls.take(message)
     said = controller.next()
     assert said.failure is not None
-    assert isinstance(store.get(2), Poison)
+    assert isinstance(store.get(2), FailedArray)
     calls.take(call(5, "plain", value="number"))
     assert controller.next() == Called(5, b"2.5", None)
 
 
 def test_worker_calls_pass_on_errors(store):
     controller = Controller()
-    calls = Calls(0, store, controller)
-    store.add(10, [Poison("out of memory")])
+    calls = CallRunner(0, store, controller)
+    store.add(10, [FailedArray("out of memory")])
     calls.take(call(1, "total", 10))
     said = controller.next()
     assert said.failure is not None
@@ -159,7 +159,7 @@ def said_by(store, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     loaded = {*sys.modules}
     controller = Controller()
-    calls = Calls(0, store, controller)
+    calls = CallRunner(0, store, controller)
     numbers = itertools.count(1)
 
     def said(client: int, function: str, *path: Path, edition: int = 0) -> object:

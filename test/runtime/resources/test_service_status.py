@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pathways.runtime.hosts.protocol.admin import StatusTold, decode_for_admin
+from pathways.runtime.hosts.protocol.admin import StatusReply, decode_for_admin
 from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, encode
 from pathways.runtime.resources.status import (
     ClientStatus,
@@ -38,4 +38,4 @@ def test_service_status_has_tables():
 
 
 def test_service_status_is_decoded_as_encoded():
-    assert decode_for_admin(encode(StatusTold(STATUS))[HEADER_BYTES:]) == StatusTold(STATUS)
+    assert decode_for_admin(encode(StatusReply(STATUS))[HEADER_BYTES:]) == StatusReply(STATUS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways.runtime.hosts.protocol.serving import AskForDevices, SliceAsked
+from pathways.runtime.hosts.protocol.service_messages import RequestDevices, SliceRequest
 from pathways.runtime.hosts.service.bound_slices import BoundSlices
 from pathways.runtime.hosts.service.served_client import ServedClient
 from pathways.runtime.plan.plan import SliceSpec
@@ -14,7 +14,7 @@ def test_bound_slices_give_nothing_to_a_client_that_left():
     devices = tuple(cluster.Device(n, n, "cpu", cluster.Host(0), "island0", None) for n in range(2))
     slices = BoundSlices(cluster.Cluster((cluster.DeviceIsland("island0", devices),)))
     ann, bob = ServedClient(1, "ann", 1.0, None), ServedClient(2, "bob", 1.0, None)
-    asked = AskForDevices(5, "f", (SliceAsked(1, SliceSpec("s0", ("x",), (1,)), None, 0, 1, 1),))
+    asked = RequestDevices(5, "f", (SliceRequest(1, SliceSpec("s0", ("x",), (1,)), None, 0, 1, 1),))
     bob.is_gone.set()
     slices.forget(bob)
     bound = slices.bind(bob, asked)

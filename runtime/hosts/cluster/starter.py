@@ -1,0 +1,323 @@
+"""Starts the workers of islands, and refuses all other connections."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pathways.runtime.control.gang import START_SECONDS
+from pathways.runtime.control.records.errors import ClusterClosedError, HostStartError
+from pathways.runtime.hosts.cluster.host import WorkerHandle, last_words
+from pathways.runtime.hosts.launch.descriptors import make_room
+from pathways.runtime.hosts.launch.exit_monitor import ExitMonitor, end_all
+from pathways.runtime.hosts.launch.join_launcher import JoinLauncher
+from pathways.runtime.hosts.launch.launcher import Launcher, WorkerProcess
+from pathways.runtime.hosts.launch.launcher_choice import launcher_of
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.launch.sockets import Address, controller_socket
+from pathways.runtime.hosts.protocol.acceptor import Acceptor
+from pathways.runtime.hosts.protocol.frames import decode_for_controller
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
+from pathways.runtime.hosts.protocol.messages import (
+    CHANNELS,
+    Coordinator,
+    Join,
+    MessageError,
+    Purpose,
+    Ready,
+    versions,
+)
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.spares.spare_pool import SparePool
+
+_Greeted = tuple[Connection[Any], ServerHandshake]
+_Channels = dict[str, Connection[Any]]
+
+
+class Starter:
+    """Starts the workers of islands.
+
+    Args:
+      settings: what the user says of them.
+      launcher: gets them to run.
+      secret: what they know; by default random bytes.
+      spares: spare workers, of which the launcher may take some; by default there are none.
+
+    Attributes:
+      spares: see above.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        launcher: Launcher,
+        secret: bytes | None = None,
+        spares: SparePool | None = None,
+    ) -> None:
+        self.spares = SparePool(0) if spares is None else spares
+        self._settings = settings
+        self._launcher = launcher
+        self._secret = secrets.token_bytes(32) if secret is None else secret
+        self._epochs = itertools.count()
+        firsts = itertools.accumulate((len(island.machines) for island in settings.islands), initial=0)
+        self._numbers = [
+            range(first, first + len(island.machines))
+            for first, island in zip(firsts, settings.islands, strict=False)
+        ]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Starter:
+        """One whose launcher is as the settings say; close it when workers do not start.
+
+        Raises:
+          HostError: the launcher cannot, as where a port is taken.
+          OSError: the file with a secret cannot be read.
+          ValueError: that file can be read by others, or has too little.
+        """
+        spares = SparePool(settings.spares)
+        try:
+            launcher = launcher_of(settings, spares.take)
+        except BaseException:
+            spares.close()
+            raise
+        secret = launcher.secret if isinstance(launcher, JoinLauncher) else None
+        return cls(settings, launcher, secret, spares)
+
+    def start(
+        self, islands: Sequence[int], stop: threading.Event, contact: float = START_SECONDS
+    ) -> list[list[WorkerHandle]]:
+        """Starts all workers of some islands, and waits until they are ready.
+
+        Args:
+          islands: the numbers of the islands.
+          stop: gives up when it is set.
+          contact: how many seconds they may take to connect.
+
+        Returns:
+          The workers of each island.
+
+        Raises:
+          HostError: one of them does not start; says which and why. None of them is left.
+        """
+        with self.spares.no_refill():
+            return self._start(islands, stop, contact)
+
+    def _start(
+        self, islands: Sequence[int], stop: threading.Event, contact: float
+    ) -> list[list[WorkerHandle]]:
+        expected = sum(len(self._numbers[island]) for island in islands)
+        make_room(expected + self._settings.spares)
+        processes: dict[int, WorkerProcess] = {}
+        # To the end: what a worker waits for may be another one that has ended.
+        endings = ExitMonitor(processes)
+        start: _Start | None = None
+        try:
+            with controller_socket(self._settings.endpoints) as (server, address):
+                start = _Start(
+                    server, self._secret, next(self._epochs), stop, processes, endings, expected, contact
+                )
+                try:
+                    for island in islands:
+                        configs = self._configs(island, address, start.epoch)
+                        start.configs.update({config.host: config for config in configs})
+                        started = self._launcher.launch(configs, contact, stop)
+                        processes.update(zip(self._numbers[island], started, strict=True))
+                    channels = start.greet_all(self._settings.options.heartbeat)
+                finally:
+                    # Closing it does not wake who accepts.
+                    server.shutdown(socket.SHUT_RDWR)
+            for island in islands:
+                start.introduce([channels[host] for host in self._numbers[island]], self._numbers[island])
+            return [
+                [
+                    WorkerHandle(
+                        host, f"island{island}", processes[host], channels[host], start.ready(host, channels)
+                    )
+                    for host in self._numbers[island]
+                ]
+                for island in islands
+            ]
+        except BaseException as error:
+            end_all(processes.values(), 2.0)
+            if start is not None:
+                start.close()
+            if isinstance(error, OSError):
+                raise HostStartError(f"cannot listen for workers: {error}") from None
+            raise
+        finally:
+            endings.close()
+
+    def close(self) -> None:
+        """Kills the spares, and gives back what the launcher holds; all workers have ended."""
+        self.spares.close()
+        self._launcher.close()
+
+    def _configs(self, island: int, address: Address, epoch: int) -> list[WorkerConfig]:
+        asked = self._settings.islands[island]
+        return [
+            WorkerConfig(
+                address,
+                self._secret.hex(),
+                host,
+                epoch,
+                rank,
+                len(asked.machines),
+                asked.devices_per_host,
+                self._settings.options.heartbeat,
+                self._settings.options.grace,
+                self._settings.options.ports,
+                asked.cores,
+                platform=self._settings.platform,
+                machine=machine,
+            )
+            for rank, (host, machine) in enumerate(zip(self._numbers[island], asked.machines, strict=True))
+        ]
+
+
+class _Start:
+    """One start of some workers.
+
+    Args:
+      server: where they connect.
+      secret: what they know.
+      epoch: tells them from earlier ones.
+      stop: ends the start.
+      processes: theirs, by their numbers; those that are started.
+      endings: which of these have ended.
+      expected: how many of them there will be.
+      contact: how many seconds they may take to connect.
+
+    Attributes:
+      epoch: see above.
+      configs: what they were told, by their numbers.
+    """
+
+    def __init__(
+        self,
+        server: socket.socket,
+        secret: bytes,
+        epoch: int,
+        stop: threading.Event,
+        processes: Mapping[int, WorkerProcess],
+        endings: ExitMonitor,
+        expected: int,
+        contact: float,
+    ) -> None:
+        self._secret = secret
+        self.epoch = epoch
+        self.configs: dict[int, WorkerConfig] = {}
+        self._stop = stop
+        self._processes = processes
+        self._endings = endings
+        self._contact = contact
+        self._deadline = time.monotonic() + START_SECONDS
+        self._greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
+        self._channels: dict[int, _Channels] = {}
+        Acceptor(server, secret, self._admits, decode_for_controller, self._take, len(CHANNELS) * expected)
+
+    def greet_all(self, heartbeat: float) -> dict[int, _Channels]:
+        """Waits until all workers have all their connections."""
+        channels = self._channels
+        channels.update((host, {}) for host in self._processes)
+        missing = dict.fromkeys(channels)
+        deadline = time.monotonic() + self._contact
+        while missing:
+            self._check_running()
+            if time.monotonic() > deadline:
+                raise self._failed(next(iter(missing)), f"did not connect in {self._contact:.0f} seconds")
+            try:
+                connection, keeper = self._greeted.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            purpose = keeper.purpose
+            assert purpose is not None
+            if purpose.channel in channels.get(purpose.host, {purpose.channel: None}):
+                connection.close()
+                continue
+            if keeper.versions != versions():
+                pathways, jaxlib, python = keeper.versions
+                raise HostStartError(
+                    f"{self.configs[purpose.host]} runs pathways {pathways}, jaxlib {jaxlib} and Python "
+                    f"{python}, but the controller runs {', '.join(versions())}"
+                )
+            connection.keep_alive(heartbeat)
+            channels[purpose.host][purpose.channel] = connection
+            if len(channels[purpose.host]) == len(CHANNELS):
+                del missing[purpose.host]
+        return channels
+
+    def close(self) -> None:
+        """Ends all connections of workers, for nothing."""
+        for channels in self._channels.values():
+            for connection in channels.values():
+                connection.close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._greeted.get_nowait()[0].close()
+
+    def _admits(self, purpose: Purpose) -> bool:
+        """Whether it is a connection of a worker of this start."""
+        is_worker = purpose.role == "worker" and purpose.to == "controller" and purpose.channel in CHANNELS
+        return is_worker and purpose.epoch == self.epoch
+
+    def _take(self, connection: Connection[Any], keeper: ServerHandshake) -> None:
+        self._greeted.put((connection, keeper))
+
+    def introduce(self, island: Sequence[_Channels], hosts: Sequence[int]) -> None:
+        """Tells the hosts of an island where its first one is."""
+        if len(island) == 1:
+            return
+        said = self._hear(hosts[0], island[0]["watch"])
+        if not isinstance(said, Coordinator):
+            raise self._failed(hosts[0], f"did not start: it said {type(said).__name__}")
+        for host, channels in zip(hosts, island, strict=True):
+            try:
+                channels["watch"].send(Join(said.address))
+            except ConnectionEnded as error:
+                raise self._failed(host, f"did not start: {error}") from None
+
+    def ready(self, host: int, channels: Mapping[int, _Channels]) -> Ready:
+        """Waits until a worker is ready."""
+        said = self._hear(host, channels[host]["watch"])
+        if not isinstance(said, Ready):
+            raise self._failed(host, f"did not start: it said {type(said).__name__}")
+        return said
+
+    def _hear(self, host: int, connection: Connection[Any]) -> object:
+        while True:
+            if connection.wait(0.2):
+                try:
+                    connection.limit(max(0.1, self._deadline - time.monotonic()))
+                    message = connection.receive()
+                    connection.limit(None)
+                except (ConnectionEnded, MessageError) as error:
+                    raise self._failed(host, f"did not start: {error}") from None
+                return message
+            # One that has ended is why others of its island wait.
+            self._check_running()
+            if time.monotonic() > self._deadline:
+                raise self._failed(host, f"was not ready in {START_SECONDS:.0f} seconds")
+
+    def _check_running(self) -> None:
+        if self._stop.is_set():
+            raise ClusterClosedError(f"host {min(self._processes)} is closed")
+        if (host := self._endings.first()) is not None:
+            raise self._failed(host, "did not start")
+
+    def _failed(self, host: int, why: str) -> HostStartError:
+        process = self._processes[host]
+        # Its end explains why its connection has ended; a busy machine takes seconds to end a process.
+        how = process.ending(10.0)
+        if how is None:
+            process.kill()
+        else:
+            why = f"did not start ({how})"
+        return HostStartError(f"{self.configs[host]} {why}{last_words(process.last_lines())}")

@@ -1,0 +1,99 @@
+"""What a user says of workers, by keywords or in a file, made into settings; and who starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pathways.runtime.hosts.launch.child_launcher import Child, Spawner
+from pathways.runtime.hosts.launch.commands import DEFAULT_START, StartCommand
+from pathways.runtime.hosts.launch.join_launcher import JoinLauncher, secret_of
+from pathways.runtime.hosts.launch.launcher import Launcher
+from pathways.runtime.hosts.launch.options import HostOptions
+from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
+from pathways.runtime.hosts.launch.settings import Settings, islands_of
+from pathways.runtime.hosts.launch.slurm import SLURM_START, islands_on, nodes_of, own_address
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
+
+LAUNCHERS = ("ray", "slurm", "join")
+
+
+def settings_of(
+    launcher: str | None,
+    *,
+    hosts: int | Sequence[str] | None = None,
+    devices_per_host: int = 1,
+    islands: Any = None,
+    address: str | None = None,
+    bind: str | None = None,
+    start: str | None = None,
+    python: str | None = None,
+    secret_file: str | None = None,
+    platform: str | None = None,
+    options: HostOptions | None = None,
+) -> Settings:
+    """Settings of what `pathways.connect` takes; see there.
+
+    Raises:
+      TypeError: something in `islands` is no island.
+      ValueError: settings that cannot be, or not together.
+    """
+    if launcher is not None and not (isinstance(launcher, str) and launcher in LAUNCHERS):
+        instead = "" if isinstance(launcher, str | bool) else f"; did you mean hosts={launcher!r}?"
+        raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', 'join', or nothing{instead}")
+    if launcher != "ray" and address is not None:
+        raise ValueError("connect: address= is for Ray clusters: use connect('ray', address=...)")
+    if launcher == "slurm":
+        if hosts is not None:
+            raise ValueError(
+                "connect('slurm'): hosts are the nodes of the allocation; say islands=, or nothing"
+            )
+        nodes = nodes_of(os.environ)
+        islands = islands_on(nodes, islands, devices_per_host)
+        start = SLURM_START if start is None else start
+        bind = own_address(os.environ, len(nodes)) if bind is None else bind
+        launcher = None
+    if launcher == "ray" and not isinstance(islands, Sequence):
+        raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
+    if launcher == "join" and hosts is None and not isinstance(islands, Sequence):
+        raise ValueError("connect('join'): expected hosts=, or islands=[pathways.Island(...), ...]")
+    asked = islands_of(islands, hosts, devices_per_host)
+    bind = bind or ("127.0.0.1" if launcher == "ray" else None)
+    named = any(machine is not None for island in asked for machine in island.machines)
+    command = None
+    if named or start is not None or python is not None:
+        command = StartCommand(DEFAULT_START if start is None else start, python)
+    return Settings(
+        asked, options or HostOptions(), bind, command, platform or "cpu", launcher, address, secret_file
+    )
+
+
+def launcher_of(settings: Settings, take_spare: Callable[[WorkerConfig], Child | None]) -> Launcher:
+    """Who starts the workers.
+
+    Args:
+      settings: what the user says of them.
+      take_spare: see `Spawner`; only workers that are children of this process can have been spares.
+
+    Raises:
+      HostError: it cannot, as where a port is taken.
+      OSError: the file with a secret cannot be read.
+      ValueError: that file can be read by others, or has too little.
+    """
+    if settings.launcher is None:
+        return Spawner(settings.start, take_spare)
+    assert settings.bind is not None
+    if settings.secret_file is not None:
+        return JoinLauncher(settings.endpoints, secret_of(settings.secret_file), settings.hosts)
+    return RayLauncher(settings.address, settings.bind, settings.cores)
+
+
+def doing(settings: Settings) -> str:
+    """What a start of workers does, as in `starting 3 hosts with Ray`."""
+    match settings.launcher:
+        case "ray":
+            return f"starting {settings.hosts} hosts with Ray"
+        case "join":
+            return f"waiting for {settings.hosts} hosts to join at {settings.endpoints.join_address}"
+    return f"starting {settings.hosts} hosts"

@@ -1,0 +1,163 @@
+"""Modules of those who have functions called: each client has its own, found where it finds them itself.
+
+A process has one `sys.modules` and one `sys.path`. So the modules of a client are put aside when another one
+calls, and back when it calls again. What a function imports while it runs is found where the last call looks.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import importlib
+import importlib.machinery
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_OURS = __name__.partition(".")[0]
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+_STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+
+_MOST_CLIENTS = 16
+"""Of how many clients modules are kept; those of others are imported again."""
+
+
+@dataclasses.dataclass
+class _ClientModules:
+    """What was imported for a client.
+
+    Attributes:
+      edition: see `Call.edition`.
+      aside: its modules, by their names, while others call.
+    """
+
+    edition: int
+    aside: dict[str, types.ModuleType]
+
+
+class ClientModules:
+    """The modules that calls import."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own_path = tuple(sys.path)
+        # They are needed here.
+        self._fixed = frozenset(sys.modules)
+        self._current: int | None = None
+        self._clients: collections.OrderedDict[int, _ClientModules] = collections.OrderedDict()
+
+    def find(self, function: str, client: int, path: Sequence[str], edition: int) -> Callable[..., Any]:
+        """A function by its name, as a client has it.
+
+        Args:
+          function: where it is.
+          client: whose it is.
+          path: where that looks for modules.
+          edition: see `Call.edition`.
+
+        Raises:
+          ImportError: there is none.
+        """
+        with self._lock:
+            wanted = [*path, *(own for own in self._own_path if own not in path)]
+            if wanted != sys.path:
+                sys.path[:] = wanted
+                importlib.invalidate_caches()
+            self._turn_to(client, edition)
+            name = function.partition(":")[0]
+            self._drop_if_elsewhere(name.partition(".")[0])
+            if name not in sys.modules:
+                importlib.invalidate_caches()
+            return found(function)
+
+    def _turn_to(self, client: int, edition: int) -> None:
+        if client != self._current:
+            if self._current is not None:
+                self._clients[self._current].aside = self._taken_out()
+            self._current = client
+            own = self._clients.setdefault(client, _ClientModules(edition, {}))
+            sys.modules.update(own.aside)
+            own.aside = {}
+            self._clients.move_to_end(client)
+            while len(self._clients) > _MOST_CLIENTS:
+                self._clients.popitem(last=False)
+        own = self._clients[client]
+        if edition > own.edition:
+            own.edition = edition
+            self._taken_out()
+
+    def _drop_if_elsewhere(self, name: str) -> None:
+        """Forgets modules when one of them would be found in another file now."""
+        module = sys.modules.get(name)
+        if module is None or name in self._fixed:
+            return
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        if spec is not None and spec.has_location and spec.origin != getattr(module, "__file__", None):
+            self._taken_out()
+            sys.modules.pop(name, None)
+
+    def _taken_out(self) -> dict[str, types.ModuleType]:
+        """Takes the modules of the present client out of `sys.modules`."""
+        own = {
+            name: module
+            for name, module in [*sys.modules.items()]
+            if name not in self._fixed and is_of_user(module)
+        }
+        for name in own:
+            sys.modules.pop(name, None)
+        return own
+
+
+def is_of_user(module: Any) -> bool:
+    """Whether a module is a source of a user's own, and neither installed nor of Python."""
+    spec = getattr(module, "__spec__", None)
+    if spec is None or spec.name.partition(".")[0] == _OURS:
+        return False
+    depth = spec.name.count(".")
+    if spec.has_location and spec.origin:
+        file = Path(spec.origin)
+        if file.suffix not in importlib.machinery.SOURCE_SUFFIXES:
+            return False
+        depth += spec.submodule_search_locations is not None
+    else:
+        # A folder of packages.
+        file = Path(next(iter(spec.submodule_search_locations or ()), ""))
+    if not file.is_absolute() or depth >= len(file.parents):
+        return False
+    return not _is_of_installed(file.parents[depth])
+
+
+@functools.cache
+def _is_of_installed(folder: Path) -> bool:
+    """Whether a folder on the path has what is installed, or the modules of Python."""
+    if any(folder.is_relative_to(standard) for standard in _STANDARD):
+        return True
+    return folder.name in _INSTALLED or any(folder.glob("*.dist-info"))
+
+
+def found(function: str) -> Callable[..., Any]:
+    """A function by its name.
+
+    Raises:
+      ImportError: there is none; says where it was looked for.
+    """
+    module, _, name = function.partition(":")
+    try:
+        at: Any = importlib.import_module(module)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ImportError(f"cannot import {module}: {why}; searched in {', '.join(sys.path)}") from error
+    for part in name.split("."):
+        if not hasattr(at, part):
+            raise ImportError(f"module {module} ({getattr(at, '__file__', None)}) has no {name}")
+        at = getattr(at, part)
+    if not callable(at):
+        raise ImportError(f"{function} is of type {type(at).__name__}, not a function")
+    return at

@@ -1,0 +1,142 @@
+"""Real sockets at a door: honest ones get in, whatever strangers do at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pathways.runtime.hosts.protocol import acceptor
+from pathways.runtime.hosts.protocol.acceptor import Acceptor, call
+from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
+from pathways.runtime.hosts.protocol.messages import PROTOCOL, Ping, Pong, Purpose
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+
+SECRET = b"s" * 32
+STEPS = Purpose("steps", "worker", 7, 0, "controller")
+
+Greeted = queue.SimpleQueue[tuple[Connection[Any], ServerHandshake]]
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[tuple[str, int], Greeted]]:
+    greeted: Greeted = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Acceptor(server, SECRET, lambda _: True, decode_for_controller, lambda *who: greeted.put(who))
+        yield server.getsockname(), greeted
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_door_lets_in_proven_peers(door):
+    address, greeted = door
+    worker = call(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
+    connection, keeper = greeted.get(timeout=5)
+    assert keeper.purpose == STEPS
+    connection.send(Ping(1))
+    assert worker.receive() == Ping(1)
+    worker.send(Pong(1))
+    assert connection.receive() == Pong(1)
+    worker.close()
+    with pytest.raises(ConnectionEnded):
+        connection.receive()
+    connection.close()
+
+
+def test_door_limits_time_and_memory_of_strangers(door, caplog):
+    """More of them than may be greeted at once say nothing, drip, or claim to send a gigabyte."""
+    address, greeted = door
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    strangers = []
+    words = (b"", b"PW", b"PW%c\x00\x3f\xff\xff\xff\x00\x00\x00\x00" % PROTOCOL, b"GET / HTTP/1.1\r\n\r\n")
+    for n in range(3 * acceptor._MOST):
+        sock = socket.create_connection(address)
+        with contextlib.suppress(OSError):
+            sock.sendall(words[n % 4])
+        strangers.append(sock)
+        if n % 16 == 0:
+            call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+            connection, keeper = greeted.get(timeout=5)
+            assert keeper.purpose == STEPS
+            connection.close()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    for sock in strangers:
+        sock.close()
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 1
+    assert warned[0].startswith("refused a connection from 127.0.0.1: ")
+
+
+def test_door_sends_slow_peers_away(door, monkeypatch):
+    monkeypatch.setattr(acceptor, "HANDSHAKE_SECONDS", 0.3)
+    address, _ = door
+    with socket.create_connection(address) as sock:
+        began = time.monotonic()
+        drip = threading.Thread(target=_drip, args=(sock,), daemon=True)
+        drip.start()
+        sock.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+        assert time.monotonic() - began < 3
+
+
+def test_door_stays_open_without_new_threads(door, monkeypatch, caplog):
+    address, greeted = door
+    with monkeypatch.context() as patch:
+        patch.setattr(acceptor, "start_thread", _no_thread)
+        with pytest.raises(ConnectionEnded):
+            call(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused a connection from 127.0.0.1: cannot start a new thread"
+    ]
+    call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+    greeted.get(timeout=5)[0].close()
+
+
+def test_door_stays_open_with_too_many_open_files(door, monkeypatch, caplog):
+    """Whoever calls waits until a file is closed."""
+    address, greeted = door
+    waits = threading.Event()
+    refuses = iter(range(3))
+
+    def pause(_: float) -> None:
+        waits.set()
+
+    monkeypatch.setattr(acceptor.time, "sleep", pause)
+    monkeypatch.setattr(socket.socket, "accept", _accept_later(socket.socket.accept, refuses))
+    for _ in range(2):  # The first was waited for before.
+        call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+        greeted.get(timeout=5)[0].close()
+    assert waits.is_set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot accept a connection, and tries again: Too many open files"
+    ]
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("cannot start a new thread")
+
+
+def _accept_later(accept: Callable[..., Any], refuses: Iterator[int]) -> Callable[..., Any]:
+    def later(sock: socket.socket) -> Any:
+        for _ in refuses:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(sock)
+
+    return later
+
+
+def _drip(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        for byte in b"PW%c\x00\x00\x00\x00\x64\x00\x00\x00\x00" % PROTOCOL + bytes(100):
+            sock.sendall(bytes([byte]))
+            time.sleep(0.1)

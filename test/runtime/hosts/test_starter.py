@@ -1,0 +1,72 @@
+"""The start of workers, which are threads here: what it asks of them, and what it says when one fails."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from workers_without_jax import ThreadLauncher
+
+from pathways.runtime.control.records.errors import HostStartError
+from pathways.runtime.hosts.cluster.host import WorkerHandle
+from pathways.runtime.hosts.cluster.starter import Starter
+from pathways.runtime.hosts.launch.descriptors import make_room
+from pathways.runtime.hosts.launch.settings import Island, Settings
+
+
+def start(launcher: ThreadLauncher, hosts: int) -> list[WorkerHandle]:
+    settings = Settings((Island(),) * hosts)
+    gangs = Starter(settings, launcher).start(range(hosts), threading.Event())
+    return [host for gang in gangs for host in gang]
+
+
+@pytest.fixture
+def limits() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_starter_checks_each_worker_a_few_times():
+    """Not once for each other worker that is still to come."""
+    launcher = ThreadLauncher(seconds=0.01)
+    hosts = start(launcher, 40)
+    assert [host.index for host in hosts] == [*range(40)]
+    # It is more than one question each only where the start takes longer than the pause between two.
+    assert sum(worker.checks for worker in launcher.workers) < 40 * 20
+    for host in hosts:
+        host.close()
+        host.process.kill()
+
+
+def test_starter_names_a_worker_that_ends():
+    launcher = ThreadLauncher(seconds=0.01, fails=5)
+    with pytest.raises(HostStartError, match=r"host 5 did not start \(exit code 1\)\n  \| it has no JAX"):
+        start(launcher, 8)
+    assert all(worker.ending(5.0) for worker in launcher.workers)
+
+
+def test_make_room_raises_the_soft_limit(limits):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    make_room(100)
+    assert 600 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= hard
+
+
+@pytest.mark.process
+def test_make_room_refuses_a_low_hard_limit():
+    script = """
+import resource, pathways as pw
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+try:
+    pw.connect(hosts=338)
+except pw.HostError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("338 hosts need up to 2")
+    assert said.endswith("but the limit is 256: raise the hard limit (ulimit -Hn)\n")
