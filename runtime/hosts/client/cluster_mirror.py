@@ -103,7 +103,7 @@ class ServiceLost:
     why: Failure
 
 
-RemoteError = GangLeaving | GangLost | GangReturned | StepRefused | StepIndeterminate | StepCut | ServiceLost
+ServiceEvent = GangLeaving | GangLost | GangReturned | StepRefused | StepIndeterminate | StepCut | ServiceLost
 
 
 class ClusterMirror:
@@ -195,7 +195,7 @@ class ClusterMirror:
         request = self.replies.ask([host for host in hosts if host not in gone], now + REPORT_SECONDS)
         return request, [RequestReports(request.number, request.hosts)]
 
-    def handle(self, event: ReplyReceived | Tick | RemoteError, now: float) -> list[Effect]:
+    def handle(self, event: ReplyReceived | Tick | ServiceEvent, now: float) -> list[Effect]:
         """Takes note of what was told."""
         match event:
             case ReplyReceived():

@@ -59,7 +59,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     @property
     def gangs(self) -> Sequence[GangView]:
         """See `Session.gangs`."""
-        return self._core.core.gangs
+        return [gang.life for gang in self.pool.gangs]
 
     @property
     def is_closed(self) -> bool:
