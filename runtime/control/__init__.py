@@ -1,11 +1,12 @@
 """What decides in the distributed half: cores without clock, socket, thread or chance of their own.
 
-A core takes events, which say what was seen, and returns effects, which say what is to be done; the time is
-an argument. `core.py` puts all cores of a cluster together, and is the one object that holds its state:
-`gang.py` the life of the workers of an island, `steps.py` what was issued and what became of it, `peers.py`
-which hosts do not reach each other, `liveness.py` and `stalls.py` what takes too long. `records` has the
-records that they share, `effects.py` what they want to be done. Where many clients share the islands, the
-scheduler of `sharing` decides whose step is next.
+A core accepts events, which report what happened, and returns effects, which are to be carried out; the time
+is an argument. `cluster_view.py` is the state that each process has that issues steps: `core.py` the one that
+decides, which contains all other cores of a cluster, `cluster_mirror.py` the copy of a client of a service.
+`gang.py` is the life of the workers of an island, `steps.py` the issued steps and their outcome,
+`peer_reports.py` finds hosts that do not reach each other, `liveness.py` and `stalls.py` hosts and steps
+without progress. `records` has the records that they share, `effects.py` the effects. Where many clients
+share the islands, the scheduler of `sharing` decides whose step is next.
 
 Rules. Calls of one core come one after the other: its shell holds one lock round them. No call waits.
 Whatever an event says, it has an answer in every state; what is late, such as word of workers that were

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.effects import (
     Disconnect,
     Effect,
@@ -14,7 +14,6 @@ from pathways.runtime.control.effects import (
     GangLost,
     GangReturned,
     Log,
-    RequestReports,
     StepFailed,
     TerminateGang,
     WakeWaiters,
@@ -23,7 +22,7 @@ from pathways.runtime.control.gang import Draining, Gang, Pausing, Replaced, Run
 from pathways.runtime.control.held_failures import HeldFailure, HeldFailures
 from pathways.runtime.control.liveness import Liveness
 from pathways.runtime.control.peer_reports import Peer, PeerReports
-from pathways.runtime.control.records.errors import Failure, failed, lost
+from pathways.runtime.control.records.errors import failed, lost
 from pathways.runtime.control.records.events import (
     Event,
     ExitOverdue,
@@ -39,9 +38,8 @@ from pathways.runtime.control.records.events import (
     RestartDue,
     Tick,
 )
-from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.reports import HostReport
-from pathways.runtime.control.records.step import FunctionCall, Step, serial
+from pathways.runtime.control.records.step import FunctionCall, serial
 from pathways.runtime.control.sharing.scheduler import Policy, Scheduler
 from pathways.runtime.control.sharing.scheduler_events import (
     ArrayArrived,
@@ -56,11 +54,7 @@ from pathways.runtime.control.sharing.scheduler_events import (
     SchedulerEvent,
     WorkSubmitted,
 )
-from pathways.runtime.control.stalls import Stall, Stalls, causes, report_of
-from pathways.runtime.control.steps import IssuedSteps
-
-REPORT_SECONDS = 2.0
-"""How long a host may take to say what it is at."""
+from pathways.runtime.control.stalls import Stall, Stalls, causes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +78,8 @@ class Limits:
     restart_seconds: float = 300.0
 
 
-class ClusterCore:
-    """What decides for a cluster.
+class ClusterCore(ClusterView[Gang]):
+    """Core of a cluster: decides about its gangs, its steps and its requests.
 
     Args:
       islands: the numbers of the hosts of each island.
@@ -94,16 +88,13 @@ class ClusterCore:
       policy: whose step is next where clients share the islands, see `Scheduler`.
 
     Attributes:
-      gangs: the current gang of each island.
-      steps: what was issued.
-      replies: what was asked.
       scheduler: decides whose step is next; without clients it has nothing to do.
     """
 
     def __init__(
         self, islands: Iterable[Sequence[int]], limits: Limits, now: float, policy: Policy = "fair"
     ) -> None:
-        self.gangs = [
+        gangs = [
             Gang(
                 GangKey(number, 0),
                 hosts,
@@ -114,45 +105,18 @@ class ClusterCore:
             )
             for number, hosts in enumerate(islands)
         ]
-        self.is_several = any(gang.is_several for gang in self.gangs)
-        self.steps = IssuedSteps(self.is_several)
-        self.replies = PendingReplies()
-        self.scheduler = Scheduler(len(self.gangs), limits.ahead, policy)
+        super().__init__(gangs, 1, Stalls(limits.stall_report, limits.step_deadline))
+        self.scheduler = Scheduler(len(gangs), limits.ahead, policy)
         self._liveness = Liveness(limits.heartbeat, now)
         self._peers = PeerReports(
             limits.heartbeat, lambda peer: f"host {peer.host} (island{peer.gang.island})"
         )
-        self._stalls = Stalls(limits.stall_report, limits.step_deadline)
-        # What is done when hosts have said what they are at.
-        self._asked_for: dict[int, Gang | Stall] = {}
-        self._held = HeldFailures(sum(len(gang.hosts) for gang in self.gangs))
-        self._next = 1
+        self._held = HeldFailures(sum(len(gang.hosts) for gang in gangs))
 
     # The hot path.
 
-    def take_numbers(self, count: int = 1) -> int:
-        """The first of so many numbers that nothing else has: of steps, arrays and programs."""
-        first = self._next
-        self._next += count
-        return first
-
-    def issue(self, step: Step, gangs: Sequence[Gang], made: Iterable[Step | None]) -> None:
-        """Notes a step that is about to be sent to its hosts, as `IssuedSteps.issue` says.
-
-        Raises:
-          HostError: an island is gone or leaves, or what the step takes is spoiled.
-        """
-        self.steps.issue(step, gangs, made)
-
     def done(self, gang: Gang, host: int, run: int, now: float) -> None:
-        """Notes that a host is done with a step, and that nothing failed there.
-
-        Args:
-          gang: the workers of the host.
-          host: its number.
-          run: that of the step.
-          now: the time.
-        """
+        """See `ClusterView.done`."""
         step = self.steps.get(run)
         # A call says nothing of the steps that it is beside.
         if step is None or not step.is_beside:
@@ -170,19 +134,7 @@ class ClusterCore:
         now: float,
         took: float = 0.0,
     ) -> list[Effect]:
-        """Notes that a host is done with a step, and that something failed there.
-
-        It is held for a while if the loss of another host may be the cause, see `HeldFailures`.
-
-        Args:
-          gang: the workers of the host.
-          host: its number.
-          run: that of the step.
-          error: the reason if all results failed; None if only some did.
-          wrong: the reasons for single results, by their positions.
-          now: the time.
-          took: the time for which the step had the devices there, in seconds.
-        """
+        """See `ClusterView.fail`; the failure is held while a loss may be its cause, see `HeldFailures`."""
         gang.pulses[host].progressed = now
         step = self.steps.get(run)
         if step is None:
@@ -274,28 +226,6 @@ class ClusterCore:
 
     # All else.
 
-    def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
-        """A host has ended its part of a call.
-
-        Args:
-          host: its number.
-          call: that of the call.
-          answer: what it says.
-          failure: why it failed; None if it did not.
-        """
-        step = self.steps.get(call)
-        if not isinstance(step, FunctionCall) or host not in step.hosts:
-            return
-        # First: who sees that it is done reads them.
-        step.answers[host] = answer
-        if step.done(host, failure):
-            self.steps.end(step)
-
-    def gang(self, key: GangKey) -> Gang | None:
-        """The current gang of an island, unless the key is that of an earlier one."""
-        gang = self.gangs[key.island]
-        return gang if gang.key == key else None
-
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Takes note of what was seen, and returns what is to be done, in this order."""
         match event:
@@ -318,12 +248,6 @@ class ClusterCore:
                 return []
             case _:
                 return self._change(event, now)
-
-    def ask_reports(self, hosts: Iterable[int], now: float) -> tuple[HostRequest, list[Effect]]:
-        """Asks hosts what they are at, those that are not gone; `HostReport`s are the answers."""
-        gone = {host for gang in self.gangs if gang.failure for host in gang.hosts}
-        request = self.replies.ask([host for host in hosts if host not in gone], now + REPORT_SECONDS)
-        return request, [RequestReports(request.number, request.hosts)]
 
     def _change(self, event: GangEvent, now: float) -> list[Effect]:
         gang = self.gang(event.gang)
@@ -372,8 +296,7 @@ class ClusterCore:
         self._held.note_loss(gang.key)
         steps = self.steps.lose(gang, failure)
         effects: list[Effect] = [Disconnect(gang.key), *self._release(now)]
-        for request in self.replies.lose(gang.hosts, failure):
-            effects += self._answered(request, now)
+        effects += self._lose_requests(gang.hosts, failure, now)
         if gang.is_closed():
             return effects
         cancelled: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -383,15 +306,12 @@ class ClusterCore:
         return [*effects, TerminateGang(gang.key, cancelled)]
 
     def _tick(self, now: float) -> list[Effect]:
-        effects = self._release(now)
-        for request in self.replies.expire(now):
-            effects += self._answered(request, now)
+        effects = [*self._release(now), *self._expire(now)]
         gone, pings = self._liveness.look(self.gangs, now)
         for event in (*gone, *self._peers.look(now)):
             effects += self._change(event, now)
         effects += pings
-        for stall in self._stalls.look(self.steps.unfinished(), self.gangs, now):
-            effects += self._ask_about(stall, stall.step.pending(), now)
+        effects += self._check_stalls(now)
         for gang in [*self.gangs]:
             effects += self._go_on(gang, now)
         return effects
@@ -408,29 +328,16 @@ class ClusterCore:
                         return self._change(GangDrained(gang.key), now)
                     text = f", and was not done with {unfinished[0]} after {gang.grace:.0f} seconds"
                     return self._change(GangDrained(gang.key, text), now)
-                return [] if unfinished else self._ask_about(gang, gang.hosts, now)
+                return [] if unfinished else self._request_for(gang, gang.hosts, now)
             case Terminating(deadline=deadline) if now >= deadline:
                 return self._change(ExitOverdue(gang.key), now)
         return []
 
-    def _ask_about(self, subject: Gang | Stall, hosts: Iterable[int], now: float) -> list[Effect]:
-        """Asks hosts what they are at, once at a time, to decide something when they have said it."""
-        if any(_is_same(subject, other) for other in self._asked_for.values()):
-            return []
-        request, effects = self.ask_reports(hosts, now)
-        if not request.is_done():
-            self._asked_for[request.number] = subject
-        return effects
-
-    def _answered(self, request: HostRequest, now: float) -> list[Effect]:
-        """Goes on with what waited for reports."""
-        reports: dict[int, HostReport] = {host: said[-1] for host, said in request.answers.items()}
-        match self._asked_for.pop(request.number, None):
-            case Gang() as gang:
-                return self._drained(gang, reports, now)
-            case Stall() as stall:
-                return self._stalled(stall, reports, now)
-        return []
+    def _decide(self, subject: Gang | Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
+        """See `ClusterView`; a gang that drains is decided about, too."""
+        if isinstance(subject, Gang):
+            return self._drained(subject, reports, now)
+        return super()._decide(subject, reports, now)
 
     def _drained(self, gang: Gang, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
         """Lets a gang end of which nothing is held."""
@@ -439,17 +346,11 @@ class ClusterCore:
             return []
         return self._change(GangDrained(gang.key), now)
 
-    def _stalled(self, stall: Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
-        """Reports a step that makes no progress, and ends the hosts that it waits for if it is time."""
-        step = stall.step
-        text = report_of(stall, self.gangs, reports)
-        if text is None:
-            return []
-        if not stall.is_over:
-            return [Log(logging.WARNING, text)]
-        effects: list[Effect] = [Log(logging.ERROR, text)]
-        why = f"{step} made no progress in {stall.seconds:.0f} seconds"
-        for host in causes(step, reports):
+    def _end_stalled(self, stall: Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
+        """Ends the hosts that the others wait for."""
+        why = f"{stall.step} made no progress in {stall.seconds:.0f} seconds"
+        effects: list[Effect] = []
+        for host in causes(stall.step, reports):
             gang = next(gang for gang in self.gangs if host in gang.pulses)
             effects += self._change(HostLost(gang.key, host, why), now)
         return effects
@@ -458,9 +359,3 @@ class ClusterCore:
 def _exchanges(gang: Gang) -> bool:
     """Whether what its hosts say of others, and others of them, means that the network is cut."""
     return isinstance(gang.state, Running | Draining)
-
-
-def _is_same(subject: Gang | Stall, other: Gang | Stall) -> bool:
-    if isinstance(subject, Stall):
-        return isinstance(other, Stall) and subject.step is other.step
-    return subject is other

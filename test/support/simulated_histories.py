@@ -133,7 +133,7 @@ class HistoryPlayer:
     def _check(self) -> None:
         """All that must be true at the end."""
         core = self.cluster.core
-        assert not core._asked_for, "questions are held"
+        assert not core._subjects, "requests for reports are held"
         for step, said in self.clients.verdicts.items():
             assert step.is_done(), f"{step} has not ended"
             assert said == verdict(step), f"{step} was {said}, and is {verdict(step)}"

@@ -4,7 +4,7 @@
   that users hold.
 - `host_session.py` is the session of a client, `local_session.py` with workers of this process and
   `remote_session.py` with a service, to which `attaching.py` connects.
-- With a service, `cluster_mirror.py` is the state of its islands, kept up to date by `service_listener.py`;
+- With a service, `service_listener.py` keeps the copy of its state (`control.cluster_mirror`) up to date;
   `relayed.py` are the workers, to which it passes messages on, and `device_allocator.py` requests devices.
 
 Imports `protocol`, `launch`, `cluster` and `trace`.

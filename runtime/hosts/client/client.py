@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pathways.runtime.control.core import REPORT_SECONDS
+from pathways.runtime.control.cluster_view import REPORT_SECONDS
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import FunctionCall, Step

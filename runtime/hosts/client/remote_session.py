@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from pathways.runtime.control.cluster_mirror import SERVICE, ClusterMirror, ServiceLost
 from pathways.runtime.control.effects import Effect, Log, RequestReports
 from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError
 from pathways.runtime.control.records.events import GangKey, Tick
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.step import SESSION_BITS, Step
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
-from pathways.runtime.hosts.client.cluster_mirror import SERVICE, ClusterMirror, ServiceLost
 from pathways.runtime.hosts.client.device_allocator import DeviceAllocator
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.relayed import relayed_host

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways.runtime.control.effects import GangLeaving, GangLost, GangReturned
-from pathways.runtime.control.records.errors import lost
-from pathways.runtime.control.records.events import GangKey, ReplyReceived
-from pathways.runtime.hosts.client.cluster_mirror import (
+from pathways.runtime.control.cluster_mirror import (
     SERVICE,
     ServiceLost,
     StepCut,
     StepIndeterminate,
     StepRefused,
 )
+from pathways.runtime.control.effects import GangLeaving, GangLost, GangReturned
+from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.events import GangKey, ReplyReceived
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip

@@ -6,63 +6,21 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.effects import Effect
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure
-from pathways.runtime.control.records.replies import HostRequest, PendingReplies
+from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.control.sharing.scheduler_events import SchedulerEvent
-from pathways.runtime.control.steps import IssuedSteps
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 
 
 def ignore(effect: Effect) -> None:
     """Does nothing of it."""
-
-
-class Core(Protocol):
-    """Interface of a core: a `ClusterCore`, or the `ClusterMirror` of a client; see there."""
-
-    is_several: bool
-    steps: IssuedSteps
-    replies: PendingReplies
-
-    @property
-    def gangs(self) -> Sequence[GangView]:
-        """The current gang of each island."""
-
-    def take_numbers(self, count: int = 1) -> int:
-        """See `ClusterCore.take_numbers`."""
-
-    def issue(self, step: Step, gangs: Sequence[Any], made: Iterable[Step | None]) -> None:
-        """See `ClusterCore.issue`."""
-
-    def done(self, gang: Any, host: int, run: int, now: float) -> None:
-        """See `ClusterCore.done`."""
-
-    def fail(
-        self,
-        gang: Any,
-        host: int,
-        run: int,
-        error: str | None,
-        wrong: Mapping[int, str],
-        now: float,
-        took: float = 0.0,
-    ) -> list[Effect]:
-        """See `ClusterCore.fail`."""
-
-    def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
-        """See `ClusterCore.called`."""
-
-    def handle(self, event: Any, now: float) -> list[Effect]:
-        """See `ClusterCore.handle`."""
-
-    def ask_reports(self, hosts: Iterable[int], now: float) -> tuple[HostRequest, list[Effect]]:
-        """See `ClusterCore.ask_reports`."""
 
 
 class SharedCore:
@@ -80,7 +38,7 @@ class SharedCore:
       defer: has another thread call `carry_out`; None where the thread that told the core does.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ClusterView[Any]) -> None:
         self.core = core
         self.act: Callable[[Effect], None] = ignore
         self.defer: Callable[[], None] | None = None

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from pathways.runtime.control.core import REPORT_SECONDS, ClusterCore
+from pathways.runtime.control.cluster_view import REPORT_SECONDS
+from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.effects import (
     Effect,
     GangLeaving,

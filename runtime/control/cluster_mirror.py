@@ -7,19 +7,14 @@ of a process with workers of its own, so that failures and what they spoil are r
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from pathways.runtime.control.core import REPORT_SECONDS
-from pathways.runtime.control.effects import Effect, GangLeaving, GangLost, GangReturned, Log, RequestReports
+from pathways.runtime.control.cluster_view import ClusterView
+from pathways.runtime.control.effects import Effect, GangLeaving, GangLost, GangReturned
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure, failed
 from pathways.runtime.control.records.events import GangKey, ReplyReceived, Tick
-from pathways.runtime.control.records.replies import HostRequest, PendingReplies
-from pathways.runtime.control.records.step import FunctionCall, Step
-from pathways.runtime.control.stalls import Stall, Stalls, report_of
-from pathways.runtime.control.steps import IssuedSteps
+from pathways.runtime.control.stalls import Stalls
 
 SERVICE = -1
 """The number of the service itself, among those of hosts that are asked something."""
@@ -106,8 +101,8 @@ class ServiceLost:
 ServiceEvent = GangLeaving | GangLost | GangReturned | StepRefused | StepIndeterminate | StepCut | ServiceLost
 
 
-class ClusterMirror:
-    """The state of the islands for a client; has the face of `ClusterCore`.
+class ClusterMirror(ClusterView[MirroredGang]):
+    """State of the islands for a client of a service.
 
     Args:
       islands: for each island how often its workers were started before, and their numbers.
@@ -115,43 +110,19 @@ class ClusterMirror:
       stall_report: seconds without progress after which a step is reported; None for never.
 
     Attributes:
-      gangs: the current gang of each island.
-      steps: what was asked for and is not done.
-      replies: what was asked.
-      ended: why the service is gone; None while it is there.
+      ended: why the service is disconnected; None while it is connected.
     """
 
     def __init__(
         self, islands: Iterable[tuple[int, Sequence[int]]], first: int, stall_report: float | None = None
     ) -> None:
-        self.gangs = [
-            MirroredGang(GangKey(number, start), hosts) for number, (start, hosts) in enumerate(islands)
-        ]
-        self.is_several = any(gang.is_several for gang in self.gangs)
-        self.steps = IssuedSteps(self.is_several)
-        self.replies = PendingReplies()
+        gangs = [MirroredGang(GangKey(number, start), hosts) for number, (start, hosts) in enumerate(islands)]
+        # The service alone ends steps that are over their deadline.
+        super().__init__(gangs, first, Stalls(stall_report, None))
         self.ended: Failure | None = None
-        self._next = first
-        self._stalls = Stalls(stall_report, None)
-        # What is reported when hosts have said what they are at.
-        self._asked_for: dict[int, Stall] = {}
-
-    def take_numbers(self, count: int = 1) -> int:
-        """The first of so many numbers that nothing else has: of steps and arrays."""
-        first = self._next
-        self._next += count
-        return first
-
-    def issue(self, step: Step, gangs: Sequence[GangView], made: Iterable[Step | None]) -> None:
-        """Notes a step that the service is about to be asked for, see `IssuedSteps.issue`.
-
-        Raises:
-          HostError: an island is gone or leaves, or what the step takes is spoiled.
-        """
-        self.steps.issue(step, gangs, made)
 
     def done(self, gang: GangView, host: int, run: int, now: float) -> None:
-        """Notes that a host is done with a step, see `ClusterCore.done`."""
+        """See `ClusterView.done`."""
         self.fail(gang, host, run, None, {}, now)
 
     def fail(
@@ -164,7 +135,7 @@ class ClusterMirror:
         now: float,
         took: float = 0.0,
     ) -> list[Effect]:
-        """Notes a failure of a step, see `ClusterCore.fail`; the service has held it where necessary."""
+        """See `ClusterView.fail`; the service has held the failure where necessary."""
         del took
         step = self.steps.get(run)
         if step is not None:
@@ -176,39 +147,20 @@ class ClusterMirror:
                 self.steps.end(step)
         return []
 
-    def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
-        """A host has ended its part of a call, see `ClusterCore.called`."""
-        step = self.steps.get(call)
-        if isinstance(step, FunctionCall) and host in step.hosts:
-            step.answers[host] = answer
-            if step.done(host, failure):
-                self.steps.end(step)
-
-    def gang(self, key: GangKey) -> MirroredGang | None:
-        """The current gang of an island, unless the key is that of an earlier one."""
-        gang = self.gangs[key.island]
-        return gang if gang.key == key else None
-
-    def ask_reports(self, hosts: Iterable[int], now: float) -> tuple[HostRequest, list[Effect]]:
-        """Asks hosts what they are at, those that are not gone; `HostReport`s are the answers."""
-        gone = {host for gang in self.gangs if gang.failure for host in gang.hosts}
-        request = self.replies.ask([host for host in hosts if host not in gone], now + REPORT_SECONDS)
-        return request, [RequestReports(request.number, request.hosts)]
-
     def handle(self, event: ReplyReceived | Tick | ServiceEvent, now: float) -> list[Effect]:
         """Takes note of what was told."""
         match event:
             case ReplyReceived():
                 request = self.replies.answer(event.host, event.request, event.value, is_last=event.is_last)
-                return [] if request is None else self._answered(request)
+                return [] if request is None else self._answered(request, now)
             case Tick():
-                return self._tick(now)
+                return [*self._expire(now), *self._check_stalls(now)]
             case GangLeaving():
                 if (gang := self.gang(event.gang)) is not None:
                     gang._leave(event.why)
             case GangLost():
                 if (gang := self.gang(event.gang)) is not None:
-                    self._lose(gang, event.why, event.is_dead)
+                    return self._lose(gang, event.why, event.is_dead, now)
             case GangReturned(key):
                 before = self.gangs[key.island]
                 if before.key.start < key.start:
@@ -226,27 +178,9 @@ class ClusterMirror:
             case ServiceLost():
                 self.ended = self.ended or event.why
                 self.replies.lose([SERVICE], event.why)
-                for gang in self.gangs:
-                    self._lose(gang, event.why, is_dead=True)
+                gangs = [*self.gangs]
+                return [e for gang in gangs for e in self._lose(gang, event.why, is_dead=True, now=now)]
         return []
-
-    def _tick(self, now: float) -> list[Effect]:
-        effects = [effect for request in self.replies.expire(now) for effect in self._answered(request)]
-        asked_for = [stall.step for stall in self._asked_for.values()]
-        for stall in self._stalls.look(self.steps.unfinished(), self.gangs, now):
-            if stall.step not in asked_for:
-                request, asked = self.ask_reports(stall.step.pending(), now)
-                self._asked_for[request.number] = stall
-                effects += asked
-        return effects
-
-    def _answered(self, request: HostRequest) -> list[Effect]:
-        """Says of a step that makes no progress what its hosts have said."""
-        stall = self._asked_for.pop(request.number, None)
-        if stall is None:
-            return []
-        text = report_of(stall, self.gangs, {host: said[-1] for host, said in request.answers.items()})
-        return [] if text is None else [Log(logging.WARNING, text)]
 
     def _end(self, number: int, why: Failure) -> None:
         step = self.steps.get(number)
@@ -255,10 +189,10 @@ class ClusterMirror:
                 step.done(host, why)
             self.steps.end(step)
 
-    def _lose(self, gang: MirroredGang, why: Failure, is_dead: bool) -> None:
-        was_gone = gang.failure is not None
+    def _lose(self, gang: MirroredGang, why: Failure, is_dead: bool, now: float) -> list[Effect]:
+        was_lost = gang.failure is not None
         gang._lose(why, is_dead)
-        if not was_gone:
-            self.steps.lose(gang, why)
-            for request in self.replies.lose(gang.hosts, why):
-                self._asked_for.pop(request.number, None)
+        if was_lost:
+            return []
+        self.steps.lose(gang, why)
+        return self._lose_requests(gang.hosts, why, now)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from pathways.runtime.control.cluster_mirror import ClusterMirror
 from pathways.runtime.control.effects import Effect, GangLost, Log, RequestReports
 from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.events import GangKey, ReplyReceived, Tick
 from pathways.runtime.control.records.reports import HostReport, StepReport
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.hosts.client.cluster_mirror import ClusterMirror
 
 
 def core_and_step() -> tuple[ClusterMirror, Step]:
@@ -59,7 +59,7 @@ def test_cluster_mirror_reports_no_step_that_has_ended_meanwhile():
         for host, gang in enumerate(core.gangs):
             core.done(gang, host, step.number, 12.0)
         assert answered(core, asked, 1, 12.5) == []
-        assert not core._asked_for
+        assert not core._subjects
         assert core.handle(Tick(), 40.0) == []
 
 
