@@ -13,7 +13,7 @@ from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.effects import Effect, GangLeaving, GangLost, GangReturned
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure, failed
-from pathways.runtime.control.records.events import GangKey, ReplyReceived, Tick
+from pathways.runtime.control.records.events import GangClosed, GangKey, ReplyReceived, Tick
 from pathways.runtime.control.stalls import Stalls
 
 SERVICE = -1
@@ -98,7 +98,16 @@ class ServiceLost:
     why: Failure
 
 
-ServiceEvent = GangLeaving | GangLost | GangReturned | StepRefused | StepIndeterminate | StepCut | ServiceLost
+ServiceEvent = (
+    GangClosed
+    | GangLeaving
+    | GangLost
+    | GangReturned
+    | StepRefused
+    | StepIndeterminate
+    | StepCut
+    | ServiceLost
+)
 
 
 class ClusterMirror(ClusterView[MirroredGang]):
@@ -166,6 +175,9 @@ class ClusterMirror(ClusterView[MirroredGang]):
                 if before.key.start < key.start:
                     assert before.failure is not None, f"{before} is back, and was not lost"
                     self.gangs[key.island] = MirroredGang(key, before.hosts)
+            case GangClosed():
+                if (gang := self.gang(event.gang)) is not None:
+                    return self._lose(gang, gang.closed(event.how), is_dead=True, now=now)
             case StepRefused():
                 self._end(event.step, event.why)
             case StepIndeterminate():

@@ -200,6 +200,18 @@ class GangView(abc.ABC):
     def __str__(self) -> str:
         return self.name
 
+    def named(self, host: int) -> str:
+        """Returns the name of a host in messages."""
+        return f"host {host} ({self.name})"
+
+    def closed(self, how: str) -> Failure:
+        """Returns the failure of all that this process has here once it has closed the cluster.
+
+        Args:
+          how: the end of the sentence `host 0 (island0) ...`.
+        """
+        return Failure(ClusterClosedError, f"{self.named(self.hosts[0])} {how}")
+
     @property
     @abc.abstractmethod
     def failure(self) -> Failure | None:
@@ -325,10 +337,6 @@ class Gang(GangView):
         failure = self.failure
         return failure is not None and failure.kind is ClusterClosedError
 
-    def named(self, host: int) -> str:
-        """What a host of it is called in messages."""
-        return f"host {host} ({self.name})"
-
     def _leaves(self, host: int) -> str:
         return f"{self.named(host)} is leaving: {_ASKED}; its island accepts nothing more"
 
@@ -419,7 +427,7 @@ class Gang(GangView):
         return replaced, [AttachGang(self._next_key()), Log(logging.INFO, f"{self.name} is back")]
 
     def _close(self, state: State, event: GangClosed, now: float) -> tuple[State, list[Effect]]:
-        return Dead(Failure(ClusterClosedError, f"{self.named(self.hosts[0])} {event.how}")), []
+        return Dead(self.closed(event.how)), []
 
     def _stay_gone(
         self, state: Restarting | Pausing, event: GangClosed, now: float

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathways.runtime.control.cluster_mirror import SERVICE, ClusterMirror, ServiceLost
 from pathways.runtime.control.effects import Effect, Log, RequestReports
 from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError
-from pathways.runtime.control.records.events import GangKey, Tick
+from pathways.runtime.control.records.events import GangClosed, GangKey, Tick
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.step import SESSION_BITS, Step
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
@@ -115,6 +115,8 @@ class RemoteSession(HostSession):
         self._service.leave()
 
     def _tell_closed(self, how: str) -> None:
+        # First: arrays and steps say the same as with workers of this process.
+        self._core.tell(*(GangClosed(gang.key, how) for gang in self._mirror.gangs))
         self._core.tell(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:

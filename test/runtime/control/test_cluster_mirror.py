@@ -1,13 +1,16 @@
-"""Reports of a client of a service about its own steps that make no progress."""
+"""Copy of a cluster of a client: steps without progress, and a closed cluster."""
 
 from __future__ import annotations
 
 import logging
 
+import pytest
+
 from pathways.runtime.control.cluster_mirror import ClusterMirror
+from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.effects import Effect, GangLost, Log, RequestReports
-from pathways.runtime.control.records.errors import lost
-from pathways.runtime.control.records.events import GangKey, ReplyReceived, Tick
+from pathways.runtime.control.records.errors import ClusterClosedError, lost
+from pathways.runtime.control.records.events import GangClosed, GangKey, ReplyReceived, Tick
 from pathways.runtime.control.records.reports import HostReport, StepReport
 from pathways.runtime.control.records.step import Step
 
@@ -73,3 +76,12 @@ def test_cluster_mirror_counts_the_end_of_a_step_as_progress_of_the_next():
     assert [effect.hosts for effect in effects if isinstance(effect, RequestReports)] == [(1,)]
     effects = core.handle(Tick(), 18.5)
     assert [effect.hosts for effect in effects if isinstance(effect, RequestReports)] == [(0,)]
+
+
+def test_cluster_mirror_reports_a_closed_cluster_as_the_core_of_its_workers_does():
+    client, _ = core_and_step()
+    owner = ClusterCore([(0,), (1,)], Limits(), 0.0)
+    for core in (client, owner):
+        core.handle(GangClosed(GangKey(1, 0), "is closed"), 1.0)
+        with pytest.raises(ClusterClosedError, match=r"^host 1 \(island1\) is closed$"):
+            core.gangs[1].check()
