@@ -30,12 +30,14 @@ class _ReadConnection:
     Attributes:
       connection: the connection, or the socket by which the loop is woken.
       read: reads what is there, and acts on it.
-      pauses: whether nothing is read while something is kept for the other side.
+      pauses: whether nothing is read while the other side does not accept more.
+      is_full: whether the other side does not accept more now.
     """
 
     connection: Any
     read: Callable[[], None]
     pauses: bool
+    is_full: bool = False
 
 
 class EventLoop:
@@ -44,7 +46,8 @@ class EventLoop:
     Any thread may call it.
 
     Args:
-      is_served: whether one thread alone runs it, by calling `look`; others only wait.
+      is_served: whether one thread alone runs it, by calling `look`; others only wait. What is sent on
+        connections that buffer it is sent at the next call.
     """
 
     def __init__(self, *, is_served: bool = False) -> None:
@@ -52,6 +55,8 @@ class EventLoop:
         self._readers: dict[int, _ReadConnection] = {}
         self._poll = select.poll()
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
+        self._unsent: collections.deque[_ReadConnection] = collections.deque()
+        self._thread = 0
         self._make_locks()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -82,13 +87,13 @@ class EventLoop:
         Args:
           connection: the connection.
           read: reads what is there, and acts on it; also when sending has failed, which reading explains.
-          keeps: whether what the other side does not take is kept and sent later, so that nobody waits who
-            sends.
-          pauses: whether the other side is not read as long as it does not take what is kept.
+          keeps: whether what is sent is buffered until the next call of `look`, so that no sender waits,
+            and all messages of one iteration are one call of the system.
+          pauses: whether the other side is not read as long as it does not accept what is buffered.
         """
         reader = _ReadConnection(connection, read, pauses)
         if keeps:
-            connection.keep_sending(functools.partial(self._note_full, reader))
+            connection.buffer_sends(functools.partial(self._note_unsent, reader))
         with self._changing:
             self._readers[connection.fileno()] = reader
             self._poll.register(connection.fileno(), select.POLLIN)
@@ -144,6 +149,9 @@ class EventLoop:
 
         For the thread that runs the loop.
         """
+        self._thread = threading.get_ident()
+        while self._unsent:
+            self._flush(self._unsent.popleft())
         ready = self._poll.poll(0 if self._posted else seconds * 1e3)
         for number, what in ready:
             reader = self._readers.get(number)
@@ -151,7 +159,7 @@ class EventLoop:
                 # Another thread has just forgotten it.
                 continue
             if what & select.POLLOUT:
-                self._flush(number, reader)
+                self._flush(reader)
             if what & ~select.POLLOUT:
                 reader.read()
         # Not those that come meanwhile: others want to be read, too.
@@ -195,22 +203,29 @@ class EventLoop:
             with self._turn:
                 self._turn.notify_all()
 
-    def _note_full(self, reader: _ReadConnection) -> None:
-        """Waits for the other side to take more, too."""
-        with self._changing:
-            for number, other in self._readers.items():
-                if other is reader:
-                    also = 0 if reader.pauses else select.POLLIN
-                    self._poll.modify(number, select.POLLOUT | also)
-        self._nudge()
+    def _note_unsent(self, reader: _ReadConnection) -> None:
+        self._unsent.append(reader)
+        if threading.get_ident() != self._thread:
+            self._nudge()
 
-    def _flush(self, number: int, reader: _ReadConnection) -> None:
+    def _flush(self, reader: _ReadConnection) -> None:
+        """Sends what is buffered for a connection; the rest when the other side accepts more."""
+        connection = reader.connection
+        number = connection.fileno()
+        if self._readers.get(number) is not reader:
+            # Removed, or closed, in the meantime.
+            return
         try:
-            reader.connection.flush()
+            connection.flush()
         except ConnectionEnded:
+            # Reading tells why.
             reader.read()
             return
+        # Whatever is buffered from now on is noted again, or the rest of it is in front.
+        if (is_full := connection.has_unsent()) == reader.is_full:
+            return
+        reader.is_full = is_full
+        events = select.POLLIN if not is_full else select.POLLOUT | (0 if reader.pauses else select.POLLIN)
         with self._changing:
-            # Who keeps more from now on says so after this.
-            if not reader.connection.has_kept() and self._readers.get(number) is reader:
-                self._poll.modify(number, select.POLLIN)
+            if self._readers.get(number) is reader:
+                self._poll.modify(number, events)

@@ -23,8 +23,8 @@ _LONG = _AT_ONCE // 4
 LONGEST_TAKEN = 1 << 25
 """The longest message, in bytes, where reading does not wait for the rest of one."""
 
-MOST_KEPT = 1 << 26
-"""How many bytes are kept for who does not read them."""
+MAX_SEND_BUFFER = 1 << 26
+"""Max. bytes that are buffered for a peer that does not read them."""
 
 type Place[Received] = Callable[[Received, int], memoryview]
 """Gives the memory for the bytes of an array after a message, of their number."""
@@ -56,9 +56,10 @@ class Connection[Received]:
         self._unread = 0
         self._most = MOST_BYTES
         self._deadline: float | None = None
-        # What the system has not taken yet, where sending does not wait.
-        self._kept: collections.deque[memoryview] | None = None
-        self._wake: Callable[[], None] = lambda: None
+        # Frames that are not sent yet, where `flush` sends them, and their bytes.
+        self._unsent: collections.deque[bytes | memoryview] | None = None
+        self._unsent_bytes = 0
+        self._notify: Callable[[], None] = lambda: None
         self.place: Place[Received] | None = None
 
     def fileno(self) -> int:
@@ -79,8 +80,8 @@ class Connection[Received]:
 
     def send_frames(self, *frames: bytes | memoryview) -> None:
         """Sends messages that are encoded already; see `send`."""
-        if self._kept is not None:
-            self._send_or_keep(self._kept, frames)
+        if self._unsent is not None:
+            self._buffer_frames(self._unsent, frames)
             return
         with self._sending:
             try:
@@ -89,56 +90,59 @@ class Connection[Received]:
             except OSError as error:
                 raise _ended(error) from None
 
-    def _send_or_keep(
-        self, kept: collections.deque[memoryview], frames: Sequence[bytes | memoryview]
+    def _buffer_frames(
+        self, unsent: collections.deque[bytes | memoryview], frames: Sequence[bytes | memoryview]
     ) -> None:
         with self._sending:
-            data = frames[0] if len(frames) == 1 else b"".join(frames)
-            sent = 0
-            if not kept:
+            is_first = not unsent
+            for frame in frames:
+                self._unsent_bytes += len(frame)
+                # The memory of a view may be written again before it is sent.
+                unsent.append(frame if isinstance(frame, bytes) else bytes(frame))
+            if self._unsent_bytes > MAX_SEND_BUFFER:
+                raise ConnectionEnded(f"the peer has not read the last {MAX_SEND_BUFFER} bytes")
+        if is_first:
+            self._notify()
+
+    def buffer_sends(self, notify: Callable[[], None]) -> None:
+        """Buffers what is sent until `flush`, so that no sender waits and small messages share one call.
+
+        Args:
+          notify: is called when there is something to flush that was not before.
+        """
+        self._unsent, self._notify = collections.deque(), notify
+
+    def has_unsent(self) -> bool:
+        """Returns whether something is to be flushed."""
+        return bool(self._unsent)
+
+    def flush(self) -> None:
+        """Sends as much of the buffer as the system accepts now.
+
+        Raises:
+          ConnectionEnded: the other side is disconnected.
+        """
+        with self._sending:
+            unsent = self._unsent
+            while unsent:
+                frames = [unsent.popleft()]
+                size = len(frames[0])
+                # Joined only so far: a slow peer would have all of it copied again and again.
+                while unsent and size < _AT_ONCE:
+                    frames.append(unsent.popleft())
+                    size += len(frames[-1])
+                data = frames[0] if len(frames) == 1 else b"".join(frames)
+                sent = 0
                 try:
                     sent = self._socket.send(data, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     pass
                 except OSError as error:
                     raise _ended(error) from None
-            if sent == len(data):
-                return
-            kept.append(memoryview(bytes(data[sent:])))
-            if sum(map(len, kept)) > MOST_KEPT:
-                raise ConnectionEnded(f"the peer has not read the last {MOST_KEPT} bytes")
-        self._wake()
-
-    def keep_sending(self, wake: Callable[[], None]) -> None:
-        """Lets nobody wait who sends: what the system does not take at once is kept, and sent by `flush`.
-
-        Args:
-          wake: is called when there is something to flush.
-        """
-        self._kept, self._wake = collections.deque(), wake
-
-    def has_kept(self) -> bool:
-        """Whether something is to be flushed."""
-        return bool(self._kept)
-
-    def flush(self) -> None:
-        """Sends what the system takes now of what was kept.
-
-        Raises:
-          ConnectionEnded: the other side is gone.
-        """
-        with self._sending:
-            try:
-                while self._kept:
-                    sent = self._socket.send(self._kept[0], socket.MSG_DONTWAIT)
-                    if sent == len(self._kept[0]):
-                        self._kept.popleft()
-                    else:
-                        self._kept[0] = self._kept[0][sent:]
-            except BlockingIOError:
-                return
-            except OSError as error:
-                raise _ended(error) from None
+                self._unsent_bytes -= sent
+                if sent < size:
+                    unsent.appendleft(memoryview(data)[sent:])
+                    return
 
     def read_with(self, decode: Callable[[bytearray], Received]) -> None:
         """Reads messages in another way from now on, such as those of whoever has proved who it is."""
@@ -309,7 +313,10 @@ class Connection[Received]:
         self._socket.close()
 
     def close(self) -> None:
-        """Ends the connection; whoever waits on it gets `ConnectionEnded`."""
+        """Closes the connection; who waits on it gets `ConnectionEnded`."""
+        with contextlib.suppress(OSError):
+            # Such as why it is closed.
+            self.flush()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -49,23 +49,23 @@ class FakeConnection:
 
     def __init__(self) -> None:
         self._socket, self.other = socket.socketpair()
-        self.kept = 1
+        self.unsent = 1
         self.flushed = 0
         self.has_ended = False
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def keep_sending(self, wake: Callable[[], None]) -> None:
-        self.say_full = wake
+    def buffer_sends(self, notify: Callable[[], None]) -> None:
+        self.notify_unsent = notify
 
     def flush(self) -> None:
         if self.has_ended:
             raise ConnectionEnded("the connection has ended")
         self.flushed += 1
 
-    def has_kept(self) -> bool:
-        return self.kept > 0
+    def has_unsent(self) -> bool:
+        return self.unsent > 0
 
     def close(self) -> None:
         self._socket.close()
@@ -154,21 +154,22 @@ def test_event_loop_that_is_served_is_run_by_its_thread_alone(served_loop, conne
     assert set(read) | set(posted) == {threading.get_ident()}
 
 
-def test_event_loop_sends_what_is_kept_until_it_is_taken(served_loop, connections):
-    """Others go on meanwhile, and it hears late of one that was forgotten."""
+def test_event_loop_sends_what_is_buffered_until_it_is_accepted(served_loop, connections):
+    """The loop goes on meanwhile, and is notified late of a connection that was removed."""
     first, second = connections
     for connection in connections:
         add(served_loop, connection, lambda: None, keeps=True)
-        connection.say_full()
+        connection.notify_unsent()
     served_loop.look(0)
     forget(served_loop, first)
-    first.say_full()
+    first.notify_unsent()
     served_loop.look(0)
-    assert (first.flushed, second.flushed) == (1, 2)
-    second.kept = 0
+    # Once as it is noted, and whenever the system has room.
+    assert (first.flushed, second.flushed) == (2, 3)
+    second.unsent = 0
     served_loop.look(0)
     served_loop.look(0)
-    assert second.flushed == 3
+    assert second.flushed == 4
 
 
 def test_event_loop_does_not_read_who_does_not_read(served_loop, connections):
@@ -176,11 +177,11 @@ def test_event_loop_does_not_read_who_does_not_read(served_loop, connections):
     read: list[FakeConnection] = []
     for connection, pauses in zip(connections, (True, False), strict=True):
         add(served_loop, connection, functools.partial(read.append, connection), keeps=True, pauses=pauses)
-        connection.say_full()
+        connection.notify_unsent()
         connection.other.send(b"work")
     served_loop.look(0)
     assert read == connections[1:]
-    connections[0].kept = 0
+    connections[0].unsent = 0
     served_loop.look(0)
     served_loop.look(0)
     assert connections[0] in read
@@ -191,6 +192,6 @@ def test_event_loop_reads_why_sending_has_failed(served_loop, connections):
     first, _ = connections
     add(served_loop, first, functools.partial(read.append, first), keeps=True, pauses=True)
     first.has_ended = True
-    first.say_full()
+    first.notify_unsent()
     served_loop.look(0)
     assert read == [first]

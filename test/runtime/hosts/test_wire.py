@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways.runtime.hosts.protocol import frames
-from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
-from pathways.runtime.hosts.protocol.messages import PROTOCOL, Done, MessageError
+from pathways.runtime.hosts.protocol import frames, wire
+from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker, encode
+from pathways.runtime.hosts.protocol.messages import PROTOCOL, Done, Free, MessageError
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 HEAD = b"PW" + bytes([PROTOCOL, 0])
@@ -87,3 +87,39 @@ def test_wire_limits_messages_while_bound(pair):
     threading.Thread(target=drip, daemon=True).start()
     with pytest.raises(ConnectionEnded, match="no reply in time"):
         receiver.receive()
+
+
+def test_wire_sends_a_buffer_in_order_as_the_peer_accepts_it(pair):
+    """Nothing is sent before `flush`, which never waits; `close` sends what there is room for."""
+    one, other = (Connection(sock, decode_for_worker) for sock in pair)
+    noted: list[int] = []
+    one.buffer_sends(lambda: noted.append(1))
+    frames = [encode(Free((n,))) for n in range(3)]
+    one.send_frames(*frames)
+    one.send(Free((3,)))
+    assert (len(noted), one.has_unsent()) == (1, True)
+    assert not other.wait(0)
+    one.flush()
+    assert not one.has_unsent()
+    assert [other.receive() for _ in range(4)] == [Free((n,)) for n in range(4)]
+    large = Free(tuple(range(1 << 16)))
+    for _ in range(64):
+        one.send(large)
+    received = []
+    reader = threading.Thread(target=lambda: received.extend(iter(other.receive, Free((4,)))))
+    reader.start()
+    while one.has_unsent():
+        one.flush()
+    one.send(Free((4,)))
+    one.close()
+    reader.join()
+    assert received == [large] * 64
+
+
+def test_wire_disconnects_a_peer_that_never_reads(pair, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_SEND_BUFFER", 1 << 16)
+    one = Connection(pair[0], decode_for_worker)
+    one.buffer_sends(lambda: None)
+    frame = encode(Free((1, 2, 3)))
+    with pytest.raises(ConnectionEnded, match="the peer has not read the last 65536 bytes"):
+        one.send_frames(*[frame] * (1 << 16))
