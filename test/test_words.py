@@ -33,7 +33,6 @@ PENDING = (
     "runtime/hosts/splitting",
     "runtime/hosts/trace",
     "runtime/hosts/worker",
-    "test/e2e",
     "test/lab",
     "test/runtime/control",
     "test/runtime/hosts",

@@ -1,4 +1,4 @@
-"""Runs of the examples, each made once however many tests look at it, and workers that tests share."""
+"""Runs of the examples, each run once for all tests that read it, and workers that tests share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HAS_FAILED = pytest.StashKey[bool]()
 
 @dataclasses.dataclass(frozen=True)
 class ExampleRun:
-    """What an example printed, and the folder with every form of its programs."""
+    """Output of an example, and the folder with every form of its programs."""
 
     output: str
     forms: Path
@@ -44,7 +44,7 @@ def run_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Examp
 
 @pytest.fixture(scope="session")
 def worker_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    """The workers that tests of this process share."""
+    """Returns the workers that tests of this process share."""
     pool = WorkerPool(lambda: tmp_path_factory.mktemp("service"))
     yield pool
     pool.close()
@@ -52,18 +52,18 @@ def worker_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool
 
 @pytest.fixture
 def shared_workers() -> None:
-    """The test gets workers that others have used, and leaves nothing on them; it kills none."""
+    """Gives the test workers that other tests have used; it leaves no arrays on them and kills none."""
 
 
 @pytest.fixture(scope="module", params=["own", "attached"])
 def own_or_attached_workers(request: pytest.FixtureRequest) -> str:
-    """As `shared_workers`, and once more as a client of a service that has started such workers."""
+    """Runs a test as `shared_workers` does, and again as a client of a service with such workers."""
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def lent_workers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lends workers to tests that share some; last to end, when other fixtures have given up their arrays."""
+    """Lends workers to tests that share some; ends last, after other fixtures have freed their arrays."""
     names = request.fixturenames
     if "own_workers" in names or not {"shared_workers", "own_or_attached_workers"} & {*names}:
         yield
@@ -89,7 +89,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that are about workers of their own are not run as clients of a service."""
+    """Deselects, for clients of a service, the tests that need workers of their own."""
     items[:] = [item for item in items if "[attached" not in item.name or not _is_about_own_workers(item)]
 
 
@@ -100,7 +100,7 @@ def _is_about_own_workers(item: pytest.Item) -> bool:
 
 @pytest.fixture
 def own_workers() -> Iterator[None]:
-    """The test starts workers that no other one gets, so that it may kill them."""
+    """Starts workers for this test alone, so that it may kill them."""
     pw.disconnect()
     yield
     pw.disconnect()
@@ -108,8 +108,8 @@ def own_workers() -> Iterator[None]:
 
 @pytest.fixture
 def devices() -> Iterator[pw.VirtualDeviceSet]:
-    """Slices of the test, which give their devices back."""
-    made = pw.make_virtual_device_set()
-    yield made
-    for slice in made.slices:
+    """Returns slices of the test, which releases their devices at its end."""
+    device_set = pw.make_virtual_device_set()
+    yield device_set
+    for slice in device_set.slices:
         pw.release(slice)

@@ -42,7 +42,7 @@ def data() -> tuple[State, jax.Array]:
 
 
 def slices(overlap: bool = True) -> list[pw.VirtualSlice]:
-    """Two slices of a device each; with `overlap` it may be the same."""
+    """Returns two slices of one device each; with `overlap` it may be the same device."""
     devices = pw.make_virtual_device_set()
     return [devices.add_slice((1,), ("x",), overlap=overlap) for _ in range(2)]
 
@@ -75,7 +75,7 @@ def program_of(layers: list[Callable[..., Any]]) -> Callable[..., Any]:
 
 
 def trained(steps: int) -> State:
-    """The weights after a number of steps of `jax.jit`."""
+    """Returns the weights after a number of steps of `jax.jit`."""
     return train(jax.jit(lambda w, x: train_step([layer, layer], w, x)), steps, data()[0])
 
 
@@ -103,12 +103,12 @@ def loops() -> None:
     placed, (w, x) = layers(), data()
 
     def decode(layers: list[Callable[..., Any]], w: State, x: jax.Array, end: Any) -> Any:
-        def turn(state: Any) -> Any:
+        def iteration(state: Any) -> Any:
             i, x, sums = state
             x = layers[1](w[1], layers[0](w[0], x))
             return i + 1, x, sums.at[i].set(x.sum())
 
-        return jax.lax.while_loop(lambda state: state[0] < end, turn, (0, x, jnp.zeros(16)))
+        return jax.lax.while_loop(lambda state: state[0] < end, iteration, (0, x, jnp.zeros(16)))
 
     ours = pw.program(lambda *arguments: decode(placed, *arguments), chunk=4)
     theirs = jax.jit(lambda *arguments: decode([layer, layer], *arguments))
@@ -127,12 +127,12 @@ def hosts() -> None:
 
 
 def norm(x: Any) -> float:
-    """Called on hosts."""
+    """Doubles as an example of a function that is called on hosts."""
     return float(np.linalg.norm(np.asarray(x)))
 
 
 def checkpoints(folder: str) -> None:
-    """Three steps on slices that share a GPU here, three on two hosts, three here again."""
+    """Saves after three steps on slices that share a GPU here, continues on two hosts, then here again."""
     weights, x = data()
     here = slices()
     step = program_of([pw.jit(layer, devices=slice) for slice in here])
@@ -158,7 +158,7 @@ def bundles(folder: str) -> None:
 
 
 def service(folder: str) -> None:
-    """Two clients of a service, one after the other on the same islands."""
+    """Runs two clients of a service, one after the other on the same islands."""
     file = Path(folder, "gpu.toml")
     file.write_text(LAB)
     command = [sys.executable, "-m", "pathways.tools.pw_cluster"]

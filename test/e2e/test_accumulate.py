@@ -103,7 +103,7 @@ def test_accumulate_steps_in_double_precision():
 
 
 def test_accumulate_bits_same_under_all_schedules():
-    """Of two stages on each slice."""
+    """Two stages on each slice."""
     place = on_slices((1,), (1,))
     results = [pw.program(looped(*place), schedule=name)(weights(4), BATCH) for name in SCHEDULES]
     assert_close(results[0], jax.jit(looped(jax.jit, jax.jit))(weights(4), BATCH))
@@ -200,7 +200,7 @@ def test_accumulate_reduces_auxiliary_results():
 
 
 def test_accumulate_reduces_results_of_no_placed_call():
-    """The microbatch itself, glue on it, a parameter, a constant: all are reduced like any other result."""
+    """The microbatch, an unplaced operation on it, a parameter, a constant: all are reduced alike."""
 
     def build(*place):
         first, second = (on(layer) for on in place)
@@ -247,7 +247,7 @@ def test_accumulate_reduces_integers():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_accumulate_keeps_weak_types(count):
-    """A constant of Python, which takes on the dtype of what it is combined with."""
+    """A Python scalar takes on the dtype of the value that it is combined with."""
     kinds = ("mean", "sum", "concat")
 
     def build(place, _):
@@ -308,7 +308,7 @@ def test_accumulate_checkpointed_loss():
 
 
 def test_accumulate_gradients_alone_of_checkpointed_loss():
-    """No forward call is left but the repeated ones; these are the stages."""
+    """The only forward calls left are those that are repeated; these are the stages."""
 
     def build(*place):
         stages = [on(layer) for on in (*place, *place)]
@@ -583,7 +583,7 @@ def test_accumulate_under_jit_called_several_times():
 @pytest.mark.filterwarnings("ignore:.*nothing is pipelined")
 @pytest.mark.parametrize("program_first", [False, True])
 def test_accumulate_under_jit_inside_and_outside_program(program_first):
-    """JAX keeps its traces; that of a program is a loop, the other one a scan."""
+    """JAX caches its traces; the trace of a program is a loop, the other one a scan."""
     (on,) = on_slices((1,))
     mean = jax.jit(pw.accumulate(layer, M, reduce="mean"))
     w, x = weights(1)[0], BATCH[0]

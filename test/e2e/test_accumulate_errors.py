@@ -26,7 +26,7 @@ def stages() -> list[Fun]:
 
 @pytest.fixture
 def loss(stages: list[Fun]) -> Fun:
-    """A loss over two slices, for programs."""
+    """Returns a loss over two slices, for programs."""
     return lambda w, x: total_of(stages, w, x)
 
 
@@ -50,7 +50,7 @@ def refused(error: type[Exception], message: str) -> Any:
     return pytest.raises(error, match=re.escape(message))
 
 
-# At once, where the loop is made.
+# At once, where the loop is created.
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_accumulate_refuses_call_without_batch(run):
     ):
         run(pw.accumulate(total, 2), W)
     with refused(ValueError, "no batch to cut: called with 1 positional arguments"):
-        # Named arguments are not cut.
+        # Keyword arguments are not split.
         run(lambda w, x: pw.accumulate(total, 2)(w, x=x), W, X)
     for argnums in (2, -3, (1, 5), ()):
         with refused(ValueError, "no batch to cut: called with 2 positional arguments"):
@@ -208,7 +208,7 @@ def test_accumulate_refuses_its_gradient(run):
 
 
 def test_accumulate_beside_gradient(stages, loss):
-    """A loop that is not differentiated may stand beside a gradient."""
+    """A loop that is not differentiated may be next to a gradient."""
 
     def step(w, x):
         scale = pw.accumulate(loss, 2)(w, x)
@@ -251,7 +251,7 @@ def test_accumulate_accepts_parameters_under_vmap(loss):
 
 @pytest.mark.parametrize("construct", ["cond", "while"])
 def test_accumulate_refuses_loop_or_branch_around_it(stages, construct):
-    """Also where it touches one slice only: which loop would be the pipeline?"""
+    """A second loop is refused also where it touches one slice only, since either could be the pipeline."""
     mean = pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2)
 
     def step(w, x):
@@ -334,7 +334,7 @@ def test_accumulate_error_of_schedule_names_line(stages):
 
 
 def test_accumulate_warns_of_function_on_one_slice(stages):
-    """Nothing to pipeline: it runs, and a warning and a remark say so."""
+    """A loop with nothing to pipeline runs, and a warning and a remark report it."""
     program = pw.program(pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2), schedule="1f1b")
     with pytest.warns(pw.PathwaysWarning, match="alone: nothing is pipelined"):
         np.testing.assert_allclose(program(W, X), layer(W, X).sum() / 2, rtol=1e-6)
@@ -353,7 +353,7 @@ def test_accumulate_warns_of_unread_microbatch(loss):
 
 
 def test_accumulate_warns_of_function_without_placed_call(stages):
-    """Its work is placed like any other glue."""
+    """The work of such a loop is placed like any other unplaced operation."""
     program = pw.program(lambda w, x: (stages[0](w, x), pw.accumulate(total, 2)(w, x)))
     with pytest.warns(pw.PathwaysWarning, match="calls no pw.jit function"):
         np.testing.assert_allclose(program(W, X)[1], total(W, X) / 2, rtol=1e-6)

@@ -16,7 +16,7 @@ MICROBATCHES = 3
 WIDTH = 8
 
 Model = tuple[Callable[..., Any], Callable[..., Any], Any]
-"""A loss, what makes its parameters of a key, and a batch."""
+"""Loss, function that creates its parameters from a key, and batch."""
 
 
 def numbers(*shape: int) -> jax.Array:
@@ -33,7 +33,7 @@ def attention(x: jax.Array, memory: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def encoder_decoder() -> Model:
-    """Two stacks of layers, the second of which reads what the first made in each."""
+    """Returns two stacks of layers; each layer of the second reads the result of the first stack."""
 
     def init(key: jax.Array) -> Any:
         return weights(key, (3, WIDTH, WIDTH), (3, WIDTH, WIDTH), (3, WIDTH, WIDTH), (WIDTH, WIDTH))
@@ -53,7 +53,7 @@ def encoder_decoder() -> Model:
 
 
 def unet() -> Model:
-    """Skips over the middle."""
+    """Returns a model with skip connections over the middle."""
 
     def init(key: jax.Array) -> Any:
         return weights(key, *[(3, 3, a, b) for a, b in ((3, 4), (4, 8), (8, 8), (12, 4), (4, 3))])
@@ -74,7 +74,7 @@ def unet() -> Model:
 
 
 def linen() -> Model:
-    """A module of flax linen."""
+    """Returns a module of flax linen."""
     nn = pytest.importorskip("flax.linen")
 
     class Model(nn.Module):  # type: ignore[name-defined,misc]
@@ -93,7 +93,7 @@ def linen() -> Model:
 
 
 def nnx() -> Model:
-    """A module of flax nnx, split into its structure and its state."""
+    """Returns a module of flax nnx, split into its structure and its state."""
     flax_nnx = pytest.importorskip("flax.nnx")
 
     class Model(flax_nnx.Module):  # type: ignore[name-defined,misc]
@@ -117,7 +117,7 @@ def nnx() -> Model:
 
 
 def equinox() -> Model:
-    """A module of equinox, which is a tree itself; its layers are stacked."""
+    """Returns a module of equinox, which is a pytree itself; its layers are stacked."""
     eqx = pytest.importorskip("equinox")
 
     class Model(eqx.Module):  # type: ignore[name-defined,misc]

@@ -22,7 +22,7 @@ def join(w: jax.Array, *rows: jax.Array) -> jax.Array:
 
 
 def drawn(seed: int) -> tuple[list[list[int]], list[int], str]:
-    """For each stage the earlier ones that it reads and its slice; and a policy."""
+    """Draws for each stage the earlier stages that it reads and its slice; and a policy."""
     rng = random.Random(seed)
     count = rng.randint(3, 5)
     if rng.random() < 0.5:
@@ -36,7 +36,7 @@ def drawn(seed: int) -> tuple[list[list[int]], list[int], str]:
 
 
 def loss_of(stages: list[Any], reads: list[list[int]]) -> Any:
-    """The sum of what no stage reads, in stages that read the batch or each other."""
+    """Returns the sum of the results that no stage reads, in stages that read the batch or each other."""
     losses = set(range(len(reads))) - set(itertools.chain(*reads))
 
     def loss(weights: Any, x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Programs that went through a file: the same results, without their code, on whatever devices there are."""
+"""Programs that went through a file: the same results without their source, on whatever devices exist."""
 
 import collections
 import dataclasses
@@ -58,7 +58,7 @@ def device_set(*shapes):
 
 
 def two_stages(shape=(1,)):
-    """A program of everything that a bundle has to remember."""
+    """Returns a program with everything that a bundle has to store."""
     s0, s1 = device_set(shape, shape)
     first = P(*[f"a{n}" for n in range(len(shape))])
     table = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64)
@@ -106,12 +106,12 @@ def model(compiled, tmp_path_factory):
 
 @pytest.fixture
 def nothing_loaded(monkeypatch):
-    """Programs find no executables of others."""
+    """Keeps programs from finding executables of earlier tests."""
     monkeypatch.setattr(compile_cache, "_loaded", type(compile_cache._loaded)())
 
 
 def rewritten(path, to, *, program=None, artifacts=None, manifest=None):
-    """The bundle with other contents and all digests made to fit, without executables."""
+    """Writes the bundle with other contents, all digests adjusted to them, without executables."""
     old = bundle.read(path)
     new = manifest(old.manifest) if manifest else old.manifest
     text = bytes(old.program).decode()
@@ -228,7 +228,7 @@ assert tuple(map(bool, loaded.origins)) == (trusted, not trusted), loaded.origin
 @pytest.mark.process
 @pytest.mark.parametrize("trust", ["trust", "no"])
 def test_bundle_runs_in_a_process_without_its_code(model, expected, trust, tmp_path):
-    """With LAPACK calls, which JAX sets up when it lowers one; and with other devices than it was made on."""
+    """With LAPACK calls, which JAX registers when it lowers one, and on other devices than at compilation."""
     args, kwargs = arguments()
     loaded = pw.load(model, trust=True)
     leaves = jax.tree.leaves((args, dict(sorted(kwargs.items()))))
@@ -276,7 +276,7 @@ def test_bundle_runs_on_sharded_slices(tmp_path):
 
 
 def test_bundle_of_sharded_slices_prints_nothing(tmp_path, capfd):
-    """XLA takes shardings in artifacts for those of a stale export, and says so of each computation."""
+    """XLA reads shardings in artifacts as those of a stale export, and warns of each computation."""
     args, kwargs = arguments()
     two_stages((2, 2)).lower(*args, **kwargs).save(tmp_path / "model.pwb")
     pw.load(tmp_path / "model.pwb", trust=True)(*args, **kwargs)
@@ -287,9 +287,9 @@ def test_bundle_of_sharded_slices_prints_nothing(tmp_path, capfd):
 @pytest.mark.process
 @pytest.mark.parametrize("trust", [False, True])
 def test_bundle_moves_values_between_meshes(tmp_path, trust):
-    """Pieces are cut and joined on each device by itself."""
+    """Each device slices and concatenates its own pieces."""
     s0, s1, s2 = device_set((2,), (4,), (2,))
-    # The result leaves as it is too, so that cutting it is no part of what made it.
+    # The result is returned unsliced, too, so that slicing is not fused into the computation.
     double = pw.jit(lambda x: x * 2, devices=s0, in_shardings=P("a0"), out_shardings=P("a0"))
     add = pw.jit(lambda x: x + 1, devices=s1, in_shardings=P(None, "a0"), out_shardings=P(None, "a0"))
     negate = pw.jit(lambda x: -x, devices=s2, in_shardings=P("a0"))
@@ -486,12 +486,12 @@ def test_bundle_needs_its_devices(model, tmp_path):
     ],
 )
 def test_bundle_refuses_a_manifest_of_another_program(model, tmp_path, what, change):
-    def lie(manifest):
+    def changed(manifest):
         first, *rest = getattr(manifest, what)
         return msgspec.structs.replace(manifest, **{what: (change(first), *rest)})
 
     with pytest.raises(BundleError, match=f"the {what} in the manifest are not those of the program"):
-        pw.load(rewritten(model, tmp_path / "m.pwb", manifest=lie), trust=True)
+        pw.load(rewritten(model, tmp_path / "m.pwb", manifest=changed), trust=True)
 
 
 @pytest.mark.process
@@ -533,7 +533,7 @@ def test_bundle_that_crashes_mlir_is_refused(model, tmp_path):
 
 
 def artifact(text):
-    """By StableHLO's own serialiser, which also writes what no compiler of JAX programs makes."""
+    """Serializes with StableHLO's serializer, which also writes what no compiler of JAX produces."""
     return stablehlo.serialize_portable_artifact(
         ir.Module.parse(text, make_context()), stablehlo.get_current_version()
     )
@@ -549,7 +549,7 @@ func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {{
 
 
 def marked(sharding):
-    """A computation whose only value has a mark with this sharding."""
+    """Returns a computation whose only value has this sharding."""
     attributes = f'(%x) {{mhlo.frontend_attributes = {{xla.sdy.sharding = "{sharding}"}}}}'
     return CALL.format("xla.sdy.FuncResultSharding").replace("(%x) :", f"{attributes} :")
 
@@ -572,7 +572,7 @@ func.func private @g(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A bundle of one computation, from two floats to two floats."""
+    """Returns a bundle of one computation, from two floats to two floats."""
     (s0,) = device_set((1,))
     path = tmp_path_factory.mktemp("tiny") / "model.pwb"
     pw.program(pw.jit(lambda x: x + 1, devices=s0)).lower(np.zeros(2, np.float32)).save(path)
@@ -622,10 +622,10 @@ def test_bundle_is_examined_before_it_is_loaded(tiny, tmp_path):
 
 
 MESH = r"""mhlo.frontend_attributes = {xla.sdy.meshes = "{mesh = #sdy.mesh<[\22x\22=2]>}"}"""
-LIES = (
+WRONG_SHARDING = (
     r"""<2xf32> {mhlo.frontend_attributes = {xla.sdy.sharding = "#sdy.sharding<@mesh, [{}, {\22x\22}]>"}})"""
 )
-SHARDED_TOO_OFTEN = f"module attributes {{{MESH}}} {{ {IDENTITY.replace('<2xf32>)', LIES)} }}"
+SHARDED_TOO_OFTEN = f"module attributes {{{MESH}}} {{ {IDENTITY.replace('<2xf32>)', WRONG_SHARDING)} }}"
 TOO_LARGE = """
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   %large = stablehlo.iota dim = 0 : tensor<4611686018427387904xf32>
@@ -645,7 +645,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
     ],
 )
 def test_bundle_refuses_computations_that_xla_refuses(tiny, tmp_path, text, problem):
-    """MLIR finds nothing wrong with them."""
+    """MLIR accepts these computations."""
     changed = with_artifact(tiny, tmp_path / "m.pwb", artifact(text))
     examine.examine(bundle.read(changed))
     with pytest.raises(BundleError, match=problem):
@@ -664,7 +664,7 @@ def test_bundle_imports_no_file_beside_it(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.process
 def test_bundle_ignores_executables_without_trust(model, tmp_path):
-    """They are replaced by garbage, with digests that fit."""
+    """The executables are replaced by garbage, with matching digests."""
     old = bundle.read(model)
     garbage = [
         (msgspec.structs.replace(code, digest=bundle.sha256(b"x")), b"x") for code, _ in old.executables

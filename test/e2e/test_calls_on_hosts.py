@@ -1,4 +1,4 @@
-"""Functions called on hosts: what they get and give, their place among steps, and what goes wrong."""
+"""Functions called on hosts: their arguments and results, their order among steps, and their errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS = pw.HostOptions(heartbeat=5, stall_report=0.3)
 
 @pytest.fixture
 def slices(devices):
-    """One of two devices of a host, one of a host, and one of all devices of an island of two hosts."""
+    """Returns slices on one of two devices of a host, on a whole host, and on an island of two hosts."""
     pw.connect(islands=ISLANDS, options=OPTIONS)
     return [devices.add_slice((size,), ("x",), island=f"island{n}") for n, size in enumerate((2, 1, 4))]
 
@@ -46,15 +46,15 @@ def placed(slice, value=X, **kwargs):
 def test_on_hosts_calls_each_host_with_its_shards(slices):
     for n, slice in enumerate(slices):
         call = pw.on_hosts(host_functions.total, devices=slice, scale=2.0)
-        said = call(placed(slice, out_shardings=P("x"))).result()
+        results = call(placed(slice, out_shardings=P("x"))).result()
         own = [host.process.pid for host in controller().hosts if host.gang.number == n]
-        assert [each["pid"] for each in said] == own
-        assert sum(each["sum"] for each in said) == pytest.approx(2 * X.sum(), abs=1e-5)
+        assert [each["pid"] for each in results] == own
+        assert sum(each["sum"] for each in results) == pytest.approx(2 * X.sum(), abs=1e-5)
 
 
 @pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_computes_beside_steps_of_an_island(slices, devices):
-    """Sums of an array of all hosts would mix with those of steps."""
+    """All-reduces of functions would mix with those of steps if they shared a channel."""
     step = pw.jit(
         lambda x: x - x.sum(0, keepdims=True) * 1e-3,
         devices=slices[2],
@@ -96,12 +96,12 @@ def test_on_hosts_gives_replicas_their_blocks_of_a_batch(slices, devices):
     halves = [[pytest.approx(half.sum(), abs=1e-5), [4, 4]] for half in (X[:4], X[4:])]
     assert computed(x).result() == halves
     assert computed(w).result() == [[4.0, [4, 4]]] * 2
-    # On all devices, and so on those of the replicas.
+    # On all devices, hence also on those of the replicas.
     for number, count in ((0, 2), (1, 1), (2, 4)):
         for _ in range(count):
             other = devices.add_slice((1,), ("x",), island=f"island{number}", overlap=True)
-            said = pw.on_hosts(host_functions.computed, devices=other)(x).result()
-            assert said == [[pytest.approx(X.sum(), abs=1e-5), [8, 4]]]
+            result = pw.on_hosts(host_functions.computed, devices=other)(x).result()
+            assert result == [[pytest.approx(X.sum(), abs=1e-5), [8, 4]]]
     for each in replicated.replicas:
         pw.release(each)
 
@@ -133,25 +133,25 @@ def test_on_hosts_sends_trees_keys_and_keywords(slices):
 
 @pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_moves_arrays_of_another_slice(slices):
-    said = pw.on_hosts(host_functions.total, devices=slices[0])(placed(slices[1])).result()
-    assert said[0]["sum"] == pytest.approx(X.sum(), abs=1e-5)
+    result = pw.on_hosts(host_functions.total, devices=slices[0])(placed(slices[1])).result()
+    assert result[0]["sum"] == pytest.approx(X.sum(), abs=1e-5)
 
 
 @pytest.mark.feature("hosts", "hosts")
 def test_on_hosts_creates_arrays_for_programs(slices):
-    """Each host of an island gives its part; without a sharding all devices have all."""
+    """Each host of an island returns its rows; without a sharding all devices have the whole array."""
     mesh = AbstractMesh((2,), ("x",))
     out = {
         "whole": jax.ShapeDtypeStruct((3,), jnp.int32),
         "part": jax.ShapeDtypeStruct((4, 2), jnp.float32, sharding=NamedSharding(mesh, P("x"))),
     }
     for slice in (slices[0], slices[2]):
-        made = pw.on_hosts(host_functions.filled, devices=slice, out=out)(value=5.0).result()
-        np.testing.assert_array_equal(np.asarray(made["whole"]), [5, 5, 5])
+        arrays = pw.on_hosts(host_functions.filled, devices=slice, out=out)(value=5.0).result()
+        np.testing.assert_array_equal(np.asarray(arrays["whole"]), [5, 5, 5])
         rows = [5, 5, 6, 6] if slice is slices[2] else [5, 5, 5, 5]
-        np.testing.assert_array_equal(np.asarray(made["part"]), np.float32([[n, n] for n in rows]))
+        np.testing.assert_array_equal(np.asarray(arrays["part"]), np.float32([[n, n] for n in rows]))
         double = pw.jit(lambda x: 2 * x, devices=slice, in_shardings=P("x"))
-        np.testing.assert_array_equal(np.asarray(double(made["part"]))[:, 0], 2 * np.float32(rows))
+        np.testing.assert_array_equal(np.asarray(double(arrays["part"]))[:, 0], 2 * np.float32(rows))
     key = pw.on_hosts(
         host_functions.key_of, devices=slices[1], out=jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     )(seed=3).result()
@@ -185,8 +185,8 @@ def test_on_hosts_keeps_the_order_of_calls(slices, tmp_path):
     assert [call.result() for call in calls] == [[None]] * 5
     assert (tmp_path / "lines").read_text().splitlines() == [f"line {n}" for n in range(5)]
     out = {"whole": jax.ShapeDtypeStruct((3,), jnp.int32), "part": jax.ShapeDtypeStruct((4, 2), jnp.float32)}
-    made = pw.on_hosts(host_functions.filled, devices=slices[1], out=out)(value=2.0)
-    total = pw.on_hosts(host_functions.total, devices=slices[1])(made.result()["part"])
+    filled = pw.on_hosts(host_functions.filled, devices=slices[1], out=out)(value=2.0)
+    total = pw.on_hosts(host_functions.total, devices=slices[1])(filled.result()["part"])
     assert total.result()[0]["sum"] == 16
 
 
@@ -201,16 +201,16 @@ def test_on_hosts_reports_exceptions_with_their_traceback(slices):
             pw.on_hosts(name, devices=slices[1])().result()
         assert 'host_functions.py", line' in str(error.value)
     out = jax.ShapeDtypeStruct((), jnp.int32)
-    made = pw.on_hosts(host_functions.fail, devices=slices[1], out=out)().result()
+    failed = pw.on_hosts(host_functions.fail, devices=slices[1], out=out)().result()
     with pytest.raises(pw.HostError, match="row 17 is empty"):
-        np.asarray(placed(slices[1], made))
+        np.asarray(placed(slices[1], failed))
     with pytest.raises(pw.CallFailedError, match="row 17 is empty"):
-        made.block_until_ready()
+        failed.block_until_ready()
     np.testing.assert_array_equal(np.asarray(placed(slices[1])), X)
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("surrogate", r"ValueError: a line of \\udcff"),
         ("path", "FileNotFoundError: .*no file"),
@@ -219,8 +219,8 @@ def test_on_hosts_reports_exceptions_with_their_traceback(slices):
         ("class", "Untold: an error that cannot say what it is: IndexError"),
     ],
 )
-def test_on_hosts_reports_exceptions_that_cannot_be_sent(slices, how, said):
-    with pytest.raises((pw.CallFailedError, OSError), match=said):
+def test_on_hosts_reports_exceptions_that_cannot_be_sent(slices, how, message):
+    with pytest.raises((pw.CallFailedError, OSError), match=message):
         pw.on_hosts(host_functions.fail_untold, devices=slices[1])(how=how).result()
 
 
@@ -244,25 +244,25 @@ def test_on_hosts_raises_import_errors(slices, name):
 
 
 def test_on_hosts_imports_changed_modules_again(slices, tmp_path, monkeypatch):
-    """By functions that are named after that; here it stays as it is, also where it imports another one."""
+    """Functions named afterwards run the edited module; this process and its imports stay as they are."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("edited_module", "imported_module"):
         sys.modules.pop(name, None)
     module = tmp_path / "edited_module.py"
-    module.write_text("from imported_module import TEXT\ndef says():\n    return TEXT\n")
+    module.write_text("from imported_module import TEXT\ndef text():\n    return TEXT\n")
     imported = tmp_path / "imported_module.py"
     imported.write_text("TEXT = 'first'\n")
-    says = importlib.import_module("edited_module").says
-    before = pw.on_hosts(says, devices=slices[1])
+    text = importlib.import_module("edited_module").text
+    before = pw.on_hosts(text, devices=slices[1])
     assert before().result() == ["first"]
     imported.write_text("TEXT = 'edited'\n")
     assert before().result() == ["first"]
-    assert pw.on_hosts(says, devices=slices[1])().result() == ["edited"]
+    assert pw.on_hosts(text, devices=slices[1])().result() == ["edited"]
     assert before().result() == ["edited"]
     named = tmp_path / "never_imported_here.py"
-    for text in ("one", "another"):
-        named.write_text(f"def says():\n    return {text!r}\n")
-        assert pw.on_hosts("never_imported_here:says", devices=slices[1])().result() == [text]
+    for expected in ("one", "another"):
+        named.write_text(f"def text():\n    return {expected!r}\n")
+        assert pw.on_hosts("never_imported_here:text", devices=slices[1])().result() == [expected]
 
 
 def test_on_hosts_returns_plain_values(slices):
@@ -284,31 +284,31 @@ def test_on_hosts_returns_plain_values(slices):
         jax.ShapeDtypeStruct((5,), jnp.int32),
         {"a": jax.ShapeDtypeStruct((3,), jnp.int32)},
     ):
-        made = pw.on_hosts("host_functions:three", devices=slices[1], out=out)().result()
+        failed = pw.on_hosts("host_functions:three", devices=slices[1], out=out)().result()
         with pytest.raises(pw.CallFailedError, match=r"the result is (int32\[3\]: expected|of type ndarray)"):
-            jax.block_until_ready(made)
+            jax.block_until_ready(failed)
 
 
 def test_on_hosts_converts_numbers_without_loss(slices):
-    """A number of Python becomes an array of a type that holds it."""
+    """A Python number becomes an array of a dtype that represents it."""
     for value, dtype in ((2, jnp.float32), (True, jnp.int32), (1.5, jnp.bfloat16), (200, jnp.uint8)):
         out = jax.ShapeDtypeStruct((), dtype)
-        made = pw.on_hosts(host_functions.same_value, devices=slices[1], out=out)(value=value).result()
-        assert np.asarray(made) == value
-    for value, dtype, said in (
+        array = pw.on_hosts(host_functions.same_value, devices=slices[1], out=out)(value=value).result()
+        assert np.asarray(array) == value
+    for value, dtype, message in (
         (1.5, jnp.int32, r"float64\[\]: expected int32\[\]"),
         (5, jnp.bool_, r"int64\[\]: expected bool\[\]"),
         (300, jnp.uint8, "300 out of bounds for uint8"),
     ):
         out = jax.ShapeDtypeStruct((), dtype)
-        made = pw.on_hosts(host_functions.same_value, devices=slices[1], out=out)(value=value).result()
-        with pytest.raises(pw.CallFailedError, match=said):
-            made.block_until_ready()
+        array = pw.on_hosts(host_functions.same_value, devices=slices[1], out=out)(value=value).result()
+        with pytest.raises(pw.CallFailedError, match=message):
+            array.block_until_ready()
 
 
 def local():
     def inside():
-        """No function of a module."""
+        """Returns a function that is nested, so that it is found in no module."""
 
     return inside
 
@@ -370,7 +370,7 @@ def test_on_hosts_reports_the_line_of_a_slow_call(slices, tmp_path, caplog):
 
 @pytest.mark.feature("hosts", "error")
 def test_on_hosts_reports_a_host_that_dies(slices, tmp_path):
-    """Last: the others need not wait for the new one."""
+    """The victim is last: the other hosts need not wait for the new one."""
     call = pw.on_hosts(host_functions.wait_for, devices=slices[1], path=str(tmp_path / "never"))()
     os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
     with pytest.raises(HostLostError, match=r"host_functions:wait_for: host 1 \(island1\) is lost"):
@@ -385,11 +385,11 @@ def test_on_hosts_runs_here_without_hosts(devices):
     pw.disconnect()
     slice = devices.add_slice((1,), ("x",))
     x = placed(slice)
-    said = pw.on_hosts(host_functions.total, devices=slice)(x).result()
-    assert said == [{"sum": pytest.approx(X.sum(), abs=1e-5), "pid": os.getpid()}]
+    result = pw.on_hosts(host_functions.total, devices=slice)(x).result()
+    assert result == [{"sum": pytest.approx(X.sum(), abs=1e-5), "pid": os.getpid()}]
     out = {"whole": jax.ShapeDtypeStruct((3,), jnp.int32), "part": jax.ShapeDtypeStruct((4, 2), jnp.float32)}
-    made = pw.on_hosts(host_functions.filled, devices=slice, out=out)(value=1.0).result()
-    assert made["part"].devices() == x.devices()
+    arrays = pw.on_hosts(host_functions.filled, devices=slice, out=out)(value=1.0).result()
+    assert arrays["part"].devices() == x.devices()
     out_same = (jax.ShapeDtypeStruct(X.shape, X.dtype),) * 2
     one, two = pw.on_hosts(host_functions.same, devices=slice, out=out_same)(x).result()
     for array in (x, one):
@@ -398,8 +398,8 @@ def test_on_hosts_runs_here_without_hosts(devices):
     with pytest.raises(pw.CallFailedError, match=r"host_functions:fail raised BadRow: row 17"):
         pw.on_hosts(host_functions.fail, devices=slice)().result()
     number = jax.ShapeDtypeStruct((), jnp.float32)
-    made = pw.on_hosts(host_functions.number, devices=slice, out=number)().result()
-    assert (made.dtype, float(made)) == (jnp.float32, 1.5)
+    array = pw.on_hosts(host_functions.number, devices=slice, out=number)().result()
+    assert (array.dtype, float(array)) == (jnp.float32, 1.5)
     with pytest.raises(pw.CallFailedError, match="host_functions:leave raised SystemExit: 3"):
         pw.on_hosts(host_functions.leave, devices=slice)().result()
     with pytest.raises(ImportError, match=f"no_such_module:f: .*searched in .*{Path(__file__).parents[1]}"):
@@ -412,7 +412,7 @@ def test_on_hosts_runs_here_without_hosts(devices):
 
 @pytest.mark.not_attached
 def test_on_hosts_finds_modules_beside_the_script(tmp_path):
-    """Hosts do not have the folder of the script by themselves."""
+    """Hosts do not have the folder of the script on their path by themselves."""
     (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
     (tmp_path / "script.py").write_text(
         "import beside, json, pathways as pw\n"

@@ -9,15 +9,15 @@ from pathways.passes.analysis.measured.trace_file import read_trace
 
 PHASES = ("0_stablehlo", "1_imported", "2_placed", "3_sharded", "4_scheduled")
 ACTIVATIONS = 4 * 16 * 64 * 128
-"""The bytes that a whole batch moves over one boundary between stages."""
+"""Bytes that a whole batch sends over one boundary between stages."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StagesOnSlices:
-    """Four stages, which slices take in turn.
+    """Four stages, assigned to the slices in turn.
 
     Attributes:
-      flags: those of the example.
+      flags: the flags of the example.
       bubble: the idle part of the step in percent, from the theory of the schedule.
     """
 
@@ -51,7 +51,7 @@ def output(run) -> str:
 
 
 def row(output: str, label: str) -> list[str]:
-    """The entries in a row of the table: of the program, and of `jax.jit` where it has one."""
+    """Returns the entries in a row of the table: of the program, and of `jax.jit` where it has one."""
     (entries,) = re.findall(rf"^{label}  +(.*)$", output, flags=re.MULTILINE)
     return entries.replace(",", "").split()
 
@@ -70,10 +70,10 @@ def test_char_lm_learns(output: str) -> None:
 
 
 def test_char_lm_moves_activations_gradients_and_scalars(output: str, pipeline: StagesOnSlices) -> None:
-    # Three boundaries, there and back; what the slices know of the global norm goes there and back once.
+    # Three boundaries, there and back; each slice's share of the global norm goes there and back once.
     scalars = 2 * (pipeline.slices - 1)
     assert row(output, "transfers per step") == [str(2 * 3 * pipeline.microbatches + scalars)]
-    # Every device gets its part of the batch, whole for each place along "model", and the scalars.
+    # Every device gets its rows of the batch, whole for each place along "model", and the scalars.
     moved = pipeline.model * 2 * 3 * ACTIVATIONS + pipeline.data * pipeline.model * scalars * 4
     assert row(output, "bytes moved per step") == [str(moved)]
 

@@ -223,12 +223,12 @@ def test_checkpoint_save_refuses_other_leaves(tmp_path: Path) -> None:
         with pytest.raises(kind, match=message):
             pw.checkpoint.save(tmp_path, state, step, **options)
 
-    gone = jnp.ones(3)
-    gone.delete()
+    deleted = jnp.ones(3)
+    deleted.delete()
     refused(TypeError, r"state\['f'\]\[1\] is a function, not an array", {"f": [1, make_programs]})
     refused(TypeError, r"state\['names'\] has the dtype <U1", {"names": np.array(["a"])})
     refused(ValueError, r"state\['w'\] of shape \(0, 2\) has no elements", {"w": jnp.ones((0, 2))})
-    refused(ValueError, r"state\['w'\] has been deleted; it was donated", {"w": gone})
+    refused(ValueError, r"state\['w'\] has been deleted; it was donated", {"w": deleted})
     refused(ValueError, "more than 64 bits", {"n": 2**64})
     refused(ValueError, "has no leaves", {})
     alike = {"a.b": 1, "a": {"b": 2}}
@@ -286,7 +286,7 @@ def test_checkpoint_restore_refuses_another_structure(tmp_path: Path) -> None:
 
 @pytest.mark.feature("training", "values")
 def test_checkpoint_restores_parameters_alone(programs, tmp_path: Path) -> None:
-    """For inference, say: without moments, and in bfloat16."""
+    """For inference, for example: without moments, and in bfloat16."""
     state = {**programs[0](jax.random.key(0)), "pair": (jnp.arange(3), jnp.ones(2)), "n": 5}
     pw.checkpoint.save(tmp_path, state, 1)
     halves = [jax.ShapeDtypeStruct(w.shape, jnp.bfloat16, sharding=w.sharding) for w in state["params"]]
@@ -373,7 +373,7 @@ for step in range(pw.checkpoint.latest(path) or 0, steps):
 
 
 def saved(folder: Path, step: int) -> int:
-    """Returns the number in a checkpoint, after a check that the checkpoint is complete."""
+    """Returns the number in a checkpoint, after checking that the checkpoint is complete."""
     back = pw.checkpoint.restore(folder, {"w": np.zeros((256, 1024), np.float32), "n": 0}, step=step)
     assert (back["w"] == back["n"]).all()
     return back["n"]
@@ -388,7 +388,7 @@ def test_checkpoint_survives_a_killed_process(tmp_path: Path) -> None:
             time.sleep(random.uniform(0, 0.3))
             process.kill()
             started = int(([started, *process.stdout.read().split()])[-1])
-        # Each save waits for the one before.
+        # Each save waits for the previous one.
         last = pw.checkpoint.latest(tmp_path)
         assert (last or 0) >= started - 1
         assert last is None or saved(tmp_path, last) == last

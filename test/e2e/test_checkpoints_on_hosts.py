@@ -1,4 +1,4 @@
-"""Checkpoints that hosts write and read themselves: Orbax alone reads them, and none is left half."""
+"""Checkpoints that hosts write and read themselves: Orbax alone reads them, and none remains half written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ X = np.arange(64, dtype=np.float32).reshape(16, 4)
 
 
 def on_islands(devices, *numbers):
-    """A program that makes a tree of all kinds of leaves on some islands."""
+    """Runs a program that creates a tree of all kinds of leaves on some islands."""
     pw.connect(islands=ISLANDS, options=OPTIONS)
     slices = [devices.add_slice((2,), ("x",), island=f"island{n}") for n in numbers]
     rows = [
@@ -46,7 +46,7 @@ def on_islands(devices, *numbers):
 
     @pw.program
     def init(x, key):
-        # A sum of mirrored values lies on several slices.
+        # A sum of mirrored values is on several slices.
         return {"rows": [f(x) for f in rows], "halves": halves(x), "key": key, "count": jnp.int32(7) + 1}
 
     compiled = init.lower(X, jax.random.key(0)).compile()
@@ -63,7 +63,7 @@ def equal(ours, theirs):
 
 @pytest.mark.not_attached
 def test_checkpoint_on_hosts_is_read_by_orbax_and_onto_other_layouts(devices, tmp_path):
-    """One, three and four hosts, of which two are an island, and replicas; compressed or not."""
+    """One, three and four hosts, two of them an island, and replicas; compressed or not."""
     saved = {}
     for step, numbers in enumerate([(0,), (0, 1), (2, 1), (0, 1, 2)], 1):
         compiled, state = on_islands(devices, *numbers)
@@ -87,7 +87,7 @@ def test_checkpoint_on_hosts_is_read_by_orbax_and_onto_other_layouts(devices, tm
         here = jax.tree.map(lambda x: x._here() if isinstance(x, pw.Array) else x, state)
         assert json.loads(line) == read_checkpoints.description({**here, "name": "lion", "n": 5})
 
-    # What one island has written, another one reads; of two hosts as well.
+    # What one island has written, another one reads; two of its hosts as well.
     for step, numbers in ((1, (1,)), (1, (2,)), (3, (0, 1)), (2, (2, 0)), (4, (1, 2, 0))):
         compiled, other = on_islands(devices, *numbers)
         like = {**compiled.out_info, "name": "", "n": 0}
@@ -115,7 +115,7 @@ def test_checkpoint_on_hosts_allows_donation_right_after(devices, tmp_path):
     for step in (2, 3):
         restored = pw.checkpoint.restore(tmp_path, program=bump, argument="rows", step=step)
         equal(restored, [X * 2 ** (step - 1), 2 * X * 2 ** (step - 1)])
-        # They are where the program wants them.
+        # The leaves are on the devices that the program expects.
         equal(bump(restored), [X * 2**step, 2 * X * 2**step])
     with pytest.raises(TypeError, match="expected like=, or both program= and argument="):
         pw.checkpoint.restore(tmp_path)
@@ -154,7 +154,7 @@ def test_checkpoint_on_hosts_reads_one_of_orbax(devices, tmp_path):
 
 
 def test_checkpoint_on_hosts_restores_parameters_alone(devices, tmp_path):
-    """In bfloat16, where a program for inference wants them."""
+    """The program for inference reads them in bfloat16."""
     _, state = on_islands(devices, 0, 1)
     pw.checkpoint.save(tmp_path, {**state, "n": 5}, 1)
     slice = devices.add_slice((2,), ("x",), island="island1")
@@ -169,7 +169,7 @@ def test_checkpoint_on_hosts_restores_parameters_alone(devices, tmp_path):
 
 
 def test_checkpoint_on_hosts_reads_one_of_this_process(devices, tmp_path):
-    """As a run in one process saves it; of the same tree some may stay here."""
+    """A run in one process has saved it; some leaves of the same tree may stay in this process."""
     _, state = on_islands(devices, 0, 1)
     here = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, state["rows"]))
     pw.checkpoint.save(tmp_path, {"rows": here, "same": here[0], "n": 5}, 1)
@@ -185,14 +185,14 @@ def test_checkpoint_on_hosts_reads_one_of_this_process(devices, tmp_path):
 
 @pytest.mark.feature("training", "error")
 def test_checkpoint_on_hosts_refuses_another_folder(devices, tmp_path, monkeypatch):
-    """The file that it looks for is not there; the next save of the same step is whole."""
+    """The file that a host reads first is missing; the next save of the same step is whole."""
     compiled, state = on_islands(devices, 0, 1)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", lambda self, text: len(text))
         saving = pw.checkpoint.save(tmp_path, state, 1)
         with pytest.raises(OSError, match=r"host 0 \(island0\) does not see the folder .*state"):
             saving.wait()
-    # What still wrote would write to files of the next save.
+    # Writes still in flight would go to files of the next save.
     assert not [thread for thread in threading.enumerate() if type(thread).__module__.startswith("orbax.")]
     assert pw.checkpoint.latest(tmp_path) is None
     pw.checkpoint.save(tmp_path, state, 1).wait()
@@ -205,7 +205,7 @@ def test_checkpoint_on_hosts_refuses_another_folder(devices, tmp_path, monkeypat
 @pytest.mark.not_attached
 @pytest.mark.needs("root")
 def test_checkpoint_on_hosts_refuses_another_mount(tmp_path):
-    """The folder is there on both, and is another one."""
+    """The folder exists on both hosts, but is not the same folder."""
     folder, start = tmp_path / "checkpoints", tmp_path / "start.sh"
     folder.mkdir()
     start.write_text(
@@ -267,7 +267,7 @@ def test_checkpoint_on_hosts_reports_a_full_disk_once(devices, tmp_path, capfd):
         assert str(folder) in error.value.filename
         assert "Traceback" not in capfd.readouterr().err
         assert pw.checkpoint.latest(folder) is None
-        # Before anything of it is written.
+        # Before any of it is written.
         with contextlib.suppress(OSError), (folder / "all of it").open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
@@ -284,14 +284,14 @@ def test_checkpoint_on_hosts_reports_a_full_disk_once(devices, tmp_path, capfd):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("when", ["copy", "write"])
 def test_checkpoint_on_hosts_stays_when_a_host_is_lost(devices, tmp_path, monkeypatch, how, when):
-    """It is killed, or says nothing any more, while it copies or writes. The step is saved again after."""
+    """The host is killed, or stopped, while it copies or writes. The step is saved again afterwards."""
     _, state = on_islands(devices, 0, 1)
     pw.checkpoint.save(tmp_path, state, 1).wait()
     victim, call = controller().hosts[1].process.pid, controller().call
 
     def lost_in(name, gang, *rest):
         if gang.number == 1 and name == f"pw.checkpoint: {when}":
-            # It is not to end that first.
+            # The call must not end before the host is lost.
             os.kill(victim, signal.SIGSTOP)
             threading.Timer(0.2, os.kill, (victim, how)).start()
         return call(name, gang, *rest)
@@ -313,7 +313,7 @@ def test_checkpoint_on_hosts_stays_when_a_host_is_lost(devices, tmp_path, monkey
 @pytest.mark.quick
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_checkpoint_on_hosts_survives_a_host_lost_after_writing(devices, tmp_path, monkeypatch, how):
-    """The controller merges what hosts have written."""
+    """The controller merges the files that hosts have written."""
     from orbax.checkpoint._src.serialization import ocdbt_utils
 
     _, state = on_islands(devices, 0, 1)
@@ -328,14 +328,14 @@ def test_checkpoint_on_hosts_survives_a_host_lost_after_writing(devices, tmp_pat
     monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", lost_first)
     pw.checkpoint.save(tmp_path, state, 1).wait()
     assert merged
-    with contextlib.suppress(ProcessLookupError):  # One that was killed may have been noticed.
+    with contextlib.suppress(ProcessLookupError):  # The loss of a killed host may have been noticed.
         os.kill(victim, signal.SIGKILL)
     equal(pw.checkpoint.restore(tmp_path, here), here)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_checkpoint_on_hosts_stops_all_writes_when_a_host_is_lost(devices, tmp_path, monkeypatch, victim):
-    """It is lost when all have copied; what the others write would get into the next save of that step."""
+    """The host is lost when all have copied; later writes of others would get into the step's next save."""
     pw.connect(islands=ISLANDS, options=OPTIONS)
     slices = [devices.add_slice((1,), ("x",), island=f"island{n}") for n in (0, 1)]
     makers = [pw.jit(lambda k: jax.random.normal(k, (2048, 2048)), devices=slice) for slice in slices]
@@ -369,10 +369,10 @@ def test_checkpoint_on_hosts_frees_copies_when_the_first_host_is_lost(devices, t
         os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
         while not gang.is_lost():
             time.sleep(0.01)
-        raise CheckpointFailedError("the folder is gone")
+        raise CheckpointFailedError("the folder was removed")
 
     monkeypatch.setattr(HostSave, "write", lost_first)
-    with pytest.raises(OSError, match="the folder is gone"):
+    with pytest.raises(OSError, match="the folder was removed"):
         pw.checkpoint.save(tmp_path, state, 1).wait()
     slice = devices.add_slice((1,), ("x",), island="island1")
     assert pw.on_hosts("host_functions:kept", devices=slice)().result() == [0]
@@ -407,7 +407,7 @@ def test_checkpoint_on_hosts_names_arrays_of_failed_steps(devices, tmp_path):
 
 
 def test_checkpoint_on_hosts_lets_threads_wait_for_one_save(devices, tmp_path, monkeypatch):
-    """None takes what is being written for what is not there, or saves the same step into it."""
+    """No thread sees the save in flight as missing, or saves the same step into it."""
     _, state = on_islands(devices, 0, 1)
     go, write = threading.Event(), HostSave.write
     monkeypatch.setattr(HostSave, "write", lambda *args: go.wait(30) and write(*args))
@@ -423,13 +423,13 @@ def test_checkpoint_on_hosts_lets_threads_wait_for_one_save(devices, tmp_path, m
 
     pw.checkpoint.save(tmp_path, state, 1, keep=1)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        said = [
-            pool.submit(look)
-            for look in (*[lambda: pw.checkpoint.latest(tmp_path)] * 2, save_again, restored)
+        results = [
+            pool.submit(read)
+            for read in (*[lambda: pw.checkpoint.latest(tmp_path)] * 2, save_again, restored)
         ]
-        assert not concurrent.futures.wait(said, 0.3).done
+        assert not concurrent.futures.wait(results, 0.3).done
         go.set()
-        assert [each.result(30) for each in said] == [1, 1, 1, 1]
+        assert [each.result(30) for each in results] == [1, 1, 1, 1]
 
 
 def test_checkpoint_on_hosts_is_complete_before_disconnect(devices, tmp_path, monkeypatch):
@@ -485,7 +485,7 @@ pw.checkpoint.save(folder, step(*state), 2).wait()
     ],
 )
 def test_checkpoint_on_hosts_survives_a_killed_controller(tmp_path, module, name):
-    """Just when it would do something for the second save; the same step is saved again after."""
+    """The controller is killed just before a step of the second save, which is saved again afterwards."""
     (tmp_path / "saver.py").write_text(SAVER)
     folder = tmp_path / "run"
     done = preloaded.run(tmp_path / "saver.py", folder, module, name)

@@ -1,4 +1,4 @@
-"""`jax.lax.cond` and `switch` over several slices, each with its own code: the results of `jax.jit`."""
+"""`jax.lax.cond` and `switch` over scanned slices, each with its own code: the results of `jax.jit`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def masked() -> optax.GradientTransformation:
 
 
 def clipped() -> optax.GradientTransformation:
-    """The norm is over all slices: each branch reads in its middle what it has of others."""
+    """Clips by the norm over all slices: each branch reads in its middle what other slices have computed."""
     return optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
 
 
@@ -77,7 +77,7 @@ def test_conditions_optimizers_stay_on_slices_of_weights(placed, optimizer):
     program = pw.program(training(optimizer)(placed), donate_argnums=(0, 1))
     compiled = program.lower(weights, state, X).compile()
 
-    # What crosses are activations and gradients of them, and a few numbers of the condition.
+    # Transfers are activations and gradients of them, and a few scalars of the condition.
     activations = 6 * X.nbytes
     assert activations <= compiled.cost_analysis()["bytes transferred"] < activations + 100
     peaks = [memory.peak_memory_in_bytes for memory in compiled.memory_analysis().values()]
@@ -93,7 +93,7 @@ def test_conditions_optimizers_stay_on_slices_of_weights(placed, optimizer):
 
 
 def test_conditions_noise_of_optimizer(placed):
-    """`jax.random` is a loop: a branch with one is cut as others are."""
+    """`jax.random` is a loop: a branch that contains one is split as others are."""
     optimizer = optax.MultiSteps(optax.chain(optax.add_noise(1e-3, 0.5, 0), optax.adam(1e-2)), 2)
     weights, state = list(WEIGHTS), optimizer.init(list(WEIGHTS))
     program = pw.program(training(optimizer)(placed))
@@ -131,14 +131,14 @@ def test_conditions_callback_keeps_condition_whole(placed):
 
 
 def skipped(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
-    """A branch of two slices, with code of its own between them."""
+    """Applies a branch of two slices, with an unplaced operation between them."""
     h = f[0](w[0], x)
     h = jax.lax.cond(n > 0, lambda h: 2 * f[2](w[2], jnp.sin(f[1](w[1], h))), lambda h: h, h)
     return f[3](w[3], h)
 
 
 def chosen(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
-    """Branches in branches, in a loop over slices."""
+    """Nests branches in branches, in a loop over slices."""
 
     def first(h: Any) -> Any:
         return f[1](w[1], f[0](w[0], h))
@@ -155,13 +155,13 @@ def chosen(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
 
 
 def repeated(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
-    """A loop over slices in a branch."""
+    """Runs a loop over slices in a branch."""
 
-    def several(h: Any) -> Any:
+    def scanned(h: Any) -> Any:
         h, sums = jax.lax.scan(lambda h, w: (f[2](w, f[1](w, h)), h.sum()), h, jnp.stack([w[1], w[2]]))
         return h + sums.sum()
 
-    return jax.lax.cond(n > 0, several, lambda h: h * 2, x)
+    return jax.lax.cond(n > 0, scanned, lambda h: h * 2, x)
 
 
 def gradient_of(fun: Fun, wrap: Fun = lambda fun: fun) -> Fun:
@@ -175,7 +175,7 @@ def gradient_of(fun: Fun, wrap: Fun = lambda fun: fun) -> Fun:
 
 
 def accumulated(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
-    """Each microbatch takes a branch of its own."""
+    """Takes a branch for each microbatch."""
 
     def loss(w: Any, x: Any) -> Any:
         return jnp.mean(skipped(f, w, x, x[0, 0] > 0) ** 2)

@@ -1,4 +1,4 @@
-"""`make conformance` on a test file of its own: what differs, ends its process or hangs is one outcome."""
+"""`make conformance` on a test file of its own: differing, exiting and hanging each give one outcome."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(source: Path, state: Path, *arguments: str) -> subprocess.CompletedProce
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkout that has one test file."""
+    """Returns a checkout that has one test file."""
     (tmp_path / "jax" / "tests").mkdir(parents=True)
     (tmp_path / "jax" / "tests" / "some_test.py").write_text(TESTS)
     return tmp_path / "jax"
@@ -64,7 +64,7 @@ def test_what_differs_is_printed_by_reason(source: Path, tmp_path: Path) -> None
     assert "1 NOT KNOWN: failed: AssertionError: True is not false : number N\n" in done.stdout
     assert "      SomeTest.test_c_differs\n" in done.stdout
     assert done.returncode == 1
-    # A later run knows what has run.
+    # A later run knows the outcomes of an earlier one.
     done = run(source, tmp_path / "state", "-k", "test_[abfg]_")
     assert done.stdout.startswith("once: 0 chunks of tests\nagain: 0 chunks of tests\n")
 

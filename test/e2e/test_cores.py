@@ -20,12 +20,12 @@ def test_core_shares_of_a_machine_are_disjoint():
     shares = CoreShares()
     assert [shares.take("a", host, 2) for host in (0, 1)] == [0, 2]
     assert [shares.take("b", 2, 4), shares.take("a", 3, 1)] == [0, 4]
-    # One that starts anew takes what it had, or what is free.
+    # A worker that starts again takes the cores that it had, or free ones.
     assert [shares.take("a", 0, 2), shares.take("a", 1, 3), shares.take("a", 4, 2)] == [0, 5, 2]
 
 
 def _affinities(process: int) -> set[frozenset[int]]:
-    """Sets of cores that the threads of a process may use."""
+    """Returns the sets of cores that the threads of a process may use."""
     affinities = set()
     for task in Path(f"/proc/{process}/task").iterdir():
         # A thread may end between the two calls.

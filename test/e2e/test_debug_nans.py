@@ -1,4 +1,4 @@
-"""`jax_debug_nans` and `jax_debug_infs` name the line of the user's that makes the first NaN or infinity."""
+"""`jax_debug_nans` and `jax_debug_infs` name the user's line that produces the first NaN or infinity."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_debug_nans_names_microbatch(slices):
         step(np.ones((4, 4), np.float32), x)
     message = f"on slice {slices[1].name}, microbatch 2: sqrt at {at('a square root')} gives nan"
     assert re.search(message, str(raised.value))
-    # What is donated is kept, to look into the launch; the results are the same.
+    # Donated arguments are kept, so that the launch can be repeated; the results are the same.
     weights, loss = step(np.ones((4, 4), np.float32), np.abs(x))
     assert (weights.shape, float(loss)) == ((4, 4), 16)
 

@@ -175,7 +175,7 @@ def test_program_refuses_reference_from_outside(slices, where):
 def test_program_wrong_shapes_inside_are_error_of_jax(double):
     with pytest.raises(TypeError, match="incompatible shapes"):
         pw.program(lambda x: double(x) + jnp.ones(4))(jnp.ones(3))
-    # An error while tracing leaves nothing behind.
+    # An error while tracing leaves no trace state behind.
     assert double(1.0) == 2
     assert pw.program(double)(1.0) == 2
 
@@ -286,7 +286,7 @@ def test_program_refuses_more_devices_than_there_are():
         step(1.0)
     # Even without slices of others there would be too few.
     assert "release" not in str(raised.value)
-    # Whoever has devices keeps them.
+    # The program that has the devices keeps them.
     assert second(0.0) == 1
     assert first(0.0) == 0
 
@@ -343,11 +343,11 @@ def test_jit_called_inside_function_of_same_slice(slices, double):
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_program_refuses_ordered_prints(slices, double, inside):
-    def say(x):
+    def print_ordered(x):
         jax.debug.print("x = {}", x, ordered=True)
         return x * 2
 
-    speak = pw.jit(say, devices=slices[0]) if inside else lambda x: say(double(x))
+    speak = pw.jit(print_ordered, devices=slices[0]) if inside else lambda x: print_ordered(double(x))
 
     @pw.program
     def step(x):
@@ -387,7 +387,7 @@ def test_program_prints_on_slice_of_several_devices(capfd):
     assert inside(1.0) == 2
     jax.effects_barrier()
     lines = capfd.readouterr().out.split("\n")
-    # As under jax.jit, for replicated values each device may say it.
+    # As under jax.jit, each device may print replicated values.
     assert set(lines) == {"inside 1.0", ""}
 
 
@@ -422,7 +422,7 @@ def test_program_exception_in_callback_surfaces(slices, double):
     with pytest.raises(jax.errors.JaxRuntimeError, match="mine"):
         jax.block_until_ready(step(np.float32(1)))
     assert double(np.float32(1)) == 2
-    # As under jax.jit, a callback that is pure is not heard of again.
+    # As under jax.jit, a failing callback that is pure is not reported again.
     jax.effects_barrier()
 
 
@@ -527,7 +527,7 @@ def test_ctrl_c_is_keyboard_interrupt(body):
         finally:
             child.kill()
     assert child.returncode in (-signal.SIGINT, 130), errors
-    # While XLA is busy, a line after the traceback says what the process waits for.
+    # While XLA compiles, a line after the traceback names what the process waits for.
     assert errors.removesuffix(STILL_COMPILING).endswith("\nKeyboardInterrupt\n")
 
 

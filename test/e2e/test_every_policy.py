@@ -47,7 +47,7 @@ def arguments(stages: int, microbatches: int, dtype: Any = np.float32) -> tuple[
 
 
 def most_live(timeline: Any, stage: int) -> int:
-    """On how many microbatches a stage works at once, as its launches run."""
+    """Returns on how many microbatches a stage works at once, as its launches run."""
     spans: dict[int, list[float]] = {}
     for event in timeline.launches:
         for origin in event.origins:
@@ -78,7 +78,7 @@ def test_policy_gradients_agree_with_jit_and_limits_hold(
     try:
         compiled = step.lower(*arrays).compile()
     except pw.ProgramError as refused:
-        # Said before anything runs, with what would do.
+        # Reported before anything runs, with the remedy.
         words = ("needs", "more than", "may have")
         if any(word in str(refused) for word in words):
             return
@@ -99,7 +99,7 @@ def test_policy_in_double_precision_in_v(policy: str):
 
 
 def test_policy_search_keeps_peak_under_max_bytes():
-    """Slices hold what backwards read of each microbatch in flight, the later slices most."""
+    """Slices hold the residuals of each microbatch in flight, the later slices most."""
     arrays = arguments(3, 6)
     peaks = []
     for limit in (256, 192, 128):
@@ -114,7 +114,7 @@ def test_policy_search_keeps_peak_under_max_bytes():
 
 
 def test_policy_from_file_of_dual_pipe_v(tmp_path: Path):
-    """A file of torch's: stages in a V, wholes and halves of backwards, and actions that may overlap."""
+    """A schedule file of torch: stages in a V, full and split backwards, and actions that may overlap."""
     file = tmp_path / "dualpipev.csv"
     file.write_text(dual_pipe_v(2, 4))
     arrays = arguments(4, 4)

@@ -1,4 +1,4 @@
-"""Examples run on accelerators as far as there are any, else on CPU devices."""
+"""Examples run on accelerators when there are enough, otherwise on CPU devices."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The short examples give what plain JAX gives, with the lines changed back that their docstrings show."""
+"""The short examples print what plain JAX prints once the diffs in their docstrings are reverted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = {"flax_linen": "flax", "flax_nnx": "flax", "equinox_autoencoder": "eq
 
 
 def plain(source: str) -> str:
-    """The plain version of an example: each block of lines of the diff in its docstring, changed back."""
+    """Returns the plain version of an example: with each block of the diff in its docstring reverted."""
     docstring = ast.parse(source).body[0].value.value
     body = source.replace(docstring, "")
     changed = re.findall(r"^    ([-+])(.*)\n|^\n", docstring, re.MULTILINE)
@@ -35,7 +35,7 @@ def plain(source: str) -> str:
 
 
 def printed(name: str, source: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the `main` of an example prints, on slices of the devices that the tests have."""
+    """Returns the output of the `main` of an example, on slices of the devices that the tests have."""
     module = types.ModuleType(name)
     exec(compile(source, f"{name}.py", "exec", dont_inherit=True), module.__dict__)
     devices = pw.make_virtual_device_set()

@@ -68,7 +68,7 @@ def chain(first: Fun, second: Fun) -> Build:
 
 SINES = chain(jnp.sin, jnp.cos)
 
-# checkify: what a placed call finds is found as by a call of `jax.jit`.
+# checkify: an error in a placed call is found as in a call of `jax.jit`.
 
 
 def positive(x: jax.Array) -> jax.Array:
@@ -113,7 +113,7 @@ def test_checkify_reports_the_first_error_of_the_program():
 
 
 def test_checkify_keeps_independent_calls_independent(slices):
-    """A call reads no error of another one: on hosts, they run at the same time."""
+    """A call does not read the error of another one: on hosts, they run at the same time."""
     logs = [pw.jit(jnp.log, devices=place) for place in slices]
     program = pw.program(checkify.checkify(lambda x: [log(x) for log in logs], errors=checkify.float_checks))
     launches = [
@@ -172,7 +172,7 @@ def test_checkify_over_sharded_slices():
 
 @pytest.mark.parametrize("wrong", [None, 5])
 def test_checkify_around_accumulate(wrong: int | None):
-    """The error is that of the first microbatch that has one, as `lax.scan` has its first iteration's."""
+    """The error is that of the first microbatch that has one, as `lax.scan` reports its first iteration's."""
 
     def build(on_s0, on_s1):
         first, second = on_s0(lambda w, x: jnp.sqrt(x) @ w), on_s1(layer)
@@ -266,7 +266,7 @@ def test_sparsify_returns_sparse_arrays_of_placed_calls():
 def test_policies_of_both_kinds_of_checkpoint_reach_into_placed_calls(
     slices, policy: Any, products: int, setting
 ):
-    """One that keeps products keeps them from being computed again."""
+    """A policy that keeps products prevents computing them again."""
 
     def build(on_s0, on_s1):
         first, second = on_s0(lambda w, x: jnp.tanh(x @ w) @ w), on_s1(jnp.sum)
@@ -290,7 +290,7 @@ def test_roofline_of_placed_calls(caplog):
     assert "No roofline rule" not in caplog.text
 
 
-# Transformations that need no rule of ours, because they leave calls as they are, or follow the rules of JAX.
+# Transformations that need no rule of ours, because they leave calls as they are, or follow JAX's rules.
 
 
 def custom_jvp(f: Fun, g: Fun) -> Fun:
@@ -492,7 +492,7 @@ hijax.register_hitype(Box, lambda box: BoxType(jax.typeof(box.content)))
 
 
 class Apply(hijax.HiPrim):
-    """Applies a function, which JAX traces only when it lowers the program."""
+    """Primitive that applies a function, which JAX traces only when it lowers the program."""
 
     def __init__(self, fun: Fun, operand: Any, result: Any) -> None:
         self.in_avals, self.out_aval, self.params = (operand,), result, {"fun": fun}

@@ -1,4 +1,4 @@
-"""Functions that another program exported, as placed functions."""
+"""Functions that another program has exported, as placed functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ open(sys.argv[1], "wb").write(exported.serialize(vjp_order=1))
 
 @pytest.fixture
 def embed(tmp_path: Path) -> Callable[..., jax.Array]:
-    """A function that another process exported."""
+    """Returns a function that another process exported."""
     pytest.importorskip("flatbuffers")
     file = tmp_path / "embed.bin"
     done = preloaded.run("-c", WRITER, file)
@@ -37,7 +37,7 @@ def embed(tmp_path: Path) -> Callable[..., jax.Array]:
 
 
 def check_gradients(embed: Callable[..., jax.Array]) -> None:
-    """Compares a step through the function, on a slice, with `jax.jit` of what was exported."""
+    """Compares a step through the function, on a slice, with `jax.jit` of the exported function."""
     devices = pw.make_virtual_device_set()
     placed = pw.jit(embed, devices=devices.add_slice(1, "x"))
     head = pw.jit(lambda w, h: jnp.mean((h @ w) ** 2), devices=devices.add_slice(1, "x"))
@@ -66,7 +66,7 @@ def test_exported_function_is_placed_on_hosts(shared_workers, embed) -> None:
 
 
 def test_exported_function_is_sharded_where_it_is_placed() -> None:
-    """An export for one device leaves to the slice which block of each value a device has."""
+    """An export for one device leaves it to the slice which block of each value a device has."""
     w, x = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
     exported = jax.export.export(jax.jit(layer))(w, x)
     square = pw.make_virtual_device_set().add_slice((2, 2), ("x", "y"))

@@ -1,4 +1,4 @@
-"""The paper's Figure 2 computes what it should, with the launches and transfers that it needs and no more."""
+"""The paper's Figure 2 computes the right values, with only the launches and transfers that it needs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Mistakes of the first hour in Python: messages name the thing, and what may be meant."""
+"""Typical first mistakes in Python: messages name the object, and what may be meant."""
 
 import jax.numpy as jnp
 import pytest
@@ -54,7 +54,7 @@ def test_jit_suggests_phase(stage):
 def test_package_suggests_name():
     with pytest.raises(AttributeError, match="has no attribute 'acumulate'") as caught:
         pw.acumulate  # noqa: B018
-    # From these two Python makes its guess.
+    # Python derives its suggestion from these two.
     assert (caught.value.name, caught.value.obj) == ("acumulate", pw)
 
 

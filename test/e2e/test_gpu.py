@@ -1,4 +1,4 @@
-"""Nothing is for CPUs alone: slices that share one GPU run the same programs."""
+"""Programs on slices that share one GPU: the GPU runs the same programs as CPU devices."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ PROGRAMS = Path(__file__).with_name("gpu_programs.py")
 
 
 def run_on_gpu(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs Python where JAX has nothing but GPUs."""
+    """Runs Python with GPUs as JAX's only platform."""
     return subprocess.run(
         [sys.executable, *command],
         capture_output=True,

@@ -27,7 +27,7 @@ def dense(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def block(w: Any, x: jax.Array) -> jax.Array:
-    """A normalisation, two products and a bias: gradients of sums beside gradients of products."""
+    """Applies a normalization, two products and a bias: gradients of sums beside gradients of products."""
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
     h = (x - mean) * jax.lax.rsqrt(variance + 1e-5) * w["scale"]
     return x + jax.nn.gelu(h @ w["w"] + w["b"]) @ w["w"].T
@@ -38,13 +38,13 @@ def scanned(w: Any, x: jax.Array) -> jax.Array:
 
 
 def scanned_again(w: Any, x: jax.Array) -> jax.Array:
-    """A scan whose body is repeated in the backward."""
+    """Scans a body that is repeated in the backward."""
     body = jax.checkpoint(lambda x, w: (x + block(w, x), None))
     return jax.lax.scan(body, x, w)[0]
 
 
 def scans_inside(w: Any, x: jax.Array) -> jax.Array:
-    """A scan in a scan, with a weight that all iterations share."""
+    """Scans within a scan, with a weight that all iterations share."""
     shared = jax.tree.map(lambda a: a[0], w)
 
     def iteration(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
@@ -59,13 +59,13 @@ def scanned_backwards(w: Any, x: jax.Array) -> jax.Array:
 
 
 def scanned_with_shared_weights(w: Any, x: jax.Array) -> jax.Array:
-    """Iterations add to one gradient, that of the weights that they share."""
+    """Scans iterations that add to one gradient, that of the weights that they share."""
     shared = jax.tree.map(lambda a: a[0], w)
     return jax.lax.scan(lambda x, w: (x + dense(shared, jnp.tanh(x * w["b"])), None), x, w)[0]
 
 
 def scanned_heads(w: Any, x: jax.Array) -> jax.Array:
-    """Products that have a batch already, and sums over several dimensions."""
+    """Scans products that have a batch already, and sums over several dimensions."""
 
     def iteration(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
         heads = jnp.einsum("rhd,hde->rhe", x.reshape(-1, 2, 4), w["w"].reshape(2, 4, 8))
@@ -75,7 +75,7 @@ def scanned_heads(w: Any, x: jax.Array) -> jax.Array:
 
 
 def scanned_by_number(w: Any, x: jax.Array) -> jax.Array:
-    """Iterations compute with their number."""
+    """Scans iterations that compute with their number."""
 
     def iteration(carry: Any, w: Any) -> Any:
         n, x = carry
@@ -169,7 +169,7 @@ def test_halves_slices_in_round_robin_order(schedule: str):
 
 
 def test_halves_from_file_of_torch(tmp_path: Path):
-    """Written as torch writes it: the first stage has no I, and what may overlap runs as F, then B."""
+    """The schedule is written as torch writes it: the first stage has no I, and overlaps run as F, then B."""
     file = tmp_path / "order.csv"
     rows = [["0F0", "0F1"], ["1F0"]]
     for m in range(M):

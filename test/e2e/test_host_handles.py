@@ -94,7 +94,7 @@ def test_handles_behave_like_arrays_of_jax(devices):
 
 @pytest.mark.feature("hosts", "error")
 def test_handles_are_refused_by_functions_of_jax(devices):
-    """Functions that would compute in this process say where the array is, and what to do."""
+    """Functions that would compute in this process report where the array is, and what to do."""
     pw.connect(hosts=1)
     place = devices.add_slice((1,), ("x",))
     program = pw.program(pw.jit(lambda key, x: (jax.random.fold_in(key, 1), 2 * x), devices=place))
@@ -126,7 +126,7 @@ def test_handles_are_refused_by_functions_of_jax(devices):
     for use in (jax.random.split, jax.random.normal, jax.random.bits, jax.random.key_data):
         with refused(ValueError, "key<fry>[] on host 0> is not", "wrap_key_data(np.asarray(x)) fetches it"):
             use(key)
-    # Types are no values, and these are ways to say that it is to be fetched.
+    # Types are no values, and these are ways to request a fetch.
     assert jax.eval_shape(lambda k, x: (jax.random.split(k), jnp.sin(x)), key, h)[0].shape == (2,)
     assert_equal(optax.adam(1e-3).init({"h": h})[0].mu, {"h": np.zeros(3, np.float32)})
     assert jax.make_jaxpr(jnp.sin)(h).in_avals == [h.aval]
@@ -143,7 +143,7 @@ def test_handles_are_refused_by_functions_of_jax(devices):
 
 @pytest.mark.feature("hosts", "values")
 def test_handles_are_constants_of_programs_that_close_over_them(devices):
-    """As arrays of JAX are."""
+    """Arrays of JAX are constants of such programs, too."""
     pw.connect(hosts=2)
     a, b = (pw.jit(jnp.matmul, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     inner = pw.program(lambda w, x: b(w, a(x, w)))
@@ -197,7 +197,7 @@ def test_handles_are_deleted_when_donated(devices):
 @pytest.mark.feature("hosts", "values")
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_handles_outlive_their_originals(devices, hosts):
-    """A learner donates its weights, the actor keeps those of before; also on one device of both."""
+    """A learner donates its weights while the actor keeps the earlier ones; also on one device for both."""
     pw.connect(hosts=hosts)
     learner, actor = (devices.add_slice((1,), ("x",), overlap=hosts == 1) for _ in range(2))
     learn = pw.program(pw.jit(lambda w: w + 1, devices=learner), donate_argnums=0)
@@ -213,7 +213,7 @@ def test_handles_outlive_their_originals(devices, hosts):
 
 @pytest.mark.feature("hosts", "values")
 def test_handles_of_a_tree_are_fetched_together(devices, own_workers, monkeypatch):
-    """One round trip in all, not one each."""
+    """All arrays are fetched in one round trip."""
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     program = pw.program(lambda x: (a(x), b(x), a(x + 1)))
@@ -232,7 +232,7 @@ def test_handles_of_a_tree_are_fetched_together(devices, own_workers, monkeypatc
     note("fetch", here.fetch)
     assert_equal(jax.device_get(tree), tuple(np.float32([[2, 4], [2, 4], [4, 6]])))
     assert seen == ["ask"] * 3 + ["fetch"] * 3
-    # Asking again, or reading it, asks no host.
+    # Checking again, or reading it, sends no request to hosts.
     tree[0].copy_to_host_async()
     np.asarray(tree[0])
     assert len(seen) == 6
@@ -243,7 +243,7 @@ def test_handles_of_a_tree_are_fetched_together(devices, own_workers, monkeypatc
     with refused(RuntimeError, "Array has been deleted"):
         other.copy_to_host_async()
     assert seen[6:] == ["ask"]
-    # What goes wrong is said by whoever reads it.
+    # The read of an array raises the error of its step.
     last = program(np.float32([1, 2]))[1]
     os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
     last.copy_to_host_async()
@@ -262,7 +262,7 @@ def test_handles_of_different_meshes_have_types_that_combine(devices):
 
 @pytest.mark.feature("hosts", "error")
 def test_handles_of_earlier_workers(devices, own_workers):
-    """Numbers of arrays begin anew: a handle must not be taken for one of the new workers."""
+    """Ids of arrays start again: a handle must not be mistaken for an array of the new workers."""
     pw.connect(hosts=1)
     slice = devices.add_slice((1,), ("x",))
     program = pw.program(pw.jit(lambda x: x + 1, devices=slice))
@@ -277,8 +277,8 @@ def test_handles_of_earlier_workers(devices, own_workers):
 
 
 @pytest.mark.feature("hosts", "values")
-def test_handles_go_from_host_to_host(devices, own_workers):
-    """What one program leaves on a host and another wants on a second one never passes the controller."""
+def test_handles_go_from_host_to_host(devices, own_workers, monkeypatch):
+    """An array that a program on a second host reads never passes through the controller."""
     pw.connect(hosts=3, devices_per_host=2)
     s0 = devices.add_slice((2,), ("x",), island="island0")
     s1 = devices.add_slice((1, 2), ("u", "v"), island="island1")
@@ -297,16 +297,18 @@ def test_handles_go_from_host_to_host(devices, own_workers):
     ]
     expected = jax.jit(use)(*make())
     here = controller()
-    here.put = here.ask = None  # neither fetched nor sent
-    state = make_it()
-    results = [user(*state) for user in users]
-    assert state[1].hosts == (0, 1, 2)
-    state[1].block_until_ready()
-    del here.put, here.ask
+    with monkeypatch.context() as patch:
+        # Neither fetched nor sent by the controller.
+        patch.setattr(here, "put", None)
+        patch.setattr(here, "ask", None)
+        state = make_it()
+        results = [user(*state) for user in users]
+        assert state[1].hosts == (0, 1, 2)
+        state[1].block_until_ready()
     for result in results:
         assert_close(result, expected, 1e-5)
 
-    # A copy ends with its handle; one that another program took is gone everywhere.
+    # A copy is freed with its handle; an array that another program was donated is deleted everywhere.
     taker = pw.program(pw.jit(lambda x: x + 1, devices=s2), donate_argnums=0)
     assert_equal(taker(state[1]), X * 2 + 1)
     assert state[1].is_deleted()

@@ -32,7 +32,7 @@ def step(w, x):
 
 
 def backwards(timeline) -> float:
-    """By how many seconds an event begins before what it reads was made, at most."""
+    """Returns by how many seconds an event begins before its operands were computed, at most."""
     return max(timeline.events[n].end - event.start for event in timeline.events for n in event.reads)
 
 
@@ -62,7 +62,7 @@ def test_trace_has_all_hosts_on_one_clock(devices, shared_workers, tmp_path):
             assert timeline.hosts == {slice.name: host for host, slice in enumerate(slices)}
             assert [e.label for e in timeline.events] == [e.label for e in planned.events]
             assert not any(event.estimated for event in timeline.launches)
-            # By how much clocks may differ here.
+            # Maximal difference of clocks here.
             assert backwards(timeline) < 1e-3
             assert all(timeline.peak_bytes(slice) > 0 for slice in timeline.slices)
         events = json.loads(text)
@@ -70,7 +70,7 @@ def test_trace_has_all_hosts_on_one_clock(devices, shared_workers, tmp_path):
         assert list(named.values()) == [f"{slice.name} (host {host})" for host, slice in enumerate(slices)]
         bars: dict[int, float] = {}
         for event in sorted((e for e in events if e.get("cat") == "launch"), key=lambda e: e["ts"]):
-            # Also of steps that follow each other; times are rounded to nanoseconds.
+            # Also for steps that follow each other; times are rounded to nanoseconds.
             assert bars.get(event["pid"], 0) <= event["ts"] + 1e-2
             bars[event["pid"]] = event["ts"] + event["dur"]
         arrows = [e for e in events if e["ph"] in "stf"]
@@ -79,8 +79,8 @@ def test_trace_has_all_hosts_on_one_clock(devices, shared_workers, tmp_path):
 
 @pytest.mark.process
 def test_trace_of_the_environment_is_of_the_controller_alone(tmp_path):
-    """Workers do not write to its file. One that dies ends nothing but its own part."""
-    said = run(f"""
+    """Workers do not write to the controller's file. A lost worker's launches alone are missing."""
+    output = run(f"""
 import logging
 logging.basicConfig(stream=__import__("sys").stdout)
 os.environ["PW_TRACE"] = "{tmp_path}/run.json"
@@ -95,12 +95,12 @@ os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
 """)
     timelines = read_trace((tmp_path / "run.json").read_bytes())
     assert [{event.slice for event in t.launches} for t in timelines] == [{"s0", "s1"}] * 2 + [{"s0"}]
-    (warning,) = [line for line in said.splitlines() if line.startswith("WARNING")]
+    (warning,) = [line for line in output.splitlines() if line.startswith("WARNING")]
     assert "host 1 (island1) is lost" in warning
 
 
 def test_trace_has_workers_that_were_started_anew(devices, own_workers, tmp_path, caplog):
-    """With what they do from their first step on; what those before them did last is missing."""
+    """The trace has all steps of the new workers; the last steps of the lost ones are missing."""
     pw.connect(islands=[pw.Island(hosts=2), pw.Island()])
     wide, single = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1)))
     a = pw.jit(lambda x: x + x.sum(), devices=wide, in_shardings=P("x"))
@@ -139,7 +139,7 @@ def test_trace_may_begin_before_a_cluster_and_end_after_it(devices, own_workers,
 
 
 def test_trace_has_a_track_for_each_host_of_an_island(devices, shared_workers, tmp_path):
-    """With what it computes itself, and what it gets from others, also of its own island."""
+    """Each host records its own computations and the values that it receives, also from its own island."""
     pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)])
     wide, narrow = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((4, 2)))
     a = pw.jit(front, devices=wide, in_shardings=(None, P("x")), out_shardings=P("x"))
@@ -162,7 +162,7 @@ def test_trace_has_a_track_for_each_host_of_an_island(devices, shared_workers, t
         assert [e.label for e in on[first]] == [e.label for e in on[second]]
         assert not any(event.estimated for event in timeline.launches)
         assert {(e.slice, e.dst) for e in timeline.transfers} >= {(third, first), (third, second)}
-        # A device may be held up at the end of a launch of which another host has its part already.
+        # A device may be delayed at the end of a launch whose shards another host has received already.
         assert backwards(timeline) < 0.05
         # Each has half of what the slice has.
         assert timeline.peak_bytes(first) == timeline.peak_bytes(second) > 0

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 @pytest.fixture
 def eager_switches():
-    """Threads take turns more often than they do."""
+    """Switches between threads more often than by default."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -33,7 +33,7 @@ def eager_switches():
 
 @pytest.mark.feature("meshes", "hosts")
 def test_hosts_train_between_unlike_meshes(devices):
-    """Gradients, donation, values that are cut and joined on the way, and results that are passed on."""
+    """Gradients, donation, values that are split and joined on the way, and results that are passed on."""
     pw.connect(hosts=2, devices_per_host=4)
     s0 = devices.add_slice((2, 2), ("x", "y"))
     s1 = devices.add_slice((2,), ("x",), island="island1")
@@ -75,7 +75,7 @@ def test_hosts_run_pipelines_and_loops(devices):
 
 @pytest.mark.feature("hosts", "hosts")
 def test_hosts_run_linear_algebra(devices):
-    """A worker lowers nothing with JAX, which would prepare the calls of LAPACK."""
+    """A worker lowers no function with JAX, which would register the calls of LAPACK."""
     pw.connect(hosts=2)
 
     def factor(x):
@@ -131,7 +131,7 @@ def test_hosts_may_have_overlapping_slices(devices):
 
 @pytest.mark.feature("hosts", "hosts")
 def test_hosts_run_steps_of_several_threads_in_one_order(devices):
-    """All hosts take the steps in one order, however threads mix programs that go round both ways."""
+    """All hosts issue the steps in one order, although threads mix programs that go round both ways."""
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     programs = [pw.program(lambda x: a(b(a(x)))), pw.program(lambda x: b(a(b(x))))]
@@ -155,7 +155,7 @@ def test_hosts_run_steps_of_several_threads_in_one_order(devices):
 
 @pytest.mark.feature("hosts", "hosts")
 def test_hosts_serve_threads_that_share_a_donated_array(devices, eager_switches):
-    """They get it, or are told that it is deleted: no worker waits for what it has freed."""
+    """Readers get the array or an error that it is deleted: no worker waits for a freed array."""
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     make = pw.program(lambda x: a(x))
@@ -170,7 +170,7 @@ def test_hosts_serve_threads_that_share_a_donated_array(devices, eager_switches)
             seen[number] = error
 
     def race(x, n):
-        """What each use of an array has, of several that begin at once."""
+        """Returns the result of each use of an array, of several that begin at once."""
         uses = [lambda: float(take(x)), lambda: float(take(x)), lambda: float(read(x)), lambda: float(x)]
         if not n % 2:
             uses.append(x.delete)
@@ -194,7 +194,7 @@ def test_hosts_serve_threads_that_share_a_donated_array(devices, eager_switches)
 
 @pytest.mark.feature("hosts", "error")
 def test_hosts_refuse_programs_that_call_python(devices):
-    """The message names the computation; a callback that nothing needs is none."""
+    """The message names the computation; a callback whose result is not needed does not count."""
     pw.connect(hosts=2)
 
     def body(x):
@@ -208,7 +208,7 @@ def test_hosts_refuse_programs_that_call_python(devices):
 
 @pytest.mark.feature("hosts", "hosts")
 def test_hosts_donate_empty_arrays(devices):
-    """Nothing travels; each run has one of its own nevertheless."""
+    """Empty arrays are not sent, but each step creates its own."""
     pw.connect(hosts=2)
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     program = pw.program(lambda x: b(a(x) * 2) + 1)
@@ -218,7 +218,7 @@ def test_hosts_donate_empty_arrays(devices):
 
 @pytest.mark.feature("hosts", "error")
 def test_hosts_report_a_failed_computation_to_its_dependents_alone(devices):
-    """Such as one that needs more memory than there is; the hosts go on."""
+    """A computation that needs more memory than there is fails alone; the hosts go on."""
     pw.connect(hosts=2)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
 
@@ -240,7 +240,7 @@ def test_hosts_report_a_failed_computation_to_its_dependents_alone(devices):
 
 @pytest.mark.feature("training", "hosts")
 def test_hosts_run_with_input_and_checkpoints(devices, tmp_path):
-    """Batches wait on the hosts, arrays are fetched to be saved, and what is restored is sent again."""
+    """Batches wait on the hosts, arrays are fetched to be saved, and restored arrays are sent again."""
     pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
     pw.connect(hosts=2)
     a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))
@@ -316,7 +316,7 @@ def test_hosts_refuse_wrong_settings(arguments, message):
 
 @pytest.mark.feature("bundles", "hosts")
 def test_hosts_run_a_bundle(devices, tmp_path):
-    """It was saved by a process that had all devices itself."""
+    """A process that had all devices itself has saved it."""
     path = tmp_path / "program.pwb"
     table = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
     pw.connect(cpu_devices=4)
@@ -337,7 +337,7 @@ def test_hosts_run_a_bundle(devices, tmp_path):
 
 
 def test_hosts_run_a_bundle_of_sub_programs_with_closed_over_arrays(devices, tmp_path):
-    """Some sub-programs, and some hosts, compute nothing of an array that they return."""
+    """Some sub-programs, and some hosts, compute no block of an array that they return."""
     path = tmp_path / "loop.pwb"
     table = np.linspace(0, 1, 1024, dtype=np.float32)
 
@@ -356,7 +356,7 @@ def test_hosts_run_a_bundle_of_sub_programs_with_closed_over_arrays(devices, tmp
 
 @pytest.mark.feature("hosts", "hosts")
 def test_hosts_use_tcp_on_a_range_of_ports(devices):
-    """As between machines: all listen on the address that the user names, and on ports of the range."""
+    """Hosts use it as between machines: all listen on the user's address, and on ports of the range."""
     ports = range(20300, 20400)
     pw.connect(hosts=2, bind="127.0.0.1", options=pw.HostOptions(ports=(ports[0], ports[-1])))
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
@@ -371,5 +371,5 @@ def test_hosts_use_tcp_on_a_range_of_ports(devices):
     ]
     listening = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
     assert {address for address, _ in listening} == {"0100007F"}, listening
-    # Besides those on which bytes of arrays travel.
+    # Sockets that carry the bytes of arrays are not counted.
     assert sum(int(port, 16) in ports for _, port in listening) == 4, listening

@@ -23,13 +23,13 @@ pytestmark = pytest.mark.process
 
 @alone
 def test_controller_goes_on_after_a_stop():
-    """As by Ctrl-Z: it has heard nobody for long, which is not the fault of the workers."""
+    """Like after Ctrl-Z, no heartbeat has arrived for long, which is not the fault of the workers."""
     pw.connect(hosts=2, options=pw.HostOptions(heartbeat=2))
     devices = pw.make_virtual_device_set()
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     program = pw.program(lambda x: a(b(a(x))))
     assert float(program(np.float32(0))) == 3
-    time.sleep(1)  # Until all is heard that was said before.
+    time.sleep(1)  # Until all earlier messages have arrived.
     resume = f"sleep 3; kill -CONT {os.getpid()}"
     with subprocess.Popen(["sh", "-c", resume]):
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -61,7 +61,7 @@ def test_controller_ends_its_workers():
 
 @alone
 def test_controller_keeps_workers_after_ctrl_c():
-    """Neither half a message nor a step that only one host knows."""
+    """Neither half a message is sent nor a step that only one host knows."""
     pw.connect(hosts=2)
     devices = pw.make_virtual_device_set()
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))

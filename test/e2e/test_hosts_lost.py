@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("own_workers")
 
 @pytest.mark.feature("hosts", "error")
 def test_hosts_lost_when_killed(devices):
-    """All that it had is an error that names it; the others live, and its island comes back."""
+    """Arrays of the lost host are errors that name it; the other hosts live, and its island comes back."""
     pw.connect(hosts=2)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
     a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
@@ -56,7 +56,7 @@ def test_hosts_lost_when_killed(devices):
 
 
 def test_hosts_lost_leave_their_port_to_new_ones(devices):
-    """There are only ports for two: a new one listens where a lost one did, and is not taken for it."""
+    """The range has ports for two: a new worker listens where a lost one did, and is not mistaken for it."""
     options = pw.HostOptions(ports=(20600, 20604))
     pw.connect(hosts=2, bind="127.0.0.1", options=options)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
@@ -71,7 +71,7 @@ def test_hosts_lost_leave_their_port_to_new_ones(devices):
 
 
 def test_hosts_refuse_programs_on_a_shared_port(devices):
-    """It could get what is asked of the worker: no program is loaded that exchanges arrays there."""
+    """The worker's arrays could reach the other process: no program is loaded that exchanges arrays there."""
     pw.connect(hosts=2, bind="127.0.0.1", options=pw.HostOptions(ports=(20605, 20609)))
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     address, port = controller().hosts[0].ready.data_address.split(":")
@@ -85,13 +85,13 @@ def test_hosts_refuse_programs_on_a_shared_port(devices):
 
 
 def test_hosts_of_two_clusters_send_under_different_numbers(monkeypatch):
-    """Also where both were forked from one process, with one state of `random`."""
+    """Numbers differ also where both clusters were forked from one process, with one state of `random`."""
     bases: list[set[int]] = []
 
     def load(*args: Any) -> Load:
-        made = Load(*args)
-        bases[-1].add(made.base)
-        return made
+        loaded = Load(*args)
+        bases[-1].add(loaded.base)
+        return loaded
 
     def use_cluster() -> None:
         random.seed(0)
@@ -110,7 +110,7 @@ def test_hosts_of_two_clusters_send_under_different_numbers(monkeypatch):
 
 
 def test_hosts_lost_again_and_again(devices):
-    """It is given up; what the others can do is done."""
+    """The island is given up; programs on the other hosts still run."""
     pw.connect(hosts=2)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
     a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
@@ -130,7 +130,7 @@ def test_hosts_lost_again_and_again(devices):
 
 
 def test_hosts_lost_when_stopped(devices):
-    """It does not answer, and is given up in the middle of a step."""
+    """A stopped worker does not answer, and is given up in the middle of a step."""
     pw.connect(hosts=2, options=pw.HostOptions(heartbeat=2))
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     program = pw.program(lambda x: a(b(a(x))))
@@ -159,7 +159,7 @@ def test_hosts_lost_when_a_step_does_not_end(devices, caplog):
     with pytest.raises(HostError, match=r"host 0 \(island0\) is lost: step") as error:
         lost[1].block_until_ready()
     assert_equal(kept, np.float32([2, 2]))
-    # The numbers are what has passed, which is more where the machine is slow.
+    # The numbers are the seconds that have passed, more than configured where the machine is slow.
     ended = re.search(r"made no progress in (\d+) seconds", str(error.value))
     reported = re.search(
         r"has made no progress for (\d+) seconds\n  host 0: has been issuing it for (\d+) s\n"
@@ -173,7 +173,7 @@ def test_hosts_lost_when_a_step_does_not_end(devices, caplog):
 
 
 def stopped(devices, **options):
-    """A program whose only worker is stopped, and an argument that does not fit into its buffers."""
+    """Returns a program whose only worker is stopped, and an argument larger than its socket buffers."""
     pw.connect(hosts=1, options=pw.HostOptions(**options))
     program = pw.program(pw.jit(jnp.sum, devices=devices.add_slice((1,), ("x",))))
     large = np.ones(1 << 23, np.float32)
@@ -183,7 +183,7 @@ def stopped(devices, **options):
 
 
 def test_hosts_lost_when_stopped_in_a_large_transfer(devices):
-    """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
+    """The worker's buffers are full, so that the sender waits; the host is given up, and can be closed."""
     program, large = stopped(devices, heartbeat=2)
     with refused(HostError, "host 0 (island0) is lost: it has not responded for"):
         while True:
@@ -261,7 +261,7 @@ def test_status_of_hosts(devices):
 
 @pytest.mark.feature("hosts", "values")
 def test_hosts_report_memory_cost_and_text_of_programs(devices):
-    """As in one process: its memory, operations and text."""
+    """Programs on hosts report them as those in one process do."""
 
     def compiled():
         a, b = (

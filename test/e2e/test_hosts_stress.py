@@ -1,4 +1,4 @@
-"""Threads that do everything at once to programs on two hosts: nothing hangs, is wrong, or is left over."""
+"""Threads that use programs on two hosts in all ways at once: no hang, no wrong value, no array left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 4.0
 
 @pytest.mark.parametrize("seed", [0])
 def test_stress_of_threads_hosts_and_handles(seed):
-    """All hosts take all steps in one order, whatever threads do; hosts hold what the controller holds."""
+    """All hosts issue all steps in one order, whatever threads do; they hold the controller's arrays only."""
     script = Path(__file__).parents[1] / "support" / "stress_hosts.py"
     done = preloaded.run(script, str(seed), str(SECONDS), timeout=SECONDS + 80)
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]

@@ -1,4 +1,4 @@
-"""Input that hosts make: the same batches on any number of hosts, also after a restart onto others."""
+"""Input that hosts read: the same batches on any number of hosts, also after a restart on others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def connected():
 
 
 def step_on(devices, *islands):
-    """A compiled step that reads the leaves of a batch on some islands; on none, in this process."""
+    """Returns a compiled step that reads the leaves of a batch on islands; without any, in this process."""
     slices = [devices.add_slice((2,), ("i",), island=f"island{n}") for n in islands] or [
         devices.add_slice((1,), ("i",))
     ]
@@ -61,7 +61,7 @@ def step_on(devices, *islands):
 
 
 def step_of_replicas(devices):
-    """A compiled step of which each replica reads a part of a batch."""
+    """Returns a compiled step whose replicas each read their rows of a batch."""
     slice = devices.add_slice((2,), ("i",))
     read = pw.jit(lambda w, x, y, z: w * (x.sum() + y.sum() + z.sum()), devices=slice)
     loss = jax.value_and_grad(lambda w, batch: read(w, batch["x"], batch["y"][0], batch["y"][1]["z"]))
@@ -79,7 +79,7 @@ def equal(ours, theirs):
 @pytest.mark.feature("training", "hosts")
 @pytest.mark.not_attached
 def test_input_of_numbered_rows_is_the_same_on_any_hosts(devices):
-    """Of one, two and three islands, one of two hosts, and of this process."""
+    """On one, two and three islands, one with two hosts, and in this process."""
     source = pw.on_hosts(host_functions.numbered, seed=3)
     connected()
     seen = []
@@ -117,7 +117,7 @@ def test_input_of_shards_is_the_same_on_any_hosts(devices):
     assert seen[0][1]["y"][0].tolist() == [1000 * n + 7 + 3 * k for n in range(4) for k in (3, 4)]
     for batches in seen[1:]:
         equal(batches, seen[0])
-    # What one island has begun, another one goes on with.
+    # An island continues the input that another one has begun.
     source = pw.on_hosts("host_functions:shard_of")
     with pw.prefetch(source, step_on(devices, 0), "batch", shards=4) as batches:
         for _ in range(2):
@@ -156,7 +156,7 @@ with pw.prefetch(pw.on_hosts(host_functions.shard_of), step, "batch", shards=4) 
     for n, batch in enumerate(batches, 1):
         pw.checkpoint.save(sys.argv[1], {"read": step(batch)}, n, data=batches)
         if n == 4:
-            # The third is there then.
+            # The third host is ready then.
             os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -204,7 +204,7 @@ def test_input_ends_with_its_last_whole_batch(devices):
 
 @pytest.mark.feature("training", "hosts")
 def test_input_batches_may_be_donated(devices):
-    """The memory of batches that are gone is used again, and never that of others."""
+    """Freed batches' memory is reused, and never that of live ones."""
     connected()
     slice = devices.add_slice((2,), ("i",), island="island0")
     next_to = pw.jit(lambda x: x + 1, devices=slice, in_shardings=P("i"))
@@ -261,7 +261,7 @@ def test_input_errors_name_host_and_batch(devices):
 
 
 def test_input_end_hides_no_error_of_another_shard(devices):
-    """Whether one host reads both or not."""
+    """One host may read both shards, or each its own."""
     connected()
     for island, host in ((2, 3), (0, 0)):
         source = pw.on_hosts(host_functions.uneven)
@@ -296,7 +296,7 @@ def test_input_has_a_position_before_its_first_batch(devices, tmp_path):
 
 
 def test_input_positions_may_be_bytes(devices, tmp_path):
-    """As those of a `DataLoader` of Grain."""
+    """A `DataLoader` of Grain has such positions."""
     connected()
     steps = [step_on(devices, 2), step_on(devices, 0)]
     source = pw.on_hosts(host_functions.bytes_of)
@@ -393,7 +393,7 @@ def test_input_refuses_numbers_that_do_not_fit(devices):
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_input_reports_slow_and_lost_hosts(devices, caplog, how):
-    """Last: the host is lost with its thirty seconds."""
+    """The last test of the file: the host is lost with its call of thirty seconds."""
     connected()
     step = step_on(devices, 0)
     source = pw.on_hosts(host_functions.numbered, slow=11)

@@ -1,4 +1,4 @@
-"""A stock `mlir-opt`, given the dialect as IRDL, accepts what we make and refuses what is malformed."""
+"""A stock `mlir-opt`, given the dialect as IRDL, accepts our modules and refuses malformed ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ module @parts attributes {pw.form = "parts"} {
 }
 """
 
-# What is replaced in the exported text, by what, and what mlir-opt says to it.
+# The text to replace in the exported module, its replacement, and the error of mlir-opt.
 BROKEN = {
     "unknown operation": (
         '"pw.mirror"',
@@ -157,7 +157,7 @@ PASSES = [
 
 
 def check(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs mlir-opt as docs/dialect.md says."""
+    """Runs mlir-opt as docs/dialect.md describes."""
     assert requirements.MLIR_OPT is not None
     command = [
         requirements.MLIR_OPT,
@@ -176,7 +176,7 @@ def export(source: Path, folder: Path, *passes: str) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every operation as `program.mlir`, and the dialect for it."""
+    """Returns a folder with every operation as `program.mlir`, and the dialect for it."""
     folder = tmp_path_factory.mktemp("exported")
     (folder / "input.mlir").write_text(EVERY_OPERATION)
     export(folder / "input.mlir", folder)
@@ -185,7 +185,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the forms of some examples."""
+    """Returns a folder with the forms of some examples."""
     folder = tmp_path_factory.mktemp("lowered")
     done = preloaded.run(lower_examples.__file__, folder, *LOWERED)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Islands of several hosts: programs give what they give in one process, and no wrong value ever."""
+"""Islands of several hosts: programs return the values of one process, and never a wrong one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 
 def connected(devices):
-    """A slice over the two hosts of an island, and one on an island of one host."""
+    """Returns a slice over the two hosts of an island, and one on an island of one host."""
     islands = [pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)]
     pw.connect(islands=islands, options=pw.HostOptions(heartbeat=2, ahead=9))
     return devices.add_slice((4,), ("x",), island="island0"), devices.add_slice(
@@ -51,7 +51,7 @@ def lost(act):
 
 @pytest.mark.feature("hosts", "hosts")
 def test_islands_of_unlike_hosts_train(devices):
-    """Slices over both hosts of an island, gradients, donation, and values that are cut on the way."""
+    """Slices over both hosts of an island, gradients, donation, and values that are split on the way."""
     wide, narrow = connected(devices)
     a = pw.jit(front, devices=wide, in_shardings=(None, P("x")))
     b = pw.jit(back, devices=narrow, in_shardings=(None, P("x")))
@@ -71,7 +71,7 @@ def test_islands_of_unlike_hosts_train(devices):
 
 
 def test_islands_have_slices_of_single_hosts(devices):
-    """What goes from one of its hosts to another one goes the way that it goes between islands."""
+    """Arrays go from one host to another of the same island as they do between islands."""
     pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2)])
     table = np.arange(512, dtype=np.float32).reshape(128, 4)[:4]
     single = [devices.add_slice((1,), ("x",)) for _ in range(4)]
@@ -102,7 +102,7 @@ def test_islands_have_slices_of_single_hosts(devices):
 
 @pytest.mark.feature("hosts", "hosts")
 def test_islands_have_copies_of_values_on_all_hosts(devices):
-    """What the caller keeps, gets twice, or has sent on is copied on each host."""
+    """Results that the caller keeps, returns twice, or sends on are copied on each host."""
     pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2), pw.Island(hosts=2)])
     left, right = (devices.add_slice((2,), ("x",), overlap=True, island="island0") for _ in range(2))
     wide, far = devices.add_slice((4,), ("y",), island="island0"), devices.add_slice((2,), ("x",))
@@ -139,7 +139,7 @@ def test_islands_have_copies_of_values_on_all_hosts(devices):
 
 
 def test_islands_report_a_launch_that_fails_on_one_host(devices, own_workers):
-    """The other host takes the next launch of the first for this one: nobody may see what comes of it."""
+    """The other host mistakes the first's next launch for this one: its results must not be visible."""
     wide, narrow = connected(devices)
 
     def placed(fun):
@@ -180,7 +180,7 @@ def test_islands_report_a_launch_that_fails_on_one_host(devices, own_workers):
 
 
 def test_islands_are_lost_with_a_killed_or_stopped_host(devices, own_workers):
-    """Their island ends as a whole and comes back; the same programs run again, and nothing is left over."""
+    """The island ends as a whole and comes back; the same programs run again, and no array is left."""
     wide, narrow = connected(devices)
     a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
     b = pw.jit(lambda x: x * 2, devices=narrow)
@@ -209,7 +209,7 @@ def test_islands_are_lost_with_a_killed_or_stopped_host(devices, own_workers):
         assert all("is lost" in error for error in errors), errors
         assert_equal(program(value), expected)
         now = pids()
-        # The other island has missed something, and lives.
+        # The other island has lost a value, and lives.
         new = {host for host in range(3) if now[host] != before[host]}
         assert new == ({0, 1} if victim < 2 else {2})
         assert not any(Path(f"/proc/{pid}").exists() for pid in {*before} - {*now})
@@ -219,7 +219,7 @@ def test_islands_are_lost_with_a_killed_or_stopped_host(devices, own_workers):
 
 @pytest.mark.parametrize("donates", [True, False], ids=["donated", "loop"])
 def test_islands_take_over_state_that_is_being_waited_for(devices, own_workers, donates):
-    """The next step takes over what a step has made, device by device, while the worker waits for it."""
+    """A step is donated the results of the step before, device by device, while the worker waits for them."""
     pw.connect(islands=[pw.Island(hosts=2, devices_per_host=4) for _ in range(2)])
     a, b = (pw.jit(lambda x, k=k: (x * k + 1) % 97, devices=devices.add_slice((8,), ("x",))) for k in (3, 5))
     ones = np.ones((8, 4), np.int32)
@@ -243,7 +243,7 @@ def test_islands_take_over_state_that_is_being_waited_for(devices, own_workers, 
 
 
 def test_islands_notice_a_cut_between_two_hosts(devices, own_workers):
-    """Both answer the controller, and neither hears that the other one is gone."""
+    """Both answer the controller, and neither learns that the other one is lost."""
     pw.connect(hosts=3, options=pw.HostOptions(heartbeat=2))
     cables = []
     for host in controller().hosts[:2]:
@@ -263,7 +263,7 @@ def test_islands_notice_a_cut_between_two_hosts(devices, own_workers):
     for array in lost:
         with refused(HostError, "host 0 (island0)", "reach"):
             array.block_until_ready()
-    # What waits for both is an error before it is decided which of them ends: here both.
+    # Steps that wait for both are errors before it is decided which of them ends: here both.
     while {*before[:2]} & {host.pid for host in pw.status().hosts}:
         time.sleep(0.05)
     assert [host.pid for host in pw.status().hosts][2] == before[2]
@@ -277,7 +277,7 @@ def test_islands_notice_a_cut_between_two_hosts(devices, own_workers):
 
 
 def test_islands_report_a_step_that_begins_while_a_host_is_lost(devices, own_workers):
-    """The loss is known, and the connection still takes messages: nobody would ever answer for the step."""
+    """The loss is known, and the connection still accepts messages: no host would answer for the step."""
     pw.connect(hosts=1)
     program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
     assert float(program(1.0)) == 2

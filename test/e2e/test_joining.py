@@ -27,7 +27,7 @@ def secret(tmp_path: Path) -> Path:
 @pytest.mark.process
 @pytest.mark.feature("hosts", "hosts")
 def test_joining_workers_become_hosts(secret: Path):
-    """Two come before the controller, one of which wants to be host 1; they end with it."""
+    """Two come before the controller, and one of them requests to be host 1; they end with it."""
     command = [*JOIN, "--join", "127.0.0.1:20500", "--secret-file", str(secret)]
     early = [
         subprocess.Popen([*command, *which], stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Workers, and a controller, that are asked to end with SIGTERM."""
+"""Workers, and a controller, that receive SIGTERM."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ended(processes):
 
 @pytest.mark.feature("hosts", "hosts")
 def test_sigterm_lets_a_worker_do_first_what_it_has_accepted(devices, caplog):
-    """It takes nothing more, what it has made can be read, and it goes when nobody holds anything of it."""
+    """The worker accepts no new steps, its arrays can be read, and it exits when no handle holds one."""
     caplog.set_level("WARNING", "pathways")
     pw.connect(hosts=2, options=pw.HostOptions(grace=60))
     a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (slow, lambda x: x * 2))
@@ -83,7 +83,7 @@ def test_sigterm_lets_a_worker_do_first_what_it_has_accepted(devices, caplog):
 
 
 def test_sigterm_of_one_host_has_its_whole_island_leave(devices):
-    """Whoever of them is asked. What is still held when the time is over has left with them."""
+    """Either host may get it. Arrays that are held when the grace period is over leave with the island."""
     pw.connect(islands=[pw.Island(hosts=2), pw.Island()], options=pw.HostOptions(grace=2))
     wide, single = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1)))
     a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
@@ -120,7 +120,7 @@ def test_sigterm_ends_a_step_that_takes_longer_than_an_island_may(devices):
 
 
 def test_sigterm_ends_a_worker_that_is_not_ready():
-    """Nobody has anything of it: it ends at once."""
+    """No handle holds an array of it: it exits at once."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         child = Child(WorkerConfig(silent.getsockname(), "00", 0, 0, 0, 1, 1, heartbeat=10.0, grace=20.0))
         sock, _ = silent.accept()
@@ -143,7 +143,7 @@ def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
 
 @pytest.mark.quick
 def test_ready_says_what_platforms_ask(devices, tmp_path, monkeypatch):
-    """A worker has a file from when it is ready until it ends or is asked to, however that happens."""
+    """A worker has a file from when it is ready until it exits or receives SIGTERM, in whatever way."""
 
     def ready(*options):
         command = ["-m", "pathways.runtime.hosts.launch.ready", str(tmp_path / "ready"), *options]
@@ -185,9 +185,9 @@ def test_ready_says_what_platforms_ask(devices, tmp_path, monkeypatch):
     assert "after 0 seconds there is still host0-" in text
 
 
-@pytest.mark.parametrize("who", ["controller", "all"])
-def test_sigterm_of_a_controller_ends_its_workers(who):
-    """In the middle of a step; so it is when the system sends SIGTERM to all processes of a job at once."""
+@pytest.mark.parametrize("receiver", ["controller", "all"])
+def test_sigterm_of_a_controller_ends_its_workers(receiver):
+    """The signal arrives in the middle of a step, as when all processes of a job receive it at once."""
     script = f"""{PREPARE}
 {inspect.getsource(slow)}
 pw.connect(islands=[pw.Island(hosts=2), pw.Island()])
@@ -204,10 +204,10 @@ time.sleep(60)
             ["-c", script], stdin=none.fileno(), stdout=out.fileno(), stderr=out.fileno()
         )
         out.close()
-        # Before it, what it writes to standard error.
+        # Lines before it are output to standard error.
         pids = next([int(word) for word in line.split()] for line in lines if line[0].isdecimal())
         assert len(pids) == 3
-        for pid in [*(pids if who == "all" else []), process.pid]:
+        for pid in [*(pids if receiver == "all" else []), process.pid]:
             os.kill(pid, signal.SIGTERM)
         assert process.wait(10) == -signal.SIGTERM
     deadline = time.monotonic() + 10

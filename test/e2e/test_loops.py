@@ -29,7 +29,7 @@ def back(w: jax.Array, h: jax.Array) -> jax.Array:
 
 
 def decode(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Loop that counts, with caches that are written row by row and read as a whole."""
+    """Counts iterations with caches that are written row by row and read as a whole."""
 
     def token(i: Any, state: Any) -> Any:
         h, cache, other = state
@@ -43,7 +43,7 @@ def decode(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 
 def rollout(f: Fun, g: Fun, w: Any, x: Any, xs: Any, reverse: bool = False) -> Any:
-    """Scan with rows to read, rows to fill, a counter that is returned, and equal rows."""
+    """Scans with rows to read, rows to fill, a counter that is returned, and equal rows."""
 
     def body(state: Any, row: Any) -> Any:
         h, n = state
@@ -71,44 +71,44 @@ def rematerialised(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 
 def swapped(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Carried values change places: each of the three is on both slices, one after the other."""
+    """Rotates carried values: each of the three is on both slices, one after the other."""
     return jax.lax.fori_loop(3, 9, lambda _, s: (f(w[0], s[1]), g(w[1], s[0]), s[0]), (x, 2 * x, 3 * x))
 
 
 def started_alike(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Two values start from arrays on both slices, and stay on one each."""
+    """Starts two values from arrays on both slices; each stays on one."""
     body = lambda s, row: ((g(w[1], s[0] + s[1]), f(w[0], s[1])), s[1] + row)  # noqa: E731
     return jax.lax.scan(body, (x + 1, x), xs)
 
 
 def replaced(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """An iteration hands on an array on all slices, which all of them read after the loop."""
+    """Replaces an array on all slices in each iteration; all of them read it after the loop."""
     body = lambda s, row: ((x, g(w[1], f(w[0], s[0]) + s[1])), None)  # noqa: E731
     (a, b), _ = jax.lax.scan(body, (x + 1, g(w[1], x)), xs[:1])
     return a, b, a + g(w[1], a + b), f(w[0], b) + a
 
 
 def sent_on(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """The value that is received last before the loop is the first sent on in it, and comes back."""
+    """Sends the value that is received last before the loop first within it, and gets it back."""
     body = lambda s, row: ((s[2], g(w[1], s[0]), s[1]), f(w[0], s[2]))  # noqa: E731
     return jax.lax.scan(body, (f(w[0], 2 * x), x, f(w[0], x)), xs[:3])
 
 
 def unread(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Nothing reads the start of the first value, nor some results of the last iteration."""
+    """Ignores the initial value of the first carry, and some results of the last iteration."""
     body = lambda s, row: ((g(w[1], s[1]), f(w[0], s[1]) + row), f(w[0], g(w[1], s[0])))  # noqa: E731
     return jax.lax.scan(lambda s, row: (body(s, row)[0], None), (x + g(w[1], x), x), xs[:1])[0][0]
 
 
 def down(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """While loop with a known trip count: from 5 down to -7, by 3."""
+    """Runs a while loop with a known trip count: from 5 down to -7, by 3."""
     return jax.lax.while_loop(
         lambda s: s[0] > -7, lambda s: (s[0] - 3, g(w[1], f(w[0], s[1])) * s[0]), (5, x)
     )
 
 
 def nested(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Inner loop over both slices, and one that stays on a slice."""
+    """Nests a loop over both slices, and one that stays on a slice."""
 
     def outer(h: Any, row: Any) -> Any:
         def inner(h: Any, k: Any) -> Any:
@@ -127,7 +127,7 @@ def mapped(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 
 def with_keys(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Keys are split on every slice that draws from them, and are not sent."""
+    """Splits keys on every slice that draws from them; they are not sent."""
 
     def body(state: Any, _: Any) -> Any:
         h, key = state
@@ -140,7 +140,7 @@ def with_keys(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 
 def unused(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Nothing reads some carried values and rows; some iterations compute the same."""
+    """Carries values and returns rows that are not read; some iterations compute the same."""
 
     def body(state: Any, row: Any) -> Any:
         h, total = state
@@ -152,7 +152,7 @@ def unused(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
 
 
 def steps(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
-    """Several training steps in one call, each over microbatches."""
+    """Runs several training steps in one call, each over microbatches."""
 
     def loss(w: Any, rows: Any) -> Any:
         return (g(w[1], f(w[0], rows)) ** 2).mean()
@@ -292,7 +292,7 @@ def test_loop_of_microbatches_carries_a_value_through_all_slices() -> None:
 
 
 def test_loop_of_microbatches_carries_a_value_that_no_result_needs() -> None:
-    """`jax.checkpoint` drops what no result needs, but the next microbatch needs what is carried."""
+    """`jax.checkpoint` drops values that no result needs, but the next microbatch needs the carried ones."""
     f, g = placed()
 
     def step(f: Fun, g: Fun, w: Any, x: Any, seen: Any) -> Any:

@@ -69,7 +69,7 @@ for f in (fun, gradients) if {loop != "while_loop"} else (fun,):
 
 @pytest.mark.parametrize("constraint", ["", "lax.with_sharding_constraint"])
 def test_loop_on_a_mesh_keeps_its_carry_sharded(constraint):
-    """The rows of a device go through all layers without communication; so does what the body constrains."""
+    """A device's rows go through all layers without communication; the body's constraint keeps them there."""
     script = f"""
 def body(c, w):
     return ({constraint or "lambda v, spec: v"})(jnp.tanh(c @ w), P("x")), None

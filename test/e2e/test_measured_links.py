@@ -1,4 +1,4 @@
-"""What is measured of the network between islands is what policies that go by times take."""
+"""Links measured between islands, which policies that go by times use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_measure_links_measures_each_pair_of_islands(islands):
     assert link.latency >= 0
     assert link.bandwidth > 0
     assert links.table().splitlines()[1].split()[:2] == ["island0", "island1"]
-    # What it took for that is given back.
+    # The slices used for the measurement are released.
     assert not pw.status().slices
 
 
@@ -47,7 +47,7 @@ def test_links_give_policies_the_worst():
 
 
 def test_links_make_search_choose_fewer_hops(tmp_path):
-    """1f1b waits for a hop there and back in each of its turns; with more under way that is hidden."""
+    """1f1b waits for a round trip in each of its iterations; more microbatches in flight hide that."""
     times = tmp_path / "times.json"
     times.write_text(json.dumps({"kinds": {"fwd": "0.1ms", "bwd": "0.1ms"}}))
     devices = pw.make_virtual_device_set()

@@ -53,7 +53,7 @@ for repeated in (lower, load):
         for _ in range(20):
             repeated()
         sizes.append(resident())
-    print(sizes[-1] - sizes[1])  # The first ones fill pools.
+    print(sizes[-1] - sizes[1])  # The first programs fill pools.
 """
 
 
@@ -81,7 +81,7 @@ def only_lowered(placed: Placed, x: np.ndarray) -> None:
 
 
 def lowered_without_unused(placed: Placed, x: np.ndarray) -> None:
-    """JAX cannot lower the tangent that nothing needs, and is given the program without it."""
+    """Lowers a program without a tangent that is not needed and that JAX cannot lower."""
 
     @jax.custom_vjp
     def scale(x):
@@ -112,7 +112,7 @@ def refused(placed: Placed, x: np.ndarray) -> None:
 )
 def test_arrays_that_a_program_closes_over_are_freed(use):
     def cell() -> weakref.ref[jax.Array]:
-        """As in a notebook, whose cells are run again."""
+        """Defines and calls a program as a cell of a notebook does each time it runs."""
         table = jnp.arange(4.0)
         placed = pw.jit(lambda x: x * table, devices=pw.make_virtual_device_set().add_slice(1, "x"))
         use(placed, np.ones((2, 4), np.float32))

@@ -24,7 +24,7 @@ class Sampler:
     """Tracer of the function that runs a program, which adds up the sizes of its arrays line by line.
 
     Its local variables, its constants and what it returns are all that the program holds. A line that makes
-    arrays is behind it when the next one is about to run, so that operands and results are seen together.
+    arrays has finished when the next one is about to run, so that operands and results are seen together.
     """
 
     def __init__(self, compiled: pw.Compiled) -> None:
@@ -66,9 +66,9 @@ class Sampler:
 
 
 def check(program: pw.Program, *args: Any) -> pw.Compiled:
-    """Compares the planned peaks of a program, without temporaries, with the most that it ever held."""
+    """Compares the planned peaks of a program, without temporaries, with the most bytes that it ever held."""
     compiled = program.lower(*args).compile()
-    results = compiled(*args)  # Brings arguments to their slices, where the second call finds them.
+    results = compiled(*args)  # Moves arguments to their slices, where the second call finds them.
     args = (results[0], *args[1:]) if program.name == "step" else args
     sampler = Sampler(compiled)
     jax.block_until_ready(sampler(compiled, *args))

@@ -27,7 +27,7 @@ X, W, B = (
 
 
 def slices() -> list[pw.VirtualSlice]:
-    """Slices of one, two and four devices."""
+    """Returns slices of one, two and four devices."""
     devices = pw.make_virtual_device_set()
     return [devices.add_slice(shape, ("x", "y")[: len(shape)]) for shape in SHAPES]
 
@@ -37,7 +37,7 @@ def placed(fun: Fun) -> list[Fun]:
 
 
 def chain(stages: list[Fun]) -> Fun:
-    """Returns the loss after a function on every slice, the first two of which run twice: there and back."""
+    """Returns the loss after a function on every slice; the first two run twice: there and back."""
 
     def loss(x: Any) -> Any:
         for stage in [*stages, *stages[:2]]:
@@ -134,7 +134,7 @@ def test_meshes_do_not_duplicate_results_of_forward():
     assert not any(":2 =" in line for line in forward)
 
 
-# A mesh of JAX's around calls: it says nothing about slices.
+# A mesh of JAX's around calls does not affect slices.
 
 MESHES = {
     f"{size} {kind.name}": lambda size=size, kind=kind: jax.make_mesh((size,), ("x",), (kind,))

@@ -60,7 +60,7 @@ def test_from_mpmd_keeps_shardings_of_results():
 
 
 def test_from_mpmd_keeps_order_and_origins():
-    """Each slice does what its mesh does, in the order of the schedule."""
+    """Each slice runs what its mesh runs, in the order of the schedule."""
     stored = (STORED / "zero_bubble_h1.fragment.mlir").read_text()
     lowered = lower_partitioned(partitioned("zero_bubble_h1", "fragment"))
     launches = [s for s in lowered.compile().plan.steps if isinstance(s, Launch)]
@@ -180,7 +180,7 @@ def test_from_mpmd_closed_over_arrays_are_hidden_arguments(tmp_path):
     ],
 )
 def test_mpmd_fragments_reshard_what_they_return(argument, operand, results, returned):
-    """Transfers within the mesh, and results in several shardings, give any value as it is."""
+    """Transfers within the mesh, and results in several shardings, keep any value as it is."""
     shardings = {
         "any": "",
         "rows": ', sharding=<@mesh, [{"x"}, {}]>',

@@ -12,7 +12,7 @@ import pathways as pw
 
 pytestmark = [
     pytest.mark.needs("shardy"),
-    # It uses what JAX has deprecated, and donates what nothing takes.
+    # The front end uses deprecated JAX, and donates arguments that no result can reuse.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -23,9 +23,9 @@ def test_from_mpmd_agrees_with_jit_on_tests_of_front_end():
     for wrapped, types_, lowered in programs:
         args = jax.tree.map(array, types_)
         with jax.set_mesh(wrapped._mpmd_config._spmd_mesh):
-            made = (lowered, wrapped.trace(*types_))
+            runs = (lowered, wrapped.trace(*types_))
             expected = jax.device_get(jax.jit(wrapped.func)(*args))
-        for program in made:
+        for program in runs:
             run = pw.from_mpmd(program).compile()
             results = run(*jax.tree.map(jnp.array, args))
             jax.tree.map(
@@ -33,6 +33,6 @@ def test_from_mpmd_agrees_with_jit_on_tests_of_front_end():
                 jax.device_get(results),
                 expected,
             )
-            said = jax.tree.leaves(lowered.function_named_shardings.output_specs)
-            for got, sharding in zip(jax.tree.leaves(results), said, strict=True):
+            declared = jax.tree.leaves(lowered.function_named_shardings.output_specs)
+            for got, sharding in zip(jax.tree.leaves(results), declared, strict=True):
                 assert got.sharding.is_equivalent_to(sharding, got.ndim)

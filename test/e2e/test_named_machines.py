@@ -24,7 +24,7 @@ from pathways.runtime.hosts.client.connect import controller
 pytestmark = pytest.mark.usefixtures("own_workers")
 
 STAND_IN = """#!/bin/sh
-# As ssh: the name of a machine, and a command, which runs there when there is such a machine.
+# Stands in for ssh: gets the name of a machine, and a command, which runs here when the machine exists.
 machine=$1; shift
 echo "$machine $*" >> {folder}/log
 echo "Welcome to it" >&2
@@ -45,7 +45,7 @@ def ssh(tmp_path: Path) -> str:
 
 
 def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatch):
-    """An island of one and one of two; nobody reads the secret on a command line."""
+    """One island has one machine and one has two; no command line shows the secret."""
     folder = Path(ssh).parent
     islands = [pw.Island(hosts=["a"]), pw.Island(hosts=["b", "c"], devices_per_host=2)]
     monkeypatch.setenv("OF_CALLER", "inherited")
@@ -96,18 +96,18 @@ def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatc
     ids=["name", "command", "python", "platform"],
 )
 def test_named_machines_say_what_does_not_start(ssh: str, machines, settings, first, last):
-    """With the machine, how the command ended and what it wrote last."""
+    """The message has the machine, the exit status of the command and its last output."""
     with pytest.raises(HostError) as error:
         pw.connect(hosts=machines, bind="127.0.0.1", **{"start": f"{ssh} {{host}} {{command}}", **settings})
-    said = str(error.value)
-    assert said.startswith(first), said
-    assert said.endswith(last), said
-    assert settings.get("python", "") in said
-    assert "platform" not in settings or "JAX has no cuda devices here" in said
+    message = str(error.value)
+    assert message.startswith(first), message
+    assert message.endswith(last), message
+    assert settings.get("python", "") in message
+    assert "platform" not in settings or "JAX has no cuda devices here" in message
 
 
 def test_named_machines_are_tried_again(devices, ssh: str):
-    """As while a network is cut: calls wait until it heals, and at most for so long."""
+    """The network is cut meanwhile: calls wait until it heals, and only for a limited time."""
     cut, log = (Path(ssh).parent / name for name in ("cut", "log"))
     options = pw.HostOptions(restart_seconds=20)
     pw.connect(hosts=["a", "b"], bind="127.0.0.1", start=f"{ssh} {{host}} {{command}}", options=options)
@@ -136,7 +136,7 @@ def test_named_machines_are_tried_again(devices, ssh: str):
 
 
 def test_named_machines_end_a_worker_with_its_standard_input(ssh: str):
-    """That of the command, when it is killed and the network is cut: nothing else tells the worker then."""
+    """With its command killed and the network cut, only the end of standard input reaches the worker."""
     pw.connect(hosts=["a"], bind="127.0.0.1", start=f"{ssh} {{host}} {{command}}")
     process = controller().hosts[0].process._process
     os.kill(process.pid, 0)
@@ -145,7 +145,7 @@ def test_named_machines_end_a_worker_with_its_standard_input(ssh: str):
 
 
 def test_slurm_starts_workers_on_its_nodes(tmp_path: Path, monkeypatch):
-    """Scripts stand in for srun and scontrol; the first finds the options that it is to find."""
+    """Scripts stand in for srun and scontrol; srun checks its options."""
     srun = tmp_path / "srun"
     srun.write_text(f"""#!/bin/sh
 echo "$*" >> {tmp_path}/log

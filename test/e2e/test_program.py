@@ -47,7 +47,7 @@ def device_of(x: jax.Array) -> jax.Device:
 
 
 def counted(fun: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
-    """A function, and a list that grows each time it is traced."""
+    """Returns a function, and a list that grows each time it is traced."""
     traces: list[int] = []
 
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def test_program_accepts_empty_array(chain):
 
 
 def test_program_results_do_not_alias(slices):
-    """A caller may donate one without losing another, or what it passed, as under `jax.jit`."""
+    """A caller may donate one without losing another, or the argument that it passed, as under `jax.jit`."""
     double = pw.jit(lambda x: x * 2, devices=slices[0])
     same = pw.program(lambda x: (double(x), double(x), x, x))
     add = pw.program(lambda x, y: double(x) + double(y), donate_argnums=(0, 1))
@@ -291,8 +291,8 @@ def test_program_donation_names_array_used_again(chain):
         update(x)
 
 
-def gone(sharding: Any = None, *, donated: bool) -> jax.Array:
-    """An array that was deleted, or donated to another function."""
+def unavailable(sharding: Any = None, *, donated: bool) -> jax.Array:
+    """Returns an array that was deleted, or donated to another function."""
     x = jax.device_put(np.ones(8, np.float32), sharding)
     if donated:
         jax.jit(lambda x: x + 1, donate_argnums=0)(x)
@@ -304,7 +304,7 @@ def gone(sharding: Any = None, *, donated: bool) -> jax.Array:
 
 @pytest.mark.parametrize(("where", "donated"), [("in place", True), ("elsewhere", False)])
 def test_program_refuses_deleted_argument(chain, donated, where):
-    """Also when an earlier step of the same call has used up another, which was donated to it."""
+    """An earlier step of the same call may have consumed another array, which was donated to it."""
 
     @pw.program(donate_argnames="state")
     def step(state, params):
@@ -312,7 +312,10 @@ def test_program_refuses_deleted_argument(chain, donated, where):
 
     arrays = [jnp.ones(8), {"w": jnp.ones(8), "b": jnp.ones(8)}]
     state, w = step(*arrays)
-    params = {"b": arrays[1]["b"], "w": gone(w.sharding if where == "in place" else None, donated=donated)}
+    params = {
+        "b": arrays[1]["b"],
+        "w": unavailable(w.sharding if where == "in place" else None, donated=donated),
+    }
     with pytest.raises(RuntimeError) as caught:
         step(jax.device_put(jnp.ones(8), state.sharding), params)
     assert str(caught.value).startswith(
@@ -326,7 +329,7 @@ def test_program_refuses_deleted_mirrored_argument(slices):
     x = np.ones(8, np.float32)
     y, _ = step(x, x)
     with pytest.raises(RuntimeError, match=r"argument n has been deleted, with type float32\[8\]"):
-        step(x, gone(y.sharding, donated=True))
+        step(x, unavailable(y.sharding, donated=True))
 
 
 # Types, and how often a program is traced.
@@ -439,7 +442,7 @@ def test_program_debug_nans_can_be_switched(slices):
 
 
 def aligned(elements: int) -> np.ndarray:
-    """Returns an array whose memory CPU devices use as it is."""
+    """Returns an array whose memory CPU devices use without a copy."""
     memory = np.empty(4 * elements + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + 4 * elements].view(np.float32)
@@ -484,8 +487,8 @@ def test_program_does_not_remark_on_array_in_place(slices, caplog):
 def test_program_accepts_results_of_other_program(chain):
     other = pw.make_virtual_device_set().add_slice(2, "x")
     make = pw.program(pw.jit(lambda x: x - 1, devices=other))
-    made = make(jnp.arange(3.0))
-    np.testing.assert_array_equal(pw.program(chain)(made), [-1, 1, 3])
+    array = make(jnp.arange(3.0))
+    np.testing.assert_array_equal(pw.program(chain)(array), [-1, 1, 3])
 
 
 def test_program_moves_sharded_arguments(chain):
@@ -531,21 +534,21 @@ def test_program_compiled_refuses_other_signature(chain, args, message):
     )
     with pytest.raises(TypeError, match=message):
         compiled(*args)
-    # Also after it was called with the right ones.
+    # Also after it was called with valid ones.
     compiled({"w": jnp.ones(3)}, jnp.float32(1))
     with pytest.raises(TypeError, match=message):
         compiled(*args)
 
 
 class WithArray:
-    """Something that NumPy can read, such as a table of pandas."""
+    """Object that NumPy can read, such as a table of pandas."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.ones(3, np.float32)
 
 
 class Tensor(WithArray):
-    """An array of another library, such as a tensor of PyTorch."""
+    """Array of another library, such as a tensor of PyTorch."""
 
     shape = (3,)
     dtype = np.dtype(np.float32)
@@ -580,7 +583,7 @@ def test_program_refuses_what_is_no_argument(chain, value, error, message):
 
 @pytest.mark.parametrize("kind", [WithArray, Tensor])
 def test_program_on_hosts_refuses_objects_with_arrays(own_or_attached_workers, devices, kind):
-    """As in one process: what fetches them, and how often, should be seen in the code."""
+    """Fetches of such objects, and how often they occur, should be visible in the code."""
     pw.connect(hosts=1)
     double = pw.jit(lambda x: 2 * x, devices=devices.add_slice((1,), ("x",)))
     program = pw.program(lambda p: double(p["w"]))
@@ -600,7 +603,7 @@ def refuses_argument(program, value, error, message):
 
 
 def test_program_compiled_accepts_other_weak_types(chain):
-    """A step counter starts as a number and goes on as an array, as with `jax.jit` ahead of time."""
+    """A step counter starts as a number and continues as an array, as with `jax.jit` ahead of time."""
 
     def f(step, x):
         return step, step + 1, chain(step * x), chain(step)
@@ -658,7 +661,7 @@ def test_program_cost_analysis(slices):
     assert cost["flops"] == pytest.approx(2 * 2 * 64**3, rel=0.05)
 
 
-# Programs and functions among themselves.
+# Programs and functions calling each other.
 
 
 def test_program_inside_program(chain):
@@ -795,7 +798,7 @@ def test_program_closed_over_arrays_under_grad_and_twice(slices):
 
 
 def adam(slices: Slices) -> tuple[Callable[..., Any], Callable[..., Any], Any, Any]:
-    """A training step of two layers on two slices, the same for `jax.jit`, and initial values."""
+    """Returns a training step of two layers on two slices, the same for `jax.jit`, and initial values."""
     optimizer = optax.adam(1e-2)
 
     def step_of(first: Any, second: Any) -> Callable[..., Any]:
@@ -922,10 +925,10 @@ def test_program_is_freed(slices):
     double = pw.jit(lambda x: x * 2, devices=slices[0])
     f = pw.program(lambda x: double(x))
     f(1.0)
-    forgotten = weakref.ref(f)
+    freed = weakref.ref(f)
     del f
     gc.collect()
-    assert forgotten() is None
+    assert freed() is None
 
 
 def test_program_compiled_once_by_many_threads(chain):
@@ -957,11 +960,11 @@ def test_program_without_placed_calls_runs_where_its_arguments_live():
     assert [x.sharding.spec for x in (cast["a"], cast["b"])] == [P(None, "x")] * 2
     assert [x.devices() for x in (cast["a"], cast["b"])] == [x.devices() for x in (first, second)]
     assert len(half.lower({"a": first, "b": second}).slices) == 2
-    # Arrays on other slices, and types that say where an array is to be.
+    # Arrays on other slices, and types that name the placement of an array.
     swapped = half({"a": second, "b": first})
     assert [swapped["a"].devices(), len(half.executables)] == [second.devices(), 2]
     assert half.lower({"a": first, "b": first}).compile().out_info["b"].sharding.device_set == first.devices()
-    # Of two slices it is the first; what lives on none comes along.
+    # Of two slices it is the first; arrays on none are replicated.
     add = pw.program(lambda x, y: x + y)
     assert add(first, second).devices() == first.devices()
     assert add(np.ones((4, 6), np.float32), second).devices() == second.devices()

@@ -25,14 +25,14 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
-    """A server of the devices of this process."""
+    """Starts a server of the devices of this process."""
     with pathways.proxy.serve(tmp_path_factory.mktemp("proxy") / "socket", jax.devices("cpu")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def proxied(server: ProxyServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of all programs, from one process that uses the server."""
+    """Returns the results of all programs, from one process that uses the server."""
     return proxy_programs.run_proxied(server, proxy_programs.__file__, tmp_path_factory.mktemp("proxied"))
 
 
@@ -249,7 +249,7 @@ def test_orbax_has_the_server_write_and_read_arrays(tmp_path: Path) -> None:
         refused = run("save", files / "step", tmp_path / "other")
         assert refused.startswith(f"PERMISSION_DENIED: path '{tmp_path / 'other'}")
         assert run("restore", files / "step") == "True 120.0 8\nTrue\n"
-        # Files are those of Orbax, and the other way round.
+        # Files are those of Orbax, and Orbax's are read.
         here = ocp.ArrayRestoreArgs(sharding=jax.sharding.SingleDeviceSharding(jax.devices("cpu")[3]))
         args = {"weights": {"one": here}, "moment": here, "step": here}
         local = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)).restore(

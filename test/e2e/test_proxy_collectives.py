@@ -40,7 +40,7 @@ PROGRAM = """if True:
         x = jax.device_put(other_step(jax.device_put(step(x), there)), here)
     print(np.array_equal(np.sort(np.ravel(x)), np.ravel(start)))
 """
-"""Moves rows from device to device, and from mesh to mesh, without waiting between calls."""
+"""Script that moves rows from device to device, and from mesh to mesh, without waiting between calls."""
 
 
 @pytest.fixture

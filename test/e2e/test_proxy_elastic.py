@@ -1,4 +1,4 @@
-"""`pathwaysutils` as it comes from the package index, behind the proxy server: what elastic trainers use."""
+"""`pathwaysutils` from the package index, behind the proxy server: the parts that elastic trainers use."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def change(request):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ProxyServer]:
-    """A server of two slices of four devices."""
+    """Starts a server of two slices of four devices."""
     with pathways.proxy.serve(tmp_path / "socket", jax.devices("cpu"), slices=2) as server:
         yield server
 
 
 def run(server: ProxyServer, program: str) -> list[str]:
-    """Runs a program, which may ask for changes of slices with `change`; returns its other lines."""
+    """Runs a program, which may change slices by printing `change`; returns its other lines."""
     lines = []
     with subprocess.Popen(
         [sys.executable, "-c", PRELUDE + program],
@@ -160,7 +160,7 @@ print(abs(value - float(expected)) < 1e-5)
 
 
 def test_a_slice_that_is_lost_while_its_program_compiles(server: ProxyServer) -> None:
-    """The compilation goes on; the execution tells."""
+    """The compilation continues; the execution reports the loss."""
     program = """
 import threading
 started = threading.Event()

@@ -1,4 +1,4 @@
-"""Servers and clients of the proxy that are killed, stopped, forked and interrupted, and strangers."""
+"""Servers and clients of the proxy that are killed, stopped, forked and interrupted, and unknown peers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ STEPS = """if True:
     except jax.errors.JaxRuntimeError as error:
         print(str(error).partition(":")[0])
 """
-"""A program that computes until its server is gone."""
+"""Script that computes until its server is lost."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
-    """A server of the devices of this process."""
+    """Starts a server of the devices of this process."""
     with pathways.proxy.serve(tmp_path_factory.mktemp("proxy") / "own" / "jax", jax.devices("cpu")) as server:
         yield server
 
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """The tool in a process of its own, at the socket `own/jax`."""
+    """Starts the tool in a process of its own, at the socket `own/jax`."""
     command = [*COMMAND, "--listen", f"unix:{tmp_path}/own/jax", "--cpu-devices", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -75,7 +75,7 @@ def start_program(tmp_path: Path, program: str) -> subprocess.Popen[str]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits until something holds."""
+    """Waits until a condition holds."""
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
@@ -206,7 +206,7 @@ def test_clients_at_once(server: ProxyServer) -> None:
 
 
 def test_a_client_that_forks(server: ProxyServer) -> None:
-    """The child has no connection of its own; that it ends does not end the session of its parent."""
+    """The child has no connection of its own; its exit does not end the session of its parent."""
     program = """if True:
         import os, subprocess, sys, jax, jax.numpy as jnp
         x = jnp.ones(4)
@@ -234,7 +234,7 @@ def test_a_stranger_keeps_nobody_else_waiting(server: ProxyServer, data: bytes) 
         with start_client(server, "import jax; print(jax.jit(lambda x: x + 1)(1.0))") as client:
             assert client.communicate(timeout=120)[0] == "2.0\n"
         if data:
-            # The server closes it: what it says before is the beginning of HTTP/2.
+            # The server closes the connection: the bytes it sends before are the beginning of HTTP/2.
             stranger.settimeout(120)
             while _receive(stranger):
                 pass

@@ -1,4 +1,4 @@
-"""Models of JAX's libraries behind the proxy server, and what is rarer: each equals local JAX, bit by bit."""
+"""Models of JAX's libraries, and rarer operations, behind the proxy: each equals local JAX bit by bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of all models, from one process that uses a server."""
+    """Returns the results of all models, from one process that uses a server."""
     with pathways.proxy.serve(devices=jax.devices("cpu")) as server:
         return proxy_programs.run_proxied(server, proxy_models.__file__, tmp_path_factory.mktemp("proxied"))
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What all programs return, from one process that uses a server of the devices of this one."""
+    """Returns the results of all programs, from one process that uses a server of the devices of this one."""
     results = tmp_path_factory.mktemp("proxied") / "results"
     run_proxied(proxy_mpmd.__file__, str(results))
     return pickle.loads(results.read_bytes())
@@ -65,7 +65,7 @@ def test_equals_from_mpmd(name: str, proxied: dict[str, Any]) -> None:
 
 
 def test_donated_arguments_are_deleted(proxied: dict[str, Any]) -> None:
-    """The third one, of which JAX has no use, is not one of the program."""
+    """The third argument, which JAX does not use, is not one of the program."""
     assert [deleted for _, deleted in proxied["two_stages"]] == [[True, True, False]] * 2
     assert [deleted for _, deleted in proxied["sharded"]] == [[True, True, False]] * 2
     assert [deleted for _, deleted in proxied["gpipe"]] == [[False] * 5] * 2

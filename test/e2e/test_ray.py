@@ -14,7 +14,7 @@ _ALONE = ["unshare", "-n", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-c
 
 
 def run(script: str, timeout: float = 500) -> str:
-    """Runs a controller alone in its network; it and all that it starts end within the time."""
+    """Runs a controller alone in its network; it and all processes that it starts end within the time."""
     done = subprocess.run(
         [*_ALONE, 'ip link set lo up && "$@"', "sh", sys.executable, "-c", PREPARE + script],
         capture_output=True,
@@ -27,7 +27,7 @@ def run(script: str, timeout: float = 500) -> str:
 
 
 def test_ray_starts_islands():
-    """They run programs, come back when one of their hosts is lost, and leave nothing behind."""
+    """Islands run programs, come back when one of their hosts is lost, and leave no process behind."""
     run("""
 import itertools
 from pathlib import Path
@@ -75,7 +75,7 @@ for signals in (signal.SIGKILL, signal.SIGSTOP):
     assert_close(program(W, X), expected, 1e-5)
 assert sum("runtime.hosts.worker.process" in command for command in commands()) == 3
 
-# Ray has places for three hosts: an island gets all that it needs, or none.
+# Ray has places for three hosts: an island gets all places that it needs, or none.
 from pathways.runtime.hosts.launch import ray_launcher
 
 import ray
@@ -155,10 +155,10 @@ import subprocess
 from pathlib import Path
 
 
-# Ray takes loopback for a sign of systems where it has one node alone.
+# Ray considers loopback a sign of systems where it has one node alone.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
 os.environ["RAY_AUTH_MODE"] = "disabled"
-# By default it takes a quarter of a minute to see that a node is gone.
+# By default it takes a quarter of a minute to notice that a node is lost.
 os.environ["RAY_health_check_period_ms"] = "1000"
 
 
@@ -196,7 +196,7 @@ assert len({*nodes}) == 4, nodes
 kept = beside(value)
 assert_equal(kept, 6 * value)
 before = [host.process.pid for host in controller().hosts]
-# Not the first machine, without which there is no Ray.
+# Not the first machine, which Ray needs.
 victim = next(
     host
     for host in controller().hosts[:2]

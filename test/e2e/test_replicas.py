@@ -131,7 +131,7 @@ def test_replicas_exchange_a_tied_gradient_once() -> None:
 
 
 def test_replicas_exchange_their_shares_of_the_gradient() -> None:
-    """2 (R - 1) / R of its bytes, but for what fills the pieces up, and for the loss."""
+    """Replicas send 2 (R - 1) / R of its bytes, plus the padding of the pieces and the loss."""
     replicas = 3
     params, batch = inputs(1)
     params = [np.tile(params[0], (16, 16))]
@@ -166,7 +166,7 @@ def test_replicas_exchange_gradients_in_half_the_bytes() -> None:
 
 
 def test_replicas_share_computations_and_run_at_the_same_time() -> None:
-    """Donated parameters bind no replica to another: a step takes as long as the microbatches of one."""
+    """Donated parameters do not delay other replicas: a step takes as long as the microbatches of one."""
     params, batch = inputs(1)
     times = {"kinds": {"fwd": "0ms", "bwd": "1ms"}}
     steps, computations = {}, {}
@@ -383,7 +383,7 @@ TABLE = np.arange(300, dtype=np.float32)
     ids=["beside_another", "twice", "read", "beside_a_scan", "beside_microbatches"],
 )
 def test_replicas_return_a_closed_over_array(function: Callable[..., Any]) -> None:
-    """One that is large is a hidden argument, which all replicas have."""
+    """A large constant is a hidden argument, which all replicas have."""
     placed = [pw.jit(f, devices=s) for f, s in zip((jnp.sin, jnp.cos), stages(2), strict=True)]
     x = np.ones(4, np.float32)
     returned = pw.program(lambda x: jax.tree.map(jnp.asarray, function(*placed, x)))(x)

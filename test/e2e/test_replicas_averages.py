@@ -26,7 +26,7 @@ def normalized_layer(w: jax.Array, stats: dict[str, jax.Array], x: jax.Array) ->
     mean, var = h.mean(0), h.var(0)
     new = {
         "mean": MOMENTUM * stats["mean"] + (1 - MOMENTUM) * mean,
-        # Another way to write it.
+        # Another spelling of it.
         "var": stats["var"] - (1 - MOMENTUM) * (stats["var"] - var),
         "seen": stats["seen"] + x.shape[0],
     }

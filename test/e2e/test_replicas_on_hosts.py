@@ -1,4 +1,4 @@
-"""Replicas on different hosts give what they give in one process."""
+"""Replicas on different hosts return what they return in one process."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_replicas_on_hosts(own_or_attached_workers, hosts):
     parts = {(where.part.number, where.part.count, where.part.dim) for where in state[1][0]["scales"]._copies}
     assert parts == {(0, 2, 1), (1, 2, 1)}
 
-    # What microbatches hand on goes from replica to replica, and so from host to host.
+    # State of microbatches goes from replica to replica, and so from host to host.
     args = [p["w"] for p in start], np.zeros(8, np.float32), batch
     assert_close(pw.program(seen_of(layers))(*args), jax.jit(seen_of([layer, layer]))(*args), 1e-5)
     islands = {}

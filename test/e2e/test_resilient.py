@@ -33,7 +33,7 @@ WIDTH, ROWS, STEPS = 8, 16, 24
 
 @pytest.fixture(autouse=True)
 def islands() -> Iterator[None]:
-    """Has four islands of two devices."""
+    """Returns four islands of two devices."""
     pw.disconnect()
     pw.connect(cpu_devices=8, islands=4)
     yield
@@ -79,7 +79,7 @@ def replicas(schedule: str, **options: Any) -> tuple[Any, Any]:
 
 
 def stages(schedule: str, order: Sequence[int]) -> tuple[Any, Any]:
-    """Layers of a pipeline over two islands: no other device has the same bytes."""
+    """Places layers of a pipeline over two islands: no other device has the same bytes."""
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((2,), ("x",), island=f"island{n}") for n in (0, 2)]
     layers = [pw.jit(layer, devices=slices[place], stage=n) for n, place in enumerate(order)]
@@ -105,7 +105,7 @@ def undisturbed(step: Callable[..., Any], state: Any, source: Sequence[Any]) -> 
 
 
 class Saboteur:
-    """Loses islands at random calls of `act`.
+    """Saboteur that loses islands at random calls of `act`.
 
     Args:
       seed: chooses when and which.
@@ -129,7 +129,7 @@ class Saboteur:
 
 
 class SabotagedSequence(collections.abc.Sequence):
-    """A source whose reader, a thread of its own, loses islands, too."""
+    """Source whose reader, a thread of its own, loses islands, too."""
 
     def __init__(self, items: Sequence[Any], saboteur: Saboteur) -> None:
         self._items, self._saboteur = items, saboteur
@@ -145,7 +145,7 @@ class SabotagedSequence(collections.abc.Sequence):
 
 
 def train(run: Any, count: int, saboteur: Saboteur | None = None) -> list[Any]:
-    """Returns the metrics of all steps, whose numbers it checks."""
+    """Returns the metrics of all steps, and checks their numbers."""
     found = []
     for n, metrics in run.steps(count):
         assert n == len(found)
@@ -209,7 +209,7 @@ def test_resilient_training_survives_losses_by_another_thread() -> None:
 
 
 class Counted:
-    """A step of two programs, with a key and a count in its state."""
+    """Step of two programs, with a key and a count in its state."""
 
     def __init__(self) -> None:
         devices = pw.make_virtual_device_set()
@@ -260,7 +260,7 @@ def test_resilient_step_may_call_several_programs() -> None:
 
 
 def small() -> tuple[pw.Program, Any, list[Any]]:
-    """A program without microbatches, whose state is on two islands."""
+    """Returns a program without microbatches, whose state is on two islands."""
     devices = pw.make_virtual_device_set()
     layers = [pw.jit(layer, devices=devices.add_slice((1,), ("x",), island=f"island{n}")) for n in range(2)]
     loss = squared_error(layers)
@@ -335,7 +335,7 @@ def test_resilient_runs_no_step_again_when_an_island_leaves(caplog) -> None:
             metrics.append(value)
             if n == 4:
                 run._store._notify(WorkersLeaving(1))
-                # Asked for before the metrics of the steps in flight were read.
+                # Requested before the metrics of the steps in flight were read.
                 assert run.step == 7
                 assert_equal(jax.device_get(run.state), jax.device_get(run.state))
     assert_equal((metrics, run.state), expected)
@@ -407,7 +407,7 @@ def test_resilient_training_goes_on_from_disk_after_ctrl_c(tmp_path: Path) -> No
         rest = dict(run.steps(12))
     assert [*rest] == [*range(6, 12)]
     assert_equal(([*first[:6], *rest.values()], run.state), expected)
-    # Nothing is left to do.
+    # All steps are done.
     with resilient() as run:
         assert list(run.steps(12)) == []
         assert_equal(run.state, expected[1])
@@ -440,7 +440,7 @@ def test_resilient_training_refuses_the_folder_of_another_state(tmp_path: Path) 
 
 
 class Numbers(Iterator[Any]):
-    """An iterator over endless batches that can be rewound, as those of Grain."""
+    """Iterator over endless batches that can be rewound, as Grain's can."""
 
     def __init__(self) -> None:
         self.number = 0

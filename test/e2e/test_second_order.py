@@ -30,7 +30,7 @@ def back(params: Any, h: jax.Array) -> jax.Array:
 
 
 def wgan_gp(model: Model) -> Loss:
-    """The loss of the critic of a WGAN with gradient penalty (Gulrajani et al., 2017)."""
+    """Returns the loss of the critic of a WGAN with gradient penalty (Gulrajani et al., 2017)."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         real, fake, share = batch
@@ -43,7 +43,7 @@ def wgan_gp(model: Model) -> Loss:
 
 
 def maml(model: Model) -> Loss:
-    """One step of descent on some examples of a task, then the loss on the others (Finn et al., 2017)."""
+    """Returns a loss after one step of descent on other examples of a task (Finn et al., 2017)."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         x, y, _ = batch
@@ -59,7 +59,7 @@ def maml(model: Model) -> Loss:
 
 
 def balanced(model: Model) -> Loss:
-    """A loss with a weight by the gradient of another, which nothing differentiates (Wang et al., 2021)."""
+    """Returns a loss weighted by the gradient of another, as a constant (Wang et al., 2021)."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         x, y, _ = batch
@@ -74,7 +74,7 @@ def balanced(model: Model) -> Loss:
 
 
 def pinn(model: Model) -> Loss:
-    """The residual of Burgers' equation, u_t + u u_x = nu u_xx, and the values at some points."""
+    """Returns the residual of Burgers' equation, u_t + u u_x = nu u_xx, and the values at some points."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         points, values, _ = batch
@@ -98,7 +98,7 @@ def checkpointed(model: Model) -> Loss:
 
 
 def program_of(make_loss: Callable[[Model], Loss], schedule: str, stages: bool = False) -> Any:
-    """A step with both halves of the model on a slice each."""
+    """Returns a step with both halves of the model on a slice each."""
     devices = pw.make_virtual_device_set()
     s0, s1 = (devices.add_slice((1,), ("x",)) for _ in range(2))
     f = pw.jit(front, devices=s0, stage=0 if stages else None)
@@ -125,7 +125,7 @@ def expected(make_loss: Callable[[Model], Loss]) -> Any:
 
 
 def stages_of(compiled: Any) -> list[tuple[int, str]]:
-    """The stages with the kind of their forward, in the order of the slices that they are on."""
+    """Returns the stages with the kind of their forward, in the order of their slices."""
     calls = [origin for event in compiled.timeline().launches for origin in event.origins]
     return sorted({(call.stage, call.kind) for call in calls if call.kind in ("fwd", "grad")})
 
@@ -150,7 +150,7 @@ def test_second_order_steps_agree_with_jit(make_loss: Callable[[Model], Loss], s
 
 
 def test_second_order_gradients_are_stages_in_v():
-    """s0, s1, s1, s0: both policies of a V, and those that take any distribution, have something to order."""
+    """s0, s1, s1, s0: both policies of a V, and those that accept any distribution, have calls to order."""
     compiled = program_of(wgan_gp, "1f1b").lower(*arguments()).compile()
     assert stages_of(compiled) == [(0, "fwd"), (1, "fwd"), (2, "grad"), (3, "grad")]
     timeline = compiled.timeline()

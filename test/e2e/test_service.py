@@ -1,4 +1,4 @@
-"""Clients of a service that end in all ways, beside others who notice nothing."""
+"""Clients of a service that end in all ways, beside other clients, which are not disturbed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.hosts
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceInThreads]:
-    """A service with two islands."""
+    """Starts a service with two islands."""
     pw.disconnect()
     served = ServiceInThreads(Settings((Island(),) * 2), tmp_path_factory.mktemp("service"))
     yield served
@@ -59,7 +59,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceInThrea
 
 @pytest.fixture
 def ann(service: ServiceInThreads, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is a client."""
+    """Attaches this process as a client."""
     monkeypatch.setattr(connect, "_started", lambda settings: service.attach("ann"))
     pw.connect(hosts=2)
     yield
@@ -68,20 +68,20 @@ def ann(service: ServiceInThreads, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def program(ann: None, devices: pw.VirtualDeviceSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A program of one slice, in a file."""
+    """Writes a program of one slice into a file."""
     del ann
-    made: list[BoundProgram] = []
+    captured: list[BoundProgram] = []
     bound = backend._bound
 
     def noted(*args: object) -> BoundProgram:
-        made.append(bound(*args))
-        return made[-1]
+        captured.append(bound(*args))
+        return captured[-1]
 
     monkeypatch.setattr(backend, "_bound", noted)
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",), island="island0"))
     np.testing.assert_array_equal(double(np.ones(4, np.float32)), np.full(4, 2, np.float32))
     path = tmp_path / "program"
-    path.write_bytes(msgspec.msgpack.encode(made[0]))
+    path.write_bytes(msgspec.msgpack.encode(captured[0]))
     return path
 
 
@@ -120,7 +120,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
 
 @pytest.mark.quick
 def test_service_frees_all_of_a_killed_client(service, start):
-    """Nor does one that is stopped keep others from their steps; what it has, it keeps."""
+    """A stopped client does not delay the steps of others; it keeps its arrays."""
     process = start("bob", "steps")
     wait_until(lambda: (bob := client(service, "bob")) is not None and bob.steps_done > 20)
     process.send_signal(signal.SIGSTOP)
@@ -134,7 +134,7 @@ def test_service_frees_all_of_a_killed_client(service, start):
 
 
 def owner_is_ann(host: int, service: ServiceInThreads) -> bool:
-    """Whether a host has arrays of no other client."""
+    """Returns whether a host has arrays of no other client."""
     held = [each for island in service.service.status().islands for each in island.hosts if each.host == host]
     own = client(service, "ann")
     return held[0].arrays is not None and own is not None and held[0].arrays <= own.arrays
@@ -165,7 +165,7 @@ def test_service_goes_on_when_a_client_stops_within_an_array(service, start):
 
 @pytest.mark.process
 def test_service_keeps_a_stopped_client(service, start):
-    """It keeps what it has, and its connections, and the other half of an array completes it."""
+    """The client keeps its arrays and connections, and the other half of an array completes it."""
     process = start("bob", "stop")
     wait_until(lambda: (bob := client(service, "bob")) is not None and bob.queued == 1)
     time.sleep(2)
@@ -183,7 +183,7 @@ def test_service_disconnects_a_client_that_floods(service, start):
 
 @pytest.mark.parametrize("way", ["takes", "fetches", "donates"])
 def test_service_runs_steps_while_a_client_waits_for_a_call(service, ann, program, devices, tmp_path, way):
-    """Hosts have one line for all: what needs a call that has not ended waits before it."""
+    """Hosts have one queue for all clients: steps that need a call in flight wait before it."""
     bob = service.attach("bob")
     bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
     other = bob.load(bound, lambda **_: None)
@@ -228,16 +228,16 @@ def test_service_runs_steps_while_a_client_waits_for_a_call(service, ann, progra
 def test_service_fails_steps_that_need_a_failed_call(service, ann, devices):
     slice = devices.add_slice((1,), ("x",), island="island0")
     out = jax.ShapeDtypeStruct((4,), np.float32)
-    made = pw.on_hosts(host_functions.fail, devices=slice, out=out)().result()
+    failed = pw.on_hosts(host_functions.fail, devices=slice, out=out)().result()
     with refused(HostError, "row 17 is empty"):
-        np.asarray(pw.jit(lambda x: x * 2, devices=slice)(made))
+        np.asarray(pw.jit(lambda x: x * 2, devices=slice)(failed))
     assert_steps_go_on(service)
 
 
 @pytest.mark.feature("clients", "hosts")
 @pytest.mark.process
 def test_service_traces_only_the_client_that_asks(service, start, devices, tmp_path):
-    """Others run meanwhile; who traces sees all of its own steps, on the clock of its process."""
+    """Other clients run meanwhile; the client sees all of its own steps, on the clock of its process."""
     start("bob", "steps")
     f, g = (
         pw.jit(lambda x: jnp.sin(x) + 1, devices=devices.add_slice((1,), ("x",), island=f"island{n}"))
@@ -260,7 +260,7 @@ def test_service_traces_only_the_client_that_asks(service, start, devices, tmp_p
 
 @pytest.mark.feature("clients", "values")
 def test_service_gives_clients_free_devices(service, ann, devices):
-    """The service binds the slices of all; what a client leaves, others get."""
+    """The service binds the slices of all; devices that a client releases, others get."""
 
     def island(slice: pw.VirtualSlice) -> str:
         return process_cluster.bind([slice], "f")[slice].island
@@ -298,7 +298,7 @@ def test_service_refuses_a_second_client_of_a_name(service, ann):
 
 @pytest.mark.feature("clients", "error")
 def test_service_disconnects_a_client_that_sends_garbage(service, ann):
-    """Whoever knows the secret, and speaks no sense."""
+    """The client knows the secret, and sends bytes that are no message."""
     bob = service.attach("bob")
     service_connection(bob)._socket.sendall(b"\x00" * 64)
     wait_until(lambda: client(service, "bob") is None)
@@ -318,7 +318,7 @@ def pids(service: ServiceInThreads) -> list[int]:
 
 @pytest.mark.parametrize("dtype", ["O", "(-1,)f4", "S5", "datetime64", "float32, int8", "longdouble", ""])
 def test_service_disconnects_a_client_that_sends_a_wrong_array(service, ann, dtype):
-    """Rather than the worker that would have it."""
+    """The client is disconnected rather than the worker that would get the message."""
     bob, before = service.attach("bob"), pids(service)
     host, number = bob.hosts[0], bob.session.take_numbers()
     host.arrays.send(Put(number, (4,), dtype, DeviceLayout((0,), (1,), ("x",), ((),)), (0,)))
@@ -340,18 +340,18 @@ def test_service_disconnects_one_client_for_an_unexpected_error(service, ann, ch
         "watch": (service.service._questions, "take"),
     }[channel]
     take = getattr(part, name)
-    told = Ping(1) if channel == "watch" else ReleaseArrays(0, 0, ())
+    sent = Ping(1) if channel == "watch" else ReleaseArrays(0, 0, ())
 
-    def fail(who: object, message: object) -> Any:
-        if message != told or getattr(who, "name", None) == "ann":
-            return take(who, message)
+    def fail(sender: object, message: object) -> Any:
+        if message != sent or getattr(sender, "name", None) == "ann":
+            return take(sender, message)
         raise ZeroDivisionError("division by zero")
 
     with monkeypatch.context() as patch:
         patch.setattr(part, name, fail)
         bob = service.attach("bob")
         wait_until(lambda: client(service, "bob") is not None)
-        bob.session._tell(channel, told)
+        bob.session._tell(channel, sent)
         wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
     with refused(HostError, "its message led to ZeroDivisionError: division by zero"):
         bob.pool.gangs[0].life.check()
@@ -361,7 +361,7 @@ def test_service_disconnects_one_client_for_an_unexpected_error(service, ann, ch
 
 @pytest.mark.feature("clients", "error")
 def test_service_refuses_a_program_that_does_not_verify(service, ann, program):
-    """The service parses nothing itself: a process with limits says what is wrong."""
+    """The service parses no modules itself: a process with limits reports the error."""
     bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
     bob = service.attach("bob")
     for module, words in (
@@ -384,7 +384,7 @@ def test_service_refuses_a_program_that_does_not_verify(service, ann, program):
 def test_service_reports_an_unexpected_error_of_a_program(
     service: ServiceInThreads, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not wait for an answer that does not come."""
+    """The client does not wait for a reply that does not come."""
 
     def fail(*args: object, **named: object) -> None:
         raise OSError(errno.EAGAIN, "no more processes")
@@ -423,21 +423,21 @@ def test_service_end_is_an_error_to_all_clients(tmp_path, monkeypatch):
 
 
 def call_of(name: str, *, lane: int = 1, **named: Any) -> Call:
-    """A call of a function of `host_functions` without arrays."""
+    """Returns a call of a function of `host_functions` without arrays."""
     arguments = plain.encode([[], {"t": []}, named], "arguments")
     folder = str(Path(host_functions.__file__).parent)
     return Call(0, 0, (), f"host_functions:{name}", (folder,), 0, lane, False, (), arguments, None, b"0")
 
 
 def call_on(one: Client, name: str, **named: Any) -> FunctionCall:
-    """Has the first island call it."""
+    """Calls it on the first island."""
     gang = one.pool.gangs[0]
     return one.call(name, gang, gang.hosts, call_of(name, **named))
 
 
 @pytest.mark.feature("clients", "hosts")
 def test_service_client_sees_hosts_as_their_owner_does(tmp_path, monkeypatch, devices):
-    """Their round trips, a loop that takes too long, and a kill that the service notices late."""
+    """Round trips, a step over its deadline, and a kill that the service notices late are reported."""
     options = pw.HostOptions(heartbeat=4, step_deadline=2)
     service = ServiceInThreads(Settings((Island(),) * 2, options), tmp_path)
     monkeypatch.setattr(connect, "_started", lambda settings: service.attach("ann"))
@@ -493,11 +493,11 @@ def test_service_runs_calls_of_clients_side_by_side(service, tmp_path):
 
 @pytest.mark.feature("clients", "hosts")
 def test_service_reports_calls_to_their_client(service, tmp_path):
-    """By its own numbers, and nothing of those of others."""
+    """Calls have the client's own numbers, and other clients' calls are not reported."""
     ann, bob = service.attach("ann"), service.attach("bob")
     calls = {one: call_on(one, "wait_for", path=str(tmp_path / "go")) for one in (ann, bob)}
     for one, call in calls.items():
-        # At first it is imported.
+        # At first the function is imported.
         place = f"in wait_for at {host_functions.__file__}:"
         wait_until(lambda one=one, call=call, place=place: place in one.described(call))
         assert "host 0: is at it for" in one.described(call)
@@ -512,12 +512,12 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
 
 @pytest.mark.feature("clients", "hosts")
 def test_service_frees_what_calls_of_a_client_kept(service):
-    """As copies for a checkpoint, and the inputs of batches; it may have died before it could say so."""
+    """Copies for a checkpoint and inputs of batches are freed; the client may have died without notice."""
 
     def kept(one: Client) -> Any:
-        asked = call_on(one, "kept_of_all")
-        one.wait_for_call(asked)
-        return plain.decode(asked.answers[0].value)
+        call = call_on(one, "kept_of_all")
+        one.wait_for_call(call)
+        return plain.decode(call.answers[0].value)
 
     ann, bob = service.attach("ann"), service.attach("bob")
     for one in (ann, bob):
@@ -532,20 +532,20 @@ def test_service_frees_what_calls_of_a_client_kept(service):
 def test_service_counts_chunks_of_a_loop_as_steps(
     service: ServiceInThreads, ann: None, devices: pw.VirtualDeviceSet
 ) -> None:
-    """The client's process reads where the loop ends, and asks for the next chunk only then."""
+    """The client's process reads where the loop ends, and requests the next chunk only then."""
     first, second = (
         pw.jit(fun, devices=devices.add_slice((1,), ("x",), island=f"island{n}"))
         for n, fun in enumerate((jnp.sin, jnp.cos))
     )
 
-    def turns(x: Any, end: int, f: Any, g: Any) -> Any:
+    def iterate(x: Any, end: int, f: Any, g: Any) -> Any:
         return jax.lax.while_loop(lambda s: s[0] < end, lambda s: (s[0] + 1, g(f(s[1]))), (0, x))
 
-    program = pw.program(lambda x, end: turns(x, end, first, second), chunk=4)
+    program = pw.program(lambda x, end: iterate(x, end, first, second), chunk=4)
     x = np.ones(4, np.float32)
     for end in (0, 4, 5, 17):
         count, y = program(x, end)
-        theirs = jax.jit(lambda x, end: turns(x, end, jnp.sin, jnp.cos))(x, end)
+        theirs = jax.jit(lambda x, end: iterate(x, end, jnp.sin, jnp.cos))(x, end)
         assert int(count) == end
         np.testing.assert_allclose(np.asarray(y), theirs[1], rtol=1e-6)
     # What comes before the loop is a step, and so are 1, 1, 2 and 5 chunks, and what comes after them.

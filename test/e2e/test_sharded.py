@@ -34,7 +34,7 @@ MATRIX = np.arange(64, dtype=np.float32).reshape(8, 8)
 
 
 def slices(*shapes: tuple[int, ...]) -> list[pw.VirtualSlice]:
-    """Slices of one device set, with the axes "data" and, in two dimensions, "model"."""
+    """Returns slices of one device set, with the axes "data" and, in two dimensions, "model"."""
     devices = pw.make_virtual_device_set()
     return [devices.add_slice(shape, AXES[: len(shape)]) for shape in shapes]
 
@@ -51,7 +51,7 @@ def on_one_device(fun: Fun, *args: Any) -> Any:
 
 
 def assert_sharding(array: jax.Array, spec: P, virtual: pw.VirtualSlice) -> None:
-    """An array has the sharding that one expects, over a mesh with the shape and axes of a slice."""
+    """Checks that an array has the expected sharding, over a mesh with the shape and axes of a slice."""
     assert isinstance(array.sharding, NamedSharding)
     mesh = array.sharding.mesh
     assert dict(mesh.shape) == dict(zip(virtual.axis_names, virtual.shape, strict=True))
@@ -88,7 +88,7 @@ def test_sharded_figure2_of_paper():
     assert (cost["launches"], cost["transfers"]) == (4, 3)
 
 
-# Shardings reach what they are not given for.
+# Shardings propagate to values without one.
 
 
 def test_sharded_parameter_passes_sharding_to_gradient_state_and_activations():
@@ -134,7 +134,7 @@ UNEQUAL = [
 
 
 def loss_between(first: Fun, second: Fun) -> Fun:
-    """Returns a function: the loss of two layers, the results of both and all gradients."""
+    """Returns the loss of two layers, the results of both and all gradients, as a function."""
 
     def f(w0, w1, x):
         def loss(w0, w1, x):
@@ -425,7 +425,7 @@ def test_sharded_words_of_key_stay_together():
 
 @pytest.fixture
 def moves(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Messages of the program about moves in every call, since this was last called."""
+    """Returns a function for the messages about moves in every call since it was last called."""
     caplog.set_level(logging.INFO, logger="pathways")
 
     def messages() -> list[str]:
@@ -503,7 +503,7 @@ def test_sharded_results_of_other_program_are_accepted(moves):
     assert len(moves()) == 1
 
 
-# Slices of one device, and slices whose shardings nobody gives.
+# Slices of one device, and slices without shardings.
 
 
 def test_sharded_slices_of_one_device_ignore_specs():
@@ -583,7 +583,7 @@ end = time.monotonic() + 2
 def work(number):
     ready.wait()
     while time.monotonic() < end and not problems:
-        # Nothing waits for results before the end of a round, so that inputs are pending.
+        # Results are not awaited before the end of a round, so that inputs are pending.
         a, b = start, start
         for step in range(6):
             if number % 2:

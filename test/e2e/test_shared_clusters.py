@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 def lab(tmp_path, monkeypatch) -> Iterator[ClusterFolder]:
     monkeypatch.setenv("PW_CLUSTERS", str(tmp_path))
     (tmp_path / "lab.toml").write_text("[[islands]]\ncount = 2\n[clients.ann]\nweight = 2.0\n")
-    # Slices of tests before may have devices still.
+    # Slices of earlier tests may hold devices still.
     pw.disconnect()
     yield ClusterFolder("lab")
     pw.disconnect()
@@ -42,7 +42,7 @@ def runs(pid: int) -> bool:
 
 
 def attached():
-    """A program on both islands of the cluster."""
+    """Runs a program on both islands of the cluster."""
     pw.connect(attach="lab", client="ann")
     devices = pw.make_virtual_device_set()
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), axis_names=("x",)))
@@ -51,7 +51,7 @@ def attached():
 
 
 def test_shared_cluster_comes_back_after_a_kill(lab, capfd):
-    """With a client each time; none of its processes is left."""
+    """A client attaches each time; no process of the cluster is left."""
     for end in (signal.SIGKILL, signal.SIGTERM):
         assert pw_cluster.main(["up", str(lab.path.parent / "lab.toml")]) == 0
         step = attached()

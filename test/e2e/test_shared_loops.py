@@ -27,7 +27,7 @@ def norm(x: jax.Array) -> jax.Array:
 
 
 def layer(x: jax.Array, w: Any) -> jax.Array:
-    """Attention with a mask, and a feed-forward network."""
+    """Applies attention with a mask, and a feed-forward network."""
     q, k, v = jnp.split(norm(x) @ w["qkv"], 3, axis=-1)
     mask = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
     scores = jnp.where(mask, jnp.einsum("blh,bmh->blm", q, k), -1e9)
@@ -49,13 +49,13 @@ LOOPS = {
 
 def parameters(stages: int) -> list[dict[str, np.ndarray]]:
     shapes = {"qkv": (WIDTH, 3 * WIDTH), "up": (WIDTH, 2 * WIDTH), "down": (2 * WIDTH, WIDTH)}
-    made = [
+    weights = [
         {name: array(LAYERS, *shape, seed=10 * n + k) for k, (name, shape) in enumerate(shapes.items())}
         for n in range(stages)
     ]
-    made[0]["embedding"] = array(VOCABULARY, WIDTH, seed=100)
-    made[-1]["head"] = array(WIDTH, VOCABULARY, seed=101)
-    return made
+    weights[0]["embedding"] = array(VOCABULARY, WIDTH, seed=100)
+    weights[-1]["head"] = array(WIDTH, VOCABULARY, seed=101)
+    return weights
 
 
 def layers_of(w: dict[str, Any]) -> dict[str, Any]:

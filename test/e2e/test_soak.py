@@ -1,4 +1,4 @@
-"""A short run of the soak: hosts are hurt, and nothing hangs, is wrong, or is left."""
+"""A short run of the soak: hosts get faults, and the run has no hang, no wrong value, no array left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spare workers, which have imported JAX and take the place of lost ones: each test has its own cluster."""
+"""Spare workers, which have imported JAX and replace lost ones: each test has its own cluster."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def spare_pids(parent: int | None = None) -> list[int]:
-    """Returns the processes that are spares of a process, or were, whose command line names it.
+    """Returns the processes that are spares of a process, or were: their command line names it.
 
-    Of this process other workers are none: those are forked (`preloaded`).
+    Other workers of this process are not among them: those are forked (`preloaded`).
     """
     found = []
     wanted = f"pathways.runtime.hosts.worker.process\0{parent or os.getpid()}\0".encode()
@@ -57,7 +57,7 @@ def lose(host: int) -> None:
 
 
 def test_spares_take_the_place_of_lost_workers(own_workers, devices):
-    """An island of two hosts gets both; they have the devices, the cores and the grace of those before."""
+    """An island of two hosts gets both; they have the devices, cores and grace period of those before."""
     islands = [pw.Island(), pw.Island(hosts=2, devices_per_host=2, spares=1)]
     pw.connect(islands=islands, options=pw.HostOptions(spares=1))
     wide = devices.add_slice((4,), ("x",), island="island1")
@@ -68,7 +68,7 @@ def test_spares_take_the_place_of_lost_workers(own_workers, devices):
     lose(2)
     assert sorted(host.pid for host in pw.status().hosts if host.island == "island1") == sorted(spares)
     assert_equal(program(np.float32(3)), np.float32(6))
-    # They end as others do.
+    # Spares that were used end as other workers do.
     wait_until(lambda: pw.status().spares.ready == 2)
     os.kill(pw.status().hosts[1].pid, signal.SIGTERM)
     wait_until(lambda: pw.status().hosts[1].pid not in spares)
@@ -94,14 +94,14 @@ def test_spares_that_are_killed_are_replaced(own_workers, caplog):
     wait_until(lambda: pw.status().spares.ready == 1)
     (spare,) = spare_pids()
     os.kill(spare, signal.SIGKILL)
-    said = "a spare worker exited (killed by signal 9); another one starts after 1 s"
-    wait_until(lambda: said in caplog.text)
+    expected = "a spare worker exited (killed by signal 9); another one starts after 1 s"
+    wait_until(lambda: expected in caplog.text)
     wait_until(lambda: pw.status().spares.ready == 1)
     assert spare not in spare_pids()
 
 
 def test_spares_have_no_connections(own_workers):
-    """Nor do they listen; what they have to know, the secret too, comes when they are used."""
+    """Spares do not listen, either; their settings, including the secret, come when they are used."""
     pw.connect(hosts=1, options=pw.HostOptions(spares=1))
     wait_until(lambda: pw.status().spares.ready == 1)
     (spare,) = spare_pids()
@@ -116,7 +116,7 @@ import pathways as pw
 pw.connect(hosts=1, options=pw.HostOptions(spares=2))
 while pw.status().spares.ready < 2:
     time.sleep(0.02)
-# Keeps what it inherits, such as the pipes to the spares.
+# Inherits, and so keeps open, the pipes to the spares.
 child = os.fork()
 if child == 0:
     time.sleep(600)
@@ -127,7 +127,7 @@ time.sleep(600)
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_spares_end_with_a_controller_that_is_killed():
-    """As its worker does, also where a fork keeps their standard input open, and where they are stopped."""
+    """Spares exit like its worker, also where a fork keeps their standard input open, or they are stopped."""
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CONTROLLER)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

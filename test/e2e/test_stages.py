@@ -1,4 +1,4 @@
-"""Stages of pipelines with branches: calls of a slice beside each other, or on both sides of another."""
+"""Stages of pipelines with branches: calls of a slice beside each other, or before and after another."""
 
 from __future__ import annotations
 

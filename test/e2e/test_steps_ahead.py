@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("shared_workers")
 
 
 def test_ahead_keeps_as_many_steps_in_flight_as_fit(devices, monkeypatch):
-    """The default; a program that sends nothing between hosts has many."""
+    """The default is kept; a program that sends nothing between hosts has many steps ahead."""
 
     def allowed(program, argument):
         before = step_shares[:]
@@ -56,7 +56,7 @@ def test_ahead_keeps_as_many_steps_in_flight_as_fit(devices, monkeypatch):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "1f1b"])
 def test_ahead_has_collectives_of_several_devices_meet(devices, schedule):
-    """More launches than a device takes are issued before the first can run: no host waits for ever."""
+    """More launches than a device queues are issued before the first can run: no host waits for ever."""
     pw.connect(hosts=2, devices_per_host=2, options=pw.HostOptions(step_deadline=60))
     specs = P("x"), P(None, "x")
 

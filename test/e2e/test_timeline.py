@@ -1,4 +1,4 @@
-"""Timelines of compiled programs: the bubbles of the pipeline schedules, as theory has them."""
+"""Timelines of compiled programs: the bubbles of the pipeline schedules are those of theory."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_timeline_accepts_times_of_user():
     program = compiled("1f1b", 2, 1, 2)
     slow = program.timeline({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, latency="1ms")
     assert slow.unit == "s"
-    # The last stage is both in one: 1 + 1 + 3 + 3 + 1 + 2 ms, with two transfers that nothing hides.
+    # The last stage runs both in one: 1 + 1 + 3 + 3 + 1 + 2 ms, with two transfers that nothing hides.
     assert slow.step_time == pytest.approx(11e-3)
     with pytest.raises(TimesError, match="there is no kind 'forward'"):
         program.timeline({"kinds": {"forward": 1}})

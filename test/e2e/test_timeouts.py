@@ -1,4 +1,4 @@
-"""A test that hangs on hosts says why, and fails: the plugin `timeouts` of test/support."""
+"""A test that hangs on hosts reports why, and fails: the plugin `timeouts` of test/support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording what programs do: `pw.trace` and PW_TRACE."""
+"""Recording of programs: `pw.trace` and PW_TRACE."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT = 4
 
 @pytest.fixture(scope="module")
 def step():
-    """A compiled pipeline of two stages, whose parameters are donated, and its arguments."""
+    """Compiles a pipeline of two stages, whose parameters are donated; returns it and its arguments."""
     devices = pw.make_virtual_device_set()
     front = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=devices.add_slice((1,), ("x",)))
     back = pw.jit(lambda w, h: ((h @ w) ** 2).mean(), devices=devices.add_slice((1,), ("x",)))
@@ -126,10 +126,10 @@ def test_trace_sees_launches_on_several_devices_and_without_operations(tmp_path)
 
 
 def profiled_names(folder):
-    """The names of what this process did, in a profile that `jax.profiler.trace` wrote."""
+    """Returns the names of this process's events in a profile that `jax.profiler.trace` wrote."""
     (path,) = folder.rglob("*.xplane.pb")
     with warnings.catch_warnings():
-        # jaxlib makes types without a module.
+        # jaxlib creates types without a module.
         warnings.simplefilter("ignore")
         planes = jax.profiler.ProfileData.from_file(str(path)).planes
         return {event.name for plane in planes for line in plane.lines for event in line.events}

@@ -24,7 +24,7 @@ def command(folder: Path, replicas: int, *more: str) -> list[str]:
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    """What each step said, but for how long it took."""
+    """Returns the metrics of each step, without durations."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
@@ -33,7 +33,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 def test_train_goes_on_where_it_was_killed(
     tmp_path: Path, replicas: int, begun: list[str], ended: list[str]
 ) -> None:
-    """Begun on hosts, it goes on in one process, and the reverse."""
+    """A run begun on hosts continues in one process, and the reverse."""
     done = preloaded.run(*command(tmp_path / "whole", replicas)[1:], timeout=240)
     assert done.returncode == 0, done.stderr
     whole = metrics(tmp_path / "whole")

@@ -40,7 +40,7 @@ def test_transformer_sharded_gradients_have_shardings_of_parameters(output: str,
 
 def test_transformer_sharded_moves_activations_and_their_gradients_only(output: str, precision: str) -> None:
     transfers, wire = re.findall(r"transfers per step (\d+), bytes on the wire ([\d,]+)", output)[0]
-    # Each of the two to the two places along "model" that share rows of the batch.
+    # Each of the two sends to the two places along "model" that share rows of the batch.
     activations = (8 if precision == "x64" else 4) * 8 * 16 * 32
     assert int(transfers) == 2
     assert int(wire.replace(",", "")) == 2 * 2 * activations

@@ -44,7 +44,7 @@ X, W0, W1 = array(4, 8), array(8, 8, seed=1), array(8, 8, seed=2)
 
 
 def two_layers(on_s0: Any, on_s1: Any) -> Fun:
-    """A small model: one layer on each slice, and plain jax.numpy for the loss."""
+    """Returns a small model: one layer on each slice, and plain jax.numpy for the loss."""
     first, second = on_s0(layer), on_s1(layer)
 
     def loss(params: dict[str, Any], x: Any) -> Any:
@@ -56,7 +56,7 @@ def two_layers(on_s0: Any, on_s1: Any) -> Fun:
 PARAMS = {"w0": W0, "w1": W1}
 
 
-# Inside placed functions: all of JAX works, because JAX itself makes the computation.
+# Inside placed functions: all of JAX works, because JAX itself lowers the computation.
 
 
 def test_transforms_grad_inside():
@@ -542,8 +542,8 @@ def test_transforms_grad_in_bfloat16():
 
 def test_transforms_grad_with_integer_argument():
     def build(on_s0, on_s1):
-        look_up, total = on_s0(lambda table, n: table[n]), on_s1(jnp.sum)
-        return jax.grad(lambda table, n: total(look_up(table, n) ** 2))
+        lookup, total = on_s0(lambda table, n: table[n]), on_s1(jnp.sum)
+        return jax.grad(lambda table, n: total(lookup(table, n) ** 2))
 
     check(build, W0, np.array([1, 5, 1], np.int8))
 
@@ -569,7 +569,7 @@ def test_transforms_doubles():
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
 def test_transforms_keep_comparator_of_custom_call(transform: Fun):
-    """Inside a placed function, between two, and under a transformation of both."""
+    """A callback inside a placed function, between two, and under a transformation of both."""
 
     def build(on_s0, on_s1):
         top = on_s0(lambda x: jax.lax.approx_max_k(x, 3)[0])
@@ -580,7 +580,7 @@ def test_transforms_keep_comparator_of_custom_call(transform: Fun):
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap])
 def test_transforms_keep_decomposition_of_composite(transform: Fun):
-    """Also one with a placed call in it, which then is placed as a whole."""
+    """Also a function with a placed call in it, which is placed as a whole then."""
 
     def build(on_s0, on_s1):
         inner = on_s0(lambda x: jnp.tanh(transform(jnp.cumsum)(x)))

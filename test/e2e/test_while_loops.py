@@ -1,4 +1,4 @@
-"""`jax.lax.while_loop` over several slices with an unknown trip count: chunks of iterations."""
+"""`jax.lax.while_loop` over chained slices with an unknown trip count: chunks of iterations."""
 
 from __future__ import annotations
 
@@ -128,15 +128,15 @@ def test_while_loop_in_a_bundle(tmp_path, trust):
             np.testing.assert_array_equal(ours, theirs)
 
 
-def several(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
-    """Loops that follow each other: on results of the one before, on shared values, and scans."""
+def chained(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
+    """Runs loops one after another: on results of the one before, on shared values, and scans."""
     body = lambda s: (s[0] + 1, layers[1](w[1], layers[0](w[0], s[1])))  # noqa: E731
     n, y = jax.lax.while_loop(lambda s: s[0] < end, body, (0, x))
     y, _ = jax.lax.scan(lambda y, _: (layers[0](w[0], y), None), y, length=2)
     m, z = jax.lax.while_loop(lambda s: s[0] < end + 2, body, (n, y))
     halved = lambda s: (s[0] + 1, layers[0](w[0], s[1]) / 2)  # noqa: E731
     k, u = jax.lax.while_loop(lambda s: jnp.abs(s[1]).sum() > 1, halved, (0, x))
-    # Only some of its operations wait for the loops.
+    # Only some operations of it wait for the loops.
     v, sums = jax.lax.scan(lambda v, row: (layers[1](w[1], v) + layers[0](w[0], row), row.sum()), z, w[0][:2])
     return n, m, k, x, y, z, u, v, sums
 
@@ -144,14 +144,14 @@ def several(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_while_loops_follow_each_other(replicas):
     placed = placed_layers(replicas=replicas)
-    program = pw.program(lambda *args: several(placed, *args), chunk=CHUNK)
+    program = pw.program(lambda *args: chained(placed, *args), chunk=CHUNK)
     for end in ENDS:
-        expected = jax.jit(lambda *args: several(LAYERS, *args))(WEIGHTS, X, end)
+        expected = jax.jit(lambda *args: chained(LAYERS, *args))(WEIGHTS, X, end)
         assert_close(program(WEIGHTS, X, end), expected, 1e-5)
 
 
 def test_while_loop_with_only_its_count_read():
-    """Its other carried values are dropped, with the conditions that only they decide."""
+    """The other carried values are dropped, with the conditions that only they decide."""
     placed = placed_layers()
 
     def count(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
@@ -209,7 +209,7 @@ def test_while_loop_plans_memory_of_its_sub_programs():
         assert 0 < found.argument_size_in_bytes - 2 * large.nbytes - table.nbytes < 64
     assert kept.alias_size_in_bytes == 0
     assert donated.alias_size_in_bytes == 2 * large.nbytes
-    # The sine of each is alive while it is summed up, beside its argument where the caller keeps that.
+    # The sine of each is live while it is summed up, beside its argument where the caller keeps that.
     assert 3 * large.nbytes < kept.peak_memory_in_bytes < 3.5 * large.nbytes
     assert 2 * large.nbytes < donated.peak_memory_in_bytes < 2.5 * large.nbytes
 
@@ -224,7 +224,7 @@ def fill(w: Any, cache: Any, x: Any, n: Any) -> Any:
 
 
 def test_while_loop_stores_a_cache_once():
-    """Iterations write to it in place, as those of a scan; those after the end hand it on."""
+    """Iterations write to it in place, as those of a scan; those after the end pass it on."""
     placed = placed_layers([fill] * 2)
 
     def iteration(fills: Sequence[Fun], w: Any, state: Any) -> Any:
@@ -259,9 +259,9 @@ def test_while_loop_stores_a_cache_once():
     for end in ENDS:
         given = compiled.place(WEIGHTS, caches(), X[0])
         places = [cache.unsafe_buffer_pointer() for cache in given[1]]
-        n, made, x = compiled(*given, end)
-        assert [cache.unsafe_buffer_pointer() for cache in made] == places
-        assert_close((n, made, x), expected(WEIGHTS, caches(), X[0], end), 1e-5)
+        n, written, x = compiled(*given, end)
+        assert [cache.unsafe_buffer_pointer() for cache in written] == places
+        assert_close((n, written, x), expected(WEIGHTS, caches(), X[0], end), 1e-5)
 
 
 def test_while_loop_does_not_donate_values_that_iterations_share():
@@ -290,7 +290,7 @@ TABLE = np.random.default_rng(3).normal(size=(64, WIDTH)).astype(np.float32)
 @pytest.mark.quick
 @pytest.mark.parametrize("place", ["before", "condition", "body", "start", "after", "result"])
 def test_while_loop_over_two_hosts_reads_a_closed_over_array(two_hosts, place):
-    """Sub-programs take it as a hidden argument, wherever among the arguments of callers; it is no result."""
+    """Sub-programs get it as a hidden argument, wherever among their callers' arguments; it is no result."""
 
     def used(at: str, x: Any) -> Any:
         return x + TABLE[:4] * jnp.sum(TABLE) if at == place else x

@@ -63,7 +63,7 @@ def stages(replicas: int, count: int = 2, shape: tuple[int, ...] = (1,), **shard
 
 
 def inputs(count: int = 2, dtype: Any = np.float32, odd: bool = True) -> tuple[list[Any], Any]:
-    """Parameters of which the weight and the bias divide by 2, 3 and 4, and the scale by none of them.
+    """Returns parameters: the weight and the bias divide by 2, 3 and 4, the scale by none of them.
 
     Without `odd` there is no scale.
     """
@@ -201,7 +201,7 @@ def test_zero1_sends_as_many_bytes_and_saves_memory_of_the_state(replicas: int) 
 
 
 def test_zero1_splits_a_moving_average_and_a_master_copy() -> None:
-    """Parameters of 16 bits, which microbatches read, are made of 32 bits that only the update reads."""
+    """Parameters of 16 bits, which microbatches read, are cast from 32 bits that only the update reads."""
     params, batch = inputs(odd=False)
 
     def step_of_master(layers):

@@ -40,13 +40,13 @@ def random_step(layer: Callable[..., Any], seed: int) -> Callable[..., Any]:
 
         value, gradient = pw.accumulate(jax.value_and_grad(loss), 12)(w, batch)
         rng = random.Random(seed)
-        # Every state is made of the gradient.
-        made = [gradient]
+        # Every new state depends on the gradient.
+        values = [gradient]
         for _ in range(rng.randint(2, 8)):
-            other = rng.choice([w, *states, *made])
-            made.append(rng.choice(OPERATIONS)(rng.choice(made), other))
-        states = [0.9 * state + 0.1 * rng.choice(made) for state in states]
-        return value, w - 0.01 * rng.choice([*made, *states]), states
+            other = rng.choice([w, *states, *values])
+            values.append(rng.choice(OPERATIONS)(rng.choice(values), other))
+        states = [0.9 * state + 0.1 * rng.choice(values) for state in states]
+        return value, w - 0.01 * rng.choice([*values, *states]), states
 
     return step
 
