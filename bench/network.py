@@ -105,14 +105,14 @@ def median(measure: Callable[[], float], rounds: int, warm_up: int = 1) -> float
 
 def step_seconds(session: Session) -> float:
     """Returns the time that a training step adds to those before it."""
-    long, short = (session.ask("train", steps=steps)["seconds"] for steps in (6, 1))
+    long, short = (session.run("train", steps=steps)["seconds"] for steps in (6, 1))
     return (long - short) / 5
 
 
 def hops(rounds: int) -> Iterator[Row]:
     """Measures values from host to host, and pipelines of such."""
     with machines(2, delay=DELAY) as session:
-        hop = median(lambda: session.ask("links")["latency"], max(1, rounds // 4), 0)
+        hop = median(lambda: session.run("links")["latency"], max(1, rounds // 4), 0)
         yield Row("hop, 20 ms", "delay", hop * 1e3, DELAY * 1e3, 1.15)
     for schedule, count, target in (("1f1b", 16, 1.10), ("search", 6, 1.25)):
         with machines(4, delay=DELAY, schedule=schedule) as session:
@@ -126,13 +126,13 @@ def rounds_trips(rounds: int) -> Iterator[Row]:
     with machines(2) as session:
 
         def touch() -> float:
-            return session.ask("touch", steps=STEPS)["seconds"] / STEPS
+            return session.run("touch", steps=STEPS)["seconds"] / STEPS
 
         near = median(touch, rounds)
         session.lab.delay(DELAY)
         far = median(touch, rounds)
         yield Row("step with no work, 20 ms to the controller", "no delay", far * 1e3, near * 1e3, 1.5)
-        fetched = median(lambda: session.ask("fetch")["took"], rounds)
+        fetched = median(lambda: session.run("fetch")["took"], rounds)
         yield Row("device_get of 8 results, 20 ms", "round trip", fetched * 1e3, 2 * DELAY * 1e3, 1.25)
 
 
@@ -172,7 +172,7 @@ def moves(rounds: int) -> Iterator[Row]:
     first, third, floors = [], [], []
     for _ in range(max(3, rounds // 2)):
         with machines(2, delay=DELAY) as session:
-            took = [session.ask("move", size=BYTES)["took"] for _ in range(3)]
+            took = [session.run("move", size=BYTES)["took"] for _ in range(3)]
             first.append(took[0])
             third.append(took[2])
             floors.append(bare_tcp(session.lab, BYTES))
@@ -193,8 +193,8 @@ def cuts(rounds: int) -> Iterator[Row]:
         healing.start()
         began = time.monotonic()
         while True:
-            session.tell("train", steps=3)
-            answer = session.hear(CUT_SECONDS + 120)
+            session.send("train", steps=3)
+            answer = session.receive(CUT_SECONDS + 120)
             if "error" not in answer or time.monotonic() - began > CUT_SECONDS + 60:
                 break
             time.sleep(0.1)
@@ -296,7 +296,7 @@ def strangers(rounds: int) -> Iterator[Row]:
     """Measures the memory of a worker when a stranger claims to send a gigabyte."""
     del rounds
     with machines(2) as session:
-        at = session.ask("addresses")
+        at = session.run("addresses")
 
         def resident() -> int:
             status = session.lab.run(0, ["grep", "VmHWM", f"/proc/{at['pids'][0]}/status"]).stdout

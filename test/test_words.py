@@ -33,7 +33,6 @@ PENDING = (
     "runtime/hosts/splitting",
     "runtime/hosts/trace",
     "runtime/hosts/worker",
-    "test/lab",
     "test/runtime/control",
     "test/runtime/hosts",
     "test/support/fake_service.py",

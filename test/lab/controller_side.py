@@ -1,15 +1,15 @@
-"""A controller on a machine of the lab: trains a pipeline over hosts as it is told, a line of JSON each.
+"""Controller on a machine of the lab: trains a pipeline over hosts on request, one line of JSON each.
 
-It begins by training the same in this process. Each answer is a line of JSON: how long it took, and the sum
-of all bits of the weights after it, or the error.
+It first trains the same steps in this process. Each reply is a line of JSON: the seconds taken, and the sum
+of all bits of the weights afterwards, or the error.
 
-  {"do": "train", "steps": 3}      from the first weights, each step from what the last one left
-  {"do": "touch", "steps": 100}    steps of one host that do next to nothing
+  {"do": "train", "steps": 3}      from the first weights, each step from the results of the last one
+  {"do": "touch", "steps": 100}    steps of one host that compute almost nothing
   {"do": "fetch"}                  eight results in one `jax.device_get`
-  {"do": "move", "size": 1048576}  an array of so many bytes from the first host to the last
+  {"do": "move", "size": 1048576}  an array of this many bytes from the first host to the last
   {"do": "links"}                  `pw.measure_links()`
   {"do": "status"}                 `pw.status()`
-  {"do": "addresses"}              the processes of all hosts, and where they listen
+  {"do": "addresses"}              the processes of all hosts, and the addresses that they listen on
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import numpy as np
 import pathways as pw
 from pathways.runtime.hosts.client.connect import controller
 
-SAID = json.loads(sys.argv[1])
-STAGES, MICROBATCHES, WIDTH, ROWS = SAID["stages"], SAID.get("microbatches", 8), 16, 4
+CONFIG = json.loads(sys.argv[1])
+STAGES, MICROBATCHES, WIDTH, ROWS = CONFIG["stages"], CONFIG.get("microbatches", 8), 16, 4
 
 
 def layer(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -44,7 +44,7 @@ def loss_of_layer(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def training(slices: Sequence[Any]) -> Any:
-    """A step of a pipeline over some slices."""
+    """Returns a training step of a pipeline over some slices."""
     layers = [pw.jit(layer, devices=slice) for slice in slices[:-1]]
     layers.append(pw.jit(loss_of_layer, devices=slices[-1]))
 
@@ -58,9 +58,9 @@ def training(slices: Sequence[Any]) -> Any:
         value, grads = pw.accumulate(jax.value_and_grad(loss), MICROBATCHES)(weights, batch)
         return value, [w - 0.1 * grad for w, grad in zip(weights, grads, strict=True)]
 
-    schedule = SAID["schedule"]
+    schedule = CONFIG["schedule"]
     if schedule == "search":
-        # What one stage takes here is next to nothing beside a delay.
+        # A stage here takes far less time than a delay of the network.
         times = Path(tempfile.mkdtemp(), "times.json")
         times.write_text(json.dumps({"kinds": {"fwd": "0.2ms", "bwd": "0.2ms"}}))
         schedule = f"search(times={times}, {pw.measure_links()}, seconds=10)"
@@ -78,7 +78,7 @@ def trained(program: Any, steps: int) -> dict[str, Any]:
 
 
 class Hosts:
-    """What it is told to do on hosts."""
+    """Commands that the controller runs on hosts."""
 
     def __init__(self) -> None:
         devices = pw.make_virtual_device_set()
@@ -93,7 +93,7 @@ class Hosts:
 
     @functools.cached_property
     def training(self) -> Any:
-        """On the network as it is now."""
+        """The training step, scheduled for the network as it is at first use."""
         return training(self._slices)
 
     def train(self, steps: int) -> dict[str, Any]:
@@ -112,9 +112,9 @@ class Hosts:
         return {"took": time.monotonic() - began, "sum": str([float(value[0]) for value in values])}
 
     def move(self, size: int) -> dict[str, Any]:
-        made = self.touching(np.zeros(size // 4, np.float32)).block_until_ready()
+        array = self.touching(np.zeros(size // 4, np.float32)).block_until_ready()
         began = time.monotonic()
-        moved = self.moving(made).block_until_ready()
+        moved = self.moving(array).block_until_ready()
         return {"took": time.monotonic() - began, "sum": str(moved.shape)}
 
     def links(self) -> dict[str, Any]:
@@ -137,30 +137,30 @@ class Hosts:
 
 
 def main() -> None:
-    """Connects, says so, and does what it is told."""
-    # In this process first.
+    """Connects, reports so, and runs the commands of standard input."""
+    # The expected values come from this process alone.
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((1,), ("x",)) for _ in range(STAGES)]
     here = training(slices)
-    expected = [trained(here, steps)["sum"] for steps in (1, 2, 3)] if SAID["schedule"] != "search" else []
+    expected = [trained(here, steps)["sum"] for steps in (1, 2, 3)] if CONFIG["schedule"] != "search" else []
     for slice in slices:
         pw.release(slice)
-    options = pw.HostOptions(**SAID.get("options", {}))
-    islands = [pw.Island(hosts=island) for island in SAID["islands"]]
+    options = pw.HostOptions(**CONFIG.get("options", {}))
+    islands = [pw.Island(hosts=island) for island in CONFIG["islands"]]
     began = time.monotonic()
     try:
-        pw.connect(islands=islands, bind=SAID["bind"], start=SAID["start"], options=options)
+        pw.connect(islands=islands, bind=CONFIG["bind"], start=CONFIG["start"], options=options)
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))
         return
     hosts = Hosts()
     print(json.dumps({"expected": expected, "seconds": time.monotonic() - began}), flush=True)
     for line in sys.stdin:
-        told = json.loads(line)
-        do = getattr(hosts, told.pop("do"))
+        command = json.loads(line)
+        do = getattr(hosts, command.pop("do"))
         began = time.monotonic()
         try:
-            answer = do(**told)
+            answer = do(**command)
         except (pw.HostError, RuntimeError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps({"seconds": time.monotonic() - began, **answer}), flush=True)

@@ -30,12 +30,12 @@ Pairs = Iterable[tuple[int, int]]
 
 
 class Lab:
-    """Machines of one network. Entered, they are there; left, or when this process ends, they are not, nor is
-    any process on them.
+    """Machines of one network. They exist while it is entered: on exit, or when this process ends, they are
+    removed with all processes on them.
 
     Args:
-      machines: how many; machine k has the address `lab.address(k)` and the name `machinek`.
-      shared: folders below /tmp that all of them see. Of /tmp, /dev/shm and /etc/hosts each has its own.
+      machines: number of machines; machine k has the address `lab.address(k)` and the name `machinek`.
+      shared: folders below /tmp that all of them see. Each has its own /tmp, /dev/shm and /etc/hosts.
 
     Attributes:
       start: a command that starts a worker on a machine, for `pathways.connect(start=)` in the lab.
@@ -59,7 +59,7 @@ class Lab:
             text=True,
             bufsize=1,
         )
-        self._hear()
+        self._await_reply()
         (self._init,) = _children(self._switch.pid)
         return self
 
@@ -78,11 +78,11 @@ class Lab:
                     pipe.close()
 
     def address(self, machine: int) -> str:
-        """The address of a machine."""
+        """Returns the address of a machine."""
         return switch.ADDRESS.format(machine + 1)
 
     def popen(self, machine: int, command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
-        """Starts a command on a machine; `how` is what `subprocess.Popen` takes."""
+        """Starts a command on a machine with the arguments `how` of `subprocess.Popen`."""
         enter = ["nsenter", "-t", str(self._init), "-p", "-m", "-n", "--", str(switch.ENTER)]
         process = subprocess.Popen([*enter, self.address(machine), *command], **how)
         self._processes.append(process)
@@ -91,7 +91,7 @@ class Lab:
     def run(
         self, machine: int, command: Sequence[str], timeout: float = 120, **how: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on a machine until it ends; returns it with what it wrote."""
+        """Runs a command on a machine until it ends; returns it with its output."""
         process = self.popen(
             machine, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how
         )
@@ -106,20 +106,20 @@ class Lab:
         return subprocess.CompletedProcess(list(command), process.returncode, out, error)
 
     def kill(self, process: subprocess.Popen[Any], number: int = signal.SIGKILL) -> None:
-        """Sends a signal to what `popen` has started."""
+        """Sends a signal to a process that `popen` has started."""
         for pid in _children(process.pid):
             os.kill(pid, number)
 
     def delay(self, seconds: float, *pairs: tuple[int, int]) -> None:
-        """Lets frames take so long, one way; on all links, or on those of some pairs, in both directions."""
+        """Sets the one-way delay of frames; on all links, or on those of some pairs, in both directions."""
         self.set(pairs, delay=seconds)
 
-    def loss(self, part: float, *pairs: tuple[int, int]) -> None:
-        """Loses a part of all frames."""
-        self.set(pairs, loss=part)
+    def loss(self, fraction: float, *pairs: tuple[int, int]) -> None:
+        """Sets the fraction of frames that are lost."""
+        self.set(pairs, loss=fraction)
 
     def rate(self, bits_per_second: float | None, *pairs: tuple[int, int]) -> None:
-        """Bounds what each link carries; None for no bound."""
+        """Limits the rate of each link; None for no limit."""
         self.set(pairs, rate=bits_per_second)
 
     def cut(self, *pairs: tuple[int, int]) -> None:
@@ -128,35 +128,35 @@ class Lab:
 
     def drop(self, source: int, target: int) -> None:
         """Cuts one direction."""
-        self._say([(source, target)], {"is_cut": True})
+        self._send([(source, target)], {"is_cut": True})
 
     def isolate(self, *machines: int) -> None:
         """Cuts some machines off from all others, but not from each other."""
-        others = [n for n in range(self.machines) if n not in machines]
-        self.cut(*itertools.product(machines, others))
+        rest = [n for n in range(self.machines) if n not in machines]
+        self.cut(*itertools.product(machines, rest))
 
     def heal(self) -> None:
         """Undoes all cuts."""
         self.set((), is_cut=False)
 
     def set(self, pairs: Pairs, **values: Any) -> None:
-        """Sets what `switch.Link` has, in both directions of some pairs; without pairs everywhere."""
+        """Sets fields of `switch.Link`, in both directions of some pairs; without pairs everywhere."""
         both = [way for a, b in pairs for way in ((a, b), (b, a))]
-        self._say(both or [*itertools.permutations(range(self.machines), 2)], values)
+        self._send(both or [*itertools.permutations(range(self.machines), 2)], values)
 
-    def _say(self, pairs: Pairs, values: dict[str, Any]) -> None:
+    def _send(self, pairs: Pairs, values: dict[str, Any]) -> None:
         assert self._switch.stdin is not None
         self._switch.stdin.write(json.dumps({"pairs": [*pairs], **values}) + "\n")
-        self._hear()
+        self._await_reply()
 
-    def _hear(self) -> None:
+    def _await_reply(self) -> None:
         assert self._switch.stdout is not None
         if self._switch.stdout.readline() != "ok\n":
             raise RuntimeError("the lab has ended; see standard error")
 
 
 def _own_folders_in_tmp() -> list[str]:
-    """Returns those of the checkout and the folders of Python that are in /tmp, which machines do not see."""
+    """Returns the folders of the checkout and of Python that are in /tmp, which machines do not see."""
     folders = {Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix)}
     in_tmp = [folder for folder in folders if folder.is_relative_to("/tmp")]
     return [str(one) for one in in_tmp if not any(one.is_relative_to(o) and one != o for o in in_tmp)]
@@ -167,10 +167,10 @@ def _children(pid: int) -> list[int]:
 
 
 def wait_until(is_true: Any, seconds: float) -> None:
-    """Waits for something that another process does.
+    """Waits for a condition that another process brings about.
 
     Raises:
-      AssertionError: it is not true after so many seconds.
+      AssertionError: it is not true after this many seconds.
     """
     until = time.monotonic() + seconds
     while not is_true():

@@ -1,4 +1,4 @@
-"""What `make lab` runs besides the tests of `make test`: all networks, cuts and mistakes, for minutes."""
+"""Tests that `make lab` runs besides those of `make test`: all networks, cuts and mistakes, for minutes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.needs("namespaces")]
 
 HEARTBEAT = 4.0
 FOUND_SECONDS = 3.0
-"""Seconds after a heartbeat until what depends on a host that was cut off is an error."""
+"""Seconds after a heartbeat until values that depend on a host that was cut off are errors."""
 
 BACK_SECONDS = 10.0
 """Seconds after healing until values are right again."""
@@ -46,10 +46,10 @@ def test_lab_training_equals_one_process(hosts):
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Something that keeps hosts from each other.
+    """Fault that keeps hosts from reaching each other.
 
     Attributes:
-      begin: begins it.
+      begin: begins the fault.
       end: ends it.
       islands: the machines of each island.
     """
@@ -60,7 +60,7 @@ class Cut:
 
 
 def send(name: str) -> Callable[[Lab, Session], object]:
-    """Sends a signal to the second worker."""
+    """Returns a function that sends a signal to the second worker."""
 
     def kill(lab: Lab, session: Session) -> None:
         lab.run(0, ["kill", f"-{name}", str(session.pids[1])])
@@ -92,7 +92,7 @@ def test_lab_values_are_right_or_errors_after_a_cut(name, seconds):
         Session(lab, islands, stages=len(islands), heartbeat=HEARTBEAT) as session,
     ):
         session.check()
-        session.pids = session.ask("addresses")["pids"]
+        session.pids = session.run("addresses")["pids"]
         ended = threading.Event()
 
         def end() -> None:
@@ -105,8 +105,8 @@ def test_lab_values_are_right_or_errors_after_a_cut(name, seconds):
         began = time.monotonic()
         first_error = None
         while True:
-            session.tell("train", steps=3)
-            answer = session.hear(seconds + 60)
+            session.send("train", steps=3)
+            answer = session.receive(seconds + 60)
             since = time.monotonic() - began
             if "error" not in answer:
                 assert answer["sum"] == session.expected[2]
@@ -118,21 +118,21 @@ def test_lab_values_are_right_or_errors_after_a_cut(name, seconds):
             time.sleep(0.05)
         timer.join()
         assert since < seconds + BACK_SECONDS
-        # A worker that is cut off says nothing for a heartbeat; the first call after that may still wait.
+        # The first call after a worker is cut off may wait for a heartbeat until the loss is noticed.
         if first_error is not None and seconds > HEARTBEAT + FOUND_SECONDS:
             assert first_error < HEARTBEAT + FOUND_SECONDS
         session.check()
 
 
-def test_lab_refuses_mutated_greetings():
+def test_lab_refuses_mutated_handshakes():
     with Lab(machines=4, shared=compiled_code()) as lab, Session(lab, [[1], [2]]) as session:
         session.check()
-        at = session.ask("addresses")
-        script = str(Path(__file__).with_name("mutated_greetings.py"))
-        said = lab.run(3, [sys.executable, script, at["probe"][0], "20000"], timeout=400)
-        assert said.stdout.splitlines()[-1] == "20000 greetings, 0 welcomed", said
+        at = session.run("addresses")
+        script = str(Path(__file__).with_name("mutated_handshakes.py"))
+        done = lab.run(3, [sys.executable, script, at["probe"][0], "20000"], timeout=400)
+        assert done.stdout.splitlines()[-1] == "20000 handshakes, 0 welcomed", done
         session.check()
-        assert session.ask("addresses")["pids"] == at["pids"]
+        assert session.run("addresses")["pids"] == at["pids"]
 
 
 def test_lab_starts_many_hosts_over_slow_networks():
@@ -168,10 +168,10 @@ def test_lab_reports_a_wrong_command_at_once(start, words):
 def test_lab_loses_a_worker_with_its_command():
     with Lab(machines=3, shared=compiled_code()) as lab, Session(lab) as session:
         session.check()
-        pid = session.ask("addresses")["pids"][0]
+        pid = session.run("addresses")["pids"][0]
         lab.run(0, ["kill", "-KILL", str(pid)])
         until = time.monotonic() + BACK_SECONDS
-        while "error" in session.ask("train", steps=3):
+        while "error" in session.run("train", steps=3):
             assert time.monotonic() < until
         session.check()
-        assert session.ask("addresses")["pids"][0] != pid
+        assert session.run("addresses")["pids"][0] != pid

@@ -1,4 +1,4 @@
-"""A controller on machine 0 of a lab and workers on others, and what they are told to do."""
+"""Sessions of a lab: a controller on machine 0, workers on the others, and commands for them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ SCRIPT = Path(__file__).with_name("controller_side.py")
 
 
 def compiled_code() -> list[str]:
-    """The folder of compiled code of this run, which machines of a lab may share."""
+    """Returns the folder of compiled code of this run, which machines of a lab may share."""
     folder = os.environ.get("PW_CACHE_DIR", "")
     return [folder] if Path(folder).is_dir() and folder.startswith("/tmp/") else []
 
 
 class Session:
-    """A cluster of a lab: machine 0 has the controller, each other one a host, as long as it is entered.
+    """Cluster in a lab while it is entered: machine 0 has the controller, each other one a host.
 
     Args:
       lab: the lab.
       islands: the machines of each island; by default each machine but the first is one.
       start: the command that starts a worker.
       schedule: the policy that orders the pipeline.
-      stages: how many slices it has, on the islands in turn.
+      stages: number of stages, on the islands in turn.
       options: fields of `pathways.HostOptions`.
 
     Attributes:
@@ -54,7 +54,7 @@ class Session:
     ) -> None:
         self.lab = lab
         islands = [[n] for n in range(1, lab.machines)] if islands is None else islands
-        said = {
+        config = {
             "islands": [[lab.address(machine) for machine in island] for island in islands],
             "bind": lab.address(0),
             "start": start or lab.start,
@@ -64,26 +64,26 @@ class Session:
         }
         self._process = lab.popen(
             0,
-            [sys.executable, str(SCRIPT), json.dumps(said)],
+            [sys.executable, str(SCRIPT), json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "PW_CPU_DEVICES": str(said["stages"])},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PW_CPU_DEVICES": str(config["stages"])},
         )
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.errors: list[str] = []
         for work in (self._read, self._read_errors):
             threading.Thread(target=work, daemon=True).start()
 
     def __enter__(self) -> Session:
-        said = self.hear(120)
-        self.seconds: float = said["seconds"]
-        if "error" in said:
+        reply = self.receive(120)
+        self.seconds: float = reply["seconds"]
+        if "error" in reply:
             self.__exit__(None, None, None)
-            raise AssertionError(said["error"])
-        self.expected: list[str] = said["expected"]
+            raise AssertionError(reply["error"])
+        self.expected: list[str] = reply["expected"]
         return self
 
     def __exit__(
@@ -97,41 +97,41 @@ class Session:
             self.lab.kill(self._process)
             raise AssertionError(f"the controller does not end; it wrote\n{''.join(self.errors)}") from None
 
-    def tell(self, do: str, **what: Any) -> None:
-        """Says what to do next."""
+    def send(self, do: str, **what: Any) -> None:
+        """Sends a command, whose reply `receive` returns."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **what}) + "\n")
 
-    def hear(self, seconds: float = 120) -> dict[str, Any]:
-        """The next answer.
+    def receive(self, seconds: float = 120) -> dict[str, Any]:
+        """Returns the next reply.
 
         Raises:
-          AssertionError: there is none in so many seconds: something hangs.
+          AssertionError: no reply within this many seconds: the controller hangs.
         """
         try:
-            answer = self._answers.get(timeout=seconds)
+            reply = self._replies.get(timeout=seconds)
         except queue.Empty:
             raise AssertionError(f"nothing for {seconds} s; it wrote\n{''.join(self.errors)}") from None
-        if answer is None:
+        if reply is None:
             raise AssertionError(f"the controller has ended; it wrote\n{''.join(self.errors)}")
-        return answer
+        return reply
 
-    def ask(self, do: str, **what: Any) -> dict[str, Any]:
-        """Has something done, and waits for it."""
-        self.tell(do, **what)
-        return self.hear()
+    def run(self, do: str, **what: Any) -> dict[str, Any]:
+        """Runs a command, and returns its reply."""
+        self.send(do, **what)
+        return self.receive()
 
     def check(self, steps: int = 3) -> dict[str, Any]:
-        """Trains some steps, whose weights have to be those of one process, to the bit."""
-        answer = self.ask("train", steps=steps)
-        assert answer.get("sum") == self.expected[steps - 1], answer
-        return answer
+        """Trains some steps and checks that the weights are those of one process, to the bit."""
+        reply = self.run("train", steps=steps)
+        assert reply.get("sum") == self.expected[steps - 1], reply
+        return reply
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._answers.put(json.loads(line))
-        self._answers.put(None)
+            self._replies.put(json.loads(line))
+        self._replies.put(None)
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None

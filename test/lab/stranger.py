@@ -1,10 +1,10 @@
-"""A stranger on the network of a cluster, who does not know its secret and wants to be one of its hosts.
+"""Peer on the network of a cluster that does not know its secret and tries to become one of its hosts.
 
   stranger.py HOST EPOCH CONTROLLER DATA PROBE FIRST LAST
 
 Ends a host with garbage at JAX's port DATA. Then calls the controller, on any port from FIRST to LAST, as the
-host that is to take its place, and relays what he is challenged with to the probe port PROBE of another host.
-Prints `challenged` for each challenge that he has relayed, and `welcomed` when he is taken for a host.
+replacement of that host, and relays each challenge to the probe port PROBE of another host. Prints
+`challenged` for each challenge that it has relayed, and `welcomed` when it is accepted as a host.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ SECONDS = 6.0
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port."""
+    """Returns host and port."""
     host, _, port = text.rpartition(":")
     return host, int(port)
 
 
 def codes(probe: tuple[str, int], host: int, epoch: int, to: str, nonce: bytes) -> Iterator[bytes]:
-    """All that looks like a proof in what a probe port says to a nonce of somebody else."""
-    for channel, whom in ((PEER, to), ("steps", "controller")):
-        openings = (Open(Purpose(channel, "worker", host, epoch, whom), nonce), Challenge(nonce))
+    """Yields everything like a proof that a probe port sends in reply to the nonce of another peer."""
+    for channel, peer in ((PEER, to), ("steps", "controller")):
+        openings = (Open(Purpose(channel, "worker", host, epoch, peer), nonce), Challenge(nonce))
         for first in openings:
             sock = socket.create_connection(probe, timeout=2)
             connection = Connection(sock, decode_for_worker)
@@ -56,7 +56,7 @@ def codes(probe: tuple[str, int], host: int, epoch: int, to: str, nonce: bytes) 
 def call(controller: tuple[str, int], probe: tuple[str, int], host: int, epoch: int) -> None:
     """Tries once to become a host."""
     sock = socket.create_connection(controller, timeout=2)
-    # What a worker may hear, and what it may say.
+    # The message types are those that a worker receives.
     connection = Connection(sock, decode_for_worker)
     with contextlib.suppress(ConnectionEnded, MessageError, OSError):
         connection.send(Open(Purpose("steps", "worker", host, epoch, "controller"), os.urandom(32)))
@@ -72,12 +72,12 @@ def call(controller: tuple[str, int], probe: tuple[str, int], host: int, epoch: 
 
 
 def main() -> None:
-    """See above."""
+    """Ends the host, then tries for a while to take its place."""
     host, epoch, first, last = (int(sys.argv[n]) for n in (1, 2, 6, 7))
     controller, data, probe = sys.argv[3], address(sys.argv[4]), address(sys.argv[5])
     with contextlib.suppress(OSError), socket.create_connection(data, timeout=2) as sock:
         sock.sendall(bytes(4096))
-        # It is read before it is closed.
+        # The garbage is read before the connection is closed.
         time.sleep(0.5)
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:

@@ -1,12 +1,12 @@
-"""The inside of a lab: machines that are network namespaces, and the switch between them.
+"""Inside of a lab: machines that are network namespaces, and the switch between them.
 
 Runs as the first process of namespaces of its own (`unshare --net --mount --pid --fork`). Each machine is a
 process that sleeps in further namespaces: network, mounts and host name. A veth pair leads from each to this
 process, which reads frames from AF_PACKET sockets and writes them to those of other machines: later, or
-never, as the link of the two says. What it is told comes on standard input, a line of JSON each. When that
-ends, this process ends, and with it, as the first of its PID namespace, all others of the lab.
+never, as the settings of the link require. Changes of links come on standard input, one line of JSON each.
+When that ends, this process ends, and with it, as the first of its PID namespace, all others of the lab.
 
-Only the standard library, and the commands `ip`, `mount`, `unshare` and `sleep`.
+It uses only the standard library, and the commands `ip`, `mount`, `unshare` and `sleep`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ import time
 from pathlib import Path
 
 FOLDER = Path("/run/pathways-lab")
-"""Where processes in the lab find the machines: for each address the process that keeps its namespaces."""
+"""Folder of the machines, for processes in the lab: for each address the process with its namespaces."""
 
 ENTER = FOLDER / "enter"
-"""A command that runs another one on a machine: `enter 10.77.0.2 python -c ...`."""
+"""Command that runs another one on a machine: `enter 10.77.0.2 python -c ...`."""
 
 ADDRESS = "10.77.0.{}"
-"""Machine 0 has 10.77.0.1."""
+"""Address of a machine; machine 0 has 10.77.0.1."""
 
 _QUEUED = 256 << 10
 """Bytes that wait at a link with a rate; more are dropped, as by a router."""
@@ -45,8 +45,8 @@ _SOL_PACKET, _PACKET_IGNORE_OUTGOING = 263, 23
 _SO_RCVBUFFORCE, _SO_SNDBUFFORCE = 33, 32
 _SIOCETHTOOL = 0x8946
 _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
-"""Checksums, and segmentation of TCP and in general: the switch would get frames without a checksum, and
-frames that no cable carries. Then the joining of segments that came."""
+"""Checksums, segmentation of TCP and in general, and joining of received segments. With these on, the switch
+would get frames without a checksum, or frames that no cable carries."""
 
 _PR_SET_TIMERSLACK = 29
 
@@ -57,10 +57,10 @@ class Link:
 
     Attributes:
       delay: seconds that a frame takes.
-      loss: the part of all frames that is lost.
-      rate: bits per second; None for any.
+      loss: the fraction of frames that are lost.
+      rate: bits per second; None for no limit.
       is_cut: whether nothing arrives.
-      free: when the link has sent all that waits for its rate.
+      free: when the link will have sent all frames that wait for its rate.
     """
 
     delay: float = 0.0
@@ -70,7 +70,7 @@ class Link:
     free: float = 0.0
 
     def arrival(self, size: int, now: float) -> float | None:
-        """When a frame arrives that is sent now; None if it does not."""
+        """Returns when a frame arrives that is sent now; None if it is lost."""
         if self.is_cut or (self.loss and random.random() < self.loss):
             return None
         if self.rate is None:
@@ -83,7 +83,7 @@ class Link:
 
 
 class Switch:
-    """Carries frames between machines.
+    """Switch that carries frames between machines.
 
     Args:
       ports: the socket of each machine's link.
@@ -106,7 +106,7 @@ class Switch:
             poll.register(file, select.EPOLLIN)
         rest = b""
         while True:
-            # epoll counts milliseconds, and links less.
+            # epoll counts milliseconds, and delays of links are shorter; select takes fractions.
             wait = None if not self._due else max(0.0, self._due[0][0] - time.monotonic())
             readable, _, _ = select.select([poll], [], [], wait)
             for file, _ in poll.poll(0) if readable else ():
@@ -114,23 +114,23 @@ class Switch:
                     self._read(numbers[file])
                     continue
                 try:
-                    said = os.read(0, _FRAME)
+                    data = os.read(0, _FRAME)
                 except BlockingIOError:
                     continue
-                if not said:
+                if not data:
                     return
-                *lines, rest = (rest + said).split(b"\n")
+                *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     self._set(json.loads(line))
                     print("ok", flush=True)
             self._write()
 
-    def _set(self, told: dict[str, object]) -> None:
-        """Changes links: what they are told besides `pairs` are the fields of `Link`."""
-        pairs = told.pop("pairs")
+    def _set(self, settings: dict[str, object]) -> None:
+        """Changes the fields of `Link` given besides `pairs`, on these links."""
+        pairs = settings.pop("pairs")
         assert isinstance(pairs, list)
         for pair in pairs:
-            for name, value in told.items():
+            for name, value in settings.items():
                 setattr(self._links[tuple(pair)], name, value)
 
     def _read(self, number: int) -> None:
@@ -154,17 +154,17 @@ class Switch:
             try:
                 self._ports[to].send(frame)
             except OSError:
-                # As by a full buffer of a real one.
+                # The frame is dropped, as a real switch does with a full buffer.
                 continue
 
 
 def mac(number: int) -> bytes:
-    """The address of a machine's end of its cable."""
+    """Returns the address of a machine's end of its cable."""
     return bytes([2, 0, 0, 0, 0, number + 1])
 
 
 def port(name: str) -> socket.socket:
-    """A socket that reads and writes frames of an interface."""
+    """Opens a socket that reads and writes frames of an interface."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
     sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
     for buffer in (_SO_RCVBUFFORCE, _SO_SNDBUFFORCE):
@@ -174,8 +174,8 @@ def port(name: str) -> socket.socket:
     return sock
 
 
-def without_offloads(name: str) -> None:
-    """Lets an interface send frames as a cable has them."""
+def disable_offloads(name: str) -> None:
+    """Disables offloads of an interface, so that it sends frames as a cable carries them."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for command in _OFFLOADS:
             value = ctypes.create_string_buffer(struct.pack("II", command, 0))
@@ -184,11 +184,11 @@ def without_offloads(name: str) -> None:
 
 
 def build(count: int, shared: list[str]) -> None:
-    """Makes the machines, and their links to this process.
+    """Creates the machines, and their links to this process.
 
     Args:
-      count: how many.
-      shared: folders below /tmp that all of them see; /tmp itself is each one's own.
+      count: number of machines.
+      shared: folders below /tmp that all of them see; each has its own /tmp otherwise.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     run("mount", "-t", "tmpfs", "tmpfs", FOLDER)
@@ -223,7 +223,7 @@ def build(count: int, shared: list[str]) -> None:
             ),
         ]
         run("nsenter", "-t", holder, "-n", "ip", "-batch", "-", input="\n".join(inside))
-        without_offloads(f"s{number}")
+        disable_offloads(f"s{number}")
         run("nsenter", "-t", holder, "-n", sys.executable, "-I", __file__, "--no-offloads")
 
 
@@ -254,19 +254,19 @@ def hold(number: int, shared: list[str]) -> int:
 
 
 def run(*command: object, input: str | None = None) -> None:
-    """Runs a command that has to succeed."""
+    """Runs a command that must succeed."""
     subprocess.run([str(word) for word in command], input=input, text=True, check=True)
 
 
 def main() -> None:
-    """Makes a lab of so many machines, says `ok`, and carries frames."""
+    """Creates a lab of the given number of machines, prints `ok`, and carries frames."""
     if sys.argv[1] == "--no-offloads":
-        without_offloads("eth0")
+        disable_offloads("eth0")
         return
     count, shared = int(sys.argv[1]), sys.argv[2:]
     build(count, shared)
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
-    # As the first process it inherits those whose parents have ended.
+    # The first process of a PID namespace inherits orphans, which would stay zombies otherwise.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     switch = Switch([port(f"s{number}") for number in range(count)])
     print("ok", flush=True)

@@ -26,15 +26,15 @@ def test_lab_training_equals_one_process_on_any_network():
 
 def test_lab_survives_a_cut_shorter_than_the_heartbeat():
     with Lab(machines=3, shared=compiled_code()) as lab, Session(lab, heartbeat=15) as session:
-        # Long enough not to be over before the cut.
+        # A step lasts long enough not to be over before the cut.
         lab.delay(20e-3)
         session.check()
-        session.tell("train", steps=3)
+        session.send("train", steps=3)
         time.sleep(0.1)
         lab.cut()
         time.sleep(5)
         lab.heal()
-        answer = session.hear(60)
+        answer = session.receive(60)
         assert answer.get("sum") == session.expected[2], answer
         assert answer["seconds"] > 5
         session.check()
@@ -46,15 +46,15 @@ def test_lab_refuses_a_stranger_that_relays_challenges():
         Session(lab, [[1], [2]], ports=(7000, 7030)) as session,
     ):
         session.check()
-        at = session.ask("addresses")
+        at = session.run("addresses")
         script = str(Path(__file__).with_name("stranger.py"))
-        said = lab.run(
+        done = lab.run(
             3,
             [sys.executable, script, "0", "1", lab.address(0), at["data"][0], at["probe"][1], "7000", "7030"],
         )
-        assert "challenged" in said.stdout, said
-        assert "welcomed" not in said.stdout
+        assert "challenged" in done.stdout, done
+        assert "welcomed" not in done.stdout
         # The host whose process the stranger has ended is back.
         session.check()
-        assert session.ask("addresses")["pids"] != at["pids"]
+        assert session.run("addresses")["pids"] != at["pids"]
         assert any(f"refused a connection from {lab.address(3)}" in line for line in session.errors)

@@ -1,4 +1,4 @@
-"""The lab itself: its links do what they are told, and nothing is left of it."""
+"""The lab itself: its links follow their settings, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ while True:
     data, sender = sock.recvfrom(2000)
     sock.sendto(data, sender)
 """
-ASK = """
+SENDER = """
 import socket, sys, time
 address, count, size, gap = sys.argv[1], *map(int, sys.argv[2:])
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -45,7 +45,7 @@ print(came, last)
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """Three machines; the first echoes."""
+    """Starts three machines; the first echoes."""
     with Lab(machines=3) as lab:
         echo = lab.popen(0, [sys.executable, "-Ic", ECHO], stdout=subprocess.PIPE, text=True)
         assert echo.stdout is not None
@@ -55,63 +55,63 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def plain(lab: Lab) -> Iterator[None]:
-    """Links without delay, loss, bound and cut after each test."""
+    """Removes delay, loss, rate and cut of all links after each test."""
     yield
     lab.set((), delay=0.0, loss=0.0, rate=None, is_cut=False)
 
 
-def ask(lab: Lab, machine: int, count: int = 1, size: int = 100, gap: int = 0) -> tuple[int, float]:
-    """How many of some messages come back from the first machine, and after how many seconds the last one."""
+def echoes(lab: Lab, machine: int, count: int = 1, size: int = 100, gap: int = 0) -> tuple[int, float]:
+    """Returns how many messages come back from the first machine, and the seconds until the last one."""
     came, seconds = lab.run(
-        machine, [sys.executable, "-Ic", ASK, lab.address(0), str(count), str(size), str(gap)]
+        machine, [sys.executable, "-Ic", SENDER, lab.address(0), str(count), str(size), str(gap)]
     ).stdout.split()
     return int(came), float(seconds)
 
 
 def test_lab_machines_reach_each_other(lab: Lab) -> None:
-    assert [ask(lab, machine)[0] for machine in (1, 2)] == [1, 1]
+    assert [echoes(lab, machine)[0] for machine in (1, 2)] == [1, 1]
 
 
 def test_lab_delays_frames(lab: Lab) -> None:
     lab.delay(0.05)
-    came, seconds = ask(lab, 1)
+    came, seconds = echoes(lab, 1)
     assert came == 1
     assert seconds >= 0.1
 
 
 def test_lab_loses_some_frames(lab: Lab) -> None:
     lab.loss(0.5, (0, 1))
-    came, _ = ask(lab, 1, count=400, gap=100)
+    came, _ = echoes(lab, 1, count=400, gap=100)
     # A quarter comes back, to within six standard deviations.
     assert 48 < came < 152
-    assert ask(lab, 2)[0] == 1
+    assert echoes(lab, 2)[0] == 1
 
 
 def test_lab_limits_the_rate_of_a_link(lab: Lab) -> None:
     lab.rate(1e6)
-    came, seconds = ask(lab, 1, count=20, size=1000)
+    came, seconds = echoes(lab, 1, count=20, size=1000)
     assert came == 20
     assert seconds >= 20 * 8000 / 1e6
 
 
 def test_lab_cuts_and_heals_a_pair(lab: Lab) -> None:
     lab.cut((0, 1))
-    assert [ask(lab, machine)[0] for machine in (1, 2)] == [0, 1]
+    assert [echoes(lab, machine)[0] for machine in (1, 2)] == [0, 1]
     lab.heal()
-    assert ask(lab, 1)[0] == 1
+    assert echoes(lab, 1)[0] == 1
 
 
 def test_lab_cuts_one_direction(lab: Lab) -> None:
     lab.drop(0, 1)
-    assert ask(lab, 1)[0] == 0
+    assert echoes(lab, 1)[0] == 0
     lab.heal()
     lab.drop(1, 0)
-    assert ask(lab, 1)[0] == 0
+    assert echoes(lab, 1)[0] == 0
 
 
 def test_lab_machines_apart_reach_each_other(lab: Lab) -> None:
     lab.isolate(0, 1)
-    assert [ask(lab, machine)[0] for machine in (1, 2)] == [1, 0]
+    assert [echoes(lab, machine)[0] for machine in (1, 2)] == [1, 0]
 
 
 def test_lab_machines_have_own_names_and_folders(lab: Lab) -> None:

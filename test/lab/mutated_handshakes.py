@@ -1,4 +1,4 @@
-"""Greets a port of a cluster many times, each time a little wrong: `mutated_greetings.py ADDRESS COUNT`."""
+"""Client that sends many mutated handshakes to a port of a cluster: `mutated_handshakes.py ADDRESS COUNT`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pathways.runtime.hosts.protocol.messages import (
     versions,
 )
 
-AT_ONCE = 16
-"""Greetings that are under way at the same time; they are bounded for each address."""
+MAX_IN_FLIGHT = 16
+"""Handshakes in flight at the same time; the cluster limits them for each address."""
 
 
-def greeting(chance: random.Random) -> bytes:
-    """Some messages of a handshake, with some bytes changed, left out or doubled."""
+def mutated_handshake(chance: random.Random) -> bytes:
+    """Returns some messages of a handshake, with some bytes changed, left out or doubled."""
     purpose = Purpose(PEER, "worker", chance.randrange(4), chance.randrange(3), f"host {chance.randrange(3)}")
     messages: list[Message] = [
         Open(purpose, os.urandom(32)),
@@ -51,23 +51,23 @@ def greeting(chance: random.Random) -> bytes:
 
 
 def main() -> None:
-    """See above."""
+    """Sends the handshakes, and prints how many of them were welcomed."""
     where, count = address(sys.argv[1]), int(sys.argv[2])
     chance = random.Random(0)
     welcomed = 0
-    under_way: list[socket.socket] = []
+    in_flight: list[socket.socket] = []
     for n in range(count):
         sock = socket.create_connection(where, timeout=10)
         with contextlib.suppress(OSError):
-            sock.sendall(greeting(chance))
+            sock.sendall(mutated_handshake(chance))
             sock.shutdown(socket.SHUT_WR)
-        under_way.append(sock)
-        while len(under_way) > (AT_ONCE if n < count - 1 else 0):
-            heard = b""
-            with contextlib.suppress(OSError), under_way.pop(0) as oldest:
+        in_flight.append(sock)
+        while len(in_flight) > (MAX_IN_FLIGHT if n < count - 1 else 0):
+            received = b""
+            with contextlib.suppress(OSError), in_flight.pop(0) as oldest:
                 while data := oldest.recv(4096):
-                    heard += data
-            welcomed += b"Welcome" in heard
+                    received += data
+            welcomed += b"Welcome" in received
     print(f"{count} greetings, {welcomed} welcomed")
 
 
