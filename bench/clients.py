@@ -57,7 +57,7 @@ def microseconds_an_event(clients: int) -> float:
     """Returns the CPU time of the core for an event, while all islands are busy with steps of 3 ms."""
     timers = DeviceTimers([1.0] * clients, ISLANDS, is_timed=True)
     for client in range(clients):
-        timers.keep(client, (client % ISLANDS,) if clients > 1 else (0,), 0.003)
+        timers.keep_busy(client, (client % ISLANDS,) if clients > 1 else (0,), 0.003)
     timers.run(SECONDS)
     return timers.cpu_seconds / timers.events * 1e6
 
@@ -84,7 +84,7 @@ def simulated_shares() -> Iterable[str]:
             timers = DeviceTimers(weights)
             for client in range(len(weights)):
                 # The limit of steps in flight: the client with the largest weight needs most of them.
-                timers.keep(client, (0,), seconds, steps=16)
+                timers.keep_busy(client, (0,), seconds, steps=16)
             timers.run(10)
             off = shares([timers.served[client] for client in range(len(weights))], weights)
             yield (
@@ -97,9 +97,9 @@ def gangs() -> Iterable[str]:
     """Compares the use of two simulated devices by steps of both with those of one."""
     for first, second, both, steps in GANGS:
         timers = DeviceTimers((1, 1, 1), 2)
-        timers.keep(0, (0,), first, steps)
-        timers.keep(1, (1,), second, steps)
-        timers.keep(2, (0, 1), both, steps)
+        timers.keep_busy(0, (0,), first, steps)
+        timers.keep_busy(1, (1,), second, steps)
+        timers.keep_busy(2, (0, 1), both, steps)
         timers.run(20)
         busy = min(timers.busy) / 20
         yield (

@@ -1,6 +1,6 @@
-"""Process of a service that starts no workers, for tests of its surroundings.
+"""Process of a service that starts no workers, for tests of the tools and processes around it.
 
-`FAKE_SERVICE` sets its behaviour: `fails`, `stuck` while it starts, `lingers` once it has ended, or nothing
+`FAKE_SERVICE` sets its behaviour: `fails`, `stuck` while it starts, `lingers` once it is closed, or nothing
 for a healthy one.
 """
 
@@ -30,7 +30,7 @@ from pathways.runtime.resources.status import (
 
 
 class FakeService:
-    """Service whose clients are names."""
+    """Service that keeps the names of its clients only."""
 
     def __init__(self, settings: Settings, *, weights: Mapping[str, float], policy: Policy) -> None:
         how = os.environ.get("FAKE_SERVICE", "")
@@ -46,9 +46,9 @@ class FakeService:
     def admits(self, purpose: Purpose) -> bool:
         return purpose.role == "client" and purpose.channel in CHANNELS and bool(purpose.name)
 
-    def greet(self, connection: Connection[Any], keeper: ServerHandshake) -> None:
-        assert keeper.purpose is not None
-        self._clients[keeper.purpose.name] = connection
+    def greet(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
+        assert handshake.purpose is not None
+        self._clients[handshake.purpose.name] = connection
 
     def serve(self) -> None:
         self._closed.wait()
@@ -78,6 +78,6 @@ class FakeService:
 
 if __name__ == "__main__":
     if os.environ.get("FAKE_SERVICE") == "lingers":
-        # As in JAX, whose threads have to exit.
+        # JAX delays the exit likewise, since its threads have to exit first.
         atexit.register(time.sleep, 1)
     sys.exit(daemon.main(sys.argv[1:], FakeService))

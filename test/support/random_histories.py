@@ -1,4 +1,4 @@
-"""Random histories of simulated clusters: the same seed makes the same one."""
+"""Random histories of simulated clusters: each seed determines one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathways.runtime.control.core import Limits
 from pathways.runtime.simulate.events import LinkQuality
 
 _CUT = ("cut off", "cut peers", "isolate")
-_WRONG = ("kill", "stop", *_CUT, "lie", "leave", "fail", "slow", "fail start", "sleep", "late")
+_WRONG = ("kill", "stop", *_CUT, "false report", "leave", "fail", "slow", "fail start", "sleep", "late")
 _CALM = ("leave", "slow", "sleep")
 
 
@@ -26,7 +26,7 @@ def random_history(seed: int) -> History:
     wrong = [*(_CALM if is_calm else _WRONG)]
     if not is_calm and shape.limits.step_deadline is not None:
         wrong.append("hang")
-    # Few kinds at a time, so that what they do together is not lost in what others do.
+    # Few kinds at a time, so that interactions of two are not hidden by the others.
     kinds = chance.sample(wrong, chance.randint(1, min(4, len(wrong))))
     for _ in range(chance.randint(0, 7)):
         acts.append(_wrong(chance, chance.choice(kinds), is_calm=is_calm))
@@ -64,7 +64,7 @@ def _shape(chance: random.Random, seed: int, *, is_calm: bool, is_lossy: bool) -
 
 
 def _uses(chance: random.Random) -> list[Act]:
-    """Returns some at any time, some one right after the other."""
+    """Returns actions of clients: some at random times, some in quick succession."""
     acts = []
     for _ in range(chance.randint(3, 12)):
         at = chance.uniform(0, SECONDS)
@@ -75,7 +75,7 @@ def _uses(chance: random.Random) -> list[Act]:
 
 
 def _failure_that_spreads(chance: random.Random, shape: ClusterShape) -> list[Act]:
-    """Returns a failure of a host, with steps on its island and others before that is known."""
+    """Returns a failure of a host, with steps on its island and others before the failure is known."""
     islands = range(len(shape.islands))
     host = chance.choice([*shape.late] or range(sum(shape.islands)))
     first = next(island for island in islands if host in shape.hosts(island))
@@ -84,14 +84,14 @@ def _failure_that_spreads(chance: random.Random, shape: ClusterShape) -> list[Ac
     more = [chance.choice(islands) for _ in range(2)]
     for route in ([first], [first, more[0]], [more[0]], [more[0], more[1]], [more[1]]):
         at += chance.uniform(0, 0.02)
-        # No result of the failing host, for it knows that this is wrong.
+        # No results of the failing host: it knows itself that they are wrong.
         picks = () if first in route else (0, 3)
         acts.append(Act(at, "run", (chance.getrandbits(16), 1, len(picks), *picks, *route)))
     return acts
 
 
 def _use(chance: random.Random, at: float) -> Act:
-    what = chance.choices(("run", "fetch", "drop", "ask"), (6, 2, 3, 0.5))[0]
+    what = chance.choices(("run", "fetch", "drop", "status"), (6, 2, 3, 0.5))[0]
     on: tuple[int, ...] = (chance.getrandbits(16), chance.getrandbits(16))
     if what == "run":
         picks = [chance.getrandbits(16) for _ in range(chance.randint(0, 4))]

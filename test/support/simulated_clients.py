@@ -1,4 +1,4 @@
-"""Users of a simulated cluster, who never see a wrong value."""
+"""Clients of a simulated cluster, who never see a wrong value."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import FunctionCall, Step
 
 Client = Generator[Callable[[], bool]]
-"""Gives what it waits for."""
+"""Generator of the conditions that a client waits for."""
 
 
 @dataclasses.dataclass(eq=False)
 class SimulatedHandle:
-    """An array that somebody holds.
+    """Array that a client holds.
 
     Attributes:
       gang: the workers that have it.
       number: its number.
-      step: what makes it.
-      expected: what it has to be.
-      position: which of the arrays it is that its island makes in that step.
-      is_held: whether it is still held.
+      step: the step that computes it.
+      expected: its right value.
+      position: its index among the arrays that its island computes in that step.
+      is_held: whether a client still holds it.
     """
 
     gang: Gang
@@ -41,12 +41,12 @@ class SimulatedHandle:
 
 
 class SimulatedClients:
-    """Everything that uses a cluster.
+    """Clients of a cluster.
 
     Attributes:
       held: the arrays that are held.
-      outcomes: what became of what was asked, and how often.
-      verdicts: for each step that was issued whether what it made was shown as good when it was settled.
+      outcomes: the outcomes of requests, and how often each occurred.
+      verdicts: for each issued step its verdict when it was settled, or None before.
     """
 
     def __init__(self, cluster: SimulatedCluster) -> None:
@@ -55,16 +55,16 @@ class SimulatedClients:
         self.held: list[SimulatedHandle] = []
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.verdicts: dict[Step, str | None] = {}
-        self._under_way: dict[Gang, list[Step]] = collections.defaultdict(list)
+        self._in_flight: dict[Gang, list[Step]] = collections.defaultdict(list)
         self._waiting: list[tuple[Client, Callable[[], bool]]] = []
 
     def start(self, client: Client) -> None:
-        """Has a client do something."""
-        self._go_on(client)
-        self.look()
+        """Starts a client."""
+        self._resume(client)
+        self.resume_ready()
 
-    def look(self) -> None:
-        """Lets all go on that need not wait any more, in the order in which they came."""
+    def resume_ready(self) -> None:
+        """Resumes all clients whose condition holds, in the order in which they came."""
         self.cluster.has_changed = True
         while self.cluster.has_changed:
             self.cluster.has_changed = False
@@ -72,24 +72,24 @@ class SimulatedClients:
             for client, is_ready in waiting:
                 if is_ready():
                     self.cluster.has_changed = True
-                    self._go_on(client)
+                    self._resume(client)
                 else:
                     self._waiting.append((client, is_ready))
 
     def count(self) -> int:
-        """Returns how many wait."""
+        """Returns the number of clients that wait."""
         return len(self._waiting)
 
-    def _go_on(self, client: Client) -> None:
+    def _resume(self, client: Client) -> None:
         for is_ready in client:
             if not is_ready():
                 self._waiting.append((client, is_ready))
                 return
 
-    # What they do.
+    # The actions of clients.
 
     def run(self, program: SimulatedProgram, picks: Sequence[int]) -> Client:
-        """Issues a step, and waits for all that it makes."""
+        """Issues a step, and waits for all its arrays."""
         gangs = yield from self._current(program)
         if gangs is None:
             return
@@ -99,24 +99,24 @@ class SimulatedClients:
         now = self.cluster.time.now
         for handles in taken.values():
             for handle in handles:
-                # It may have been dropped, or lost, while there was no room.
+                # The array may have been dropped, or lost, while there was no room.
                 if not handle.is_held or handle.gang.failure is not None:
-                    self.outcomes["argument gone"] += 1
+                    self.outcomes["argument lost"] += 1
                     return
         number = self.core.take_numbers(1 + program.outputs)
         hosts = [host for gang in gangs.values() for host in gang.hosts]
         step = Step("f", number, hosts, program.salt, now)
         try:
-            made = [handle.step for handles in taken.values() for handle in handles]
-            self.core.issue(step, [*gangs.values()], made)
+            before = [handle.step for handles in taken.values() for handle in handles]
+            self.core.issue(step, [*gangs.values()], before)
         except HostError as error:
             self.outcomes[f"refused: {type(error).__name__}"] += 1
             return
         self._check_windows(step, gangs)
-        made_here = self._send(step, program, gangs, taken)
-        self.held += made_here
+        outputs = self._send(step, program, gangs, taken)
+        self.held += outputs
         self.verdicts[step] = None
-        yield from self._watch(step, made_here)
+        yield from self._watch(step, outputs)
 
     def call(self, island: int, salt: int, picks: Sequence[int], seconds: float) -> Client:
         """Calls a function on hosts of an island, with arrays that they have, and waits for its values."""
@@ -148,12 +148,12 @@ class SimulatedClients:
             self.outcomes["called"] += 1
             assert not raises, f"{call} raises"
             values = [call.answers[host] for host in hosts]
-            assert values == [expected] * len(hosts), f"what {call} says is wrong: {values}"
+            assert values == [expected] * len(hosts), f"the values of {call} are wrong: {values}"
         yield call.is_settled
         self.verdicts[call] = verdict(call)
 
     def fetch(self, pick: int, *, by_all: bool) -> Client:
-        """Reads an array, of one of its hosts or of all."""
+        """Reads an array, from one of its hosts or from all."""
         if not self.held:
             return
         handle = self.held[pick % len(self.held)]
@@ -169,12 +169,12 @@ class SimulatedClients:
             self.cluster.send(host, "steps", Fetch(request.number, handle.number))
         return request
 
-    def _is_spoiled(self, handle: SimulatedHandle) -> bool:
-        """Returns whether its user knows that it is made of what is spoiled, beside what its step says."""
+    def _depends_on_spoiled(self, handle: SimulatedHandle) -> bool:
+        """Returns whether the array depends on a spoiled one, which its step alone does not show."""
         return False
 
     def _check_fetched(self, handle: SimulatedHandle, hosts: Sequence[int], request: HostRequest) -> Client:
-        """Waits for what hosts say of an array, and checks it."""
+        """Waits for the values of an array from its hosts, and checks them."""
         yield request.is_done
         try:
             for _, failure in request.first_failure():
@@ -185,31 +185,31 @@ class SimulatedClients:
         except HostError as error:
             self.outcomes[f"fetch: {type(error).__name__}"] += 1
             return
-        if self._is_spoiled(handle):
-            self.outcomes["fetch of what is spoiled"] += 1
+        if self._depends_on_spoiled(handle):
+            self.outcomes["fetch of a spoiled array"] += 1
             return
         self.outcomes["fetched"] += 1
         for host in hosts:
-            said = request.answers[host]
-            assert said == [handle.expected] * 2, f"what is fetched of {handle.step} of host {host} is wrong"
+            values = request.answers[host]
+            assert values == [handle.expected] * 2, f"the array of {handle.step} from host {host} is wrong"
 
-    def ask(self) -> Client:
-        """Asks all hosts how they are."""
+    def request_status(self) -> Client:
+        """Requests the status of all hosts."""
         hosts = [host for gang in self.core.gangs for host in gang.hosts]
         request, effects = self.core.ask_reports(hosts, self.cluster.time.now)
-        self.cluster.do("status", effects)
+        self.cluster.carry_out("status", effects)
         yield request.is_done
         self._check_reports(request)
         self.outcomes["status"] += 1
 
     def drop(self, pick: int) -> None:
-        """Lets go of an array."""
+        """Frees an array."""
         if self.held:
             handle = self.held.pop(pick % len(self.held))
             handle.is_held = False
             handle.gang.unused.add(handle.number)
 
-    # How they do it.
+    # The parts of actions.
 
     def _current(
         self, program: SimulatedProgram
@@ -229,7 +229,7 @@ class SimulatedClients:
         for n, (island, gang) in enumerate(gangs.items()):
             here = [handle for handle in self.held if handle.gang is gang]
             mine = picks[n :: len(gangs)] if here else ()
-            # More often those that were made last, and may not be there yet.
+            # More often recent arrays, which may still be computed.
             taken[island] = [here[-1 - pick % len(here) // (1 + pick % 3)] for pick in mine]
         return taken
 
@@ -238,13 +238,13 @@ class SimulatedClients:
 
     def _check_windows(self, step: Step, gangs: dict[int, Gang]) -> None:
         for gang in gangs.values():
-            under_way = [other for other in self._under_way[gang] if not other.is_done()]
-            self._under_way[gang] = [*under_way, step]
-            most = self.cluster.shape.limits.ahead
-            assert len(under_way) < most, f"{len(under_way)} steps are under way on {gang}, and {step}"
-            # A loss and a drain look at these.
+            in_flight = [other for other in self._in_flight[gang] if not other.is_done()]
+            self._in_flight[gang] = [*in_flight, step]
+            limit = self.cluster.shape.limits.ahead
+            assert len(in_flight) < limit, f"{len(in_flight)} steps are in flight on {gang}, and {step}"
+            # A loss and a drain consider these steps.
             steps = [other for other in self.core.steps.of(gang) if not other.is_beside]
-            assert steps == self._under_way[gang], f"steps of {gang} are others"
+            assert steps == self._in_flight[gang], f"steps of {gang} differ"
 
     def _send(
         self,
@@ -256,13 +256,13 @@ class SimulatedClients:
         self._send_run(step, program, gangs, taken, step.number + 1)
         values = {island: tuple(handle.expected for handle in taken[island]) for island in gangs}
         expected = program.expected(values)
-        made = []
+        outputs = []
         for island, gang in gangs.items():
-            made += [
+            outputs += [
                 SimulatedHandle(gang, step.number + 1 + position, step, value, position)
                 for position, value in enumerate(expected[island])
             ]
-        return made
+        return outputs
 
     def _send_run(
         self,
@@ -280,7 +280,7 @@ class SimulatedClients:
                 self.cluster.send(host, "steps", run)
 
     def _watch(self, step: Step, handles: list[SimulatedHandle]) -> Client:
-        """Waits for each array, and looks whether what is shown is right."""
+        """Waits for each array, and checks its value."""
         for handle in handles:
             hosts = handle.gang.hosts
             is_done = step.is_settled if self.core.is_several else functools.partial(step.is_done, hosts)
@@ -295,18 +295,18 @@ class SimulatedClients:
             for worker in self.cluster.of_gang[handle.gang.key]:
                 found = worker.store.get(handle.number)
                 is_right = found == handle.expected if handle.is_held else not isinstance(found, FailedArray)
-                assert is_right or not worker.is_alive, f"what {step} made on {worker} is wrong: {found}"
+                assert is_right or not worker.is_alive, f"the array of {step} on {worker} is wrong: {found}"
         yield step.is_settled
         self.verdicts[step] = verdict(step)
 
     def _check_reports(self, request: HostRequest) -> None:
-        for host, said in request.answers.items():
-            for report in said:
-                assert report.bytes == request.number, f"host {host} answered another question"
+        for host, reports in request.answers.items():
+            for report in reports:
+                assert report.bytes == request.number, f"host {host} answered another request"
 
 
 def verdict(step: Step) -> str:
-    """Returns whether a step is good, has failed or is spoiled."""
+    """Returns whether a settled step is good, has failed or is spoiled."""
     assert step.is_settled()
     try:
         step.check_spoiled()

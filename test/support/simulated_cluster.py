@@ -1,4 +1,4 @@
-"""A cluster of which only the cores are real, with a shell that does what effects say, links and workers."""
+"""Simulated cluster: a real core, a shell that carries out its effects, and simulated links and workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from simulated_messages import (
     PeerLost,
     Ping,
     Pong,
+    Reply,
     RequestReport,
-    Said,
 )
 from simulated_network import SimulatedNetwork
-from simulated_worker import SimulatedWorker, Together
+from simulated_worker import Collectives, SimulatedWorker
 
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.effects import (
@@ -68,12 +68,12 @@ class ClusterShape:
     """Shape of a cluster: its islands, limits and links.
 
     Attributes:
-      islands: how many hosts each island has.
-      limits: those of the core.
+      islands: the number of hosts of each island.
+      limits: the limits of the core.
       links: the quality of each channel.
-      late: what some hosts say takes up to so many seconds, by their numbers.
-      seed: of all chance in it.
-      sessions: how many share it; 0 where one user has it.
+      late: the largest delay in seconds of messages from some hosts, by their numbers.
+      seed: the seed of all randomness in it.
+      sessions: the number of sessions that share it; 0 if it has one user.
     """
 
     islands: tuple[int, ...]
@@ -90,19 +90,19 @@ class ClusterShape:
 
 
 class SimulatedCluster:
-    """A controller and its workers.
+    """Controller and its workers.
 
     Attributes:
-      core: what decides.
-      time: the time.
-      workers: those of the gangs that stand for islands, by their numbers.
-      of_gang: the workers of each gang that ever stood for an island.
-      said: what was logged, and of which time.
-      told: all that was told to the core, and what came of it, of which time.
-      ended: how processes ended.
+      core: the core under test.
+      time: the simulated time.
+      workers: the workers of the current gangs, by their hosts.
+      of_gang: the workers of each gang, current or earlier.
+      logged: the log lines, with their times.
+      handled: the events and other inputs of the core and their effects, with their times.
+      ended_how: the exit status of each process that has exited.
       failing_starts: how many of the next starts of an island fail, by its number.
-      gave_up: when starts of islands failed that were not tried again, and when they were lost.
-      network: that between workers.
+      gave_up: for each island that is not restarted any more, when it was lost and when it was given up.
+      network: the network between workers.
     """
 
     def __init__(self, shape: ClusterShape) -> None:
@@ -112,25 +112,25 @@ class SimulatedCluster:
         self.core = ClusterCore([shape.hosts(n) for n in range(len(shape.islands))], shape.limits, 0.0)
         self.workers: dict[int, SimulatedWorker] = {}
         self.of_gang: dict[GangKey, tuple[SimulatedWorker, ...]] = {}
-        self.said: list[tuple[float, str]] = []
-        self.told: list[tuple[float, object, list[Effect]]] = []
+        self.logged: list[tuple[float, str]] = []
+        self.handled: list[tuple[float, object, list[Effect]]] = []
         self.ended_how: dict[SimulatedWorker, str] = {}
         self.failing_starts: dict[int, int] = {}
         self.gave_up: list[tuple[float, float]] = []
-        # When the network to a machine heals, by the host that is there.
+        # When the network to a machine heals, by the host that runs there.
         self._cut_until: dict[int, float] = {}
         self._lost_at: dict[GangKey, float] = {}
         self.has_changed = False
         self._gangs: dict[SimulatedWorker, Gang] = {}
         self._to: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
         self._from: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
-        self.network = SimulatedNetwork(self.time, shape.links["arrays"], shape.seed, self.say)
+        self.network = SimulatedNetwork(self.time, shape.links["arrays"], shape.seed, self.send_from)
         self._starting: dict[GangKey, tuple[SimulatedWorker, ...]] = {}
         self._starts = 0
         self._asleep_until = 0.0
-        self._unheard: list[Callable[[], None]] = []
+        self._unread: list[Callable[[], None]] = []
         self.is_closed = False
-        # Of sessions that share it, if there are any.
+        # Set by sessions that share the cluster, if there are any.
         self.carry_out_for_clients: Callable[[Effect], None] = lambda effect: None
         self.note_done: Callable[[Gang, int], None] = lambda gang, run: None
         for gang in self.core.gangs:
@@ -139,36 +139,33 @@ class SimulatedCluster:
 
     # The core.
 
-    def tell(self, event: Event) -> None:
-        """Tells the core something, and does what it says."""
-        self._did(event, self.core.handle(event, self.time.now))
+    def handle(self, event: Event) -> None:
+        """Passes an event to the core, and carries out its effects."""
+        self.carry_out(event, self.core.handle(event, self.time.now))
 
     def schedule(self, *events: SchedulerEvent) -> None:
-        """Tells the scheduler of the core something, and does what it says."""
-        self._did(events, self.core.schedule(events, self.time.now))
-
-    def do(self, what: object, effects: list[Effect]) -> None:
-        """Does what the core said when it was asked something."""
-        self._did(what, effects)
+        """Passes events to the scheduler of the core, and carries out its effects."""
+        self.carry_out(events, self.core.schedule(events, self.time.now))
 
     def send(self, host: int, channel: str, message: object) -> None:
-        """Sends a host something."""
+        """Sends a message to a host."""
         self._to[self.workers[host], channel].send(message)
 
     def gang_of(self, worker: SimulatedWorker) -> Gang:
         """Returns the gang of a worker."""
         return self._gangs[worker]
 
-    def _did(self, event: object, effects: list[Effect]) -> None:
-        self.told.append((self.time.now, event, effects))
+    def carry_out(self, cause: object, effects: list[Effect]) -> None:
+        """Records an input of the core with its effects, and carries these out."""
+        self.handled.append((self.time.now, cause, effects))
         self.has_changed = True
         for effect in effects:
-            self._do(effect)
+            self._carry_out_effect(effect)
 
-    def _do(self, effect: Effect) -> None:
+    def _carry_out_effect(self, effect: Effect) -> None:
         match effect:
             case Log():
-                self.said.append((self.time.now, effect.text))
+                self.logged.append((self.time.now, effect.text))
             case PingGang():
                 for worker in self.of_gang[effect.gang]:
                     self._to[worker, "watch"].send(Ping(effect.number))
@@ -186,9 +183,9 @@ class SimulatedCluster:
             case Disconnect():
                 self._disconnect(effect.gang)
             case TerminateGang():
-                self._bury(effect)
+                self._terminate(effect)
             case RestartGang():
-                self._later(0.05, 1.5, functools.partial(self._start_anew, effect))
+                self._later(0.05, 1.5, functools.partial(self._restart, effect))
             case AttachGang():
                 gang = self.core.gang(effect.gang)
                 assert gang is not None
@@ -200,50 +197,50 @@ class SimulatedCluster:
         self.time.after(self.chance.uniform(0.05, 0.1), self._tick)
         if self.is_asleep():
             return
-        self.tell(Tick())
+        self.handle(Tick())
         for gang in self.core.gangs:
             if gang.failure is None and (unused := gang.unused.take()):
                 for worker in self.of_gang[gang.key]:
                     self._to[worker, "steps"].send(Free(unused))
 
-    # What becomes of gangs.
+    # Losses and restarts of gangs.
 
     def _disconnect(self, key: GangKey) -> None:
         for worker in self.of_gang[key]:
             for channel in CHANNELS:
                 self._to[worker, channel].close()
-                # What it said before may be heard later.
+                # Messages sent before may still arrive.
                 self._from[worker, channel].close()
 
-    def _bury(self, bury: TerminateGang) -> None:
-        """Ends processes at once, where the network is not cut, and tells others later."""
-        gone = self.of_gang[bury.gang]
-        self._lost_at[bury.gang] = self.time.now
-        for worker in gone:
+    def _terminate(self, effect: TerminateGang) -> None:
+        """Kills processes at once, where the network is not cut, and notifies other hosts later."""
+        lost = self.of_gang[effect.gang]
+        self._lost_at[effect.gang] = self.time.now
+        for worker in lost:
             if not self._is_cut(worker.host):
-                worker.end("killed by signal 9")
+                worker.exit("killed by signal 9")
 
-        def tell_others() -> None:
+        def notify_hosts() -> None:
             for worker in self.workers.values():
                 if self._gangs[worker].failure is None:
-                    self._to[worker, "watch"].send(Lost(gone))
-                    if runs := bury.cancelled.get(worker.host, ()):
+                    self._to[worker, "watch"].send(Lost(lost))
+                    if runs := effect.cancelled.get(worker.host, ()):
                         numbers = tuple(number for _, number in runs)
-                        self._to[worker, "steps"].send(Cancel(gone, numbers))
-            self._later(0.0, 0.5, functools.partial(self.tell, GangTerminated(bury.gang)))
+                        self._to[worker, "steps"].send(Cancel(lost, numbers))
+            self._later(0.0, 0.5, functools.partial(self.handle, GangTerminated(effect.gang)))
 
-        self._later(0.0, 0.3, tell_others)
+        self._later(0.0, 0.3, notify_hosts)
 
-    def _start_anew(self, start: RestartGang, waited: float = 0.0) -> None:
+    def _restart(self, start: RestartGang, waited: float = 0.0) -> None:
         key = start.gang
         if any(self._is_cut(host) for host in self.shape.hosts(key.island)) and waited < start.seconds:
-            # A start that nobody answers goes on when the network heals, if it has so much time.
-            self.time.after(1.0, functools.partial(self._start_anew, start, waited + 1.0))
+            # A start that no worker answers continues when the network heals, if its time allows.
+            self.time.after(1.0, functools.partial(self._restart, start, waited + 1.0))
             return
         if waited >= start.seconds or self.failing_starts.get(key.island):
             if waited < start.seconds:
                 self.failing_starts[key.island] -= 1
-            self.tell(GangStartFailed(key, "it cannot be restarted: of a test"))
+            self.handle(GangStartFailed(key, "it cannot be restarted: of a test"))
             gang = self.core.gang(key)
             if gang is not None and gang.is_dead() and not self.is_closed:
                 self.gave_up.append((self._lost_at[key], self.time.now))
@@ -251,21 +248,21 @@ class SimulatedCluster:
         for worker in self.of_gang[key]:
             assert not worker.is_alive, f"{worker} still has the devices of its successor"
         self._starting[key] = self._started(key.island)
-        self.tell(GangStarted(key))
-        # It was closed in the meantime.
+        self.handle(GangStarted(key))
+        # The gang was closed in the meantime.
         for worker in self._starting.pop(key, ()):
-            worker.end("killed by signal 9")
+            worker.exit("killed by signal 9")
 
     def _started(self, island: int) -> tuple[SimulatedWorker, ...]:
         hosts = self.shape.hosts(island)
-        together = Together(len(hosts))
+        collectives = Collectives(len(hosts))
         self._starts += 1
         return tuple(
             SimulatedWorker(
                 island,
                 host,
                 rank,
-                together,
+                collectives,
                 self.time,
                 random.Random(f"{self.shape.seed} {self._starts} {host}"),
                 self,
@@ -282,26 +279,26 @@ class SimulatedCluster:
             for channel in CHANNELS:
                 quality = self.shape.links[channel]
                 chance = random.Random(f"{self.shape.seed} {gang.key} {worker.host} {channel}")
-                hear = functools.partial(worker.hear, channel)
-                self._to[worker, channel] = SimulatedLink(self.time, chance, hear, quality)
-                say = functools.partial(self._hear, worker)
+                receive = functools.partial(worker.receive, channel)
+                self._to[worker, channel] = SimulatedLink(self.time, chance, receive, quality)
+                deliver = functools.partial(self._receive, worker)
                 if worker.host in self.shape.late:
                     quality = dataclasses.replace(quality, max_delay=self.shape.late[worker.host])
-                self._from[worker, channel] = SimulatedLink(self.time, chance, say, quality)
+                self._from[worker, channel] = SimulatedLink(self.time, chance, deliver, quality)
 
     def close(self) -> None:
-        """Lets go of all workers."""
+        """Closes all gangs and ends their workers."""
         self.is_closed = True
         for gang in [*self.core.gangs]:
-            self.tell(GangClosed(gang.key, "is closed"))
+            self.handle(GangClosed(gang.key, "is closed"))
             for worker in self.of_gang[gang.key]:
-                worker.end("killed by signal 9")
+                worker.exit("killed by signal 9")
 
-    # What workers say.
+    # Messages of workers.
 
-    def _hear(self, worker: SimulatedWorker, message: object) -> None:
+    def _receive(self, worker: SimulatedWorker, message: object) -> None:
         if self.is_asleep():
-            self._unheard.append(functools.partial(self._hear, worker, message))
+            self._unread.append(functools.partial(self._receive, worker, message))
             return
         gang, now = self._gangs[worker], self.time.now
         gang.pulses[worker.host].heard = now
@@ -309,63 +306,65 @@ class SimulatedCluster:
             case Done(run, error, wrong):
                 if error is None and not wrong:
                     self.core.done(gang, worker.host, run, now)
-                    self._did(message, [])
+                    self.carry_out(message, [])
                     self.note_done(gang, run)
                 else:
-                    self._did(message, self.core.fail(gang, worker.host, run, error, wrong, now))
+                    self.carry_out(message, self.core.fail(gang, worker.host, run, error, wrong, now))
             case Called(call, value, error):
                 failure = None if error is None else Failure(CallFailedError, error)
                 self.core.called(worker.host, call, value, failure)
-                self._did(message, [])
+                self.carry_out(message, [])
             case Missed(run, why):
-                self.tell(InputMissed(gang.key, worker.host, run, why))
-            case Said(request, value, is_last):
-                self.tell(ReplyReceived(worker.host, request, value, is_last))
+                self.handle(InputMissed(gang.key, worker.host, run, why))
+            case Reply(request, value, is_last):
+                self.handle(ReplyReceived(worker.host, request, value, is_last))
             case Leaving():
-                self.tell(LeaveRequested(gang.key, worker.host))
+                self.handle(LeaveRequested(gang.key, worker.host))
             case PeerLost(peer, why):
                 assert peer.key is not None
-                self.tell(PeerUnreachable(gang.key, worker.host, peer.key, peer.host, why))
+                self.handle(PeerUnreachable(gang.key, worker.host, peer.key, peer.host, why))
             case PeerFound(peer):
                 assert peer.key is not None
-                self.tell(PeerReached(gang.key, worker.host, peer.key, peer.host))
+                self.handle(PeerReached(gang.key, worker.host, peer.key, peer.host))
             case HostLost():
-                self.tell(message)
+                self.handle(message)
             case Pong():
                 pass
 
-    def say(self, worker: SimulatedWorker, channel: str, message: object) -> None:
-        """A worker says something."""
+    def send_from(self, worker: SimulatedWorker, channel: str, message: object) -> None:
+        """Sends a message of a worker to the controller."""
         self._from[worker, channel].send(message)
 
-    def ended(self, worker: SimulatedWorker, how: str) -> None:
-        """A process has ended: whoever is connected to it sees that, each at its own time."""
+    def report_exit(self, worker: SimulatedWorker, how: str) -> None:
+        """Reports the exit of a process to the controller and to its peers, each at its own time."""
         self.ended_how[worker] = how
         if worker.key is None:
             return
         event = HostLost(worker.key, worker.host, f"its process has ended ({how})")
         for channel in CHANNELS:
-            self.time.after(self._some(0.0, 0.3), functools.partial(self.say, worker, channel, event))
+            self.time.after(
+                self._random_seconds(0.0, 0.3), functools.partial(self.send_from, worker, channel, event)
+            )
         for peer in self.workers.values():
             if peer is not worker:
                 miss = functools.partial(self.network.miss, peer, worker)
-                self.time.after(self._some(0.0, 0.3), miss)
+                self.time.after(self._random_seconds(0.0, 0.3), miss)
 
-    def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, turn: int) -> None:
-        """A worker asks another one for what a turn has made."""
-        self.network.pull(worker, peer, run, turn)
+    def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, stage: int) -> None:
+        """Requests the value of a stage for a worker from another one."""
+        self.network.pull(worker, peer, run, stage)
 
-    # What goes wrong.
+    # Faults.
 
-    def ask_to_leave(self, host: int) -> None:
-        """The process of a host is asked to end, as by SIGTERM: it says so, and waits for some time."""
+    def request_exit(self, host: int) -> None:
+        """Sends the process of a host a SIGTERM: it sends `Leaving`, and exits after some time."""
         worker = self.workers[host]
         if worker.is_alive and not worker.is_stopped:
-            self.say(worker, "watch", Leaving())
-            self.time.after(self.shape.limits.grace + 5.0, lambda: worker.end("exit code 0"))
+            self.send_from(worker, "watch", Leaving())
+            self.time.after(self.shape.limits.grace + 5.0, lambda: worker.exit("exit code 0"))
 
     def cut_off(self, host: int, seconds: float, *, hears: bool = False) -> None:
-        """Cuts a host off from the controller for some time; or only has what it says come later."""
+        """Cuts a host off from the controller for some time; with `hears` only delays its messages."""
         worker = self.workers[host]
         if not hears:
             self._cut_until[host] = max(self._cut_until.get(host, 0.0), self.time.now + seconds)
@@ -378,9 +377,9 @@ class SimulatedCluster:
         def heal() -> None:
             for link in links:
                 link.heal()
-            # What waits for it is told that its connections have ended.
+            # The closed connections end a worker of a lost gang.
             if self.gang_of(worker).failure is not None and not self._is_cut(host):
-                worker.end("exit code 0")
+                worker.exit("exit code 0")
 
         self.time.after(seconds, heal)
 
@@ -388,25 +387,25 @@ class SimulatedCluster:
         return self.time.now < self._cut_until.get(host, 0.0)
 
     def _end_cut_off(self, worker: SimulatedWorker) -> None:
-        """A worker whose controller does not answer for so long ends itself."""
+        """Ends a worker whose controller has not answered within its heartbeat."""
         if self._is_cut(worker.host):
-            worker.end("exit code 0")
+            worker.exit("exit code 0")
 
     def cut_peers(self, first: int, second: int, seconds: float) -> None:
-        """Cuts the network between two hosts for some time; if that is long, both say so."""
+        """Cuts the network between two hosts for some time; beyond the heartbeat, both report it."""
         if first != second:
             worker, peer = self.workers[first], self.workers[second]
             self.network.cut(worker, peer, seconds, self.shape.limits.heartbeat)
 
     def isolate(self, host: int, seconds: float) -> None:
-        """Cuts a host off from all others for some time, but not from the controller."""
+        """Cuts a host off from all other hosts for some time, but not from the controller."""
         for other in self.workers:
             self.cut_peers(host, other, seconds)
 
-    def lie(self, host: int, other: int) -> None:
-        """Has a host say of a later one that it does not reach it, which is not so."""
+    def report_falsely(self, host: int, other: int) -> None:
+        """Has a host report falsely that it does not reach a later one."""
         if host < other and self.workers[host].is_alive:
-            self.say(self.workers[host], "watch", PeerLost(self.workers[other], "of a lie"))
+            self.send_from(self.workers[host], "watch", PeerLost(self.workers[other], "of a test"))
 
     def sleep(self, seconds: float) -> None:
         """Stops the controller for some time, as by Ctrl-Z."""
@@ -414,15 +413,15 @@ class SimulatedCluster:
         self.time.at(self._asleep_until, self._wake_up)
 
     def _wake_up(self) -> None:
-        while self._unheard and not self.is_asleep():
-            self._unheard.pop(0)()
+        while self._unread and not self.is_asleep():
+            self._unread.pop(0)()
 
     def is_asleep(self) -> bool:
         """Returns whether the controller is stopped."""
         return self.time.now < self._asleep_until
 
-    def _later(self, least: float, most: float, act: Callable[[], None]) -> None:
-        """Has the controller do something in some time, when it is not stopped."""
+    def _later(self, min_seconds: float, max_seconds: float, act: Callable[[], None]) -> None:
+        """Has the controller do something after some time, when it is not stopped."""
 
         def begin() -> None:
             if self.is_asleep():
@@ -430,7 +429,7 @@ class SimulatedCluster:
             else:
                 act()
 
-        self.time.after(self._some(least, most), begin)
+        self.time.after(self._random_seconds(min_seconds, max_seconds), begin)
 
-    def _some(self, least: float, most: float) -> float:
-        return self.chance.uniform(least, most)
+    def _random_seconds(self, min_seconds: float, max_seconds: float) -> float:
+        return self.chance.uniform(min_seconds, max_seconds)

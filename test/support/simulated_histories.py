@@ -1,4 +1,4 @@
-"""Histories of simulated clusters: what is done and what goes wrong at which time, and what must be true."""
+"""Histories of simulated clusters: actions and faults at given times, and the invariants that must hold."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from pathways.runtime.control.records.events import (
 from pathways.runtime.control.records.reports import HostReport
 
 SECONDS = 8.0
-"""In which all of a history begins."""
+"""Seconds within which all acts of a history begin."""
 
 _UNREACHED = re.compile(r"host (\d+) \(island\d+\) is lost: host (\d+) \(island\d+\) does not reach it")
 
 PATIENCE = 120.0
-"""How many seconds later everything has to have come to its end."""
+"""Seconds after the last act within which everything has to end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Act:
-    """Something that is done.
+    """Action of a client, or fault.
 
     Attributes:
-      at: when, in seconds.
+      at: when it happens, in seconds.
       what: its name, one of `ACTS`.
-      on: numbers that choose what it is done to.
-      seconds: for how long.
+      on: numbers that choose its targets.
+      seconds: how long it lasts.
     """
 
     at: float
@@ -53,12 +53,12 @@ class Act:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """Acts on a cluster, in the order of time.
+    """Acts on a cluster, ordered by time.
 
     Attributes:
       shape: the cluster.
-      acts: what is done, in order.
-      is_calm: whether nothing goes wrong in it, besides that hosts are asked to leave.
+      acts: the acts, in order.
+      is_calm: whether it has no faults besides signals to hosts to leave.
     """
 
     shape: ClusterShape
@@ -67,7 +67,7 @@ class History:
 
 
 class HistoryPlayer:
-    """A history while it happens."""
+    """Player of a history."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -76,38 +76,38 @@ class HistoryPlayer:
         self.clients = SimulatedSessions(self.cluster, count) if count else SimulatedClients(self.cluster)
 
     def play(self) -> None:
-        """Lets it happen.
+        """Plays the history.
 
         Raises:
-          AssertionError: something is not as it must be.
+          AssertionError: an invariant does not hold.
         """
         time = self.cluster.time
         for act in self.history.acts:
-            self._go_on_until(act.at)
+            self._advance_to(act.at)
             while self.cluster.is_asleep() and act.what in _OF_USERS:
-                self._go_on_until(time.now + 0.1)
+                self._advance_to(time.now + 0.1)
             ACTS[act.what](self, act)
-            self.clients.look()
+            self.clients.resume_ready()
         end = max([act.at + act.seconds for act in self.history.acts], default=0.0)
-        self._go_on_until(min(end, time.now + SECONDS))
+        self._advance_to(min(end, time.now + SECONDS))
         deadline = time.now + PATIENCE
         while busy := self._busy():
             assert time.now < deadline, f"it has not come to an end: {busy}"
             while self.clients.held:
                 self.clients.drop(0)
-            self._go_on_until(time.now + 0.3)
+            self._advance_to(time.now + 0.3)
         self._check()
 
-    def _go_on_until(self, moment: float) -> None:
+    def _advance_to(self, moment: float) -> None:
         time = self.cluster.time
         while time._heap and time._heap[0][0] <= moment:
             time.step()
             if self.cluster.has_changed:
-                self.clients.look()
+                self.clients.resume_ready()
         time.run_until(moment)
 
     def _busy(self) -> str:
-        """Returns what has not ended."""
+        """Returns what is still pending; empty if all has ended."""
         if self.clients.held:
             return "arrays are held"
         if self.clients.count():
@@ -118,12 +118,12 @@ class HistoryPlayer:
             if isinstance(gang.state, Running):
                 for worker in self.cluster.of_gang[gang.key]:
                     if not worker.is_alive or worker.is_stopped:
-                        return f"{worker} is dead or stopped, and nobody has noticed"
+                        return f"{worker} is dead or stopped, which the core has not noticed"
                     if not worker.is_idle() or worker.store:
-                        return f"{worker} is at something, or has arrays {sorted(worker.store)}"
+                        return f"{worker} is busy, or has arrays {sorted(worker.store)}"
                     if kept := [key for key in worker.offers if not key[2].is_alive]:
-                        return f"{worker} keeps {kept} for workers that are gone"
-        # One that is spoiled is an error long before it is done.
+                        return f"{worker} keeps {kept} for workers that have exited"
+        # A spoiled step is an error long before it is done.
         if len(self.cluster.core.steps):
             return "steps are not done"
         if len(self.cluster.core.replies):
@@ -131,12 +131,12 @@ class HistoryPlayer:
         return ""
 
     def _check(self) -> None:
-        """All that must be true at the end."""
+        """Checks the invariants of the end."""
         core = self.cluster.core
         assert not core._subjects, "requests for reports are held"
-        for step, said in self.clients.verdicts.items():
+        for step, shown in self.clients.verdicts.items():
             assert step.is_done(), f"{step} has not ended"
-            assert said == verdict(step), f"{step} was {said}, and is {verdict(step)}"
+            assert shown == verdict(step), f"{step} was {shown}, and is {verdict(step)}"
         for gang in core.gangs:
             assert gang.window.blocker() is None, f"the window of {gang} is full"
             assert isinstance(gang.state, Dead) or not gang.unused.take(), f"frees of {gang} are held"
@@ -147,21 +147,21 @@ class HistoryPlayer:
 
     def _check_losses(self) -> None:
         """Checks that hosts reported lost are lost, and for that reason."""
-        for _, text in self.cluster.said:
+        for _, text in self.cluster.logged:
             if "is lost: its process has ended" in text:
                 how = text.partition("its process has ended (")[2].partition(")")[0]
                 assert how in self.cluster.ended_how.values(), text
             if named := _UNREACHED.search(text):
-                # Not for the word of one alone.
+                # The report of one host alone never suffices.
                 pair = frozenset(map(int, named.groups()))
                 assert pair in self.cluster.network.were_cut, text
-            # What did not come of a host that is lost is no fault of who misses it.
+            # A worker must not be blamed for values that a lost host did not send.
             assert not re.search(r"failed there: host \d+ is lost", text), text
             if self.history.is_calm:
                 assert "is lost" not in text, text
 
     def _check_starts(self) -> None:
-        """No island is given up while it is worth trying, and none is tried for longer."""
+        """Checks that no island is given up too early, nor retried for too long."""
         seconds = self.history.shape.limits.restart_seconds
         for lost, gave_up in self.cluster.gave_up:
             assert seconds - 2.5 < gave_up - lost < seconds + 20.0, f"given up after {gave_up - lost:.1f} s"
@@ -198,12 +198,12 @@ def _leave_session(player: HistoryPlayer, act: Act) -> None:
         player.clients.leave(act.on[0])
 
 
-def _ask(player: HistoryPlayer, act: Act) -> None:
-    player.clients.start(player.clients.ask())
+def _request_status(player: HistoryPlayer, act: Act) -> None:
+    player.clients.start(player.clients.request_status())
 
 
 def _kill(player: HistoryPlayer, act: Act) -> None:
-    _worker(player, act).end("killed by signal 9")
+    _worker(player, act).exit("killed by signal 9")
 
 
 def _stop(player: HistoryPlayer, act: Act) -> None:
@@ -225,12 +225,12 @@ def _isolate(player: HistoryPlayer, act: Act) -> None:
     player.cluster.isolate(_worker(player, act).host, act.seconds)
 
 
-def _lie(player: HistoryPlayer, act: Act) -> None:
-    player.cluster.lie(_worker(player, act).host, act.on[1] % len(player.cluster.workers))
+def _report_falsely(player: HistoryPlayer, act: Act) -> None:
+    player.cluster.report_falsely(_worker(player, act).host, act.on[1] % len(player.cluster.workers))
 
 
 def _leave(player: HistoryPlayer, act: Act) -> None:
-    player.cluster.ask_to_leave(_worker(player, act).host)
+    player.cluster.request_exit(_worker(player, act).host)
 
 
 def _fail(player: HistoryPlayer, act: Act) -> None:
@@ -259,19 +259,19 @@ def _close(player: HistoryPlayer, act: Act) -> None:
 
 
 def _late(player: HistoryPlayer, act: Act) -> None:
-    """Sends messages that come too late: about earlier gangs, and answers to completed requests."""
+    """Sends messages that arrive too late: about earlier gangs, and replies to completed requests."""
     cluster = player.cluster
     host = _worker(player, act).host
     key = cluster.gang_of(cluster.workers[host]).key
     if cluster.core.replies.get(act.on[1] % 50) is None:
-        cluster.tell(ReplyReceived(host, act.on[1] % 50, HostReport(0, -1, (), ())))
+        cluster.handle(ReplyReceived(host, act.on[1] % 50, HostReport(0, -1, (), ())))
     for start in range(key.start):
         old = GangKey(key.island, start)
-        cluster.tell(HostLost(old, host, "its process has ended (of a test)"))
-        cluster.tell(LeaveRequested(old, host))
+        cluster.handle(HostLost(old, host, "its process has ended (of a test)"))
+        cluster.handle(LeaveRequested(old, host))
         other = (host + 1) % len(cluster.workers)
-        cluster.tell(PeerUnreachable(key, host, old, other, "late"))
-        cluster.tell(PeerUnreachable(old, host, key, other, "late"))
+        cluster.handle(PeerUnreachable(key, host, old, other, "late"))
+        cluster.handle(PeerUnreachable(old, host, key, other, "late"))
 
 
 def _worker(player: HistoryPlayer, act: Act):
@@ -284,14 +284,14 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "call": _call,
     "fetch": _fetch,
     "drop": _drop,
-    "ask": _ask,
+    "status": _request_status,
     "leave session": _leave_session,
     "kill": _kill,
     "stop": _stop,
     "cut off": _cut_off,
     "cut peers": _cut_peers,
     "isolate": _isolate,
-    "lie": _lie,
+    "false report": _report_falsely,
     "leave": _leave,
     "fail": _fail,
     "slow": _slow,
@@ -302,4 +302,4 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "late": _late,
 }
 
-_OF_USERS = {"run", "call", "fetch", "drop", "ask", "leave session", "close", "late"}
+_OF_USERS = {"run", "call", "fetch", "drop", "status", "leave session", "close", "late"}

@@ -15,38 +15,38 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SimulatedProgram:
-    """A computation goes from island to island; each adds what it takes to what it gets.
+    """Computation that goes from island to island; each stage combines its arguments with the stage before.
 
     Attributes:
-      salt: what tells it from others.
-      route: the islands, in order.
-      outputs: how many arrays the last turn of each island makes.
+      salt: makes its values differ from those of other programs.
+      route: the islands of the stages, in order.
+      outputs: the number of arrays that the last stage of each island produces.
     """
 
     salt: int
     route: tuple[int, ...]
     outputs: int
 
-    def turns(self, island: int) -> list[int]:
-        """Returns the turns of an island."""
-        return [turn for turn, other in enumerate(self.route) if other == island]
+    def stages(self, island: int) -> list[int]:
+        """Returns the stages of an island."""
+        return [stage for stage, other in enumerate(self.route) if other == island]
 
-    def value(self, turn: int, taken: tuple[int, ...], received: int) -> int:
-        """Returns the value of a turn, from the arrays of its island and the value of the turn before."""
-        return hash((self.salt, turn, taken, received))
+    def value(self, stage: int, arguments: tuple[int, ...], received: int) -> int:
+        """Returns the value of a stage, from the arrays of its island and the value of the stage before."""
+        return hash((self.salt, stage, arguments, received))
 
-    def expected(self, taken: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
-        """Returns the arrays that are made on each island."""
-        value, made = 0, {}
-        for turn, island in enumerate(self.route):
-            value = self.value(turn, taken[island], value)
-            made[island] = [hash((value, position)) for position in range(self.outputs)]
-        return made
+    def expected(self, arguments: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
+        """Returns the arrays that each island produces."""
+        value, outputs = 0, {}
+        for stage, island in enumerate(self.route):
+            value = self.value(stage, arguments[island], value)
+            outputs[island] = [hash((value, position)) for position in range(self.outputs)]
+        return outputs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """A step; `gangs` are those of the program, by their islands, `first` is the first array it makes."""
+    """Step; `gangs` are those of the program, by their islands, `first` is the number of its first array."""
 
     run: int
     first: int
@@ -58,7 +58,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function, which takes so many seconds and may raise."""
+    """Call of a function, which takes `seconds` and may raise."""
 
     call: int
     salt: int
@@ -87,7 +87,7 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cancel:
-    """Frees what is kept for some hosts of some steps."""
+    """Request to free values that some hosts have not fetched of some steps."""
 
     hosts: tuple[SimulatedWorker, ...]
     runs: tuple[int, ...]
@@ -127,8 +127,8 @@ class Done:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Said:
-    """A piece of an answer to a request."""
+class Reply:
+    """Piece of a reply to a request."""
 
     request: int
     value: int | HostReport | Failure

@@ -1,4 +1,4 @@
-"""Connections between simulated workers, which may be cut."""
+"""Connections between simulated workers, which a test may cut."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from simulated_worker import SimulatedWorker
 
 from pathways.runtime.simulate.events import LinkQuality, SimulatedLink, SimulatedTime
 
-Say = Callable[[SimulatedWorker, str, object], None]
+SendFrom = Callable[[SimulatedWorker, str, object], None]
 
 
 class SimulatedNetwork:
-    """The network between workers. Where it is cut, nobody hears that, or that the other one has ended.
+    """Network between workers. Across a cut, hosts learn neither of the cut nor of the other's exit.
 
     Args:
-      time: the time.
-      quality: that of all links.
-      seed: of all chance in it.
-      say: has a worker tell the controller something, on a channel.
+      time: the simulated time.
+      quality: the quality of all links.
+      seed: the seed of all randomness in it.
+      send_from: sends a message of a worker to the controller, on a channel.
 
     Attributes:
-      were_cut: the pairs of hosts that were ever cut for so long that they said so.
+      were_cut: the pairs of hosts that were ever cut for long enough to be reported.
     """
 
-    def __init__(self, time: SimulatedTime, quality: LinkQuality, seed: int, say: Say) -> None:
+    def __init__(self, time: SimulatedTime, quality: LinkQuality, seed: int, send_from: SendFrom) -> None:
         self._time = time
         self._quality = quality
         self._seed = seed
-        self._say = say
+        self._send_from = send_from
         self._chance = random.Random(f"{seed} network")
         self._links: dict[tuple[SimulatedWorker, SimulatedWorker], SimulatedLink[Callable[[], None]]] = {}
         self._cut: set[frozenset[int]] = set()
         self.were_cut: set[frozenset[int]] = set()
 
-    def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, turn: int) -> None:
-        """A worker asks another one for what a turn has made."""
+    def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, stage: int) -> None:
+        """Requests the value of a stage for a worker from another one."""
 
-        def answer(value: int | FailedArray) -> None:
-            self._link(peer, worker).send(functools.partial(worker.take_pulled, run, turn, value))
+        def reply(value: int | FailedArray) -> None:
+            self._link(peer, worker).send(functools.partial(worker.receive_pulled, run, stage, value))
 
-        def ask() -> None:
+        def request() -> None:
             if peer.is_alive:
-                peer.give(run, turn, worker, answer)
+                peer.serve(run, stage, worker, reply)
             else:
                 self.miss(worker, peer)
 
-        self._link(worker, peer).send(ask)
+        self._link(worker, peer).send(request)
 
     def miss(self, worker: SimulatedWorker, peer: SimulatedWorker) -> None:
-        """A worker sees that another one has ended, unless the network between them is cut."""
+        """Notifies a worker that another one has exited, unless the network between them is cut."""
         if worker.is_alive and frozenset((worker.host, peer.host)) not in self._cut:
             worker.lose_peer(peer)
-            self._say(worker, "watch", PeerLost(peer, "its connection has ended"))
+            self._send_from(worker, "watch", PeerLost(peer, "its connection has ended"))
 
     def cut(self, worker: SimulatedWorker, peer: SimulatedWorker, seconds: float, patience: float) -> None:
-        """Cuts the network between two hosts for some time; both say so if they have no patience for it."""
+        """Cuts the network between two hosts for some time; beyond `patience` seconds, both report it."""
         pair = frozenset((worker.host, peer.host))
         if pair in self._cut:
             return
@@ -66,22 +66,22 @@ class SimulatedNetwork:
         for link in self._between(pair):
             link.cut()
         both = ((worker, peer), (peer, worker))
-        complained: set[SimulatedWorker] = set()
+        reported: set[SimulatedWorker] = set()
 
-        def complain(one: SimulatedWorker, other: SimulatedWorker) -> None:
+        def report(one: SimulatedWorker, other: SimulatedWorker) -> None:
             if one.is_alive and not one.is_stopped and pair in self._cut:
-                complained.add(one)
-                self._say(one, "watch", PeerLost(other, "timed out"))
+                reported.add(one)
+                self._send_from(one, "watch", PeerLost(other, "timed out"))
 
-        def find(one: SimulatedWorker, other: SimulatedWorker) -> None:
+        def report_found(one: SimulatedWorker, other: SimulatedWorker) -> None:
             if one.is_alive and other.is_alive:
-                self._say(one, "watch", PeerFound(other))
+                self._send_from(one, "watch", PeerFound(other))
 
         if seconds > patience:
             self.were_cut.add(pair)
             for one, other in both:
                 delay = patience + self._chance.uniform(0.0, 0.5)
-                self._time.after(delay, functools.partial(complain, one, other))
+                self._time.after(delay, functools.partial(report, one, other))
 
         def heal() -> None:
             self._cut.discard(pair)
@@ -90,8 +90,10 @@ class SimulatedNetwork:
             for one, other in both:
                 if not other.is_alive:
                     self.miss(one, other)
-                elif one in complained:
-                    self._time.after(self._chance.uniform(0.0, 0.5), functools.partial(find, one, other))
+                elif one in reported:
+                    self._time.after(
+                        self._chance.uniform(0.0, 0.5), functools.partial(report_found, one, other)
+                    )
 
         self._time.after(seconds, heal)
 

@@ -1,8 +1,8 @@
-"""Random clients on simulated islands, of which only the scheduler is real.
+"""Random clients on simulated islands with a real scheduler.
 
-An island runs what it has in the order in which it got it; a step of several islands runs when it is first on
-all of them, as workers do that wait for each other. Each seed has other islands, clients, kills and losses,
-and every event is followed by a check of what must always hold.
+An island runs its steps in the order in which it received them; a step of several islands runs when it is
+first on all of them, as workers do that wait for each other. Seeds differ in islands, clients, kills and
+losses, and every event is followed by a check of the invariants.
 """
 
 from __future__ import annotations
@@ -39,42 +39,42 @@ from pathways.runtime.hosts.launch.options import MOST_AHEAD
 from pathways.runtime.simulate.events import SimulatedTime
 
 SECONDS = {1: 0.0004, 2: 0.003, 3: 0.012}
-"""How long a step of each program takes, within `SPREAD`."""
+"""Seconds that a step of each program takes, within `SPREAD`."""
 
 SPREAD = 0.1
-MOST_OFF = (1 + SPREAD) / (1 - SPREAD)
-"""How much longer a step may take than those of its program before it."""
+MAX_RATIO = (1 + SPREAD) / (1 - SPREAD)
+"""Maximal ratio between the times of two steps of a program."""
 
 WINDOW = 0.02
-MOST_UNFINISHED = 32
-MOST_UNDER_WAY = 16
-"""What the scheduler promises: seconds of work behind the first step of an island when it gets a third one,
-besides its round trip; steps of a client that are not done; steps of an island, unless those behind the first
-take no longer than its round trip."""
+MAX_UNFINISHED = 32
+MAX_IN_FLIGHT = 16
+"""Promises of the scheduler: the maximum of seconds of work after the first step of an island when it gets a
+third one, besides its round trip; of unfinished steps of a client; of steps of an island, unless those after
+the first take no longer than its round trip."""
 
 
 class SimulatedClient:
-    """A client: what it has asked for, island by island, and which of its arrays nobody has freed."""
+    """Client: its submitted work, by island, and the arrays that it has not freed."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.is_there = True
-        # Whether it has asked for more steps than it may, and has to be ended.
+        self.is_connected = True
+        # Whether it has submitted more steps than it may, and has to be disconnected.
         self.is_greedy = False
-        self.asked: dict[int, collections.deque[object]] = collections.defaultdict(collections.deque)
+        self.submitted: dict[int, collections.deque[object]] = collections.defaultdict(collections.deque)
         self.unfinished: set[QueuedStep] = set()
         self.held: dict[int, list[int]] = collections.defaultdict(list)
 
 
 class SimulatedSharing:
-    """One history.
+    """Player of a random history.
 
     Args:
-      seed: which.
-      make: makes the scheduler; a planted fault is a subclass.
+      seed: the seed of the history.
+      make: creates the scheduler; a planted fault is a subclass.
 
     Attributes:
-      events: how many events the scheduler was told.
+      events: the number of events that the scheduler has handled.
     """
 
     def __init__(self, seed: int, make: type[Scheduler] = Scheduler) -> None:
@@ -85,40 +85,40 @@ class SimulatedSharing:
         self.trip = self.chance.choice([0.0, 0.001, 0.004])
         self.scheduler = make(self.count, self.ahead, self.chance.choice(["fair", "fair", "fifo"]))
         self.queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(self.count)]
-        self.there: list[set[int]] = [set() for _ in range(self.count)]
+        self.arrays: list[set[int]] = [set() for _ in range(self.count)]
         self.lost: set[int] = set()
         self.losses = [0] * self.count
         self.sent: set[int] = set()
         self.owner: dict[int, int] = {}
         self.running: set[QueuedStep] = set()
-        # Of steps that are first on all their islands, and that fail.
+        # The states of steps that are first on all their islands: `runs`, or `fails`.
         self.state: dict[QueuedStep, str] = {}
         self.seconds: dict[QueuedStep, float] = {}
-        # Programs of clients of which a step was measured, those that were measured wrong, and what was
-        # issued before it was known how long it takes.
+        # Programs of clients with a measured step, steps that were issued before their program was measured,
+        # and programs with a wrong measurement.
         self.known: set[tuple[int, int]] = set()
         self.tried: set[QueuedStep] = set()
         self.unsure: set[tuple[int, int]] = set()
-        # Calls that had their turn, with what they take and make.
+        # Dispatched calls, with the arrays that they read and return.
         self.calls: list[OrderedRequest] = []
         self.ended: set[QueuedStep] = set()
         self.clients: list[SimulatedClient] = []
-        # What steps would have made that were refused, or that were not there any more.
+        # Results of refused steps, which never exist.
         self.refused: set[int] = set()
         self.leaving: set[int] = set()
         self.numbers = itertools.count(1)
         self.events = 0
-        # What is told with the next event.
-        self.untold: list[object] = []
+        # Events that are passed together with the next one.
+        self.pending: list[object] = []
         self.largest = self.chance.choice([1, 1, 2])
 
     def play(self) -> None:
-        """Plays it; an assertion fails when something is wrong."""
+        """Plays the history; an assertion fails when an invariant does not hold."""
         for island in range(self.count):
-            self.tell(RoundTripMeasured(island, self.trip))
+            self.handle(RoundTripMeasured(island, self.trip))
         for number in range(self.chance.randint(1, 5)):
             self.clients.append(SimulatedClient(number))
-            self.tell(ClientJoined(number, self.chance.choice([0.5, 1, 2])))
+            self.handle(ClientJoined(number, self.chance.choice([0.5, 1, 2])))
             most = self.chance.choice([1, 1, 16, 40])
             for _ in range(self.chance.randint(1, 60)):
                 self.time.at(
@@ -128,32 +128,32 @@ class SimulatedSharing:
                 self.time.at(self.chance.uniform(0, 0.25), lambda n=number: self.kill(self.clients[n]))
         if self.chance.random() < 0.3:
             self.time.at(self.chance.uniform(0, 0.2), self.chance.choice([self.lose, self.leave]))
-        while self.time.step() or self.untold:
-            if self.untold and self.chance.random() < 0.5:
-                self.tell()
+        while self.time.step() or self.pending:
+            if self.pending and self.chance.random() < 0.5:
+                self.handle()
         self.check_end()
 
-    def tell(self, *events: object) -> None:
-        told, self.untold = [*self.untold, *events], []
-        self.events += len(told)
-        for event in told:
+    def handle(self, *events: object) -> None:
+        batch, self.pending = [*self.pending, *events], []
+        self.events += len(batch)
+        for event in batch:
             if isinstance(event, IslandStepDone):
                 program = event.step.client, event.step.loaded
                 self.known.add(program)
                 if event.took != self.seconds[event.step]:
                     self.unsure.add(program)
-        for effect in self.scheduler.handle_all(told, self.time.now):
-            self.take(effect)
+        for effect in self.scheduler.handle_all(batch, self.time.now):
+            self.carry_out(effect)
         for n, queue in enumerate(self.queues):
             used = sum(step.share for step in queue)
-            assert used <= self.ahead or len(queue) == 1, f"island {n} has {used} steps under way"
+            assert used <= self.ahead or len(queue) == 1, f"island {n} has {used} steps in flight"
         for n in range(self.count):
             self.start(n)
 
-    # What clients do.
+    # Actions of clients.
 
     def act(self, client: SimulatedClient, most: int) -> None:
-        if not client.is_there:
+        if not client.is_connected:
             return
         alive = [n for n in range(self.count) if n not in self.lost]
         what = self.chance.random()
@@ -166,28 +166,30 @@ class SimulatedSharing:
             frees = tuple(self.chance.sample(client.held[island], min(2, len(client.held[island]))))
             client.held[island] = [array for array in client.held[island] if array not in frees]
             sent = frozenset(self.sent.intersection(frees))
-            self.ask_in_order(client, OrderedRequest(client.number, island, frees, (), (), sent, what="free"))
+            self.submit_in_order(
+                client, OrderedRequest(client.number, island, frees, (), (), sent, what="free")
+            )
         elif what < 0.4:
             island = self.chance.choice(alive)
             takes = tuple(self.chance.sample(client.held[island], min(1, len(client.held[island]))))
             sent = frozenset(self.sent.intersection(takes))
-            # A call makes some, too, which are there when it has ended.
+            # A call may return an array, which exists when it has ended.
             is_call = self.chance.random() < 0.6
-            makes = tuple(next(self.numbers) for _ in range(self.chance.choice([0, 1]) if is_call else 0))
-            client.held[island] += makes
-            self.owner.update(dict.fromkeys(makes, client.number))
-            self.ask_in_order(
-                client, OrderedRequest(client.number, island, (), takes, makes, sent, is_call, what="look")
+            results = tuple(next(self.numbers) for _ in range(self.chance.choice([0, 1]) if is_call else 0))
+            client.held[island] += results
+            self.owner.update(dict.fromkeys(results, client.number))
+            self.submit_in_order(
+                client, OrderedRequest(client.number, island, (), takes, results, sent, is_call, what="read")
             )
         else:
             islands = self.chance.sample(alive, self.chance.randint(1, min(3, len(alive))))
             for _ in range(self.chance.randint(1, most)):
-                if not client.is_there:
+                if not client.is_connected:
                     return
-                if len(client.unfinished) < MOST_UNFINISHED:
+                if len(client.unfinished) < MAX_UNFINISHED:
                     self.step(client, islands)
                 elif self.chance.random() < 0.02:
-                    self.ask_for_too_much(client, islands)
+                    self.exceed_limit(client, islands)
 
     def put(self, client: SimulatedClient, island: int) -> None:
         array = next(self.numbers)
@@ -198,62 +200,62 @@ class SimulatedSharing:
         is_late = self.chance.random() < 0.3
 
         def arrive() -> None:
-            # What a client has not sent when it ends comes no more, unless it was on its way.
-            if (client.is_there or is_late) and self.losses[island] == losses:
-                self.there[island].add(array)
-                self.tell(ArrayArrived(client.number, island, losses, array))
+            # Arrays that a client has not sent when it ends are never sent, except those in flight.
+            if (client.is_connected or is_late) and self.losses[island] == losses:
+                self.arrays[island].add(array)
+                self.handle(ArrayArrived(client.number, island, losses, array))
 
         self.time.after(self.chance.uniform(0, 0.05), arrive)
 
     def step(self, client: SimulatedClient, islands: list[int]) -> None:
-        takes, makes = {}, {}
+        takes, results = {}, {}
         for n in islands:
             held = client.held[n]
             takes[n] = tuple(self.chance.sample(held, self.chance.randint(0, min(2, len(held)))))
-            makes[n] = tuple(next(self.numbers) for _ in range(self.chance.randint(0, 2)))
-            held += makes[n]
-            self.owner.update(dict.fromkeys(makes[n], client.number))
+            results[n] = tuple(next(self.numbers) for _ in range(self.chance.randint(0, 2)))
+            held += results[n]
+            self.owner.update(dict.fromkeys(results[n], client.number))
         share = self.chance.randint(1, self.largest)
         program = self.chance.randint(1, 3)
         donates = {n: own[:1] for n, own in takes.items() if self.chance.random() < 0.3}
         step = QueuedStep(
-            client.number, next(self.numbers), program, takes, makes, self.sent_of(takes), share, donates
+            client.number, next(self.numbers), program, takes, results, self.sent_of(takes), share, donates
         )
         self.seconds[step] = SECONDS[program] * self.chance.uniform(1 - SPREAD, 1 + SPREAD)
         client.unfinished.add(step)
         for n in islands:
-            client.asked[n].append(step)
-        self.tell(WorkSubmitted(step))
+            client.submitted[n].append(step)
+        self.handle(WorkSubmitted(step))
 
-    def ask_for_too_much(self, client: SimulatedClient, islands: list[int]) -> None:
+    def exceed_limit(self, client: SimulatedClient, islands: list[int]) -> None:
         client.is_greedy = True
         nothing: dict[int, tuple[int, ...]] = dict.fromkeys(islands, ())
-        self.tell(WorkSubmitted(QueuedStep(client.number, next(self.numbers), 1, nothing, nothing)))
-        assert not client.is_greedy, f"client {client.number} has {MOST_UNFINISHED + 1} unfinished steps"
+        self.handle(WorkSubmitted(QueuedStep(client.number, next(self.numbers), 1, nothing, nothing)))
+        assert not client.is_greedy, f"client {client.number} has {MAX_UNFINISHED + 1} unfinished steps"
         self.kill(client)
 
     def sent_of(self, takes: dict[int, tuple[int, ...]]) -> frozenset[int]:
         return frozenset(array for own in takes.values() for array in own if array in self.sent)
 
-    def ask_in_order(self, client: SimulatedClient, item: OrderedRequest) -> None:
-        client.asked[item.island].append(item)
-        self.tell(WorkSubmitted(item))
+    def submit_in_order(self, client: SimulatedClient, item: OrderedRequest) -> None:
+        client.submitted[item.island].append(item)
+        self.handle(WorkSubmitted(item))
 
     def kill(self, client: SimulatedClient) -> None:
-        if not client.is_there:
+        if not client.is_connected:
             return
-        client.is_there = False
-        self.tell(ClientLeft(client.number))
+        client.is_connected = False
+        self.handle(ClientLeft(client.number))
         self.ended |= {step for step in client.unfinished if step not in self.running}
         client.unfinished.clear()
 
-    # What islands do.
+    # Effects of the scheduler, and events of islands.
 
-    def take(self, effect: object) -> None:
+    def carry_out(self, effect: object) -> None:
         match effect:
             case IssueStep(step):
                 client = self.clients[step.client]
-                assert client.is_there, f"step {step.number} of a client that is gone is issued"
+                assert client.is_connected, f"step {step.number} of a client that has left is issued"
                 assert step not in self.running | self.ended, f"step {step.number} is issued twice"
                 assert step in client.unfinished, (
                     f"step {step.number} of client {step.client} is one too many"
@@ -264,23 +266,23 @@ class SimulatedSharing:
                 for n in step.islands:
                     assert n not in self.lost, f"step {step.number} is issued to island {n}, which is lost"
                     assert n not in self.leaving, f"step {step.number} is issued to island {n}, which leaves"
-                    missing = set(step.takes[n]) - self.there[n]
+                    missing = set(step.takes[n]) - self.arrays[n]
                     assert not missing, f"step {step.number} waits on island {n} for {missing} for ever"
                     self.check_calls(step, n)
                     self.check_window(step, n)
                     self.pop(client, n, step)
-                    self.there[n].update(step.makes[n])
+                    self.arrays[n].update(step.makes[n])
                     self.queues[n].append(step)
             case DispatchRequest(item, frees, is_there):
                 self.pop(self.clients[item.client], item.island, item)
-                there = self.there[item.island]
-                assert there.issuperset(frees) or item.island in self.lost
-                assert not is_there or there.issuperset(item.takes)
-                # What its client has not freed is there, but for what refused steps would have made.
+                arrays = self.arrays[item.island]
+                assert arrays.issuperset(frees) or item.island in self.lost
+                assert not is_there or arrays.issuperset(item.takes)
+                # Arrays that the client has not freed exist, except results of refused steps.
                 assert is_there or item.island in self.lost or not self.refused.isdisjoint(item.takes)
-                there.difference_update(frees)
+                arrays.difference_update(frees)
                 if item.island not in self.lost:
-                    there.update(item.makes)
+                    arrays.update(item.makes)
                     if item.is_call:
                         self.calls.append(item)
                         self.time.after(self.chance.uniform(0, 0.05), lambda: self.end_call(item))
@@ -289,50 +291,50 @@ class SimulatedSharing:
                 self.end(step)
                 self.refused.update(*step.makes.values())
                 for n in step.islands:
-                    self.clients[step.client].asked[n].remove(step)
+                    self.clients[step.client].submitted[n].remove(step)
             case FreeClientArrays(_, island, arrays):
                 if island not in self.lost:
-                    assert self.there[island].issuperset(arrays)
-                    self.there[island].difference_update(arrays)
+                    assert self.arrays[island].issuperset(arrays)
+                    self.arrays[island].difference_update(arrays)
             case DisconnectClient(number, why):
-                assert self.clients[number].is_greedy, f"client {number} is expelled: {why}"
+                assert self.clients[number].is_greedy, f"client {number} is disconnected: {why}"
                 self.clients[number].is_greedy = False
 
     def end_call(self, call: OrderedRequest) -> None:
         if call in self.calls:
             self.calls.remove(call)
-            self.tell(CallFinished(call))
+            self.handle(CallFinished(call))
 
     def check_calls(self, step: QueuedStep, island: int) -> None:
-        """Checks that a step waits for no call on the island, where all would wait with it."""
+        """Checks that a step waits for no call in flight on the island: all later steps would wait, too."""
         calls = [call for call in self.calls if (call.client, call.island) == (step.client, island)]
         for call in calls:
             assert not set(step.takes[island]) & set(call.makes), (
-                f"step {step.number} takes what {call} makes"
+                f"step {step.number} reads a result of {call}"
             )
             donated = set(step.donates.get(island, ()))
-            assert not donated & set(call.takes), f"step {step.number} donates what {call} takes"
+            assert not donated & set(call.takes), f"step {step.number} donates an argument of {call}"
 
     def check_window(self, step: QueuedStep, island: int) -> None:
-        """Checks how much is in front of a step on an island that gets one more."""
+        """Checks how much work is in front of a step on an island that gets one more."""
         queue = self.queues[island]
-        # What failed with another island was measured wrong.
+        # Steps that failed with another island have a wrong measurement.
         if len(queue) < 2 or any((own.client, own.loaded) in self.unsure for own in queue):
             return
-        behind = [own for own in queue if own is not queue[0]]
-        work = sum(self.seconds[own] for own in behind if own not in self.tried)
-        window = WINDOW if len(queue) < MOST_UNDER_WAY else 0.0
-        most = MOST_OFF * (window + self.trip)
-        assert work <= most, f"{work} seconds of work wait on island {island} before step {step.number}"
+        waiting = [own for own in queue if own is not queue[0]]
+        work = sum(self.seconds[own] for own in waiting if own not in self.tried)
+        window = WINDOW if len(queue) < MAX_IN_FLIGHT else 0.0
+        limit = MAX_RATIO * (window + self.trip)
+        assert work <= limit, f"{work} seconds of work wait on island {island} before step {step.number}"
         new = [own for own in [*queue, step] if own in self.tried]
         assert len({own.client for own in new}) == len(new), f"two steps of new programs are on {island}"
 
     def pop(self, client: SimulatedClient, island: int, item: object) -> None:
-        first = client.asked[island].popleft()
+        first = client.submitted[island].popleft()
         assert first is item, f"on island {island} client {client.number} is served out of order"
 
     def start(self, island: int) -> None:
-        """Starts what is first on all its islands."""
+        """Starts the first step of an island, if it is first on all its islands."""
         queue = self.queues[island]
         if not queue:
             return
@@ -350,9 +352,9 @@ class SimulatedSharing:
         self.queues[island].remove(step)
         if not any(step in queue for queue in self.queues):
             self.end(step)
-        self.untold.append(IslandStepDone(step, island, seconds))
+        self.pending.append(IslandStepDone(step, island, seconds))
         if self.chance.random() < 0.7:
-            self.tell()
+            self.handle()
 
     def end(self, step: QueuedStep) -> None:
         self.running.discard(step)
@@ -360,10 +362,10 @@ class SimulatedSharing:
         self.clients[step.client].unfinished.discard(step)
 
     def leave(self) -> None:
-        """An island is asked to end: it finishes what it has, and is lost some time later."""
+        """Drains an island, as after SIGTERM: it finishes its steps, and is lost some time later."""
         island = self.chance.randrange(self.count)
         self.leaving.add(island)
-        self.tell(IslandLeaving(island, f"island {island} leaves"))
+        self.handle(IslandLeaving(island, f"island {island} leaves"))
         self.time.after(self.chance.uniform(0.01, 0.1), lambda: self.lose(island))
 
     def lose(self, island: int | None = None) -> None:
@@ -373,42 +375,45 @@ class SimulatedSharing:
         self.losses[island] += 1
         steps = [*self.queues[island]]
         self.queues[island].clear()
-        self.there[island].clear()
+        self.arrays[island].clear()
         self.calls = [call for call in self.calls if call.island != island]
         for client in self.clients:
             client.held[island].clear()
         for step in steps:
-            # What others do of it waits for what never comes, and fails.
+            # The other hosts of the step wait for a value that never comes, and fail.
             if step not in self.state:
                 self.state[step] = "fails"
                 for n in set(step.islands) - {island}:
                     self.time.after(0.001, lambda step=step, n=n: self.finish(step, n, 0.0))
             if step.islands == (island,) or not any(step in queue for queue in self.queues):
                 self.end(step)
-        self.tell(IslandLost(island, f"island {island} is lost"))
+        self.handle(IslandLost(island, f"island {island} is lost"))
         self.time.after(self.chance.uniform(0.01, 0.1), lambda: self.come_back(island))
 
     def come_back(self, island: int) -> None:
         self.lost.discard(island)
-        self.tell(IslandReturned(island))
+        self.handle(IslandReturned(island))
 
     def check_end(self) -> None:
-        """Checks that each step has ended, and that islands hold what living clients do, and no more."""
+        """Checks that each step has ended, and that islands hold the arrays of connected clients alone."""
         assert not any(self.queues), "islands wait for each other"
         for client in self.clients:
             waiting = [step for step in client.unfinished if self.is_possible(client, step)]
             assert not waiting, f"step {waiting[0].number} of client {client.number} never ends"
-            if client.is_there and not client.unfinished:
+            if client.is_connected and not client.unfinished:
                 known = self.scheduler.clients[client.number]
                 assert known.unfinished == 0
         left = {
-            array for there in self.there for array in there if not self.clients[self.owner[array]].is_there
+            array
+            for arrays in self.arrays
+            for array in arrays
+            if not self.clients[self.owner[array]].is_connected
         }
-        assert not left, f"nobody owns arrays {left}"
+        assert not left, f"arrays {left} have no owner"
 
     def is_possible(self, client: SimulatedClient, step: QueuedStep) -> bool:
-        """Returns whether nothing that a step waits for was lost on its way with an island."""
-        return all(set(step.takes[n]) <= self.there[n] for n in step.islands)
+        """Returns whether no argument of a step was lost on its way with an island."""
+        return all(set(step.takes[n]) <= self.arrays[n] for n in step.islands)
 
 
 def problem(seed: int) -> str | None:
@@ -421,19 +426,19 @@ def problem(seed: int) -> str | None:
 
 
 class DeviceTimers:
-    """Devices whose steps take as long as they say, for clients that always have steps in their lines.
+    """Simulated devices whose steps take given times, for clients that always have queued steps.
 
     Args:
-      weights: those of the clients.
-      islands: how many there are, each with one device.
-      ahead: how many steps may be under way on an island; by default as many as in a service.
+      weights: the weights of the clients.
+      islands: the number of islands, each with one device.
+      ahead: the maximum of steps in flight on an island; by default as in a service.
       is_timed: whether the CPU time of the scheduler is measured.
 
     Attributes:
-      busy: for how long each device had a step, in seconds.
-      served: for how long each client had devices.
-      events: how many the scheduler was told.
-      cpu_seconds: what they took, all together.
+      busy: the seconds for which each device had a step.
+      served: the seconds for which each client had devices.
+      events: the number of events that the scheduler has handled.
+      cpu_seconds: the CPU time of these events.
     """
 
     def __init__(
@@ -458,21 +463,21 @@ class DeviceTimers:
         self._makers: dict[int, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count(1)
         for client, weight in enumerate(weights):
-            self.tell(ClientJoined(client, weight))
+            self.handle(ClientJoined(client, weight))
 
-    def keep(self, client: int, islands: tuple[int, ...], seconds: float, steps: int = 8) -> None:
-        """Gives a client so many steps, and another one after each that is done."""
+    def keep_busy(self, client: int, islands: tuple[int, ...], seconds: float, steps: int = 8) -> None:
+        """Submits steps for a client, and another one after each that is done."""
         self._makers[client] = islands, seconds
         for _ in range(steps):
-            self._ask(client)
+            self._submit_next(client)
 
-    def ask(self, step: QueuedStep, seconds: float) -> None:
-        """Asks for a step that takes so long."""
+    def submit(self, step: QueuedStep, seconds: float) -> None:
+        """Submits a step that takes the given time."""
         self._seconds[step] = seconds
-        self.tell(WorkSubmitted(step))
+        self.handle(WorkSubmitted(step))
 
-    def tell(self, event: SchedulerEvent) -> None:
-        """Tells the scheduler what happened, and does what it says."""
+    def handle(self, event: SchedulerEvent) -> None:
+        """Passes an event to the scheduler, and carries out its effects."""
         self.events += 1
         before = time.process_time() if self._is_timed else 0.0
         effects = self.core.handle(event, self.now)
@@ -486,7 +491,7 @@ class DeviceTimers:
                     self._begin(n)
 
     def run(self, seconds: float) -> None:
-        """Lets so much time go by."""
+        """Advances the time."""
         until = self.now + seconds
         while self._ends and self._ends[0][0] <= until:
             self.now, _, first = heapq.heappop(self._ends)
@@ -497,16 +502,16 @@ class DeviceTimers:
                 self.busy[n] += seconds
             self.served[first.client] += seconds * len(first.islands)
             for n in first.islands:
-                self.tell(IslandStepDone(first, n, seconds))
+                self.handle(IslandStepDone(first, n, seconds))
                 self._begin(n)
             if first.client in self.core.clients:
-                self._ask(first.client)
+                self._submit_next(first.client)
         self.now = until
 
-    def _ask(self, client: int) -> None:
+    def _submit_next(self, client: int) -> None:
         islands, seconds = self._makers[client]
         none = dict.fromkeys(islands, ())
-        self.ask(QueuedStep(client, next(self._numbers), client, none, none), seconds)
+        self.submit(QueuedStep(client, next(self._numbers), client, none, none), seconds)
 
     def _begin(self, island: int) -> None:
         queue = self._queues[island]
@@ -521,29 +526,29 @@ class DeviceTimers:
 
 
 def unfairness(seed: int) -> str | None:
-    """Returns what is unfair to random clients that want too much, or what idles; None for nothing.
+    """Returns the unfairness to random clients that want too much, or the idle time; None if there is none.
 
-    One has steps of two islands, others of one; the last comes when the others have had theirs for long.
+    One client has steps of two islands, others of one; the last joins long after the others.
     """
     chance = random.Random(seed)
     timers = DeviceTimers([1.0] * 5, 2)
     for island in range(2):
-        timers.tell(RoundTripMeasured(island, 0.0003))
+        timers.handle(RoundTripMeasured(island, 0.0003))
     for client, islands in enumerate([(0,), (1,), (0, 1), chance.choice([(0,), (1,)])]):
-        timers.keep(client, islands, 0.001 * 10 ** chance.uniform(0, 1), steps=chance.choice([16, 32]))
+        timers.keep_busy(client, islands, 0.001 * 10 ** chance.uniform(0, 1), steps=chance.choice([16, 32]))
     timers.run(1)
     busy, served = [*timers.busy], timers.served.copy()
     timers.run(3)
     shares = [(timers.served[client] - served[client]) / 3 for client in range(4)]
-    part = min(timers.busy[island] - busy[island] for island in range(2)) / 3
+    used = min(timers.busy[island] - busy[island] for island in range(2)) / 3
     served = timers.served.copy()
-    timers.keep(4, (0,), 0.003)
+    timers.keep_busy(4, (0,), 0.003)
     timers.run(0.5)
     late = (timers.served[4] - served[4]) / 0.5
-    if part < 0.85:
-        return f"seed {seed}: an island was busy for {part:.2f} of the time"
+    if used < 0.85:
+        return f"seed {seed}: an island was busy for {used:.2f} of the time"
     if shares[2] / 2 < 0.25:
         return f"seed {seed}: steps of two islands had {shares[2] / 2:.2f} of both"
     if late > 0.7:
-        return f"seed {seed}: who comes late had {late:.2f} of an island"
+        return f"seed {seed}: a late client had {late:.2f} of an island"
     return None

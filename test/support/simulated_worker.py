@@ -1,8 +1,8 @@
-"""A model of a worker: it takes what `runtime.hosts.worker.process` takes, and computes numbers.
+"""Model of a worker: it receives the messages that a real worker receives, and computes numbers.
 
-What a step makes is a number that depends on all that it takes, so that whoever gets it sees whether it is
-right. The hosts of an island compute it together: each takes turns with the others, and one that leaves out a
-turn has the others take its next one for it. What they make then is wrong, and looks as good as any other.
+The result of a step is a number that depends on all its inputs, so that a reader sees whether it is right.
+The hosts of an island compute it together, in collectives. When a host skips a collective, as after a failed
+launch, the others pair it with its next one: their results are wrong, and look as good as any other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from simulated_messages import (
     Missed,
     Ping,
     Pong,
+    Reply,
     RequestReport,
     Run,
-    Said,
 )
 
 from pathways.runtime.control.records.errors import failed
@@ -38,72 +38,72 @@ from pathways.runtime.simulate.events import SimulatedTime
 
 
 class Network(Protocol):
-    """Links of a worker to the others."""
+    """Links of a worker to the controller and to other workers."""
 
-    def say(self, worker: SimulatedWorker, channel: str, message: object) -> None:
-        """Tells the controller something."""
+    def send_from(self, worker: SimulatedWorker, channel: str, message: object) -> None:
+        """Sends a message to the controller."""
 
-    def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, turn: int) -> None:
-        """Asks another worker for what a turn has made; `worker.take_pulled` gets it."""
+    def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, stage: int) -> None:
+        """Requests the value of a stage from another worker; `worker.receive_pulled` gets it."""
 
-    def ended(self, worker: SimulatedWorker, how: str) -> None:
-        """Notes that a process has ended."""
+    def report_exit(self, worker: SimulatedWorker, how: str) -> None:
+        """Reports that a process has exited."""
 
 
-class Together:
-    """The turns that the hosts of an island take together.
+class Collectives:
+    """Collectives of the hosts of an island: all of them have to join each one, in order.
 
     Args:
-      size: how many hosts there are.
+      size: the number of hosts.
     """
 
     def __init__(self, size: int) -> None:
         self.members: list[SimulatedWorker] = []
         self._size = size
-        self._turns: dict[int, dict[int, int]] = {}
+        self._values: dict[int, dict[int, int]] = {}
 
-    def take(self, turn: int, rank: int, value: int) -> None:
-        """Takes part in a turn."""
-        values = self._turns.setdefault(turn, {})
+    def join(self, number: int, rank: int, value: int) -> None:
+        """Joins a collective with a value."""
+        values = self._values.setdefault(number, {})
         values[rank] = value
         if len(values) == self._size:
             for member in self.members:
-                member.go_on()
+                member.advance()
 
-    def is_several(self) -> bool:
-        """Returns whether other hosts take part."""
+    def is_multi_host(self) -> bool:
+        """Returns whether the island has other hosts."""
         return self._size > 1
 
-    def is_taken(self, turn: int) -> bool:
-        """Returns whether all have taken part."""
-        return len(self._turns[turn]) == self._size
+    def is_complete(self, number: int) -> bool:
+        """Returns whether all hosts have joined."""
+        return len(self._values[number]) == self._size
 
-    def value(self, turn: int) -> int:
-        """Returns the value of a turn, which is right if all hosts mean the same."""
-        values = self._turns[turn]
+    def value(self, number: int) -> int:
+        """Returns the value of a collective, which is right if all hosts have joined with the same one."""
+        values = self._values[number]
         return values[0] if len(set(values.values())) == 1 else hash(tuple(sorted(values.items())))
 
 
 class SimulatedWorker:
-    """A worker.
+    """Simulated worker process.
 
     Args:
       island: the number of its island.
       host: its number.
-      rank: its place among the hosts of its island.
-      together: what it does with them.
-      time: the time.
-      chance: how long it takes.
-      network: what it reaches others by.
+      rank: its index among the hosts of its island.
+      collectives: the collectives of its island.
+      time: the simulated time.
+      chance: draws its delays.
+      network: its links.
 
     Attributes:
-      key: the gang that it is one of, once that stands for its island.
+      key: the key of its gang, once that stands for its island.
       store: its arrays.
-      offers: what others are to fetch: by run, turn and worker.
-      is_alive: whether its process is there.
-      is_stopped: whether its process does nothing, as after SIGSTOP.
-      fails: what its next steps do wrong: `whole`, `single`, or nothing.
-      pace: seconds that its next step takes besides.
+      offers: the values that other workers are to fetch, by run, stage and worker.
+      is_alive: whether its process is running.
+      is_stopped: whether its process is stopped, as after SIGSTOP.
+      fails: the failures of its next steps: `whole`, `single`, or none.
+      pace: seconds that its next step takes in addition.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SimulatedWorker:
         island: int,
         host: int,
         rank: int,
-        together: Together,
+        collectives: Collectives,
         time: SimulatedTime,
         chance: random.Random,
         network: Network,
@@ -123,13 +123,13 @@ class SimulatedWorker:
         self.is_alive, self.is_stopped = True, False
         self.fails: collections.deque[str] = collections.deque()
         self.pace = 0.0
-        self._together, self._time, self._chance, self._network = together, time, chance, network
-        self._turn = 0
-        # Of each session.
+        self._collectives, self._time, self._chance, self._network = collectives, time, chance, network
+        self._next_collective = 0
+        # The number of the last step or call of each session.
         self._last: collections.Counter[int] = collections.Counter()
         self._queue: collections.deque[object] = collections.deque()
         self._unread: list[Callable[[], None]] = []
-        self._asked: set[tuple[int, int, SimulatedWorker]] = set()
+        self._requested: set[tuple[int, int, SimulatedWorker]] = set()
         self._lost: set[SimulatedWorker] = set()
         self._pulled: dict[tuple[int, int], int | FailedArray] = {}
         self._waits: tuple[int, SimulatedWorker, float] | None = None
@@ -137,7 +137,7 @@ class SimulatedWorker:
         self._calls = 0
         self._work = self._serve()
         self._is_ready = next(self._work)
-        together.members.append(self)
+        collectives.members.append(self)
 
     def __repr__(self) -> str:
         return f"host {self.host}" + (f" (start {self.key.start})" if self.key and self.key.start else "")
@@ -146,95 +146,95 @@ class SimulatedWorker:
         """Returns whether it has nothing to do."""
         return not self._queue and self._begun is None and not self._calls
 
-    # What happens to its process.
+    # Signals to its process.
 
-    def end(self, how: str) -> None:
-        """Its process ends."""
+    def exit(self, how: str) -> None:
+        """Ends its process."""
         if self.is_alive:
             self.is_alive = False
-            self._network.ended(self, how)
+            self._network.report_exit(self, how)
 
     def stop(self) -> None:
-        """Its process does nothing until `go_on`."""
+        """Stops its process until `wake`."""
         self.is_stopped = True
 
     def wake(self) -> None:
-        """Its process goes on after `stop`."""
+        """Continues its process after `stop`."""
         self.is_stopped = False
         unread, self._unread = self._unread, []
         for read in unread:
             read()
-        self.go_on()
+        self.advance()
 
-    # What it hears.
+    # Messages of the controller.
 
-    def hear(self, channel: str, message: object) -> None:
-        """Takes a message of the controller."""
+    def receive(self, channel: str, message: object) -> None:
+        """Handles a message of the controller."""
         if self.is_stopped:
-            self._unread.append(lambda: self.hear(channel, message))
+            self._unread.append(lambda: self.receive(channel, message))
         elif self.is_alive:
             if channel == "steps":
                 self._queue.append(message)
-                self.go_on()
+                self.advance()
             else:
-                self._answer(message)
+                self._reply_to(message)
 
-    def _answer(self, message: object) -> None:
+    def _reply_to(self, message: object) -> None:
         match message:
             case Ping():
-                self._network.say(self, "watch", Pong(message.number))
+                self._network.send_from(self, "watch", Pong(message.number))
             case RequestReport():
-                self._network.say(self, "watch", Said(message.request, self._report(message.request)))
+                self._network.send_from(self, "watch", Reply(message.request, self._report(message.request)))
             case Lost():
                 for peer in message.hosts:
                     self.lose_peer(peer)
             case Leave():
-                self.end("exit code 0")
+                self.exit("exit code 0")
 
     def _report(self, request: int) -> HostReport:
-        """Reports its current operation; `bytes` is the number of the request, for checks of the answer."""
+        """Reports its current operation; `bytes` is the number of the request, for checks of the reply."""
         steps: tuple[StepReport, ...] = ()
         now = self._time.now
         if self._begun is not None:
             run, began = self._begun
             waiting: tuple[WaitReport, ...] = ()
             if self._waits is not None:
-                turn, peer, since = self._waits
+                stage, peer, since = self._waits
                 address = f"10.0.0.{peer.host}:1"
-                waiting = (WaitReport(peer.host, address, "c", "s", "d", turn, now - since, True),)
+                waiting = (WaitReport(peer.host, address, "c", "s", "d", stage, now - since, True),)
             steps = (StepReport("f", run, now - began, False, waiting),)
         arrays = sum(not isinstance(array, FailedArray) for array in self.store.values())
         return HostReport(arrays, request, ("f",), steps)
 
-    # Other workers.
+    # Messages of other workers.
 
-    def give(
-        self, run: int, turn: int, peer: SimulatedWorker, answer: Callable[[int | FailedArray], None]
+    def serve(
+        self, run: int, stage: int, peer: SimulatedWorker, reply: Callable[[int | FailedArray], None]
     ) -> None:
-        """Another worker asks for what a turn has made; it gets that when it is there."""
+        """Replies to another worker with the value of a stage, once it is computed."""
         if self.is_stopped:
-            self._unread.append(lambda: self.give(run, turn, peer, answer))
-        elif (run, turn, peer) in self.offers:
-            answer(self.offers.pop((run, turn, peer)))
+            self._unread.append(lambda: self.serve(run, stage, peer, reply))
+        elif (run, stage, peer) in self.offers:
+            reply(self.offers.pop((run, stage, peer)))
         else:
-            self._asked.add((run, turn, peer))
+            self._requested.add((run, stage, peer))
 
-    def take_pulled(self, run: int, turn: int, value: int | FailedArray) -> None:
-        """Accepts the value that another worker was asked for, or a stand-in for it."""
+    def receive_pulled(self, run: int, stage: int, value: int | FailedArray) -> None:
+        """Accepts the requested value from another worker, or a stand-in for it."""
         if self.is_alive:
-            self._pulled[run, turn] = value
-            self.go_on()
+            self._pulled[run, stage] = value
+            self.advance()
 
     def lose_peer(self, peer: SimulatedWorker) -> None:
-        """Nothing comes of another worker any more."""
+        """Notes that another worker is lost, so that no values of it will arrive."""
         self._lost.add(peer)
-        self.go_on()
+        self.advance()
 
-    # What it does, in the order in which it is asked.
+    # Steps and other messages, in the order in which they arrive.
 
-    def go_on(self) -> None:
-        """Does what can be done now."""
-        # What it does may have others go on, and these have it go on.
+    def advance(self) -> None:
+        """Continues with its messages as far as possible."""
+        # Sending may resume another worker, which may resume this one: that call returns here.
         while not self._work.gi_running and self.is_alive and not self.is_stopped and self._is_ready():
             self._is_ready = next(self._work)
 
@@ -271,7 +271,7 @@ class SimulatedWorker:
             del self.store[array]
 
     def _call(self, call: Call) -> None:
-        """Looks its arrays up now, and goes on beside what follows."""
+        """Looks its arrays up now, and runs beside the following messages."""
         arrays = [self.store[number] for number in call.arguments]
         error = next((array.error for array in arrays if isinstance(array, FailedArray)), None)
         error = "bad row" if error is None and call.raises else error
@@ -279,34 +279,36 @@ class SimulatedWorker:
         self._calls += 1
         self._time.after(call.seconds, lambda: self._end_call(Called(call.call, value, error)))
 
-    def _end_call(self, said: Called) -> None:
+    def _end_call(self, message: Called) -> None:
         if self.is_stopped:
-            self._unread.append(lambda: self._end_call(said))
+            self._unread.append(lambda: self._end_call(message))
         elif self.is_alive:
             self._calls -= 1
-            self._network.say(self, "steps", said)
+            self._network.send_from(self, "steps", message)
 
     def _send(self, fetch: Fetch) -> None:
         array = self.store[fetch.array]
         if isinstance(array, FailedArray):
-            self._network.say(self, "arrays", Said(fetch.request, failed(f"host {self.host}: {array.error}")))
+            self._network.send_from(
+                self, "arrays", Reply(fetch.request, failed(f"host {self.host}: {array.error}"))
+            )
             return
         # In two pieces.
-        self._network.say(self, "arrays", Said(fetch.request, array, False))
-        self._network.say(self, "arrays", Said(fetch.request, array))
+        self._network.send_from(self, "arrays", Reply(fetch.request, array, False))
+        self._network.send_from(self, "arrays", Reply(fetch.request, array))
 
     def _run(self, run: Run) -> Generator[Callable[[], bool]]:
         program = run.program
         arrays = [self.store[number] for number in run.arguments]
         error = next((array.error for array in arrays if isinstance(array, FailedArray)), None)
-        taken = tuple(array for array in arrays if not isinstance(array, FailedArray))
+        arguments = tuple(array for array in arrays if not isinstance(array, FailedArray))
         how = self.fails.popleft() if self.fails else ""
         value = 0
         missed = None
-        for turn in program.turns(self.island):
-            if turn:
-                received = yield from self._pull(run, turn - 1, is_needed=error is None)
-                if isinstance(received, FailedArray) and error is None and self._together.is_several():
+        for stage in program.stages(self.island):
+            if stage:
+                received = yield from self._pull(run, stage - 1, is_needed=error is None)
+                if isinstance(received, FailedArray) and error is None and self._collectives.is_multi_host():
                     missed = received.error
                 elif isinstance(received, FailedArray):
                     error = error or received.error
@@ -317,11 +319,11 @@ class SimulatedWorker:
             if error is None:
                 yield from self._sleep(self._chance.expovariate(20) + self.pace)
                 self.pace = 0.0
-                value = yield from self._together_with(program.value(turn, taken, value))
-            if turn + 1 < len(program.route):
-                self._offer(run, turn, value if error is None else FailedArray(error))
+                value = yield from self._combine(program.value(stage, arguments, value))
+            if stage + 1 < len(program.route):
+                self._offer(run, stage, value if error is None else FailedArray(error))
         if missed is not None:
-            self._network.say(self, "steps", Missed(run.run, missed))
+            self._network.send_from(self, "steps", Missed(run.run, missed))
         self._finish(run, value, error, how == "single")
 
     def _finish(self, run: Run, value: int, error: str | None, is_one_wrong: bool) -> None:
@@ -330,43 +332,43 @@ class SimulatedWorker:
             what = error
             if error is None and is_one_wrong and not position:
                 what = wrong[position] = "a result is wrong"
-            made = hash((value, position)) if what is None else FailedArray(what)
-            self.store[run.first + position] = made
-        self._network.say(self, "steps", Done(run.run, error, wrong))
+            array = hash((value, position)) if what is None else FailedArray(what)
+            self.store[run.first + position] = array
+        self._network.send_from(self, "steps", Done(run.run, error, wrong))
 
     def _sleep(self, seconds: float) -> Generator[Callable[[], bool]]:
         until = self._time.now + seconds
-        self._time.at(until, self.go_on)
+        self._time.at(until, self.advance)
         yield lambda: self._time.now >= until
 
-    def _together_with(self, value: int) -> Generator[Callable[[], bool], None, int]:
-        together, turn = self._together, self._turn
-        self._turn += 1
-        together.take(turn, self.rank, value)
-        if not together.is_taken(turn):
-            yield lambda: together.is_taken(turn)
-        return together.value(turn)
+    def _combine(self, value: int) -> Generator[Callable[[], bool], None, int]:
+        collectives, number = self._collectives, self._next_collective
+        self._next_collective += 1
+        collectives.join(number, self.rank, value)
+        if not collectives.is_complete(number):
+            yield lambda: collectives.is_complete(number)
+        return collectives.value(number)
 
-    def _offer(self, run: Run, turn: int, value: int | FailedArray) -> None:
-        own, others = run.gangs[self.island], run.gangs[run.program.route[turn + 1]]
-        for peer in others:
+    def _offer(self, run: Run, stage: int, value: int | FailedArray) -> None:
+        own, peers = run.gangs[self.island], run.gangs[run.program.route[stage + 1]]
+        for peer in peers:
             if peer.rank % len(own) == self.rank:
-                key = run.run, turn, peer
+                key = run.run, stage, peer
                 self.offers[key] = value
-                if key in self._asked:
-                    self._asked.remove(key)
-                    self._network.pull(peer, self, run.run, turn)
+                if key in self._requested:
+                    self._requested.remove(key)
+                    self._network.pull(peer, self, run.run, stage)
 
     def _pull(
-        self, run: Run, turn: int, *, is_needed: bool
+        self, run: Run, stage: int, *, is_needed: bool
     ) -> Generator[Callable[[], bool], None, int | FailedArray]:
-        gang = run.gangs[run.program.route[turn]]
-        peer, key = gang[self.rank % len(gang)], (run.run, turn)
+        gang = run.gangs[run.program.route[stage]]
+        peer, key = gang[self.rank % len(gang)], (run.run, stage)
         if peer not in self._lost:
             self._network.pull(self, peer, *key)
         if not is_needed:
             return FailedArray("")
-        self._waits = turn, peer, self._time.now
+        self._waits = stage, peer, self._time.now
         if key not in self._pulled:
             yield lambda: key in self._pulled or peer in self._lost
         self._waits = None

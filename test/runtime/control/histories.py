@@ -63,7 +63,7 @@ def told(history: History, *, with_events: bool = True) -> str:
     lines += ["what is done:", *(f"  {act}" for act in history.acts)]
     if with_events:
         lines.append("what the core was told, and said:")
-        for at, event, effects in player.cluster.told:
+        for at, event, effects in player.cluster.handled:
             shown = [effect for effect in effects if not isinstance(effect, PingGang)]
             if shown or not isinstance(event, Tick):
                 lines.append(f"  {at:6.2f} {event}")
@@ -101,8 +101,8 @@ def main() -> int:
             print(f"seed {seed}\n{told(player.history)}")
         outcomes += player.clients.outcomes
         outcomes["steps"] += len(player.clients.verdicts)
-        outcomes["islands lost"] += sum("is lost" in text for _, text in player.cluster.said)
-        outcomes["islands left"] += sum("has left" in text for _, text in player.cluster.said)
+        outcomes["islands lost"] += sum("is lost" in text for _, text in player.cluster.logged)
+        outcomes["islands left"] += sum("has left" in text for _, text in player.cluster.logged)
         simulated += player.cluster.time.now
     seconds = time.process_time() - began
     print(f"{arguments.count} histories of {simulated / 3600:.1f} hours in {seconds:.1f} s of CPU: all right")

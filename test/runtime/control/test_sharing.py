@@ -284,10 +284,10 @@ def test_scheduler_histories_find_planted_faults(plant: Callable[[pytest.MonkeyP
 
 def test_scheduler_keeps_an_island_busy_behind_steps_that_wait_for_another():
     timers = DeviceTimers((1,) * 10, islands=2)
-    timers.keep(8, (1,), 0.2, steps=4)
-    timers.keep(9, (0,), 0.003)
+    timers.keep_busy(8, (1,), 0.2, steps=4)
+    timers.keep_busy(9, (0,), 0.003)
     for client in range(8):
-        timers.keep(client, (0, 1), 0.003, steps=4)
+        timers.keep_busy(client, (0, 1), 0.003, steps=4)
     timers.run(3)
     before = timers.busy[0]
     timers.run(4)
@@ -323,7 +323,7 @@ def test_scheduler_gives_shares_by_weight(weights):
     timers = DeviceTimers(weights)
     # Of unlike steps, too.
     for client in range(4):
-        timers.keep(client, (0,), 0.003 * (1 + client % 2))
+        timers.keep_busy(client, (0,), 0.003 * (1 + client % 2))
     timers.run(20)
     for client, weight in enumerate(weights):
         assert timers.served[client] == pytest.approx(20 * weight / sum(weights), rel=0.03)
@@ -332,9 +332,9 @@ def test_scheduler_gives_shares_by_weight(weights):
 
 def test_scheduler_starves_no_step_of_two_islands_and_idles_none():
     timers = DeviceTimers((1, 1, 1), islands=2)
-    timers.keep(0, (0,), 0.001)
-    timers.keep(1, (1,), 0.0013)
-    timers.keep(2, (0, 1), 0.010)
+    timers.keep_busy(0, (0,), 0.001)
+    timers.keep_busy(1, (1,), 0.0013)
+    timers.keep_busy(2, (0, 1), 0.010)
     timers.run(20)
     assert min(timers.busy) >= 0.95 * 20
     assert timers.served[2] / 2 == pytest.approx(10, rel=0.1)
@@ -352,10 +352,10 @@ def test_scheduler_starves_no_step_of_two_islands_and_idles_none():
 def test_scheduler_idles_no_island_for_a_step_that_waits_for_another(own, other, both, steps):
     timers = DeviceTimers((1, 1, 1), islands=2)
     for island in range(2):
-        timers.tell(RoundTripMeasured(island, 0.0003))
-    timers.keep(0, (1,), own, steps)
-    timers.keep(1, (0,), other, steps)
-    timers.keep(2, (0, 1), both, steps)
+        timers.handle(RoundTripMeasured(island, 0.0003))
+    timers.keep_busy(0, (1,), own, steps)
+    timers.keep_busy(1, (0,), other, steps)
+    timers.keep_busy(2, (0, 1), both, steps)
     timers.run(20)
     assert min(timers.busy) >= 0.95 * 20
 
@@ -364,7 +364,7 @@ def test_scheduler_gives_shares_by_weight_on_two_islands():
     weights = (1, 2, 4, 8)
     timers = DeviceTimers(weights, islands=2)
     for client in range(4):
-        timers.keep(client, (0, 1), 0.003)
+        timers.keep_busy(client, (0, 1), 0.003)
     timers.run(20)
     for client, weight in enumerate(weights):
         assert timers.served[client] == pytest.approx(40 * weight / sum(weights), rel=0.03)
@@ -373,10 +373,10 @@ def test_scheduler_gives_shares_by_weight_on_two_islands():
 
 def test_scheduler_limits_credit_of_idle_clients():
     timers = DeviceTimers((1, 1))
-    timers.keep(0, (0,), 0.003)
+    timers.keep_busy(0, (0,), 0.003)
     timers.run(10)
     before = timers.served[0]
-    timers.keep(1, (0,), 0.003)
+    timers.keep_busy(1, (0,), 0.003)
     timers.run(1)
     assert timers.served[0] - before >= 0.45
 
@@ -384,12 +384,12 @@ def test_scheduler_limits_credit_of_idle_clients():
 def test_scheduler_limits_credit_of_clients_that_waited_for_an_array():
     """Such as a client that was stopped while it sent the array."""
     timers = DeviceTimers((1, 1))
-    timers.ask(QueuedStep(1, 1000, 1, {0: (77,)}, {0: ()}, frozenset([77])), 0.003)
-    timers.keep(0, (0,), 0.003)
+    timers.submit(QueuedStep(1, 1000, 1, {0: (77,)}, {0: ()}, frozenset([77])), 0.003)
+    timers.keep_busy(0, (0,), 0.003)
     timers.run(10)
     before = timers.served[0]
-    timers.keep(1, (0,), 0.003)
-    timers.tell(ArrayArrived(1, 0, 0, 77))
+    timers.keep_busy(1, (0,), 0.003)
+    timers.handle(ArrayArrived(1, 0, 0, 77))
     timers.run(1)
     assert timers.served[0] - before >= 0.45
 
@@ -397,9 +397,9 @@ def test_scheduler_limits_credit_of_clients_that_waited_for_an_array():
 def test_scheduler_issues_one_step_at_a_time_of_new_programs():
     """Nobody knows how long they take, and others would wait for all of them."""
     timers = DeviceTimers((1, 1))
-    timers.keep(0, (0,), 1.0, steps=32)
+    timers.keep_busy(0, (0,), 1.0, steps=32)
     assert timers.core.under_way(0) == 1
-    timers.keep(1, (0,), 0.003, steps=1)
+    timers.keep_busy(1, (0,), 0.003, steps=1)
     timers.run(1.1)
     assert timers.served[1] == pytest.approx(0.003)
     assert timers.core.under_way(0) == 2
@@ -416,13 +416,13 @@ def test_scheduler_issues_one_step_at_a_time_of_new_programs():
 def test_scheduler_issues_new_programs_of_all_clients():
     timers = DeviceTimers((1, 1, 1))
     for client in range(3):
-        timers.keep(client, (0,), 0.003)
+        timers.keep_busy(client, (0,), 0.003)
     assert timers.core.under_way(0) == 3
 
 
 def test_scheduler_issues_nothing_of_clients_that_left():
     timers = DeviceTimers((1, 1))
-    timers.keep(0, (0,), 0.003)
-    timers.tell(ClientLeft(0))
+    timers.keep_busy(0, (0,), 0.003)
+    timers.handle(ClientLeft(0))
     assert 0 not in timers.core.clients
     assert timers.core.under_way(0) <= 4

@@ -51,11 +51,11 @@ class Twin:
         until = self.cluster.time.now + seconds
         while self.cluster.time.now < until:
             self.cluster.time.run_until(min(until, self.cluster.time.now + 0.01))
-            self.clients.look()
+            self.clients.resume_ready()
 
     def said(self, *words: str) -> list[str]:
         """Returns the logged lines that have some words."""
-        return [text for _, text in self.cluster.said if all(word in text for word in words)]
+        return [text for _, text in self.cluster.logged if all(word in text for word in words)]
 
     def refuses(self, *route: int) -> str:
         """Returns the error by which islands refuse a step."""
@@ -86,7 +86,7 @@ def test_leaving_worker_first_does_accepted_steps():
     slow = twin.cluster.workers[0]
     slow.pace = 3.0
     accepted = [handle for _ in range(3) for handle in twin.run(1, 0)]
-    twin.cluster.ask_to_leave(0)
+    twin.cluster.request_exit(0)
     twin.go_on(0.5)
     assert twin.refuses(0) == "HostLeavingError"
     assert twin.refuses(1, 0) == "HostLeavingError"
@@ -113,7 +113,7 @@ def test_leaving_is_no_loss_whoever_sees_it_first():
     for seed in range(20):
         twin = Twin(1, grace=60)
         twin.cluster.chance.seed(seed)
-        twin.cluster.ask_to_leave(0)
+        twin.cluster.request_exit(0)
         twin.go_on(5)
         assert twin.said("is lost") == []
         assert len(twin.said("has left")) == 1
@@ -124,7 +124,7 @@ def test_leaving_of_an_island_is_that_of_all_its_hosts():
     twin = Twin(2, 1, grace=2)
     held, far = twin.run(0, 1)
     twin.go_on()
-    twin.cluster.ask_to_leave(1)
+    twin.cluster.request_exit(1)
     twin.go_on(0.5)
     assert twin.refuses(0, 1) == "HostLeavingError"
     assert error(held) == ""
@@ -139,7 +139,7 @@ def test_leaving_ends_a_step_after_the_grace_time():
     twin = Twin(1, grace=1)
     twin.cluster.workers[0].pace = 100.0
     (endless,) = twin.run(0)
-    twin.cluster.ask_to_leave(0)
+    twin.cluster.request_exit(0)
     twin.go_on(5)
     assert "has left" in error(endless)
     assert f"was not done with step {endless.step.number} of program f after 1 seconds" in error(endless)
@@ -152,7 +152,7 @@ def test_leaving_fails_reads_at_the_latest_when_the_worker_has_ended():
     twin.go_on()
     twin.cluster.workers[0].stop()
     gang = twin.core.gangs[0]
-    twin.cluster.tell(LeaveRequested(gang.key, 0))
+    twin.cluster.handle(LeaveRequested(gang.key, 0))
     twin.go_on(0.2)
     assert isinstance(gang.state, Terminating)
     with pytest.raises(HostError, match="is leaving"):
@@ -196,7 +196,7 @@ def test_islands_with_killed_or_stopped_hosts_come_back(victim: int, how: str):
     running = twin.run(1, 0, 1)
     worker = twin.cluster.workers[victim]
     if how == "killed":
-        worker.end("killed by signal 9")
+        worker.exit("killed by signal 9")
     else:
         worker.stop()
     twin.go_on(10)
@@ -261,12 +261,12 @@ def test_islands_end_nobody_for_the_word_of_one():
     twin = Twin(1, 1)
     kept = [*twin.run(0), *twin.run(1)]
     twin.go_on()
-    twin.cluster.lie(0, 1)
+    twin.cluster.report_falsely(0, 1)
     twin.go_on(2.5)
     assert twin.said("is lost") == []
     twin.go_on(2)
     assert twin.said("is lost") == [
-        "host 0 (island0) is lost: it does not reach host 1 (island1), which does not confirm it: of a lie"
+        "host 0 (island0) is lost: it does not reach host 1 (island1), which does not confirm it: of a test"
     ]
     assert [error(handle) == "" for handle in kept] == [False, True]
 
@@ -281,11 +281,11 @@ def test_islands_that_end_hide_results_of_a_failed_launch():
     later = [handle for _ in range(2) for handle in twin.run(0)]
     gang = twin.core.gangs[0]
     twin.cluster.workers[0].stop()
-    twin.cluster.tell(LeaveRequested(gang.key, 0))
+    twin.cluster.handle(LeaveRequested(gang.key, 0))
     twin.go_on(0.5)
     assert isinstance(gang.state, Terminating)
     now = twin.cluster.time.now
-    twin.cluster.do("failed", twin.core.fail(gang, 1, later[0].step.number, "out of memory", {}, now))
+    twin.cluster.carry_out("failed", twin.core.fail(gang, 1, later[0].step.number, "out of memory", {}, now))
     twin.go_on(0.3)
     assert isinstance(gang.state, Restarting)
     assert all("has left" in error(handle) for handle in [*later, *kept])
@@ -294,8 +294,8 @@ def test_islands_that_end_hide_results_of_a_failed_launch():
 def test_islands_that_are_lost_accuse_nobody():
     twin = Twin(1, 1)
     first, second = (gang.key for gang in twin.core.gangs)
-    twin.cluster.tell(HostLost(first, 0, "of a test"))
-    twin.cluster.tell(PeerUnreachable(first, 0, second, 1, "its connection has ended"))
+    twin.cluster.handle(HostLost(first, 0, "of a test"))
+    twin.cluster.handle(PeerUnreachable(first, 0, second, 1, "its connection has ended"))
     assert isinstance(twin.core.gangs[1].state, Running)
 
 
@@ -303,7 +303,7 @@ def test_islands_refuse_or_lose_a_step_that_begins_at_their_loss():
     """Without that, nobody would ever answer for it."""
     twin = Twin(1, 1)
     (issued, _) = twin.run(0, 1)
-    twin.cluster.tell(HostLost(twin.core.gangs[0].key, 0, "of a test"))
+    twin.cluster.handle(HostLost(twin.core.gangs[0].key, 0, "of a test"))
     assert "host 0 (island0) is lost: of a test" in _checked(issued)
     with pytest.raises(HostError, match="of a test"):
         twin.core.issue(Step("f", 99, [0]), [twin.core.gangs[0]], [])
@@ -328,7 +328,7 @@ def test_hosts_that_come_back_do_not_revive_lost_arrays():
     twin = Twin(1)
     (lost,) = twin.run(0)
     twin.go_on()
-    twin.cluster.workers[0].end("killed by signal 9")
+    twin.cluster.workers[0].exit("killed by signal 9")
     twin.go_on(4)
     (new,) = twin.run(0)
     twin.go_on()
@@ -343,7 +343,7 @@ def test_hosts_lost_again_and_again_are_given_up():
     """The other islands go on."""
     twin = Twin(1, 1)
     for _ in range(4):
-        twin.cluster.workers[1].end("killed by signal 9")
+        twin.cluster.workers[1].exit("killed by signal 9")
         twin.go_on(4)
     assert twin.core.gangs[1].is_dead()
     assert twin.refuses(0, 1) == "HostLostError"
@@ -394,7 +394,7 @@ def test_hosts_have_as_many_steps_in_flight_as_the_window_holds():
     (other,) = twin.run(1)
     twin.go_on()
     assert error(other) == ""
-    twin.cluster.workers[0].end("killed by signal 9")
+    twin.cluster.workers[0].exit("killed by signal 9")
     twin.go_on(4)
     assert twin.clients.count() == 0
 
@@ -418,12 +418,12 @@ def test_hosts_end_with_the_controller():
         twin = Twin(1, 2)
         handles = twin.run(0, 1)
         if state == "lost":
-            twin.cluster.workers[2].end("killed by signal 9")
+            twin.cluster.workers[2].exit("killed by signal 9")
         elif state == "leaving":
-            twin.cluster.ask_to_leave(2)
+            twin.cluster.request_exit(2)
         twin.go_on(0.4)
         twin.cluster.close()
-        twin.cluster.tell(GangClosed(twin.core.gangs[0].key, "is closed"))
+        twin.cluster.handle(GangClosed(twin.core.gangs[0].key, "is closed"))
         twin.go_on(5)
         assert all(gang.is_dead() for gang in twin.core.gangs)
         assert all(error(handle) for handle in handles)
