@@ -70,7 +70,7 @@ def assert_trains_as_jax(
     ours = theirs = (None, *state)
     jitted = jax.jit(plain)
     for _ in range(steps):
-        # First, since ours may get the arguments for good.
+        # The reference first, since the program may donate the arguments.
         theirs = jitted(*theirs[1:], batch)
         ours = program(*ours[1:], batch)
         assert_close(ours, theirs, tolerance)

@@ -31,11 +31,11 @@ _CHECK = (
 def run_tool(
     name: str, *arguments: object, stdin: bytes = b"", cwd: str | Path = "."
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a tool in this process, as it would run in a child process; sets back what it changes.
+    """Runs a tool in this process, as it would run in a child process; restores the state that it changes.
 
     Args:
       name: the name of the tool, such as `pw-run`.
-      *arguments: those of its command line.
+      *arguments: the arguments of its command line.
       stdin: its standard input.
       cwd: its working directory.
     """
@@ -52,14 +52,14 @@ def run_tool(
 
 
 def output_of(name: str, *arguments: object, **options: Any) -> str:
-    """Runs a tool that is to succeed; returns what it prints."""
+    """Runs a tool that must succeed; returns its output."""
     done = run_tool(name, *arguments, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def error_of(name: str, *arguments: object, **options: Any) -> str:
-    """Runs a tool that is to fail; returns its error message."""
+    """Runs a tool that must fail; returns its error message."""
     done = run_tool(name, *arguments, **options)
     assert (done.returncode, done.stdout) == (1, ""), done
     return message_in(name, done.stderr)
@@ -98,7 +98,7 @@ def run_apart(
 
 
 def closed_pipe() -> int:
-    """Returns the end of a pipe that nobody reads."""
+    """Returns the end of a pipe without a reader."""
     read, write = os.pipe()
     os.close(read)
     return write
@@ -106,7 +106,7 @@ def closed_pipe() -> int:
 
 @pytest.fixture
 def warm_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bundles are rehearsed in processes that are forked, and not new."""
+    """Rehearses bundles in forked processes instead of new ones."""
 
     def popen(command: Sequence[str], **options: Any) -> Any:
         if command[1:4] != ["-P", "-m", rehearse.__name__]:
@@ -126,7 +126,7 @@ def warm_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def _streams(stdin: bytes, out: int, err: int) -> Iterator[None]:
-    """Sends to files what Python, C and other processes write."""
+    """Redirects the output of Python, C and other processes to files."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     kept = os.dup(1), os.dup(2)
@@ -147,13 +147,13 @@ def _streams(stdin: bytes, out: int, err: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unchanged() -> Iterator[None]:
-    """Lets modules of the user, the cluster and JAX's settings be what they were."""
+    """Restores modules of the user, the cluster and JAX's settings at the end."""
     modules, installed = set(sys.modules), (sys.prefix, sys.base_prefix)
     x64 = jax.config.jax_enable_x64
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", list(sys.path))
         patch.setattr(process_cluster, "_manager", None)
-        # Slices are named anew; no function that was traced before is called with them.
+        # Slices get names of earlier ones; no function that was traced before is called with them.
         patch.setattr(virtual, "_names", virtual._SliceNames())
         try:
             yield

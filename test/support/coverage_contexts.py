@@ -27,10 +27,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def set_context(item: pytest.Item, phase: str) -> None:
-    """Names the context of this process and of those that are started from now on."""
+    """Names the context of this process and of processes that it starts from now on."""
     if measured := Coverage.current():
         measured.switch_context(f"{item.nodeid}|{phase}")
-        # Lines that were executed are not reported again until then.
+        # Lines executed in the last context would not be reported otherwise.
         sys.monitoring.restart_events()
     if settings := os.environ.get(_VARIABLE):
         config = CoverageConfig.deserialize(settings)

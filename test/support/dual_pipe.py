@@ -11,7 +11,7 @@ def dual_pipe_v(ranks: int, microbatches: int) -> str:
 
 
 class _Rank:
-    """The row of one rank in the making; chunk 0 goes down the ranks, chunk 1 up again."""
+    """Row of one rank under construction; chunk 0 goes down the ranks, chunk 1 up again."""
 
     def __init__(self, rank: int, ranks: int, microbatches: int) -> None:
         self.rank, self.ranks, self.microbatches = rank, ranks, microbatches

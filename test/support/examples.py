@@ -1,4 +1,4 @@
-"""Counts of random examples; runs at night may try more."""
+"""Counts of random examples; nightly runs may try more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that stands in for Slurm's `scontrol show hostnames`."""
+"""Script that stands in for Slurm's `scontrol show hostnames`."""
 
 from __future__ import annotations
 

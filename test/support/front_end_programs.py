@@ -23,9 +23,9 @@ PACKAGE = "shardy.integrations.python.jax.mpmd"
 
 
 def lowered_by_its_tests() -> list[tuple[Any, tuple[Any, ...], Any]]:
-    """Runs the tests of `jit`; returns each function, its arguments, and what they were lowered to."""
+    """Runs the tests of `jit`; returns each function, its arguments, and their lowered programs."""
     importlib.import_module("pathways.mpmd")
-    # They ask it for eight CPU devices, which are there.
+    # The tests call it to get eight CPU devices, which exist already.
     stand_in = types.ModuleType("chex")
     stand_in.set_n_cpu_devices = lambda count: None  # type: ignore[attr-defined]
     sys.modules.setdefault("chex", stand_in)
@@ -55,7 +55,7 @@ def array(leaf: Any) -> Any:
 
 
 def main() -> None:
-    # It uses what JAX has deprecated, and donates what nothing takes.
+    # The front end uses deprecated JAX, and donates arguments that no result can reuse.
     warnings.simplefilter("ignore")
     programs = lowered_by_its_tests()
     for wrapped, types_, lowered in programs:

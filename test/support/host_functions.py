@@ -1,4 +1,4 @@
-"""Functions that tests call on hosts, which import this module and nothing else of the tests."""
+"""Functions that tests call on hosts, which import this module and no other one of the tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def described(tree: Any, key: Any, *, words: Any) -> Any:
 
 
 def kept() -> int:
-    """Returns the number of objects of calls, such as copies of saves, on this host."""
+    """Returns the number of objects that calls keep on this host, such as copies of saves."""
     return len(context().kept)
 
 
@@ -81,7 +81,7 @@ def filled(value: float) -> Any:
 
 
 class Kept:
-    """Object that a call keeps for later ones."""
+    """Object that a call keeps for later calls."""
 
 
 def keep() -> None:
@@ -89,7 +89,7 @@ def keep() -> None:
 
 
 def kept_of_all() -> Any:
-    """Returns the number of objects that calls of all clients keep here, and whether this one's do."""
+    """Returns the number of objects that calls keep here for all clients, and whether this client has one."""
     return [sum(type(one).__name__ == "Kept" for one in gc.get_objects()), "kept" in context().kept]
 
 
@@ -110,7 +110,7 @@ def key_of(seed: int) -> Any:
 
 
 def plain(value: str) -> Any:
-    """Returns values that JSON has, and others."""
+    """Returns a value of some kind, of JSON or not."""
     endless: list[Any] = []
     endless.append(endless)
     return {
@@ -126,7 +126,7 @@ def plain(value: str) -> Any:
 
 
 class BadRow(Exception):
-    """An error of a user's own."""
+    """User-defined error."""
 
 
 def fail(host: int | None = None) -> int:
@@ -166,7 +166,7 @@ def numbered(
 
 
 class Shard:
-    """Iterator over rows with a position, which is not the number of rows it has given."""
+    """Iterator over rows with a position, which is not the number of its rows so far."""
 
     def __init__(self, shard: int, shards: int, count: int) -> None:
         self.shard, self.shards, self.count, self.position = shard, shards, count, 7
@@ -223,7 +223,7 @@ def slow_to_open(seconds: float) -> Any:
 
 
 def generated(shard: int, shards: int) -> Any:
-    """Returns iterators without positions."""
+    """Returns an iterator without positions."""
     return (next(rows) for rows in [Shard(shard, shards, 100)] for _ in range(6))
 
 

@@ -35,7 +35,7 @@ def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
         overlap = ", overlap" if s < overlapping else ""
         lines.append(f'"pw.slice"() {{sym_name = "s{s}", mesh = @mesh{sizes[s]}{overlap}}} : () -> ()')
     lines.append('"pw.constant"() {sym_name = "k", value = dense<0.0> : tensor<4xf32>} : () -> ()')
-    # The name of each value, and the slices that it lives on.
+    # The name of each value, and the slices that it is on.
     values: list[tuple[str, list[int]]] = []
     arguments = []
     for n in range(draw(st.integers(1, 4))):
@@ -128,7 +128,7 @@ def _placement(places: Sequence[int]) -> str:
 
 
 def scheduled(text: str) -> ir.Module:
-    """Returns a program in scheduled form that donates all it can."""
+    """Returns a program in scheduled form that donates all values that it can."""
     module = ir.Module.parse(text, CONTEXT)
     run_passes(module, [Schedule(), PlanMemory(donate_bytes=0), VerifySchedule()])
     return module

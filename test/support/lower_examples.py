@@ -69,7 +69,7 @@ PROGRAMS = {function.__name__: function for function in (char_lm, figure2, kv_de
 
 
 def main(folder: Path, *names: str) -> None:
-    jax.config.update("jax_num_cpu_devices", 3)  # Figure 2 takes its devices as it is imported.
+    jax.config.update("jax_num_cpu_devices", 3)  # Figure 2 requests its devices at import.
     sys.path.insert(0, str(EXAMPLES))
     for name in names:
         lowered = PROGRAMS[name]()

@@ -12,7 +12,7 @@ import pathways as pw
 
 
 def layer(w: jax.Array, x: jax.Array) -> jax.Array:
-    """Multiplies rows by a matrix, and bends them."""
+    """Multiplies rows by a matrix, and applies a nonlinearity."""
     return jnp.tanh(x @ w)
 
 
@@ -72,7 +72,7 @@ def training_step(loss: Callable[..., Any], microbatches: int) -> Callable[..., 
 def carrying_step(loss: Callable[..., Any], microbatches: int) -> Callable[..., Any]:
     """Returns a step of gradient descent whose microbatches hand on state: the loss, parameters and state.
 
-    It takes parameters, state and a batch, as `loss` does, which returns the loss and the new state.
+    The step takes parameters, state and a batch, as `loss` does, which returns the loss and the new state.
     """
 
     def of_microbatch(params: Any, state: Any, batch: Any) -> Any:

@@ -38,9 +38,9 @@ class MpmdProgram:
     Attributes:
       make: returns the function for the front end, or for its stand-in.
       args: its arguments.
-      meshes: the numbers of the devices of each.
+      meshes: the numbers of the devices of each mesh.
       assignment: the mesh of each name.
-      staged: whether names have that as their stage, too.
+      staged: whether names are also the names of stages.
       donate: the numbers of the arguments that are donated.
       specs: the shardings of flat arguments over their mesh, by their numbers.
       schedule: the name of the pipeline schedule.
@@ -108,7 +108,7 @@ def pipeline(stages: int, microbatches: int) -> Callable[[Any], Callable[..., An
         def step(params: Any, xs: Any) -> Any:
             total: Any = None
             for n in range(microbatches):
-                # One for each: the front end counts calls.
+                # One function for each: the front end counts calls.
                 one = front.call(lambda params, x: jax.value_and_grad(loss)(params, x), call_counter=n)
                 value = one(params, xs[n])
                 total = value if total is None else jax.tree.map(jnp.add, total, value)
@@ -225,7 +225,7 @@ PROGRAMS: dict[str, MpmdProgram] = {
         stages(2),
         forms=("call",),
     ),
-    # The second mesh shares a device with the first one, and has them in another order.
+    # The second mesh shares a device with the first one, and has its devices in another order.
     "overlapping": MpmdProgram(
         two_stages,
         ({"w": [normal(4, 4), normal(4, 2)]}, normal(8, 4), normal(7)),
@@ -258,7 +258,7 @@ SCHEDULES = (
     "CIRCULAR",
     "CIRCULAR_WITH_REVERSED_BACKWARD",
 )
-"""The operations of the front end."""
+"""Names of the front end's operations."""
 
 PROGRAMS.update(
     (

@@ -1,8 +1,8 @@
 """Pages of the manual, with their programs and commands.
 
-The language of a block of code says what it is. `python` runs: a block that imports pathways, or the pipeline
-of README as `step`, starts a program, and later blocks continue it. `sh` are commands. `text` is ignored;
-`mlir`, `csv` and `console` are for test_docs_snippets.py.
+The language of a block of code determines its use. `python` runs: a block that imports pathways, or the
+pipeline of README as `step`, starts a program, and later blocks continue it. `sh` are commands. `text` is
+ignored; `mlir`, `csv` and `console` are for test_docs_snippets.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOOLS = (
 )
 COMMAND = re.compile(rf"(?:\w+=\S+ )*(?:\.venv/bin/)?(?:python|pip|make|{'|'.join(TOOLS)}) ")
 ELSEWHERE = "10.0.0.5"
-"""Address of a machine that does not exist: blocks that name it are compiled, and not run."""
+"""Address of a machine that does not exist: blocks that name it are compiled, but not run."""
 PROGRAM = re.compile(r"^(?:import pathways|from step import)", re.MULTILINE)
 
 

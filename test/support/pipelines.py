@@ -1,4 +1,4 @@
-"""Scheduled programs of pipelines, written by hand: every launch and send gets its order here."""
+"""Scheduled programs of pipelines, written by hand: the order of every launch and send is explicit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathways.passes.schedule.memory.plan_memory import PlanMemory
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 
 Work = tuple[str, int, int]
-"""A kind, a stage and a microbatch."""
+"""Kind, stage and microbatch."""
 Policy = Callable[[int, int, int, int], list[Work]]
 """Function from the number of a slice, and the numbers of slices, stages on a slice and microbatches, to its
 work in order."""

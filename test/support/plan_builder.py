@@ -52,7 +52,7 @@ class PlanBuilder:
     def launch(
         self, fn: Callable[..., Any], slice: VirtualSlice, *slots: int, donated: tuple[int, ...] = ()
     ) -> int:
-        """Adds a launch of a function with one result; the name of a function identifies it."""
+        """Adds a launch of a function with one result; functions are identified by their names."""
         operands = tuple(self.types[slot] for slot in slots)
         shapes = [jax.ShapeDtypeStruct(type_.shape, jnp.dtype(type_.dtype)) for type_ in operands]
         lowered = jax.jit(fn, donate_argnums=donated).trace(*shapes).lower(lowering_platforms=("cpu",))

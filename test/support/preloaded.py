@@ -1,8 +1,8 @@
 """Python programs in processes that have imported JAX and Pathways before they start.
 
 A new process computes for a second until both are imported. Those started here are forked from one that has
-done so and has started no backend; all else is their own, as if `subprocess` had started them. A run of
-pytest has one such parent, whatever the number of its processes: the first that needs it starts it.
+done so and has started no backend; all other state is their own, as if `subprocess` had started them. A run
+of pytest has one such parent for all its processes: the first that needs it starts it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MODULES = (
 _READ_AT_IMPORT = "JAX_", "PYTHONHASHSEED", "PW_CPU_DEVICES"
 """Prefixes of the variables that Python, JAX and Pathways read when they start."""
 _RUN = "PATHWAYS_TEST_PRELOADED"
-"""The variable with the process of the run that all belong to, a colon, and the folder of its sockets."""
+"""Variable with the process of the run that all belong to, a colon, and the folder of its sockets."""
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
@@ -55,7 +55,7 @@ _STARTED_WITH = _read_at_import(os.environ)
 _lock = threading.Lock()
 
 AUDIT_EVENT = "preloaded.PreloadedProcess"
-"""The event of `sys.audit` that a process is started."""
+"""Event of `sys.audit` at the start of a process."""
 
 
 class PreloadedProcess:
@@ -64,8 +64,8 @@ class PreloadedProcess:
     Args:
       command: `-m` and a module, `-c` and a program, or a file; then its arguments. `-P` may stand before.
       stdin: the file descriptor of its standard input.
-      stdout: that of its standard output.
-      stderr: that of its standard error.
+      stdout: the file descriptor of its standard output.
+      stderr: the file descriptor of its standard error.
       cwd: its working directory.
       env: its environment; variables that are read at the start of Python, JAX or Pathways are as in this
         process.
@@ -107,7 +107,7 @@ class PreloadedProcess:
         """Returns its exit code if it has exited, negative if a signal killed it."""
         with self._read:
             if self.returncode is None and select.select([self._ending], [], [], 0)[0]:
-                # Nothing if all were killed.
+                # The read is empty if all processes were killed.
                 self.returncode = int(self._ending.recv(100) or -signal.SIGKILL)
                 self._ending.close()
         return self.returncode
@@ -118,7 +118,7 @@ class PreloadedProcess:
         Raises:
           subprocess.TimeoutExpired: it has not.
         """
-        with contextlib.suppress(ValueError, OSError):  # Another thread has closed it.
+        with contextlib.suppress(ValueError, OSError):  # Another thread may have closed it.
             select.select([self._ending], [], [], timeout)
         code = self.poll()
         if code is None:
@@ -182,7 +182,7 @@ def popen(command: Sequence[str], **options: Any) -> Any:
     """Starts a worker like `subprocess.Popen`: as a forked process, if that is the same."""
     from pathways.runtime.hosts.launch.commands import worker_command
 
-    # Not a spare: those are to be new. Nor is this process the parent of forked ones.
+    # Spares, too, have to be new processes: they are children of this one, which forked ones are not.
     is_worker = (
         list(command[:-1]) == worker_command(sys.executable) and options["stdout"] == subprocess.DEVNULL
     )
@@ -200,10 +200,10 @@ def popen(command: Sequence[str], **options: Any) -> Any:
 
 
 def start_workers() -> None:
-    """Makes the workers that this process starts on this machine forked processes."""
+    """Forks the workers that this process starts on this machine."""
     from pathways.runtime.resources import child_process
 
-    # Processes of pytest-xdist inherit it, and with it the parent.
+    # Processes of pytest-xdist inherit the variable, and with it the parent.
     _join_run()
     child_process.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})  # type: ignore[assignment]
 
@@ -246,12 +246,12 @@ def _start_parent(owner: int, path: Path) -> None:
         f"preloaded.serve({listener.fileno()}, {ends})"
     )
     command = [sys.executable, "-P", "-c", code]
-    # A test that needs it first may have changed what is read at the start.
+    # The test that needs it first may have changed variables that are read at the start.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_IMPORT)}
     parent = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno(), ends], env=inherited | _STARTED_WITH
     )
-    # A `Popen` that is garbage-collected warns of a process that runs.
+    # A `Popen` that is garbage-collected warns about its running process.
     atexit.register(parent.poll)
     listener.close()
     os.close(ends)
@@ -262,7 +262,7 @@ def serve(number: int, ends: int) -> None:
 
     Args:
       number: the file descriptor of the socket for requests.
-      ends: that of the process of the run, with which it exits.
+      ends: the pidfd of the process of the run, with which this process exits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(number, False)
@@ -270,9 +270,9 @@ def serve(number: int, ends: int) -> None:
     for name in _MODULES:
         importlib.import_module(name)
     start_workers()
-    # No forked process should traverse the objects that all of them share, nor copy them for that.
+    # Forked processes should not traverse the objects that all of them share, which would copy their pages.
     gc.freeze()
-    # That is run as a program.
+    # Forked workers run this module as a program: `runpy` warns if it is imported already.
     del sys.modules["pathways.runtime.hosts.worker.process"]
     listener = socket.socket(fileno=number)
     with selectors.DefaultSelector() as ready:
@@ -324,7 +324,7 @@ def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> None:
 
 
 def _main(command: Sequence[str], cwd: str, environment: Mapping[str, str]) -> None:
-    """Runs such a process; does not return."""
+    """Runs a forked process; does not return."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)

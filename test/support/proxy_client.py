@@ -13,7 +13,7 @@ import h2.events
 
 
 class HttpClient:
-    """The client's end of a connection of HTTP/2, without socket."""
+    """Client's end of a connection of HTTP/2, without a socket."""
 
     def __init__(self) -> None:
         config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
@@ -52,7 +52,7 @@ class HttpClient:
             )
 
     def receive(self, data: bytes) -> None:
-        """Reads what the server sent."""
+        """Reads data that the server has sent."""
         for event in self.h2.receive_data(data):
             match event:
                 case h2.events.DataReceived(stream_id=stream, data=piece, flow_controlled_length=size):
@@ -69,7 +69,7 @@ class HttpClient:
 
 
 class SocketClient(HttpClient):
-    """A client at a UNIX socket."""
+    """Client at a UNIX socket."""
 
     def __init__(self, path: Path, timeout: float = 60.0) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class SocketClient(HttpClient):
         self.flush()
 
     def flush(self) -> None:
-        """Writes what is to be sent."""
+        """Writes the pending data."""
         self._socket.sendall(self.h2.data_to_send())
 
     def wait_for_message(self, stream: int) -> bytes:
@@ -95,7 +95,7 @@ class SocketClient(HttpClient):
         return self.statuses[stream]
 
     def close(self) -> None:
-        """Closes the connection, whatever it is in the middle of."""
+        """Closes the connection, even in the middle of a call."""
         self._socket.close()
 
     def _read(self) -> None:

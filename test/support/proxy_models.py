@@ -1,4 +1,4 @@
-"""Larger JAX programs that know nothing of a server: dtypes, libraries of models, checkpoints, training.
+"""Larger JAX programs that know of no server: dtypes, libraries of models, checkpoints, training.
 
 As a script, runs them on whatever backend JAX has: `python proxy_models.py RESULTS`.
 """

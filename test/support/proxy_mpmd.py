@@ -1,6 +1,6 @@
 """Programs of `mpmd_programs` as JAX sends them to a server: in IFRT IR, in one execution.
 
-As a script, runs them on whatever backend JAX has and pickles what they return or raise:
+As a script, runs them on whatever backend JAX has and pickles their results or errors:
 `python proxy_mpmd.py RESULTS [NAME ...]`.
 """
 

@@ -1,6 +1,6 @@
-"""Small JAX programs that know nothing of a server; each returns a tree of arrays of NumPy.
+"""Small JAX programs that know of no server; each returns a tree of arrays of NumPy.
 
-As a script, runs them on whatever backend JAX has and pickles what they return or raise:
+As a script, runs them on whatever backend JAX has and pickles their results or errors:
 `python proxy_programs.py RESULTS`.
 """
 
@@ -210,7 +210,7 @@ def arrays_are_split_and_joined_along_axes_of_a_mesh() -> Any:
         arrays=[x], mesh_axis_sizes=(2, 4), submesh_shardings=[of_slices], donate=False, **of_axis
     )
     on_host = to_host(jax.tree.leaves(halves))
-    # The shards of the result are those of what is donated.
+    # The shards of the result are those of the donated array.
     joined = _pathways._concatenate_by_mesh_axis(
         arrays=halves, mesh_axis_sizes=(2, 4), out_shardings=[across], donate=True, **of_axis
     )
@@ -391,7 +391,7 @@ def to_host(tree: Any) -> Any:
 
 
 def run_all(programs: dict[str, Program]) -> dict[str, Any]:
-    """Returns what each program returned, with arrays of NumPy, or an error."""
+    """Returns the result of each program, with arrays of NumPy, or an error."""
     results = {}
     for name, function in programs.items():
         try:

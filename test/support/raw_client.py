@@ -76,7 +76,7 @@ def stop(controller: Client, program: HostedProgram) -> None:
     taken = dict.fromkeys(program.inputs, (number,))
     step = Submit(controller.session.take_numbers(8), program.number, taken, (number,))
     controller.session._service.steps.send(step)
-    # It stops for longer than the service waits for a heartbeat.
+    # It stops for longer than the heartbeat of the service.
     controller.session._heartbeat = 1.0
     print("stops", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)

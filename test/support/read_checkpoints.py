@@ -2,7 +2,7 @@
 
   python read_checkpoints.py FOLDER ...
 
-Each folder is read in all ways that users have. The output is a JSON line for each: the names of the leaves
+Each folder is read in all ways of users. The output is a JSON line for each: the names of the leaves
 with dtype, shape and a checksum of the bytes.
 """
 

@@ -81,7 +81,7 @@ def over_devices(shard_shape: list[int], devices: int | Sequence[int]) -> dict[s
 
 
 def over_rows(count: int) -> dict[str, Any]:
-    """Returns the sharding of an array of one dimension that is cut for some devices."""
+    """Returns the sharding of an array of one dimension that is split over some devices."""
     tiles = {"type": "OTHER", "tile_assignment_dimensions": [count], "tile_assignment_devices": range(count)}
     proto = MESSAGES["xla.ifrt.HloShardingProto"](
         devices={"device_ids": range(count)}, xla_op_sharding=tiles

@@ -1,8 +1,8 @@
-"""Random histories of training that goes on by itself; only the core is real.
+"""Random histories of training that recovers by itself; only the core is real.
 
-Hosts have memory and devices, and do what the core's effects say, in random times. Islands are lost with and
+Hosts have memory and devices, and carry out the core's effects in random times. Islands are lost with and
 without their memory, return, leave and are given up; copies are slow, fail and are corrupt; the controller is
-started again. Every event is followed by a check of what must always hold.
+restarted. Every event is followed by a check of the invariants.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ from pathways.runtime.simulate.events import SimulatedTime
 
 STEP_SECONDS = 0.4
 ACT_SECONDS = 6.0
-"""In which everything goes wrong that does."""
+"""Seconds within which all faults occur."""
 
 LONGEST_ABSENCE = 4.0
 PATIENCE = (0.0, 0.0, 1.0, 3.0)
 CALM_SECONDS = 9.0
-"""In which training must run again when nothing else goes wrong."""
+"""Seconds within which training must run again after the last fault."""
 
 PIECES = 12
-"""Blocks of what replicas share: divides by each number of replicas."""
+"""Blocks of values that replicas share: divisible by each number of replicas."""
 
 
 class SimulatedHost:
-    """A host: its workers' devices and its memory.
+    """Host: its workers' devices and its memory.
 
     Attributes:
       memory: the blocks of each version, with the step whose state they are.
@@ -118,7 +118,7 @@ def random_topology(chance: random.Random) -> ReplicaTopology:
 
 def random_policy(chance: random.Random, replicas: int) -> RecoveryPolicy:
     least = chance.randint(1, replicas)
-    # Not each number divides the microbatches.
+    # Some numbers do not divide the microbatches.
     counts = [n for n in range(least, replicas) if chance.random() < 0.7]
     every = chance.choice((1, 2, 4, 60, None))
     return RecoveryPolicy(
@@ -131,16 +131,16 @@ def random_policy(chance: random.Random, replicas: int) -> RecoveryPolicy:
 
 
 class SimulatedTraining:
-    """One history.
+    """Player of a random history.
 
     Args:
-      seed: which.
-      make: makes the core; a planted fault is a subclass.
+      seed: the seed of the history.
+      make: creates the core; a planted fault is a subclass.
 
     Attributes:
-      history: the times of the events, the events, and the effects that they had.
+      history: the times of the events, the events, and their effects.
       metrics: the steps whose metrics were given to the loop's body of the current controller, in order.
-      counts: what happened, for statistics.
+      counts: the counts of events, for statistics.
     """
 
     def __init__(self, seed: int, make: type[ResilienceCore] = ResilienceCore) -> None:
@@ -163,7 +163,7 @@ class SimulatedTraining:
         self.absent: set[int] = set()
         self.dead: set[int] = set()
         self.lost_at: dict[int, float] = {}
-        # What has happened and the core does not know yet.
+        # Events that the core has not handled yet.
         self.unknown = 0
         self.last_failure = 0.0
         self.ends = False
@@ -191,10 +191,10 @@ class SimulatedTraining:
         assert devices is not None, f"host {host} has no workers"
         return devices
 
-    # Playing.
+    # Play.
 
     def play(self) -> None:
-        """Plays it; an assertion fails when something is wrong."""
+        """Plays the history; an assertion fails when an invariant does not hold."""
         self.do(self.core.start(0.0), None)
         kinds = self.chance.sample(list(ACTS), self.chance.randint(1, 4))
         for _ in range(self.chance.choice((0, 1, 2, 4, 6))):
@@ -222,12 +222,12 @@ class SimulatedTraining:
         self.time.after(0.3, self.tick)
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Has the current controller, and no later one, see something in some seconds."""
+        """Calls a function in some seconds, unless the controller is restarted before."""
         generation = self.generation
         self.time.after(seconds, lambda: act() if generation is self.generation else None)
 
     def issue(self) -> None:
-        """Issues a step, and tells the core of the boundary after it."""
+        """Issues a step, and notifies the core of the boundary after it."""
         self.time.after(STEP_SECONDS * self.chance.uniform(0.8, 1.2), self.issue)
         if self.is_held or self.ends or self.step - self.first - len(self.metrics) >= self.ahead:
             return
@@ -245,7 +245,7 @@ class SimulatedTraining:
             return
         expected = self.first + len(self.metrics)
         if number < expected:
-            # They were given before the step was run again.
+            # The metrics were given before the step was run again.
             return
         if number > expected:
             self.later(0.1, lambda: self.read_metrics(attempt, number))
@@ -308,7 +308,7 @@ class SimulatedTraining:
             assert len(set(islands)) == len(islands), f"both copies of {key} on one island"
 
     def islands_of_blocks(self, key: VersionKey) -> Mapping[str, list[int]]:
-        """Returns the islands of the copies of each block of a version, those being made included."""
+        """Returns the islands of the copies of each block of a version, including copies in flight."""
         holders: dict[str, set[int]] = collections.defaultdict(set)
         for host, own in self.hosts.items():
             for block in own.memory.get(key, ()):
@@ -537,7 +537,7 @@ class SimulatedTraining:
         self.notify(MemoryLost(host))
 
     def leave(self) -> None:
-        """Requests an island to end, which it does in a while."""
+        """Requests an island to exit, which it does after a while."""
         island = self.chance.choice(self.islands)
         if island in self.absent:
             return
@@ -551,7 +551,7 @@ class SimulatedTraining:
         self.time.after(self.chance.choice((0.5, 3.0)), end)
 
     def restart_controller(self) -> None:
-        """Ends the controller; another one finds what hosts have, once all islands are connected."""
+        """Ends the controller; another one reads the memory of hosts, once all islands are connected."""
         if self.absent or self.unknown or isinstance(self.core.phase, RunAbandoned):
             return
         stored = {}
@@ -564,7 +564,7 @@ class SimulatedTraining:
         if not self.disk and not any(one.is_committed for one in stored.values()):
             return
         self.counts["controllers restarted"] += 1
-        # It begins where it has to, and nobody else says where.
+        # The new controller begins at the right step, which only the memory of hosts determines.
         self.new_controller(first=0)
         self.may_restore = {key for key, one in stored.items() if one.is_committed}
         self.committed = max((key for key in self.may_restore if not self.is_lost(key)), default=None)
@@ -574,7 +574,7 @@ class SimulatedTraining:
         self.core = self.make(self.topology, self.policy, stored, max(self.disk, default=None))
         self.do(self.core.start(self.time.now), None)
 
-    # What must hold.
+    # Invariants.
 
     def is_lost(self, key: VersionKey | None) -> bool:
         """Returns whether some block of a version is in no memory that a worker will have again."""
@@ -666,13 +666,13 @@ ACTS: Mapping[str, Callable[[SimulatedTraining], None]] = {
 
 
 def problem(seed: int, make: type[ResilienceCore] = ResilienceCore) -> str | None:
-    """Returns what goes wrong in a history; None for nothing."""
+    """Returns the problem of a history; None if there is none."""
     what = problem_of(SimulatedTraining(seed, make))
     return None if what is None else f"seed {seed}: {what}"
 
 
 def problem_of(training: SimulatedTraining) -> str | None:
-    """Plays a history; returns what goes wrong in it, and None for nothing."""
+    """Plays a history; returns its problem, and None if there is none."""
     try:
         training.play()
     except Exception as error:

@@ -1,6 +1,6 @@
 """Stress test of programs on two hosts from many threads for some seconds: `stress_hosts.py SEED SECONDS`.
 
-P goes A, B, A and Q goes B, A, B; a third one goes both ways at once. If both hosts did not run them in one
+P goes A, B, A and Q goes B, A, B; a third program goes both ways at once. If hosts did not run them in one
 order, one could begin on A and the other on B, and both would wait for ever. All values are integers, so that
 results are exact.
 """
@@ -52,7 +52,7 @@ class Held:
 
 
 class Programs:
-    """The programs, over two slices on a host each."""
+    """Programs over two slices on a host each."""
 
     def __init__(self) -> None:
         devices = pw.make_virtual_device_set()
@@ -72,7 +72,7 @@ class Thread:
       seed: the seed of its choices.
       programs: the programs.
       common: arrays that all threads read.
-      readers: a queue of arrays that other threads should read.
+      readers: a queue of arrays that other threads are to read.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ def check(held: Held) -> None:
 
 
 def holds(kept: list[Held]) -> list[tuple[int, int]]:
-    """Returns the arrays and bytes that each host has to hold for handles."""
+    """Returns the arrays and bytes that each host must hold for handles."""
     arrays = {id(held.array): held.array for held in kept if not isinstance(held.array, np.ndarray)}
     return [
         (len(on_host), sum(array.nbytes for array in on_host))

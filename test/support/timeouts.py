@@ -1,6 +1,6 @@
 """Plugin of pytest: a test that is about to time out reports the state of its hosts, and then fails.
 
-pytest-timeout terminates the process, and with it the log of the test and all tests that are still to run.
+pytest-timeout terminates the process, and with it the log of the test and all later tests.
 Some seconds before, this plugin writes the stacks of threads and the state of hosts, and kills the hosts: a
 test that waits for them fails, and the run continues. Only a test that waits for something else is left to
 pytest-timeout.
@@ -59,7 +59,7 @@ def _act(item: pytest.Item, settings: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     hosts = _hosts()
     with path.open("w") as file:
-        # On disk before hosts are queried: that may hang as the test does.
+        # The stacks are on disk before hosts are queried: that may hang as the test does.
         file.write(f"{item.nodeid}: still running, its timeout is {settings.timeout:g} s\n\nthreads\n")
         file.flush()
         faulthandler.dump_traceback(file)
@@ -81,7 +81,7 @@ def _hosts() -> list[WorkerHandle]:
 
 
 def _in_time(texts: Iterable[str], seconds: float) -> list[str]:
-    """Returns the texts that a thread of their own yields within some seconds."""
+    """Returns the texts that a generator yields in a thread of its own within some seconds."""
     found: list[str] = []
     last: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Workers that tests share: they stay from one test to the next, without the state that one has left."""
+"""Workers that tests share: they stay from one test to the next, but without its state."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class _Workers:
     pids: list[int] = dataclasses.field(default_factory=list)
 
     def connect(self) -> Client:
-        """Returns their controller, or a new one of a client."""
+        """Returns their controller, or a new client of the service."""
         controller = self.owner.attach() if isinstance(self.owner, ServiceInThreads) else self.owner
         self.pids = self.pids or _pids(controller)
         return controller
 
     def are_intact(self, controller: Client) -> bool:
-        """Returns whether they are those that were started, and can be used."""
+        """Returns whether they are the workers that were started, and can be used."""
         return controller.is_usable() and controller.is_whole() and _pids(controller) == self.pids
 
 
@@ -78,7 +78,7 @@ class WorkerPool:
                 if devices.process_cluster.bound_slices():
                     for slice in devices.process_cluster.manager().holders():
                         pw.release(slice)
-                # Before the check of what is left: this drops arrays kept for the next call of a program.
+                # Before the check: this drops arrays kept for the next call of a program.
                 devices.process_cluster.disconnect()
                 left = {} if may_leave() else self._left()
             finally:
@@ -118,13 +118,13 @@ class WorkerPool:
             )
             controller = workers.connect()
         assert controller is not None
-        # Last: the first is the one that was unused for longest.
+        # Appended last: the first is the one that was unused for longest.
         self._workers[key] = workers
         self._connected[key] = controller
         return controller
 
     def _disconnect(self) -> None:
-        """Takes the place of `connect._close`: the workers stay, and no trace is theirs."""
+        """Replaces `connect._close`: the workers stay, and no trace is written for them."""
         controller = connect._controller
         if controller is not None:
             for wait in connect.before_end:

@@ -1,6 +1,6 @@
 """Workers without JAX: threads of this process that connect, report that they are ready, and reply to steps.
 
-Only the controller and their connections take time.
+Only the controller and the connections of workers take time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ThreadWorker:
     """`WorkerProcess` that is a thread.
 
     Args:
-      config: its configuration.
-      seconds: the time of its liveness check.
+      config: the configuration of the worker.
+      seconds: the duration of its liveness check.
       fails: whether it exits instead of connecting.
 
     Attributes:
@@ -99,7 +99,7 @@ class ThreadWorker:
                     case Run() as run:
                         connection.send(Done(run.run, None, {}, 0.0))
                     case Load() as load:
-                        # It comes among arrays.
+                        # The message arrives among arrays.
                         self._connections["steps"].send(LoadDone(load.request, None))
                     case _:
                         pass
@@ -107,14 +107,14 @@ class ThreadWorker:
 
 
 class ThreadLauncher:
-    """`Launcher` of such workers.
+    """`Launcher` of such threads.
 
     Args:
       seconds: the time of each liveness check, as over a network.
-      fails: the number of the one that exits at once, if one does.
+      fails: the number of the worker that exits at once, if one does.
 
     Attributes:
-      workers: those that it has started.
+      workers: the workers that it has started.
     """
 
     def __init__(self, seconds: float = 0.0, fails: int | None = None) -> None:

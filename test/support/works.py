@@ -1,4 +1,4 @@
-"""The work of pipelines, which schedules order."""
+"""Work of pipelines, which schedules order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def work_of(pipeline: Pipeline, halves: bool = False) -> Work:
 
 
 def most_live(order: Sequence[Action], stage: int | None = None) -> int:
-    """Returns the most microbatches that a stage, or a slice, has done forward and not yet backward."""
+    """Returns the maximum of microbatches that a stage, or a slice, has done forward and not yet backward."""
     live = most = 0
     for action in order:
         if stage is None or action.stage == stage:
