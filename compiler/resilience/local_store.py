@@ -93,7 +93,7 @@ class LocalSnapshotStore(SnapshotStore):
         self.topology = ReplicaTopology(
             {number: HostPlace(number, f"island{number}") for number in numbers},
             (frozenset(numbers),),
-            lambda replicas: self._holdings,
+            lambda replicas, key: self._holdings,
         )
         self._holdings: Holdings = {}
         self._kept: dict[VersionKey, _KeptState] = {}

@@ -135,7 +135,7 @@ class ResilienceCore:
                 version.copies = dict(found.blocks)
                 version.is_committed = True
                 # The memory of hosts does not say what was on which device.
-                version.holdings = topology.holdings(found.replicas)
+                version.holdings = topology.holdings(found.replicas, key)
                 version.blocks = frozenset().union(*version.holdings.values())
                 self.table.versions[key] = version
                 self.attempt = max(self.attempt, key.attempt)
@@ -516,7 +516,7 @@ class ResilienceCore:
         loads: tuple[BlockLoad, ...] = ()
         if version is not None:
             same = version.replicas == replicas
-            needs = version.holdings if same else self._topology.holdings(replicas)
+            needs = version.holdings if same else self._topology.holdings(replicas, version.key)
             planned = plan_loads(needs, version.copies_at(self.hosts), self._topology.hosts)
             assert planned is not None, "a version that is whole has all blocks"
             loads = tuple(BlockLoad(host, source, blocks) for (source, host), blocks in planned.items())
@@ -529,6 +529,9 @@ class ResilienceCore:
         causes = "".join(f"{cause}; " for cause in self._causes)
         self._causes.clear()
         text = f"{causes}going on from version {step} in {where}, {count} run again"
+        every = len(self._topology.replicas)
+        if every > 1:
+            text += f", with {len(replicas)} of {every} replicas"
         return [Log(logging.WARNING if causes else logging.INFO, text), self._kept(), restore]
 
     def _finish_restore(self, restored: HostRestored, now: float) -> list[ResilienceEffect]:

@@ -33,13 +33,13 @@ class ReplicaTopology:
     Attributes:
       hosts: where each host is, by its number.
       replicas: the islands of each replica; one of all islands where the program has none.
-      holdings: returns what each host has when these replicas run, in terms of blocks that are small enough
-        for each such set of replicas.
+      holdings: returns what each host has of a version when these replicas run, in terms of its blocks, which
+        are small enough for each such set of replicas.
     """
 
     hosts: Mapping[int, HostPlace]
     replicas: tuple[frozenset[int], ...]
-    holdings: Callable[[tuple[int, ...]], Holdings]
+    holdings: Callable[[tuple[int, ...], VersionKey], Holdings]
 
     def islands(self, replicas: tuple[int, ...]) -> frozenset[int]:
         """Returns the islands of some replicas."""

@@ -99,10 +99,10 @@ def random_topology(chance: random.Random) -> ReplicaTopology:
     if chance.random() < 0.5:
         used = islands if islands < 3 or chance.random() < 0.4 else islands - 1
         shared = {host: frozenset((f"b{host}", "everywhere")) for host in range(used * size)}
-        return ReplicaTopology(hosts, (frozenset(range(used)),), lambda replicas: shared)
+        return ReplicaTopology(hosts, (frozenset(range(used)),), lambda replicas, key=None: shared)
     has_pieces = chance.random() < 0.5
 
-    def holdings(replicas: tuple[int, ...]) -> Mapping[int, frozenset[str]]:
+    def holdings(replicas: tuple[int, ...], key: VersionKey | None = None) -> Mapping[int, frozenset[str]]:
         held: dict[int, set[str]] = {}
         for index, replica in enumerate(replicas):
             for mate in range(size):

@@ -323,7 +323,7 @@ def stages(islands: int, size: int = 1) -> ReplicaTopology:
     """Islands that each have a stage of a program, one block on each host."""
     hosts = {host: HostPlace(host // size, f"machine{host // size}") for host in range(islands * size)}
     blocks = {host: frozenset((f"block {host}",)) for host in hosts}
-    return ReplicaTopology(hosts, (frozenset(range(islands)),), lambda replicas: blocks)
+    return ReplicaTopology(hosts, (frozenset(range(islands)),), lambda replicas, key=None: blocks)
 
 
 def replicas(count: int) -> ReplicaTopology:
@@ -332,7 +332,7 @@ def replicas(count: int) -> ReplicaTopology:
     return ReplicaTopology(
         hosts,
         tuple(frozenset((island,)) for island in range(count)),
-        lambda chosen: dict.fromkeys(chosen, frozenset(("weights",))),
+        lambda chosen, key=None: dict.fromkeys(chosen, frozenset(("weights",))),
     )
 
 
@@ -360,7 +360,7 @@ def test_resilience_streams_nothing_that_another_replica_has():
 def test_resilience_prefers_buddies_on_other_machines():
     hosts = {0: HostPlace(0, "a"), 1: HostPlace(1, "a"), 2: HostPlace(2, "b")}
     blocks = {0: frozenset(("weights",))}
-    topology = ReplicaTopology(hosts, (frozenset((0,)),), lambda replicas: blocks)
+    topology = ReplicaTopology(hosts, (frozenset((0,)),), lambda replicas, key=None: blocks)
     shell = Shell(ResilienceCore(topology, RecoveryPolicy(10)))
     assert places(shell.of(MakeCopies)) == [(0, 0), (0, 2)]
 
