@@ -233,7 +233,7 @@ def hold(controller: Client, arrays: int) -> None:
     for gang in controller.pool.gangs:
         location = gang.location(DeviceLayout((0,), (1,), ("x",), ((),)))
         for _ in range(arrays):
-            controller.put(np.zeros(1 << 10, np.float32), location)
+            controller.put(np.zeros(1 << 10, np.float32), location, controller.take_numbers())
     keep(controller, [[0, 1]], 0.0)
 
 

@@ -138,7 +138,7 @@ def relocate_array(cluster: Client, array: Array, where: Location) -> None:
       HostError: a host was lost.
     """
     if relocate(cluster, HostsBackend(cluster)._load, [(array, array, where)]):
-        array.add_copy(where, cluster.put(array.fetch(), where))
+        array.put(where, array.fetch())
 
 
 def _place(binding: Binding) -> SlicePlace:

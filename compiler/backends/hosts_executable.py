@@ -20,6 +20,7 @@ from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.host_facts import HostFacts
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan
@@ -186,22 +187,25 @@ class HostsExecutable(ProgramExecutable):
 
     def execute(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are on their slices."""
+        controller = self._controller
         # Another thread may donate them, too: before this call, which is an error, or after it.
-        with self._controller.order:
+        with controller.order:
             arguments = {
                 island: [leaves[n].number_at(location) for n, location in inputs]
                 for island, inputs in self._inputs.items()
             }
-            step = self._controller.run(self._program, arguments, self._steps_of(leaves))
-            for n in self._donated:
-                leaves[n].delete()
-        first = step.number + 1
-        return self.interface.out_tree.unflatten(
-            [
-                Array(self._controller, aval, {where: first + n for where, n in places}, step)
-                for aval, places in zip(self.interface.out_avals, self._results, strict=True)
-            ]
-        )
+            step = controller.prepare_step(self._program)
+            # Without a handle nothing would free a result.
+            with uninterrupted():
+                controller.issue(step, self._program, arguments, self._steps_of(leaves))
+                for n in self._donated:
+                    leaves[n].delete()
+                first = step.number + 1
+                results = [
+                    Array(controller, aval, {where: first + n for where, n in places}, step)
+                    for aval, places in zip(self.interface.out_avals, self._results, strict=True)
+                ]
+        return self.interface.out_tree.unflatten(results)
 
     def _steps_of(self, leaves: Sequence[Array]) -> list[Step | None]:
         """Returns the steps that produced the arguments where they are read."""
@@ -229,7 +233,7 @@ class HostsExecutable(ProgramExecutable):
             array = placed[n]
             if not array.is_at(where):
                 value = _value(leaves[n], self._signature.avals[n])
-                array.add_copy(where, self._controller.put(value, where))
+                array.put(where, value)
         return placed
 
     def _apart(self, n: int, array: Array) -> Array:

@@ -34,6 +34,7 @@ from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.resources.manager import Binding
@@ -155,11 +156,14 @@ def _run(controller: Client, program: HostedProgram, going: Sequence[tuple[Array
             for island, ports in program.inputs.items()
         }
         producers = [array.step_at(move.source) for array, _, move in going]
-        step = controller.run(program, arguments, producers)
-        for ports in program.outputs.values():
-            for position, port in enumerate(ports):
-                _, copy, move = going[port.number]
-                copy.add_copy(move.target, step.number + 1 + position, step)
+        step = controller.prepare_step(program)
+        # Without a handle nothing would free a result.
+        with uninterrupted():
+            controller.issue(step, program, arguments, producers)
+            for ports in program.outputs.values():
+                for position, port in enumerate(ports):
+                    _, copy, move = going[port.number]
+                    copy.add_copy(move.target, step.number + 1 + position, step)
 
 
 def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:

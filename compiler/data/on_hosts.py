@@ -27,6 +27,7 @@ from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain as plain_values
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, ResultArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.worker.batches import InputEnded
@@ -141,17 +142,19 @@ class FunctionOnHosts(ProcessBound):
                     records,
                     structure,
                 )
-                call = hosts.call(
-                    self.name,
-                    gang,
-                    [host for host in gang.hosts if not ids.isdisjoint(host.ready.devices)],
-                    message,
-                    [array.step_at(where) for array, where in taken],
-                )
-                calls.append(call)
-                for n, (aval, _) in enumerate(outputs or ()):
-                    where = gang.location((records or ())[n].placement)
-                    results.append(Array(hosts, aval, {where: call.number + 1 + n}, call))
+                # Without a handle nothing would free a result.
+                with uninterrupted():
+                    call = hosts.call(
+                        self.name,
+                        gang,
+                        [host for host in gang.hosts if not ids.isdisjoint(host.ready.devices)],
+                        message,
+                        [array.step_at(where) for array, where in taken],
+                    )
+                    calls.append(call)
+                    for n, (aval, _) in enumerate(outputs or ()):
+                        where = gang.location((records or ())[n].placement)
+                        results.append(Array(hosts, aval, {where: call.number + 1 + n}, call))
         tree = None if outputs is None else plain_values.build(plain_values.decode(structure), results)
         return _RemoteCall(self.name, hosts, calls, tree, is_value=outputs is None)
 
@@ -470,7 +473,7 @@ def _at(
         value = leaf.fetch()
     else:
         value = np.asarray(jax_internals.key_data(leaf)) if is_key else np.asarray(leaf, aval.dtype)
-    array.add_copy(target, hosts.put(value, target))
+    array.put(target, value)
     return array, target
 
 

@@ -99,8 +99,13 @@ class Session[Program, Workers, Location](abc.ABC):
         """Starts a call of a function on hosts of an island, as `run` does a step."""
 
     @abc.abstractmethod
-    def put(self, value: Any, location: Location) -> int:
-        """Sends an array to the hosts of a location, and returns its number there.
+    def put(self, value: Any, location: Location, number: int) -> None:
+        """Sends an array to the hosts of a location.
+
+        Args:
+          value: the array.
+          location: the place.
+          number: its number there, from `take_numbers`.
 
         Raises:
           HostError: an island is lost or leaves.

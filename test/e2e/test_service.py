@@ -32,6 +32,7 @@ from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client import connect
 from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
@@ -181,16 +182,20 @@ def test_service_disconnects_a_client_that_floods(service, start):
     assert_steps_go_on(service)
 
 
+def put(client: Client, location: Location) -> int:
+    """Returns the number of a new array at a location."""
+    number = client.take_numbers()
+    client.put(np.zeros(4, np.float32), location, number)
+    return number
+
+
 @pytest.mark.parametrize("way", ["takes", "fetches", "donates"])
 def test_service_runs_steps_while_a_client_waits_for_a_call(service, ann, program, devices, tmp_path, way):
     """Hosts have one queue for all clients: steps that need a call in flight wait before it."""
     bob = service.attach("bob")
     bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
     other = bob.load(bound, lambda **_: None)
-    taken = {
-        island: [bob.put(np.zeros(4, np.float32), port.location) for port in ports]
-        for island, ports in other.inputs.items()
-    }
+    taken = {island: [put(bob, port.location) for port in ports] for island, ports in other.inputs.items()}
     slice = devices.add_slice((1,), ("x",), island="island0")
     double = pw.jit(lambda x: x * 2, devices=slice)
     donating = pw.program(lambda x: double(x), donate_argnums=0)

@@ -20,6 +20,7 @@ from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import different_shards
 from pathways.runtime.xla import pjrt
@@ -208,6 +209,23 @@ class Array:
             return self._copies[location]
         except KeyError:
             self._check_alive()
+            raise
+
+    def put(self, location: Location, value: np.ndarray[Any, Any]) -> None:
+        """Sends its value to a location, where it has a copy from now on.
+
+        Raises:
+          HostError: an island is lost or leaves.
+        """
+        number = self._controller.take_numbers()
+        try:
+            self._controller.put(value, location, number)
+            self.add_copy(location, number)
+        except BaseException:
+            # Ctrl-C may come between the two lines.
+            with uninterrupted():
+                if self._copies.get(location) != number:
+                    self._controller.forget(location, number)
             raise
 
     def add_copy(self, location: Location, number: int, step: Step | None = None) -> None:

@@ -110,9 +110,13 @@ class Client:
         """Notes that a program is no longer run; finalizers may call it."""
         self.session.unload(program)
 
-    def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
-        """Sends an array to the hosts of a location; returns its number there, see `Session.put`."""
-        return self.session.put(value, location)
+    def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
+        """Sends an array to the hosts of a location, see `Session.put`."""
+        self.session.put(value, location, number)
+
+    def take_numbers(self, count: int = 1) -> int:
+        """Returns the first of `count` consecutive numbers, for arrays that are put."""
+        return self.session.take_numbers(count)
 
     def run(
         self,
@@ -134,15 +138,32 @@ class Client:
         Raises:
           HostError: a host is lost.
         """
-        session = self.session
         with self.pool.order:
-            session.wait_for_room(program)
-            number = session.take_numbers(1 + program.most_outputs)
-            step = Step(
-                program.name, number, program.host_numbers, program.number, time.monotonic(), program.share
-            )
-            session.run(step, program, arguments, made)
+            step = self.prepare_step(program)
+            self.session.run(step, program, arguments, made)
         return step
+
+    def prepare_step(self, program: HostedProgram) -> Step:
+        """Waits for room, and returns a step for `issue`; the caller holds `order` until it is issued.
+
+        Raises:
+          HostError: a host is lost.
+        """
+        self.session.wait_for_room(program)
+        number = self.session.take_numbers(1 + program.most_outputs)
+        return Step(
+            program.name, number, program.host_numbers, program.number, time.monotonic(), program.share
+        )
+
+    def issue(
+        self,
+        step: Step,
+        program: HostedProgram,
+        arguments: Mapping[int, Sequence[int]],
+        made: Sequence[Step | None] = (),
+    ) -> None:
+        """Issues a step, see `run`; it reaches all of its hosts or none, also if Ctrl-C comes meanwhile."""
+        self.session.run(step, program, arguments, made)
 
     def call(
         self,

@@ -120,15 +120,10 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         made: Sequence[Step | None] = (),
     ) -> None:
         """See `Session.run`: one message to each host, to all of them before any answer."""
-        frames: list[bytes] = []
-
-        def begin() -> None:
+        # A step that only some hosts have would be waited for without end, and what it frees is noted once.
+        with uninterrupted():
             self._core.issue(step, program.lives, made)
-            if not frames:
-                frames.extend(self._frames(step, program, arguments))
-            self._send_step(program, frames)
-
-        _twice_if_interrupted(begin)
+            self._send_step(program, self._frames(step, program, arguments))
 
     def call(
         self, call: FunctionCall, workers: HostGang, message: Any, made: Sequence[Step | None] = ()
@@ -136,21 +131,14 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         """See `Session.call`; `message` is a `Call` that names the hosts and numbers."""
         # What it makes, all of the island may be asked for.
         hosts = [host for host in workers.hosts if message.made or host.index in message.hosts]
-
-        def begin() -> None:
+        with uninterrupted():
             self._core.issue(call, (workers.life,), made)
             self._send_call(hosts, message)
 
-        _twice_if_interrupted(begin)
-
-    def _take_number_to_put(self) -> int:
-        return self.take_numbers()
-
-    def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
+    def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
         """See `Session.put`."""
         location.gang.life.check_open()
         value = location.part.of(value)
-        number = self._take_number_to_put()
         try:
             for host in location.gang.hosts:
                 shards, order = cut(value, location.placement, location.holders.get(host, ()))
@@ -164,11 +152,15 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
                         self._send(host, host.arrays.send_with, chunk, piece)
         except BaseException:
             # Ctrl-C, such as while something large is sent.
-            for host in location.gang.hosts:
-                with contextlib.suppress(HostError):
-                    self._send(host, host.arrays.send, Free((number,)))
+            with uninterrupted():
+                self._cancel_put(location, number)
             raise
-        return number
+
+    def _cancel_put(self, location: Location, number: int) -> None:
+        """Frees what hosts have received of an array."""
+        for host in location.gang.hosts:
+            with contextlib.suppress(HostError):
+                self._send(host, host.arrays.send, Free((number,)))
 
     def free(self, location: Location, number: int) -> None:
         """See `Session.free`."""
@@ -218,18 +210,3 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
             self._lose(host, error)
             host.gang.life.check_open()
             raise lost(f"{host}: {error}").error() from None
-
-
-def _twice_if_interrupted(begin: Callable[[], None]) -> None:
-    """Sends something to several hosts; sending it twice is harmless.
-
-    What only some of them have would be waited for without end; a worker knows what it has had.
-    """
-    try:
-        begin()
-    except HostError:
-        raise
-    except BaseException:
-        with uninterrupted():
-            begin()
-        raise

@@ -9,6 +9,9 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from pathways.runtime.control.cluster_mirror import SERVICE, ClusterMirror, ServiceLost
 from pathways.runtime.control.effects import Effect, Log, RequestReports
@@ -21,7 +24,7 @@ from pathways.runtime.hosts.client.device_allocator import DeviceAllocator
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.relayed import relayed_host
 from pathways.runtime.hosts.client.service_listener import AttachedService, ServiceListener
-from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.cluster.worker_cluster import Split
@@ -196,10 +199,15 @@ class RemoteSession(HostSession):
             for life in program.lives:
                 life.check_open()
 
-    def _take_number_to_put(self) -> int:
-        number = super()._take_number_to_put()
+    def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
+        """See `Session.put`."""
         self._sent.add(number)
-        return number
+        super().put(value, location, number)
+
+    def _cancel_put(self, location: Location, number: int) -> None:
+        # First: the service would wait for the rest of it before it frees it.
+        self._sent.discard(number)
+        super()._cancel_put(location, number)
 
     def _frames(
         self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]

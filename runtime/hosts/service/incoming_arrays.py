@@ -81,6 +81,7 @@ class IncomingArrays:
       owns: says whether a number is one of the client's.
       pool: the workers.
       arrived: is called with the island and the number of an array of which all is on its way.
+      freed: is called with those of an array that has arrived and that the client frees all the same.
       lose: is told of workers whose connections have ended.
     """
 
@@ -89,11 +90,13 @@ class IncomingArrays:
         owns: Callable[[int], bool],
         pool: WorkerPool,
         arrived: Callable[[HostGang, int], None],
+        freed: Callable[[HostGang, int], None],
         lose: Callable[[WorkerHandle, ConnectionEnded], None],
     ) -> None:
         self._owns = owns
         self._pool = pool
         self._arrived = arrived
+        self._freed = freed
         self._lose = lose
         self._puts: dict[int, IncomingPut] = {}
         # The bytes that came last.
@@ -136,9 +139,13 @@ class IncomingArrays:
             case Free() as free:
                 for number in free.arrays:
                     self._check_own(number)
-                    self._puts.pop(number, None)
-                if is_there:
-                    self._relay(host, free)
+                    canceled = self._puts.pop(number, None)
+                    if canceled is not None:
+                        for each in canceled.gang.hosts:
+                            self._relay(each, Free((number,)))
+                    elif is_there:
+                        # It has arrived, so that the scheduler knows of it.
+                        self._freed(host.gang, number)
             case other:
                 raise MessageError(f"a client does not say {type(other).__name__} here")
 

@@ -46,6 +46,7 @@ from pathways.runtime.control.sharing.scheduler_events import (
     FreeClientArrays,
     IslandStepDone,
     IssueStep,
+    OrderedRequest,
     RefuseStep,
     RoundTripMeasured,
     SchedulerEvent,
@@ -614,7 +615,11 @@ class Service:
         for gang, start in zip(self._pool.gangs, client.starts, strict=True):
             self._say(client, *_changes(gang, start))
         arrays = IncomingArrays(
-            client.owns, self._pool, functools.partial(self._arrive, client), self._listener.lose
+            client.owns,
+            self._pool,
+            functools.partial(self._arrive, client),
+            functools.partial(self._free_arrived, client),
+            self._listener.lose,
         )
         client.connections["arrays"].place = arrays.place
         start_thread(functools.partial(self._listen_to_arrays, client, arrays), "listen")
@@ -703,6 +708,11 @@ class Service:
             self._events.append(ArrayArrived(client.number, *gang.life.key, number))
 
         self._loop.post(arrive)
+
+    def _free_arrived(self, client: ServedClient, gang: HostGang, number: int) -> None:
+        """Frees an array whose sending a client has canceled after its last byte; any thread may call it."""
+        freed = OrderedRequest(client.number, gang.number, (number,))
+        self._loop.post(lambda: self._events.append(WorkSubmitted(freed)))
 
     def _loaded(self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError) -> None:
         """A program is loaded for a client, or it is not; any thread may say so."""
