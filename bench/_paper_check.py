@@ -16,7 +16,7 @@ from _simulated.fleet import FleetShape
 from _simulated.service import ClientModel
 
 from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
-from pathways.runtime.hosts.launch.options import MOST_AHEAD
+from pathways.runtime.hosts.launch.options import MAX_AHEAD
 
 CLOSE = 0.15
 """The fraction by which the simulator may be off."""
@@ -113,7 +113,7 @@ def simulated(case: ClientCase, costs: ControlCosts) -> Usage:
     shape = FleetShape([1] * case.hosts, is_joined=False, cores=1)
     islands = tuple(range(case.hosts))
     models = [ClientModel(islands, case.seconds, weight, MOST_UNFINISHED) for weight in case.weights]
-    return used_together(shape, costs, models, 1.0, MOST_AHEAD)
+    return used_together(shape, costs, models, 1.0, MAX_AHEAD)
 
 
 def why(had: Cores, *, is_slower: bool, simulated: Usage) -> str:

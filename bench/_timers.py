@@ -28,7 +28,7 @@ from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.launch.sockets import connect_to
-from pathways.runtime.hosts.protocol.acceptor import call
+from pathways.runtime.hosts.protocol.acceptor import open_connection
 from pathways.runtime.hosts.protocol.frames import decode_for_worker
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import (
@@ -82,9 +82,9 @@ class TimerHosts:
         self.process.stdin.flush()
         return [self for _ in configs]
 
-    def ending(self, seconds: float) -> str | None:
-        """See `WorkerProcess.ending`."""
-        return None if self.process.poll() is None else f"exit code {self.process.wait(seconds)}"
+    def exit_status(self, timeout: float) -> str | None:
+        """See `WorkerProcess.exit_status`."""
+        return None if self.process.poll() is None else f"exit code {self.process.wait(timeout)}"
 
     def kill(self) -> None:
         """See `WorkerProcess.kill`."""
@@ -120,7 +120,7 @@ class _Hosts:
         for channel in CHANNELS:
             purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
             sock = connect_to(config.controller, config.heartbeat)
-            own[channel] = call(sock, bytes.fromhex(config.secret), purpose, decode_for_worker)
+            own[channel] = open_connection(sock, bytes.fromhex(config.secret), purpose, decode_for_worker)
         if config.size > 1 and config.rank == 0:
             # Nothing connects to it: the hosts of an island send each other no messages.
             own["watch"].send(Coordinator("127.0.0.1:1"))
@@ -141,7 +141,7 @@ class _Hosts:
     def poll(self, seconds: float | None) -> None:
         """Handles messages once; waits up to some seconds, None for no limit."""
         for number in self._ready(seconds):
-            for message in self._connections[number].receive_some():
+            for message in self._connections[number].receive_available():
                 self._take(number, message)
         now = time.monotonic()
         while self._ends and self._ends[0][0] <= now:

@@ -37,7 +37,7 @@ from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import ResultArray
 from pathways.runtime.hosts.protocol.shards import shard_indices
 from pathways.runtime.hosts.worker import batches as worker_batches
-from pathways.runtime.hosts.worker.batches import InputEnded, Rows, checked, opened, row_leaves
+from pathways.runtime.hosts.worker.batches import InputEnded, Rows, checked, open_rows, row_leaves
 from pathways.runtime.hosts.worker.call_runner import CallRefused
 
 _MODULE = worker_batches.__name__
@@ -151,7 +151,7 @@ class _BatchesHere(InputBatches):
         make = find_here(source.name)
         shards = range(self._shards or 0)
         with _as_error(source.name, "the input"):
-            self._opened = opened(make, source.plain, self._rows, self._shards, shards, self._states)
+            self._opened = open_rows(make, source.plain, self._rows, self._shards, shards, self._states)
             self._take_states(self._opened.states())
 
     def _make(self) -> list[Any]:

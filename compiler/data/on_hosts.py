@@ -32,7 +32,7 @@ from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArr
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.worker.batches import InputEnded
 from pathways.runtime.hosts.worker.call_runner import numpy_of
-from pathways.runtime.hosts.worker.client_modules import found
+from pathways.runtime.hosts.worker.client_modules import find_function
 from pathways.runtime.local.devices import bind, mesh_of
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
@@ -484,7 +484,7 @@ def find_here(name: str) -> Callable[..., Any]:
       ImportError: it does not exist.
     """
     try:
-        return found(name)
+        return find_function(name)
     except ImportError as error:
         raise ImportError(f"{name}: {error}") from error.__cause__
 

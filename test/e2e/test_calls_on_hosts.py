@@ -215,8 +215,8 @@ def test_on_hosts_reports_exceptions_with_their_traceback(slices):
         ("surrogate", r"ValueError: a line of \\udcff"),
         ("path", "FileNotFoundError: .*no file"),
         ("number", r"OSError: \[Errno 100000000000000000000\] large"),
-        ("note", "ValueError: an error that cannot say what it is: IndexError"),
-        ("class", "Untold: an error that cannot say what it is: IndexError"),
+        ("note", "ValueError: an error without a message: its __str__ raised IndexError"),
+        ("class", "Untold: an error without a message: its __str__ raised IndexError"),
     ],
 )
 def test_on_hosts_reports_exceptions_that_cannot_be_sent(slices, how, message):
@@ -269,7 +269,7 @@ def test_on_hosts_returns_plain_values(slices):
     call = pw.on_hosts(host_functions.plain, devices=slices[1])
     assert call(value="nested").result() == [{"a": [1, None, True, "x"]}]
     wrong = {
-        "array": r"the result\['loss'\]\[0\] is of type numpy.float32, which is not JSON; say float",
+        "array": r"the result\['loss'\]\[0\] is of type numpy.float32, which is not JSON; use float",
         "keys": "the result has the key 3",
         "object": "the result is of type builtins.module",
         "endless": r"the result\[0\].* is more than 64 levels deep",

@@ -18,10 +18,10 @@ from pathways.runtime.hosts.launch.cores import CoreShares
 
 def test_core_shares_of_a_machine_are_disjoint():
     shares = CoreShares()
-    assert [shares.take("a", host, 2) for host in (0, 1)] == [0, 2]
-    assert [shares.take("b", 2, 4), shares.take("a", 3, 1)] == [0, 4]
+    assert [shares.assign("a", host, 2) for host in (0, 1)] == [0, 2]
+    assert [shares.assign("b", 2, 4), shares.assign("a", 3, 1)] == [0, 4]
     # A worker that starts again takes the cores that it had, or free ones.
-    assert [shares.take("a", 0, 2), shares.take("a", 1, 3), shares.take("a", 4, 2)] == [0, 5, 2]
+    assert [shares.assign("a", 0, 2), shares.assign("a", 1, 3), shares.assign("a", 4, 2)] == [0, 5, 2]
 
 
 def _affinities(process: int) -> set[frozenset[int]]:
@@ -46,7 +46,7 @@ def test_cores_of_a_worker_have_all_its_threads(devices, shared_workers):
     for slice in slices:
         pw.release(slice)
     most = len(usable)
-    with refused(HostError, f"cores={most}: it is to have {most} cores after 1", f"may use {most}"):
+    with refused(HostError, f"cores={most}: the worker needs {most} cores after 1", f"may use only {most}"):
         pw.connect(islands=[pw.Island(cores=1), pw.Island(cores=most)])
     with refused(ValueError, "cores=0: expected at least 1"):
         pw.Island(cores=0)

@@ -122,7 +122,7 @@ def test_trace_has_workers_that_were_started_anew(devices, own_workers, tmp_path
     assert [{event.slice for event in t.launches} for t in timelines] == [tracks] * 3
     assert all(backwards(timeline) < 0.05 for timeline in timelines)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert all("the trace lacks what a host did last" in line for line in warnings), warnings
+    assert all("the trace lacks the last steps of a host" in line for line in warnings), warnings
     assert len(warnings) == 3
 
 

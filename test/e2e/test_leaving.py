@@ -44,7 +44,7 @@ def leave(host):
 
 
 def ended(processes):
-    endings = [process.ending(10) for process in processes]
+    endings = [process.exit_status(10) for process in processes]
     while not controller().is_whole():
         time.sleep(0.05)
     return endings
@@ -71,12 +71,12 @@ def test_sigterm_lets_a_worker_do_first_what_it_has_accepted(devices, caplog):
     for array in accepted:
         assert_close(array, expected)
     assert np.asarray(kept).shape == (3,)
-    assert before[0].ending(0) is None
+    assert before[0].exit_status(0) is None
     del kept
     assert ended(before[:1]) == ["exit code 0"]
     assert_close(accepted[-1], expected)
     assert_close(program(value), expected)
-    assert before[1].ending(0) is None
+    assert before[1].exit_status(0) is None
     assert controller().hosts[1].process is before[1]
     assert not any("lost" in line for line in caplog.messages)
     assert caplog.messages[1:] == ["host 0 (island0) has left: its process was asked to end (SIGTERM)"]
@@ -103,7 +103,7 @@ def test_sigterm_of_one_host_has_its_whole_island_leave(devices):
         with refused(HostError, f"host {host} (island0) has left: its process was asked to end (SIGTERM)"):
             held.block_until_ready()
         assert_close((far, program(value)[1]), (2 * value + 12,) * 2)
-        assert before[2].ending(0) is None
+        assert before[2].exit_status(0) is None
 
 
 def test_sigterm_ends_a_step_that_takes_longer_than_an_island_may(devices):
@@ -125,7 +125,7 @@ def test_sigterm_ends_a_worker_that_is_not_ready():
         child = Child(WorkerConfig(silent.getsockname(), "00", 0, 0, 0, 1, 1, heartbeat=10.0, grace=20.0))
         sock, _ = silent.accept()
         os.kill(child.pid, signal.SIGTERM)
-        assert child.ending(10) == "exit code 143"
+        assert child.exit_status(10) == "exit code 143"
         sock.close()
 
 
@@ -169,7 +169,7 @@ def test_ready_says_what_platforms_ask(devices, tmp_path, monkeypatch):
         time.sleep(0.05)
     pids[0] = controller().hosts[0].process.pid
     os.kill(pids[1], signal.SIGKILL)
-    assert controller().hosts[1].process.ending(10) is not None
+    assert controller().hosts[1].process.exit_status(10) is not None
     assert ready() == (0, f"1 ready: host0-{pids[0]}\n") or controller().is_whole()
     # That the process has ended is seen here before the controller sees it.
     while not controller().is_whole() or controller().hosts[1].process.pid == pids[1]:
@@ -182,7 +182,7 @@ def test_ready_says_what_platforms_ask(devices, tmp_path, monkeypatch):
     code, text = ready("--drain", "0.2")
     del held
     assert code == 1, text
-    assert "after 0 seconds there is still host0-" in text
+    assert "not exited after 0 seconds: host0-" in text
 
 
 @pytest.mark.parametrize("receiver", ["controller", "all"])

@@ -328,7 +328,7 @@ def test_service_disconnects_a_client_that_sends_a_wrong_array(service, ann, dty
     host, number = bob.hosts[0], bob.session.take_numbers()
     host.arrays.send(Put(number, (4,), dtype, DeviceLayout((0,), (1,), ("x",), ((),)), (0,)))
     wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
-    with refused(HostError, "has ended this client", f"is of {dtype!r}, which no array of a program is"):
+    with refused(HostError, "has ended this client", f"has dtype {dtype!r}, which programs do not support"):
         bob.pool.gangs[0].life.check()
     bob.close()
     assert_steps_go_on(service)

@@ -47,7 +47,7 @@ def codes(probe: tuple[str, int], host: int, epoch: int, to: str, nonce: bytes) 
             connection = Connection(sock, decode_for_worker)
             with contextlib.suppress(ConnectionEnded, MessageError, OSError):
                 connection.send(first)
-                connection.limit(0.5)
+                connection.set_timeout(0.5)
                 answer = connection.receive()
                 yield getattr(answer, "code", None) or getattr(answer, "nonce", b"")
             connection.close()
@@ -60,7 +60,7 @@ def call(controller: tuple[str, int], probe: tuple[str, int], host: int, epoch: 
     connection = Connection(sock, decode_for_worker)
     with contextlib.suppress(ConnectionEnded, MessageError, OSError):
         connection.send(Open(Purpose("steps", "worker", host, epoch, "controller"), os.urandom(32)))
-        connection.limit(2)
+        connection.set_timeout(2)
         challenge = connection.receive()
         if isinstance(challenge, Challenge):
             print("challenged", flush=True)

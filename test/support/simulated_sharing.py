@@ -35,7 +35,7 @@ from pathways.runtime.control.sharing.scheduler_events import (
     SchedulerEvent,
     WorkSubmitted,
 )
-from pathways.runtime.hosts.launch.options import MOST_AHEAD
+from pathways.runtime.hosts.launch.options import MAX_AHEAD
 from pathways.runtime.simulate.events import SimulatedTime
 
 SECONDS = {1: 0.0004, 2: 0.003, 3: 0.012}
@@ -446,7 +446,7 @@ class DeviceTimers:
         weights: Sequence[float],
         islands: int = 1,
         *,
-        ahead: int = MOST_AHEAD,
+        ahead: int = MAX_AHEAD,
         is_timed: bool = False,
     ) -> None:
         self.now = 0.0

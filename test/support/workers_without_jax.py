@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from pathways.runtime.hosts.launch.sockets import connect_to
-from pathways.runtime.hosts.protocol.acceptor import call
+from pathways.runtime.hosts.protocol.acceptor import open_connection
 from pathways.runtime.hosts.protocol.frames import decode_for_worker
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import (
@@ -54,11 +54,11 @@ class ThreadWorker:
         else:
             threading.Thread(target=self._start, daemon=True).start()
 
-    def ending(self, seconds: float) -> str | None:
-        """See `WorkerProcess.ending`; a late reply is about the present."""
+    def exit_status(self, timeout: float) -> str | None:
+        """See `WorkerProcess.exit_status`; a late reply is about the present."""
         self.checks += 1
         time.sleep(self._seconds)
-        return "exit code 1" if self._ended.wait(seconds) else None
+        return "exit code 1" if self._ended.wait(timeout) else None
 
     def kill(self) -> None:
         """See `WorkerProcess.kill`."""
@@ -78,7 +78,7 @@ class ThreadWorker:
                 purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
                 sock = connect_to(config.controller, config.heartbeat)
                 secret = bytes.fromhex(config.secret)
-                connection = call(sock, secret, purpose, decode_for_worker)
+                connection = open_connection(sock, secret, purpose, decode_for_worker)
                 with self._connecting:
                     self._connections[channel] = connection
                     if self._ended.is_set():

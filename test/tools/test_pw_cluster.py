@@ -26,7 +26,7 @@ from pathways.runtime.hosts.protocol.admin import (
     StatusReply,
     StatusRequest,
     decode_for_admin,
-    decode_greeting,
+    decode_handshake,
 )
 from pathways.runtime.hosts.protocol.messages import Ping, Purpose
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
@@ -167,7 +167,7 @@ def test_pw_cluster_survives_strangers_at_its_socket(lab):
     with pytest.raises(HostError, match="rejects this token: it belongs to another cluster"):
         call_service(address, b"x" * 64, ADMIN_PURPOSE, decode_for_admin)
     # Who knows the secret, but says what has no sense.
-    wrong = call_service(address, secret, ADMIN_PURPOSE, decode_greeting)
+    wrong = call_service(address, secret, ADMIN_PURPOSE, decode_handshake)
     wrong.send(Ping(1))
     with pytest.raises(ConnectionEnded):
         wrong.receive()

@@ -155,7 +155,7 @@ def _end(options: argparse.Namespace) -> None:
     with _called(options) as service:
         answer = _request(service, DisconnectRequest(options.client))
         assert isinstance(answer, DisconnectReply)
-        if answer.was_there:
+        if answer.was_connected:
             return
         status = _request(service, StatusRequest())
         assert isinstance(status, StatusReply)
@@ -175,7 +175,7 @@ def _down(options: argparse.Namespace) -> None:
         return
     with _called(options) as service:
         _request(service, ShutdownRequest())
-        service.limit(_END_SECONDS)
+        service.set_timeout(_END_SECONDS)
         with contextlib.suppress(ConnectionEnded):
             service.receive()
 
@@ -241,7 +241,7 @@ def _request(service: Connection[Any], request: Message) -> object:
     Raises:
       UserError: it does not reply.
     """
-    service.limit(_ANSWER_SECONDS)
+    service.set_timeout(_ANSWER_SECONDS)
     try:
         service.send(request)
         return service.receive()

@@ -87,9 +87,9 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Client
             purpose = Purpose(channel, "client", 0, number, "service", attachment.client)
             connections[channel] = call_service(address, secret, purpose, decode_for_client)
             if channel == "watch":
-                connections[channel].limit(_SECONDS)
+                connections[channel].set_timeout(_SECONDS)
                 said = connections[channel].receive()
-                connections[channel].limit(None)
+                connections[channel].set_timeout(None)
                 if isinstance(said, AdmissionDenied):
                     raise HostError(f"{service} rejects this process: {said.why}")
                 if not isinstance(said, Admitted):

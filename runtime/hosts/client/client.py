@@ -190,7 +190,7 @@ class Client:
         """
         with self.pool.order:
             gang.life.check_open()
-            number = self.session.take_numbers(1 + len(message.made or ()))
+            number = self.session.take_numbers(1 + len(message.results or ()))
             indices = tuple(host.index for host in hosts)
             call = FunctionCall(name, number, indices, time.monotonic())
             whole = msgspec.structs.replace(message, call=number, first=number + 1, hosts=indices)

@@ -16,7 +16,7 @@ from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
-from pathways.runtime.hosts.launch.launcher_choice import doing, settings_of
+from pathways.runtime.hosts.launch.launcher_choice import settings_of, start_description
 from pathways.runtime.hosts.launch.options import HostOptions, keyword_error
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, recording, stalls
@@ -200,7 +200,7 @@ def _connect(asked: Settings | Attachment) -> Cluster:
 
 def _started(settings: Settings) -> Client:
     starter = Starter.of(settings)
-    print(f"pathways: {doing(settings)} ...", file=sys.stderr, flush=True)
+    print(f"pathways: {start_description(settings)} ...", file=sys.stderr, flush=True)
     try:
         return Client(LocalSession(WorkerCluster(starter, settings)))
     except BaseException:

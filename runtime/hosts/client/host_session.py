@@ -130,7 +130,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     ) -> None:
         """See `Session.call`; `message` is a `Call` that names the hosts and numbers."""
         # What it makes, all of the island may be asked for.
-        hosts = [host for host in workers.hosts if message.made or host.index in message.hosts]
+        hosts = [host for host in workers.hosts if message.results or host.index in message.hosts]
         with uninterrupted():
             self._core.issue(call, (workers.life,), made)
             self._send_call(hosts, message)

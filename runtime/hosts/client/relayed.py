@@ -61,9 +61,9 @@ class RelayedProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
-    def ending(self, seconds: float) -> str | None:
+    def exit_status(self, timeout: float) -> str | None:
         """What becomes of workers, the service says."""
-        del seconds
+        del timeout
         return None
 
     def kill(self) -> None:

@@ -80,7 +80,7 @@ class AttachedService:
     def leave(self) -> None:
         """Forgets the connections, which another process goes on with."""
         for connection in self.connections.values():
-            connection.leave()
+            connection.detach()
 
 
 class ServiceListener(WorkerListener):
@@ -106,7 +106,7 @@ class ServiceListener(WorkerListener):
         self._service = service
         self._gang_of = gang_of
         service.arrays.place = self._place_told
-        read = functools.partial(service.steps.act_on_some, self._on_told)
+        read = functools.partial(service.steps.process_available, self._on_told)
         self.loop.add(service.steps, functools.partial(self._act, read))
 
     def start(self) -> None:

@@ -29,7 +29,7 @@ from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
-from pathways.runtime.hosts.launch.exit_monitor import end_all
+from pathways.runtime.hosts.launch.exit_monitor import kill_all
 from pathways.runtime.hosts.protocol.messages import Cancel, Leave, Lost, Message, Ping, RequestReport
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
@@ -104,7 +104,7 @@ class EffectRunner:
             restarting = [*self._restarting]
         for thread in restarting:
             thread.join(timeout=10)
-        end_all((host.process for host in self._pool.hosts), _END_SECONDS, grace=_END_SECONDS)
+        kill_all((host.process for host in self._pool.hosts), _END_SECONDS, grace=_END_SECONDS)
         self._starter.close()
 
     def _ping(self, key: GangKey, number: int) -> None:
@@ -141,7 +141,7 @@ class EffectRunner:
             host.process.kill()
         self._announce_loss(gang, effect.cancelled)
         for host in gang.hosts:
-            host.process.ending(_END_SECONDS)
+            host.process.exit_status(_END_SECONDS)
         self._core.tell(GangTerminated(effect.gang))
         self._pool.wake()
 
@@ -197,4 +197,4 @@ def _try_to_send(connection: Connection[object], message: Message) -> None:
 def _end(hosts: Sequence[WorkerHandle]) -> None:
     for host in hosts:
         host.close()
-    end_all((host.process for host in hosts), _END_SECONDS)
+    kill_all((host.process for host in hosts), _END_SECONDS)

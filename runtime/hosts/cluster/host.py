@@ -91,7 +91,7 @@ class WorkerHandle:
     def leave(self) -> None:
         """Forgets the connections, which another process goes on with."""
         for connection in (self.steps, self.arrays, self.watch):
-            connection.leave()
+            connection.detach()
 
     def close(self) -> None:
         """Ends the connections; whoever waits on one gets `ConnectionEnded`."""
@@ -100,9 +100,9 @@ class WorkerHandle:
 
     def ending(self, seconds: float = 1.0) -> str | None:
         """That its process has ended, and how, if it has after so many seconds; None if it runs."""
-        how = self.process.ending(seconds)
+        how = self.process.exit_status(seconds)
         return (
-            None if how is None else f"its process has ended ({how}){last_words(self.process.last_lines())}"
+            None if how is None else f"its process has ended ({how}){stderr_tail(self.process.last_lines())}"
         )
 
 
@@ -172,6 +172,6 @@ class Location:
         return {host: own for host, own in positions.items() if own}
 
 
-def last_words(lines: Sequence[str]) -> str:
+def stderr_tail(lines: Sequence[str]) -> str:
     """What a worker has written last, as the end of a message; nothing when it wrote nothing."""
     return "".join(f"\n  | {line}" for line in lines)

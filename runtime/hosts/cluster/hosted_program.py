@@ -118,4 +118,6 @@ class HostedProgram:
 
 
 def _ports(gang: HostGang, ports: Sequence[IslandPort]) -> tuple[HostPort, ...]:
-    return tuple(HostPort(port.number, gang.location(port.layout, port.part), port.donated) for port in ports)
+    return tuple(
+        HostPort(port.number, gang.location(port.layout, port.block), port.donated) for port in ports
+    )

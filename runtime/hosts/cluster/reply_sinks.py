@@ -54,5 +54,5 @@ class FetchSink(ReplySink):
     def take(self, host: WorkerHandle, answer: Answer) -> bool:
         """See `ReplySink.take`."""
         assert isinstance(answer, Chunk)
-        self._reassembly.take(answer)
+        self._reassembly.add(answer)
         return self._reassembly.is_complete()

@@ -14,9 +14,9 @@ from typing import Any
 
 from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.records.errors import ClusterClosedError, HostStartError
-from pathways.runtime.hosts.cluster.host import WorkerHandle, last_words
-from pathways.runtime.hosts.launch.descriptors import make_room
-from pathways.runtime.hosts.launch.exit_monitor import ExitMonitor, end_all
+from pathways.runtime.hosts.cluster.host import WorkerHandle, stderr_tail
+from pathways.runtime.hosts.launch.descriptors import reserve_descriptors
+from pathways.runtime.hosts.launch.exit_monitor import ExitMonitor, kill_all
 from pathways.runtime.hosts.launch.join_launcher import JoinLauncher
 from pathways.runtime.hosts.launch.launcher import Launcher, WorkerProcess
 from pathways.runtime.hosts.launch.launcher_choice import launcher_of
@@ -114,7 +114,7 @@ class Starter:
         self, islands: Sequence[int], stop: threading.Event, contact: float
     ) -> list[list[WorkerHandle]]:
         expected = sum(len(self._numbers[island]) for island in islands)
-        make_room(expected + self._settings.spares)
+        reserve_descriptors(expected + self._settings.spares)
         processes: dict[int, WorkerProcess] = {}
         # To the end: what a worker waits for may be another one that has ended.
         endings = ExitMonitor(processes)
@@ -146,7 +146,7 @@ class Starter:
                 for island in islands
             ]
         except BaseException as error:
-            end_all(processes.values(), 2.0)
+            kill_all(processes.values(), 2.0)
             if start is not None:
                 start.close()
             if isinstance(error, OSError):
@@ -295,9 +295,9 @@ class _Start:
         while True:
             if connection.wait(0.2):
                 try:
-                    connection.limit(max(0.1, self._deadline - time.monotonic()))
+                    connection.set_timeout(max(0.1, self._deadline - time.monotonic()))
                     message = connection.receive()
-                    connection.limit(None)
+                    connection.set_timeout(None)
                 except (ConnectionEnded, MessageError) as error:
                     raise self._failed(host, f"did not start: {error}") from None
                 return message
@@ -315,9 +315,9 @@ class _Start:
     def _failed(self, host: int, why: str) -> HostStartError:
         process = self._processes[host]
         # Its end explains why its connection has ended; a busy machine takes seconds to end a process.
-        how = process.ending(10.0)
+        how = process.exit_status(10.0)
         if how is None:
             process.kill()
         else:
             why = f"did not start ({how})"
-        return HostStartError(f"{self.configs[host]} {why}{last_words(process.last_lines())}")
+        return HostStartError(f"{self.configs[host]} {why}{stderr_tail(process.last_lines())}")

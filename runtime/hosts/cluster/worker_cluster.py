@@ -19,7 +19,7 @@ from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener, WorkerSink
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
-from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD, HostOptions
+from pathways.runtime.hosts.launch.options import AUTO, MAX_AHEAD, HostOptions
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
@@ -130,7 +130,7 @@ class WorkerCluster:
         gangs = self.pool.current(sorted({place.island for place in program.slices.values()}))
         together = any(len(gang.hosts) > 1 for gang in gangs)
         cut = split(ahead=self.settings.options.ahead, together=together)
-        gangs = [gang for gang in gangs if gang.number in cut.parts]
+        gangs = [gang for gang in gangs if gang.number in cut.by_island]
         number = self.core.take_numbers()
         # What is sent under which number cannot be guessed.
         base = secrets.randbelow(1 << 61)
@@ -156,7 +156,7 @@ class WorkerCluster:
                 part.weak_results,
             )
             for gang in gangs
-            for part in [cut.parts[gang.number]]
+            for part in [cut.by_island[gang.number]]
         }
         loaded = HostedProgram.of(number, program.name, gangs, cut.inputs, cut.outputs, cut.share)
         try:
@@ -232,7 +232,7 @@ class WorkerCluster:
 
 def _limits(options: HostOptions) -> Limits:
     return Limits(
-        MOST_AHEAD if options.ahead == AUTO else options.ahead,
+        MAX_AHEAD if options.ahead == AUTO else options.ahead,
         options.heartbeat,
         options.grace,
         options.stall_report,

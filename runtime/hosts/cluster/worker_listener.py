@@ -99,7 +99,9 @@ class WorkerListener:
         for host in gang.hosts:
             if self._sink is None:
                 # Ctrl-C may end a thread that reads, and loses no message of these.
-                read = functools.partial(host.steps.act_on_some, functools.partial(self._on_message, host))
+                read = functools.partial(
+                    host.steps.process_available, functools.partial(self._on_message, host)
+                )
             else:
                 read = functools.partial(self._take_some, host)
             self.loop.add(host.steps, functools.partial(self._read, host, read), keeps=self._sink is not None)
@@ -161,7 +163,7 @@ class WorkerListener:
         self._read(host, read)
 
     def _take_some(self, host: WorkerHandle) -> None:
-        for message in host.steps.take_some():
+        for message in host.steps.read_available():
             self._on_message(host, message)
 
     def _read(self, host: WorkerHandle, read: Callable[[], None]) -> None:

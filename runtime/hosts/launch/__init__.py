@@ -1,4 +1,4 @@
-"""What the user says of workers, who gets them to run, and where they listen.
+"""Settings of workers, the launchers that start them, and the addresses where they listen.
 
 Imports `protocol`.
 """

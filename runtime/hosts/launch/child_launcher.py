@@ -1,4 +1,4 @@
-"""Workers as children of this process, or of commands that it runs."""
+"""Launcher of workers as children of this process, or of commands that it runs."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ import msgspec
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.commands import StartCommand, worker_command
 from pathways.runtime.hosts.launch.cores import CoreShares
-from pathways.runtime.hosts.launch.exit_monitor import end_all
+from pathways.runtime.hosts.launch.exit_monitor import kill_all
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.resources.child_process import ChildProcess
 
-_END_SECONDS = 2.0
-"""How long a worker may take to end that was killed."""
+_EXIT_TIMEOUT_S = 2.0
+"""Seconds that a killed worker may take to exit."""
 
 
 def worker_environment() -> dict[str, str]:
     """Returns the environment of a worker that starts now."""
-    # The controller writes what its workers record.
+    # The controller writes the traces of its workers.
     return {name: value for name, value in os.environ.items() if name != "PW_TRACE"}
 
 
 class Child(ChildProcess):
-    """A worker that is a child of this process; what it writes to standard error is passed on.
+    """Worker that is a child of this process; its standard error is passed on.
 
     On this machine it is killed when this process exits.
 
     Args:
-      config: what it has to know; None for a spare worker, which gets it later, by `configure`.
-      start: the command that gets it to run on its machine; None for this machine.
+      config: its configuration; None for a spare worker, which gets one later, by `configure`.
+      start: the command that starts it on its machine; None for this machine.
 
     Attributes:
-      output: of a spare worker its standard output: a line when it is ready, and its end when it has its
-        configuration, or has exited. None of others.
+      output: the standard output of a spare worker: a line when it is ready, and the end of the file when it
+        has been configured or has exited. None for other workers.
 
     Raises:
-      HostStartError: there is no such command.
+      HostStartError: the command does not exist.
     """
 
     def __init__(self, config: WorkerConfig | None, start: StartCommand | None = None) -> None:
@@ -57,33 +57,33 @@ class Child(ChildProcess):
             super().__init__(
                 command,
                 on_line=self._pass_on,
-                # A worker waits for SIGTERM, and begins with that; until then it is not to end of it, nor of
-                # Ctrl-C, which is for the controller. A command is.
+                # A worker handles SIGTERM once it runs; until then neither that nor Ctrl-C, which is for the
+                # controller, may kill it. Other commands keep their handlers.
                 blocked={signal.SIGTERM, signal.SIGINT} if start is None else (),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if config is None else subprocess.DEVNULL,
                 env=worker_environment(),
-                # Other commands would end of Ctrl-C.
+                # Ctrl-C would kill other commands, in the process group of this process.
                 start_new_session=start is not None,
             )
         except OSError as error:
-            what = "a spare worker" if config is None else str(config)
-            raise HostStartError(f"{what} did not start: cannot run {command[0]!r}: {error}") from None
+            name = "a spare worker" if config is None else str(config)
+            raise HostStartError(f"{name} did not start: cannot run {command[0]!r}: {error}") from None
         self.output = self._process.stdout
         if config is not None:
             self.configure(config)
 
     def configure(self, config: WorkerConfig) -> None:
-        """Sends the worker what it has to know: not on the command line, which everyone may read."""
+        """Sends the worker its configuration: not on the command line, which any user may read."""
         assert self._process.stdin is not None
-        # It may have ended already.
+        # It may have exited already.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(config.to_json().encode() + b"\n")
             self._process.stdin.flush()
 
-    def ending(self, seconds: float) -> str | None:
-        """See `WorkerProcess.ending`."""
-        code = self.exit_code(seconds)
+    def exit_status(self, timeout: float) -> str | None:
+        """See `WorkerProcess.exit_status`."""
+        code = self.exit_code(timeout)
         if code is None:
             return None
         assert self._process.stdin is not None
@@ -92,17 +92,17 @@ class Child(ChildProcess):
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def _pass_on(self, line: str) -> None:
-        # Its reader may be gone.
+        # Standard error of this process may be closed.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(self._prefix + line)
 
 
 class Spawner:
-    """Starts workers as children of this process.
+    """`Launcher` of workers as children of this process.
 
     Args:
-      start: the command that gets each to run on its machine; None for this machine.
-      take_spare: makes a spare worker that of a configuration; returns None if there is none.
+      start: the command that starts each on its machine; None for this machine.
+      take_spare: configures a spare worker and returns it; None if no spare is ready.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Spawner:
         try:
             for config in configs:
                 if config.cores is not None:
-                    first = self._cores.take(config.machine or "", config.host, config.cores)
+                    first = self._cores.assign(config.machine or "", config.host, config.cores)
                     config = msgspec.structs.replace(config, first_core=first)
                 started.append(self._take_spare(config) or Child(config, self._start))
         except BaseException:
-            end_all(started, _END_SECONDS)
+            kill_all(started, _EXIT_TIMEOUT_S)
             raise
         return started
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """See `Launcher.close`: there are no resources to release."""

@@ -1,4 +1,4 @@
-"""Workers on machines that are named: a command for each, such as one of ssh, starts it there."""
+"""Commands that start workers on named machines, such as ssh."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _HOST, _COMMAND = "{host}", "{command}"
 
 @dataclasses.dataclass(frozen=True)
 class StartCommand:
-    """How a worker is started on a machine.
+    """Template of the command that starts a worker on a machine.
 
     Attributes:
-      start: words as in a shell, of which no shell sees any: `{host}` is replaced in each of them, and
-        `{command}`, a word of its own, by those that run a worker.
-      python: the interpreter of the worker on its machine; by default the path of that of this process.
+      start: words that are split as in a shell, but not run by one: `{host}` in any of them stands for the
+        machine, and `{command}`, a word of its own, for the words that run a worker.
+      python: the interpreter on the machine; by default the path of the interpreter of this process.
 
     Raises:
-      ValueError: it is no such line, or a path that has to be one word is not.
+      ValueError: a placeholder is missing, or the path of the interpreter has spaces.
     """
 
     start: str = DEFAULT_START
@@ -45,7 +45,7 @@ class StartCommand:
             )
 
     def of(self, machine: str) -> list[str]:
-        """The command that starts a worker on a machine."""
+        """Returns the command that starts a worker on a machine."""
         command: list[str] = []
         for word in self._words():
             command += (
@@ -65,8 +65,8 @@ class StartCommand:
 
 
 def worker_command(python: str) -> list[str]:
-    """The command that runs a worker; what it has to know comes on its standard input.
+    """Returns the command that runs a worker, which reads its configuration from standard input.
 
-    With the id of its parent as an argument it is killed when that exits.
+    With the process id of its parent as an argument the worker is killed when the parent exits.
     """
     return [python, "-P", "-m", "pathways.runtime.hosts.worker.process"]

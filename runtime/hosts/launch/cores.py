@@ -1,4 +1,4 @@
-"""Workers that have cores of their machine for themselves."""
+"""Exclusive cores for workers."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from pathlib import Path
 
 
 class CoreShares:
-    """Which cores of their machines workers get, as positions among those that a process there may use."""
+    """Assignment of cores to workers, as positions among those that a process on the machine may use."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, dict[int, range]] = collections.defaultdict(dict)
+        self._assigned: dict[str, dict[int, range]] = collections.defaultdict(dict)
 
-    def take(self, machine: str, host: int, count: int) -> int:
-        """The first of some consecutive cores that no other host of the machine has; the same again."""
-        taken = self._taken[machine]
-        taken.pop(host, None)
+    def assign(self, machine: str, host: int, count: int) -> int:
+        """Assigns consecutive cores to a host, in place of those that it had; returns the first."""
+        assigned = self._assigned[machine]
+        assigned.pop(host, None)
         first = 0
-        for other in sorted(taken.values(), key=lambda cores: cores.start):
+        for other in sorted(assigned.values(), key=lambda cores: cores.start):
             if other.start - first >= count:
                 break
             first = max(first, other.stop)
-        taken[host] = range(first, first + count)
+        assigned[host] = range(first, first + count)
         return first
 
 
 def pin(first: int, count: int) -> None:
-    """Keeps this process to some of the cores that it may use; before JAX starts its threads.
+    """Pins this process to some of the cores that it may use; must be called before JAX starts its threads.
 
     Args:
       first: the position of the first of them.
-      count: how many.
+      count: number of cores.
 
     Raises:
-      OSError: there are not so many, or this system does not know of such a thing.
+      OSError: the process may use too few cores, or the system does not support pinning.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise OSError("cores=: this system cannot pin a process to cores")
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < first + count:
         raise OSError(
-            f"cores={count}: it is to have {count} cores after {first} of other hosts, but it may use "
+            f"cores={count}: the worker needs {count} cores after {first} of other hosts, but may use only "
             f"{len(usable)} on its machine"
         )
-    # Libraries have made threads when they were imported.
+    # Imported libraries have started threads already, which keep their own affinity.
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), usable[first : first + count])

@@ -1,4 +1,4 @@
-"""How many files and sockets this process may have open."""
+"""Limit on the open files and sockets of this process."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from pathlib import Path
 from pathways.runtime.control.records.errors import HostStartError
 
 _OF_HOST = 6
-"""Descriptors for each host: three connections, and the pipes of a child."""
+"""Descriptors of each host: three connections, and the pipes of a child."""
 
-_OTHERS = 64
-"""Descriptors for all else that this process may open."""
+_RESERVE = 64
+"""Descriptors for everything else that this process may open."""
 
 
-def make_room(hosts: int) -> None:
-    """Lets this process have as many open files as some more hosts need, where the system allows it.
-
-    It raises the soft limit (`ulimit -n`), never the hard one.
+def reserve_descriptors(hosts: int) -> None:
+    """Raises the soft limit on open files (`ulimit -n`) to what more hosts need; never the hard limit.
 
     Raises:
       HostStartError: the hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _open() + _OTHERS + _OF_HOST * hosts
+    needed = _open() + _RESERVE + _OF_HOST * hosts
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -36,4 +34,4 @@ def make_room(hosts: int) -> None:
 
 def _open() -> int:
     folder = Path("/proc/self/fd")
-    return len([*folder.iterdir()]) if folder.exists() else _OTHERS
+    return len([*folder.iterdir()]) if folder.exists() else _RESERVE

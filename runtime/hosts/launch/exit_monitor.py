@@ -1,4 +1,4 @@
-"""Which workers have ended, while others wait for them."""
+"""Monitor of the exits of worker processes."""
 
 from __future__ import annotations
 
@@ -9,75 +9,77 @@ from pathways.runtime.hosts.launch.launcher import WorkerProcess
 from pathways.runtime.resources.threads import start_thread
 
 _AT_ONCE = 32
-"""How many workers are asked at the same time: with Ray each question is a round trip."""
+"""Number of workers that are polled concurrently: with Ray each poll is a round trip."""
 
 _PAUSE_SECONDS = 0.2
 
 
 class ExitMonitor:
-    """Asks workers again and again whether they have ended, in threads of its own, until it is closed.
+    """Poller of worker processes, in threads of its own, until it is closed.
 
-    So whoever waits for workers looks at what is known, which takes no time, however often that is and
-    however long an answer takes.
+    So a caller that waits for workers reads a known state without delay, however long one poll takes.
 
     Args:
-      processes: the workers, by their numbers; there may be more of them later.
+      processes: the workers, by their numbers; more may be added later.
     """
 
     def __init__(self, processes: Mapping[int, WorkerProcess]) -> None:
         self._processes = processes
-        self._ended: set[int] = set()
+        self._exited: set[int] = set()
         self._closed = threading.Event()
-        start_thread(self._ask, "endings")
+        start_thread(self._poll, "exits")
 
     def close(self) -> None:
-        """Asks no more."""
+        """Stops polling."""
         self._closed.set()
 
     def first(self) -> int | None:
-        """The first of all workers that are known to have ended; None where none is."""
-        return min(self._ended, default=None)
+        """Returns the lowest number of a worker that is known to have exited; None if there is none."""
+        return min(self._exited, default=None)
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         while not self._closed.wait(_PAUSE_SECONDS):
-            _for_all(self._ask_one, self._processes.items())
+            _for_all(self._poll_one, self._processes.items())
 
-    def _ask_one(self, one: tuple[int, WorkerProcess]) -> None:
-        host, process = one
-        if not self._closed.is_set() and process.ending(0) is not None:
-            self._ended.add(host)
+    def _poll_one(self, item: tuple[int, WorkerProcess]) -> None:
+        host, process = item
+        if not self._closed.is_set() and process.exit_status(0) is not None:
+            self._exited.add(host)
 
 
-def end_all(processes: Iterable[WorkerProcess], seconds: float, *, grace: float | None = None) -> None:
-    """Kills workers, many at the same time.
+def kill_all(processes: Iterable[WorkerProcess], timeout: float, *, grace: float | None = None) -> None:
+    """Kills workers, many concurrently.
 
     Args:
       processes: the workers.
-      seconds: how long to wait for the end of each that was killed.
-      grace: how long each may take to end by itself before that; None for no time.
+      timeout: seconds to wait for the exit of each killed worker.
+      grace: seconds that each may take to exit by itself before; None to kill it at once.
     """
 
-    def end(process: WorkerProcess) -> None:
-        if grace is None or process.ending(grace) is None:
+    def kill(process: WorkerProcess) -> None:
+        if grace is None or process.exit_status(grace) is None:
             process.kill()
-            process.ending(seconds)
+            process.exit_status(timeout)
 
-    _for_all(end, processes)
+    _for_all(kill, processes)
 
 
 def _for_all[Item](work: Callable[[Item], None], items: Iterable[Item]) -> None:
-    """Does something with many items at the same time. An executor would not when the interpreter ends."""
+    """Calls a function for many items concurrently.
+
+    It works while the interpreter exits, too, when an executor accepts no more work.
+    """
     left = [*items]
 
-    def do() -> None:
+    def run() -> None:
         while True:
-            # One step: no two threads get the same.
+            # `pop` is atomic: no two threads get the same item.
             try:
                 item = left.pop()
             except IndexError:
                 return
             work(item)
 
-    threads = [start_thread(do, "endings") for _ in range(min(_AT_ONCE, len(left)))]
+    threads = [start_thread(run, "exits") for _ in range(min(_AT_ONCE, len(left)))]
     for thread in threads:
         thread.join()

@@ -1,8 +1,8 @@
-"""Clusters that many clients share: the folder of each, and how clients find its service and call it.
+"""Folders of clusters that many clients share, through which clients find and call the service.
 
-The folder of a cluster has the `address` of its service and the `token` that clients prove to know, its
-`log`, and the `pid` of its process, which holds a `lock` as long as it lives: so whoever comes next can tell
-a service that is up from the folder of one that was killed.
+The folder of a cluster has the `address` of its service and the `token` that authenticates clients, its
+`log`, and the `pid` of its process, which holds a `lock` as long as it lives: the lock shows whether the
+service is up or was killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.hosts.launch.sockets import Address, connect_to
-from pathways.runtime.hosts.protocol.acceptor import NotAuthenticatedError, call
+from pathways.runtime.hosts.protocol.acceptor import NotAuthenticatedError, open_connection
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
@@ -28,55 +28,55 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 _TCP = re.compile(r"([A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
 
 _PATIENCE = 0.5
-"""Seconds that it is tried to take a lock, which others hold for a moment to see whether somebody has it."""
+"""Seconds to retry a lock, which other processes hold for a moment while they check it."""
 
 _HEARTBEAT = 10.0
 
 
-def check_name(name: str, what: str) -> str:
-    """The name of a cluster or a client, checked.
+def check_name(name: str, kind: str) -> str:
+    """Checks the name of a cluster or a client, and returns it.
 
     Args:
       name: the name.
-      what: what it is of, for the message.
+      kind: the kind of thing that has the name, for the message.
 
     Raises:
-      ValueError: it cannot be one.
+      ValueError: the name is not valid.
     """
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ValueError(
-            f"{name!r} is not a name of {what}: expected letters, digits, '_', '.' and '-', at most 64, "
+            f"{name!r} is not a name of {kind}: expected letters, digits, '_', '.' and '-', at most 64, "
             "and a letter, a digit or '_' first"
         )
     return name
 
 
 def address_of(text: str) -> tuple[str, int] | None:
-    """The address and port that a text such as `10.0.0.5:7070` names; None where it names none."""
+    """Returns the address and port of a text such as `10.0.0.5:7070`; None for another text."""
     parts = _TCP.fullmatch(text)
     return (parts[1], int(parts[2])) if parts is not None and int(parts[2]) < 1 << 16 else None
 
 
 def shown(address: Address) -> str:
-    """An address as users write it."""
+    """Returns an address as users write it."""
     return address if isinstance(address, str) else f"{address[0]}:{address[1]}"
 
 
 class ClusterFolder:
-    """The folder of a cluster.
+    """Folder of a cluster.
 
     Args:
       name: the name of the cluster.
 
     Attributes:
       name: the name of the cluster.
-      path: the folder.
-      token: the file with what clients have to know.
-      log: the file that the service writes.
-      socket: where it listens, unless that is an address and a port.
+      path: the path of the folder.
+      token: the file with the secret of the cluster.
+      log: the log file of the service.
+      socket: the socket of the service, unless it listens on an address and a port.
 
     Raises:
-      ValueError: no cluster can have this name.
+      ValueError: the name is not valid.
       HostError: this user has no home, and `PW_CLUSTERS` is not set.
     """
 
@@ -94,16 +94,16 @@ class ClusterFolder:
         return f"cluster {self.name!r}"
 
     def check(self) -> None:
-        """Checks that only this user may enter it.
+        """Checks that only this user may enter the folder.
 
         Raises:
-          HostError: others may, it is theirs, or it is not there.
+          HostError: other users may enter it, it belongs to another user, or it does not exist.
         """
-        with self._told():
-            is_whose = self.path.stat()
-        if is_whose.st_uid != os.getuid():
+        with self._os_errors():
+            status = self.path.stat()
+        if status.st_uid != os.getuid():
             raise HostError(f"{self.path}, the folder of {self}, belongs to another user")
-        if mode := is_whose.st_mode & 0o077:
+        if mode := status.st_mode & 0o077:
             raise HostError(
                 f"{self.path}, the folder of {self}, is open to others (mode {0o700 | mode:04o}): "
                 f"chmod 700 {self.path}"
@@ -111,22 +111,22 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Makes it the folder of this process, which is to be the service; removes what another one left.
+        """Locks the folder for this process, the service, and removes the files of an earlier one.
 
         Raises:
-          HostError: another process has it, or it cannot be made.
+          HostError: another process has locked it, or it cannot be created.
         """
-        with self._told():
+        with self._os_errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
         self.check()
-        with self._told():
+        with self._os_errors():
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not _locked(lock, fcntl.LOCK_EX, _PATIENCE):
                 state = "is starting already" if self.address() is None else "is up already"
                 raise HostStartError(f"{self} {state} (process {self.pid()})")
-            with self._told():
+            with self._os_errors():
                 self._remove_left()
                 _write(self._pid, f"{os.getpid()}\n")
             try:
@@ -137,7 +137,7 @@ class ClusterFolder:
             os.close(lock)
 
     def is_held(self) -> bool:
-        """Whether a service has it that lives."""
+        """Returns whether a running service has locked the folder."""
         try:
             lock = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -148,36 +148,36 @@ class ClusterFolder:
             os.close(lock)
 
     def pid(self) -> int | None:
-        """The process of the service, or of one that was killed; None where none has the folder."""
+        """Returns the process id of the service, or of one that was killed; None if there is neither."""
         text = _read(self._pid)
         return int(text) if text is not None and text.isdecimal() else None
 
     def address(self) -> Address | None:
-        """Where the service listens; None until it is ready."""
+        """Returns the address where the service listens; None until it is ready."""
         text = _read(self._address)
         return None if not text else address_of(text) or text
 
-    def tell(self, address: Address) -> None:
-        """Says where the service listens: it is ready.
+    def publish(self, address: Address) -> None:
+        """Writes the address where the service listens, which shows that it is ready.
 
         Raises:
-          HostError: it cannot be written.
+          HostError: the file cannot be written.
         """
-        with self._told():
+        with self._os_errors():
             _write(self._address, f"{shown(address)}\n")
 
     def secret(self, token: Path | None = None) -> bytes:
-        """What clients have to know, from a file; by default from one in the folder, which stays there.
+        """Returns the secret of the cluster, from a file; by default from the token file, which is created.
 
         Raises:
-          HostError: it cannot be written.
+          HostError: the token file cannot be written.
           OSError: the file cannot be read.
-          ValueError: the file can be read by others, or has too little.
+          ValueError: other users may read the file, or it is too short.
         """
         if token is not None:
             return secret_of(str(token), "token")
         if not self.token.exists():
-            with self._told():
+            with self._os_errors():
                 _write(self.token, f"{secrets.token_hex(32)}\n")
         return secret_of(str(self.token), "token")
 
@@ -186,7 +186,8 @@ class ClusterFolder:
             file.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _os_errors(self) -> Iterator[None]:
+        """Raises operating system errors as `HostError`."""
         try:
             yield
         except OSError as error:
@@ -194,10 +195,10 @@ class ClusterFolder:
 
 
 def clusters_folder() -> Path:
-    """Where the folders of clusters are: `PW_CLUSTERS`, or by default in the user's folder for state.
+    """Returns the folder of all cluster folders: `PW_CLUSTERS`, or by default one in the user's state folder.
 
     Raises:
-      HostError: this user has none.
+      HostError: this user has no home, and `PW_CLUSTERS` is not set.
     """
     if folder := os.environ.get("PW_CLUSTERS"):
         return Path(folder).absolute()
@@ -210,7 +211,7 @@ def clusters_folder() -> Path:
 
 
 def clusters() -> list[ClusterFolder]:
-    """The clusters that are up, or start."""
+    """Returns the clusters that are up or starting."""
     folder = clusters_folder()
     try:
         names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
@@ -220,17 +221,17 @@ def clusters() -> list[ClusterFolder]:
 
 
 def find(where: str, token: str | None = None) -> tuple[Address, bytes]:
-    """Where a service listens, and what its clients have to know.
+    """Returns the address where a service listens, and its secret.
 
     Args:
       where: the name of a cluster of this user on this machine; or an address and a port, as in
         `10.0.0.5:7070`, or the path of a socket.
-      token: the path of the token, or of a copy; by default that in the folder of the cluster.
+      token: the path of the token, or of a copy; by default the one in the folder of the cluster.
 
     Raises:
-      HostError: no such cluster is up, or others may enter its folder.
+      HostError: no such cluster is up, or other users may enter its folder.
       OSError: the token cannot be read.
-      ValueError: it can be read by others or has too little, or there is no such name.
+      ValueError: other users may read the token, it is too short, or the name is not valid.
     """
     place = where if "/" in where else address_of(where)
     if place is not None:
@@ -243,23 +244,23 @@ def find(where: str, token: str | None = None) -> tuple[Address, bytes]:
     folder.check()
     address = folder.address()
     if address is None:
-        raise HostError(f"{folder} is starting (process {folder.pid()}), and is not ready yet")
+        raise HostError(f"{folder} is starting (process {folder.pid()}) and not ready yet; try again")
     return address, secret_of(str(folder.token) if token is None else token, "token")
 
 
 def call_service(
     address: Address, secret: bytes, purpose: Purpose, decode: Callable[[bytearray], Any]
 ) -> Connection[Any]:
-    """A connection to a service, which has proved who it is.
+    """Connects to a service, and authenticates both sides.
 
     Args:
       address: where it listens.
-      secret: what its clients know.
+      secret: the secret of the cluster.
       purpose: what the connection is for.
-      decode: reads what it sends.
+      decode: decodes messages of the service.
 
     Raises:
-      HostError: it does not answer, has another secret, or is something else.
+      HostError: it does not answer, has another secret, or is no service.
     """
     where = f"the service at {shown(address)}"
     try:
@@ -267,33 +268,33 @@ def call_service(
     except OSError as error:
         raise HostError(f"{where} does not answer: {error.strerror or error}") from None
     try:
-        return call(sock, secret, purpose, decode)
+        return open_connection(sock, secret, purpose, decode)
     except NotAuthenticatedError:
         raise HostError(f"{where} rejects this token: it belongs to another cluster") from None
     except ConnectionEnded as error:
         raise HostError(
-            f"{where} does not shake hands: {error}; is it stopped, or another version of pathways?"
+            f"{where} did not complete the handshake: {error}; is it stopped, or another version of pathways?"
         ) from None
     except MessageError as error:
         raise HostError(f"{where} is not the expected service: {error}") from None
 
 
 def _why_not_up(folder: ClusterFolder) -> str:
-    up = [cluster.name for cluster in clusters()]
-    others = f"up are: {', '.join(up)}" if up else "none is up"
+    names = [cluster.name for cluster in clusters()]
+    running = f"running clusters: {', '.join(names)}" if names else "no cluster is up"
     if not folder.path.is_dir():
-        return f"no {folder} is up: there is no folder {folder.path}; {others}"
+        return f"no {folder} is up: there is no folder {folder.path}; {running}"
     if (pid := folder.pid()) is None:
-        return f"no {folder} is up; {others}"
-    return f"{folder} is not up any more: its service (process {pid}) was killed; see {folder.log}; {others}"
+        return f"no {folder} is up; {running}"
+    return f"{folder} is not up any more: its service (process {pid}) was killed; see {folder.log}; {running}"
 
 
-def _locked(lock: int, how: int, seconds: float) -> bool:
-    """Whether a lock could be taken, after so many seconds at most."""
+def _locked(lock: int, kind: int, seconds: float) -> bool:
+    """Tries to lock a file for some seconds; returns whether it succeeded."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
@@ -303,7 +304,7 @@ def _locked(lock: int, how: int, seconds: float) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file that only this user may read, all of it or nothing."""
+    """Writes a file that only this user may read, atomically."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

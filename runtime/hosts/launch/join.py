@@ -1,11 +1,11 @@
-"""Joins a controller, and runs a worker of it here: for launchers that start all at once.
+"""Machine that joins a controller and runs a worker of it: for launchers that start all machines at once.
 
   pw-worker --join 10.0.0.5:7000 --secret-file F [--host N] [--wait SECONDS]
 
-The controller says `pathways.connect("join", hosts=..., bind="10.0.0.5", secret_file="F", options=...)`, with
-7000 the first of its `ports`. It may come later: it is tried again for some seconds. When a worker is lost,
-the one that takes its place runs here, too. This ends when the controller does, or cannot be reached for so
-long.
+The controller calls `pathways.connect("join", hosts=..., bind="10.0.0.5", secret_file="F", options=...)`,
+with 7000 the first of its `ports`. It may start later: this command retries for `--wait` seconds. When the
+worker is lost, this command also runs its replacement. It exits with the controller, or when the controller
+cannot be reached for that long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.child_launcher import Child
 from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.hosts.launch.sockets import connect_to
-from pathways.runtime.hosts.protocol.acceptor import call
+from pathways.runtime.hosts.protocol.acceptor import open_connection
 from pathways.runtime.hosts.protocol.join_messages import (
     ANY_HOST,
     JOIN,
@@ -45,13 +45,13 @@ _HEARTBEAT = 10.0
 
 
 class JoinedMachine:
-    """One who joins.
+    """Machine that joins a controller.
 
     Args:
-      address: where the controller listens.
-      secret: what both know.
-      host: the number of the host that it is to be; `ANY_HOST` for any.
-      wait: how many seconds the controller may not be reached.
+      address: the address of the controller.
+      secret: the secret of the cluster.
+      host: the number of the host that the machine wants to be; `ANY_HOST` for any.
+      wait: seconds for which the controller may be out of reach.
     """
 
     def __init__(self, address: tuple[str, int], secret: bytes, host: int, wait: float) -> None:
@@ -63,7 +63,7 @@ class JoinedMachine:
         self._leaves = False
 
     def leave(self, number: int, frame: object) -> None:
-        """Passes on a signal that asks to end; the worker ends with its island, and this with it."""
+        """Forwards a signal to the worker, which exits with its island; this process exits after it."""
         self._leaves = True
         if self._child is None:
             os._exit(128 + number)
@@ -73,7 +73,7 @@ class JoinedMachine:
     def serve(self) -> int:
         """Runs workers, one after the other; returns an exit code."""
         while not self._leaves:
-            connection = self._connection()
+            connection = self._connect()
             if connection is None:
                 return 1
             try:
@@ -85,7 +85,7 @@ class JoinedMachine:
                             self._kill()
                         case Dismissed(error=error):
                             if error is not None:
-                                _say(error)
+                                _print(error)
                             return 0 if error is None else 1
             except (ConnectionEnded, MessageError):
                 pass
@@ -94,31 +94,31 @@ class JoinedMachine:
                 self._kill()
         return 0
 
-    def _connection(self) -> Connection[Any] | None:
-        """A connection to the controller; None when there is none in time."""
+    def _connect(self) -> Connection[Any] | None:
+        """Connects to the controller; returns None if it is not reached in time."""
         deadline = time.monotonic() + self._wait
         purpose = Purpose(JOIN, "worker", self._host, secrets.randbelow(1 << 31), "controller")
-        is_told = False
+        has_warned = False
         while True:
             try:
                 sock = connect_to(self._address, _HEARTBEAT)
-                return call(sock, self._secret, purpose, decode_for_joined)
+                return open_connection(sock, self._secret, purpose, decode_for_joined)
             except (OSError, MessageError) as error:
                 where = ":".join(map(str, self._address))
                 if time.monotonic() > deadline:
-                    _say(f"cannot join {where}: {error}")
+                    _print(f"cannot join {where}: {error}")
                     return None
-                if not is_told:
-                    is_told = True
-                    _say(f"cannot join {where} yet, retrying for {self._wait:.0f} seconds: {error}")
+                if not has_warned:
+                    has_warned = True
+                    _print(f"cannot join {where} yet, retrying for {self._wait:.0f} seconds: {error}")
                     if isinstance(error, ConnectionEnded):
-                        _say("does the secret match the controller's?")
+                        _print("does the secret match the controller's?")
                 time.sleep(_AGAIN_SECONDS)
 
     def _start(self, connection: Connection[Any], message: StartWorker) -> None:
         config = msgspec.structs.replace(message.config, secret=self._secret.hex())
         connection.keep_alive(config.heartbeat)
-        # The next worker here is to take the place of this one.
+        # From now on this machine joins as the same host, to replace its worker.
         self._host = config.host
         try:
             self._child = child = Child(config)
@@ -129,22 +129,22 @@ class JoinedMachine:
         start_thread(lambda: self._watch(connection, child), "worker")
 
     def _watch(self, connection: Connection[Any], child: Child) -> None:
-        while (how := child.ending(60.0)) is None:
+        while (how := child.exit_status(60.0)) is None:
             pass
         with contextlib.suppress(ConnectionEnded):
             connection.send(WorkerEnded(how, tuple(child.last_lines())))
         if self._leaves:
-            # Whoever receives from it sees that.
+            # Wakes `serve`, which waits for the next message.
             connection.close()
 
     def _kill(self) -> None:
         if self._child is not None:
             self._child.kill()
-            self._child.ending(_HEARTBEAT)
+            self._child.exit_status(_HEARTBEAT)
             self._child = None
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"pw-worker: {text}", file=sys.stderr, flush=True)
 
 
@@ -156,19 +156,25 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def main() -> int:
-    """See above."""
+    """Runs the command; see the docstring of the module."""
     parser = argparse.ArgumentParser(
         prog="pw-worker", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--join", type=_address, required=True, metavar="ADDRESS", help="of the controller")
-    parser.add_argument("--secret-file", required=True, metavar="F", help="that of the controller, or a copy")
-    parser.add_argument("--host", type=int, default=ANY_HOST, metavar="N", help="the host that it is to be")
-    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="to try (300)")
+    parser.add_argument(
+        "--join", type=_address, required=True, metavar="ADDRESS", help="address of the controller"
+    )
+    parser.add_argument(
+        "--secret-file", required=True, metavar="F", help="secret file of the controller, or a copy"
+    )
+    parser.add_argument(
+        "--host", type=int, default=ANY_HOST, metavar="N", help="number of the host to join as"
+    )
+    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="time to retry (300)")
     options = parser.parse_args()
     try:
         secret = secret_of(options.secret_file)
     except (OSError, ValueError) as error:
-        _say(str(error))
+        _print(str(error))
         return 2
     joined = JoinedMachine(options.join, secret, options.host, options.wait)
     signal.signal(signal.SIGTERM, joined.leave)

@@ -1,7 +1,7 @@
-"""Workers of launchers that start all at once, such as mpirun: those join the controller, and not it them.
+"""Launcher for machines that are started all at once, as by mpirun: they join the controller.
 
-Whoever joins (`join.py`) keeps one connection, on which it is told to start a worker and to end it, says how
-that one has ended, and is told to start the one that takes its place.
+A joined machine (`join.py`) keeps one connection, on which the controller orders it to start or kill a
+worker. The machine reports how the worker exited, and may then have to start a replacement.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from pathways.runtime.hosts.protocol.messages import MessageError, Purpose, vers
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
 
-_LEAST_BYTES = 16
+_MIN_SECRET_BYTES = 16
 _PATIENCE = 10.0
-"""Seconds that one who has joined may take to start a process, or that its machine may not answer."""
+"""Seconds that a joined machine may take to start a process, or to answer at all."""
 
 
 def secret_of(path: str, setting: str = "secret_file") -> bytes:
-    """The secret in a file, without white space round it.
+    """Returns the secret in a file, without surrounding white space.
 
     Args:
-      path: the file.
-      setting: what users call it.
+      path: the path of the file.
+      setting: the name of the setting, for messages.
 
     Raises:
-      ValueError: others may read the file, it is too short, or there can be no such path.
+      ValueError: other users may read the file, it is too short, or the path is not valid.
       OSError: it cannot be read.
     """
     file = Path(path)
@@ -63,45 +63,45 @@ def secret_of(path: str, setting: str = "secret_file") -> bytes:
     if mode & 0o077:
         raise ValueError(f"{setting}={path!r} can be read by others (mode {mode:04o}): chmod 600 {path}")
     secret = file.read_bytes().strip()
-    if len(secret) < _LEAST_BYTES:
+    if len(secret) < _MIN_SECRET_BYTES:
         raise ValueError(
-            f"{setting}={path!r} has {len(secret)} bytes; expected at least {_LEAST_BYTES} random ones"
+            f"{setting}={path!r} has {len(secret)} bytes; expected at least {_MIN_SECRET_BYTES} random ones"
         )
     return secret
 
 
 @dataclasses.dataclass(eq=False)
-class _PendingPeer:
-    """One who has joined; `host` is the number that it asks for."""
+class _IdleMachine:
+    """Joined machine without a worker; `host` is the number that it requests."""
 
     connection: Connection[Any]
     host: int
 
 
 class JoinedWorker:
-    """A `WorkerProcess` of one who has joined.
+    """`WorkerProcess` of a worker on a joined machine.
 
     Args:
-      connection: to that.
-      pid: the process of the worker, on its machine.
-      idle: is called when that has no worker any more.
+      connection: the connection to the machine.
+      pid: the process id of the worker, on its machine.
+      on_idle: is called when the machine has no worker any more.
     """
 
-    def __init__(self, connection: Connection[Any], pid: int, idle: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection[Any], pid: int, on_idle: Callable[[], None]) -> None:
         self.pid = pid
-        self._idle = idle
+        self._on_idle = on_idle
         self._connection = connection
-        self._how = "the process that started it is gone"
+        self._how = "the process that started it disconnected"
         self._lines: tuple[str, ...] = ()
         self._ended = threading.Event()
         start_thread(self._listen, "joined worker")
 
-    def ending(self, seconds: float) -> str | None:
-        """See `WorkerProcess.ending`."""
-        return self._how if self._ended.wait(seconds) else None
+    def exit_status(self, timeout: float) -> str | None:
+        """See `WorkerProcess.exit_status`."""
+        return self._how if self._ended.wait(timeout) else None
 
     def kill(self) -> None:
-        """See `WorkerProcess.kill`. Where the network is cut, it ends when its connections do."""
+        """See `WorkerProcess.kill`. While the network is cut, the worker exits when its connections fail."""
         with contextlib.suppress(ConnectionEnded):
             self._connection.send(KillWorker())
 
@@ -119,19 +119,19 @@ class JoinedWorker:
             self._connection.close()
         self._ended.set()
         if isinstance(message, WorkerEnded):
-            self._idle()
+            self._on_idle()
 
 
 class JoinLauncher:
-    """A `Launcher` that waits for those who join.
+    """`Launcher` that waits for machines to join.
 
     Args:
       endpoints: where it listens: on the first of its ports.
-      secret: what they know.
-      hosts: how many hosts there are.
+      secret: the secret of the cluster.
+      hosts: number of hosts.
 
     Attributes:
-      address: where it listens.
+      address: the address where it listens.
       secret: see above.
 
     Raises:
@@ -145,16 +145,16 @@ class JoinLauncher:
         self._hosts = hosts
         self.address = endpoints.join_address
         self._changed = threading.Condition()
-        # Those who have no worker, and all.
-        self._guests: list[_PendingPeer] = []
+        self._idle: list[_IdleMachine] = []
+        # The connections to all joined machines, with a worker or without.
         self._connections: set[Connection[Any]] = set()
-        self._wrong: str | None = None
+        self._error: str | None = None
         self._is_closed = False
         try:
             self._server = socket.create_server((endpoints.bind, endpoints.ports[0]))
         except OSError as error:
             raise HostStartError(f"connect('join'): cannot listen at {self.address}: {error}") from None
-        Acceptor(self._server, secret, self._admits, decode_from_joined, self._take, hosts)
+        Acceptor(self._server, secret, self._admits, decode_from_joined, self._accept, hosts)
 
     def launch(
         self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
@@ -166,7 +166,7 @@ class JoinLauncher:
             for config in configs:
                 worker = None
                 while worker is None:
-                    worker = self._start(config, self._guest(config, seconds, deadline, stop))
+                    worker = self._start(config, self._wait_for_machine(config, seconds, deadline, stop))
                 started.append(worker)
         except BaseException:
             for worker in started:
@@ -175,7 +175,7 @@ class JoinLauncher:
         return started
 
     def close(self) -> None:
-        """See `Launcher.close`: whoever has joined may go."""
+        """See `Launcher.close`; dismisses all machines."""
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -184,48 +184,48 @@ class JoinLauncher:
             for connection in self._connections:
                 _dismiss(connection, None)
             self._connections.clear()
-            self._guests.clear()
+            self._idle.clear()
 
     def _start(self, config: WorkerConfig, connection: Connection[Any]) -> JoinedWorker | None:
-        """Has somebody start a worker; None when he is gone.
+        """Starts a worker on a joined machine; returns None if the machine has disconnected.
 
         Raises:
-          HostStartError: he cannot.
+          HostStartError: the machine cannot start it.
         """
         try:
             connection.keep_alive(config.heartbeat)
-            connection.limit(_PATIENCE)
+            connection.set_timeout(_PATIENCE)
             connection.send(StartWorker(msgspec.structs.replace(config, secret="")))
-            answer = connection.receive()
-            connection.limit(None)
+            reply = connection.receive()
+            connection.set_timeout(None)
         except (ConnectionEnded, MessageError):
             connection.close()
             return None
-        if isinstance(answer, WorkerStarted) and answer.pid is not None:
-            idle = functools.partial(self._add, _PendingPeer(connection, config.host))
-            return JoinedWorker(connection, answer.pid, idle)
+        if isinstance(reply, WorkerStarted) and reply.pid is not None:
+            on_idle = functools.partial(self._add, _IdleMachine(connection, config.host))
+            return JoinedWorker(connection, reply.pid, on_idle)
         connection.close()
-        why = answer.error if isinstance(answer, WorkerStarted) else f"it said {type(answer).__name__}"
+        why = reply.error if isinstance(reply, WorkerStarted) else f"unexpected reply {type(reply).__name__}"
         raise HostStartError(f"{config} did not start: {why}")
 
-    def _guest(
+    def _wait_for_machine(
         self, config: WorkerConfig, seconds: float, deadline: float, stop: threading.Event
     ) -> Connection[Any]:
-        """Somebody who has joined for a host, or for any.
+        """Waits for a machine that joins as a host, or as any.
 
         Raises:
-          HostStartError: none joins in time.
+          HostStartError: no machine joins in time, or one that joined has other versions or a wrong number.
         """
         with self._changed:
             while True:
-                if self._wrong is not None:
-                    raise HostStartError(self._wrong)
-                self._guests = [guest for guest in self._guests if not guest.connection.has_ended()]
-                for wanted in (config.host, ANY_HOST):
-                    for guest in self._guests:
-                        if guest.host == wanted:
-                            self._guests.remove(guest)
-                            return guest.connection
+                if self._error is not None:
+                    raise HostStartError(self._error)
+                self._idle = [machine for machine in self._idle if not machine.connection.has_ended()]
+                for host in (config.host, ANY_HOST):
+                    for machine in self._idle:
+                        if machine.host == host:
+                            self._idle.remove(machine)
+                            return machine.connection
                 if time.monotonic() > deadline or stop.is_set():
                     raise HostStartError(
                         f"{config} did not start: no worker joined at {self.address} in {seconds:.0f} seconds"
@@ -235,33 +235,34 @@ class JoinLauncher:
     def _admits(self, purpose: Purpose) -> bool:
         return (purpose.channel, purpose.role, purpose.to) == (JOIN, "worker", "controller")
 
-    def _take(self, connection: Connection[Any], keeper: ServerHandshake) -> None:
-        assert keeper.purpose is not None
-        host = keeper.purpose.host
-        wrong = None
-        if keeper.versions != versions():
-            pathways, jaxlib, python = keeper.versions
-            wrong = (
+    def _accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
+        assert handshake.purpose is not None
+        host = handshake.purpose.host
+        error = None
+        if handshake.versions != versions():
+            pathways, jaxlib, python = handshake.versions
+            error = (
                 f"a worker joined with pathways {pathways}, jaxlib {jaxlib} and Python {python}, but the "
                 f"controller has {', '.join(versions())}"
             )
         elif not ANY_HOST <= host < self._hosts:
-            wrong = f"a worker joined as host {host}, but there are {self._hosts} hosts, from 0 on"
-        if wrong is None:
-            self._add(_PendingPeer(connection, host))
+            error = f"a worker joined as host {host}, but there are {self._hosts} hosts, from 0 on"
+        if error is None:
+            self._add(_IdleMachine(connection, host))
             return
-        _dismiss(connection, wrong)
+        _dismiss(connection, error)
         with self._changed:
-            self._wrong = wrong
+            self._error = error
             self._changed.notify_all()
 
-    def _add(self, guest: _PendingPeer) -> None:
+    def _add(self, machine: _IdleMachine) -> None:
         with self._changed:
             if self._is_closed:
-                _dismiss(guest.connection, None)
+                _dismiss(machine.connection, None)
                 return
-            self._guests.append(guest)
-            self._connections = {one for one in self._connections if not one.has_ended()} | {guest.connection}
+            self._idle.append(machine)
+            self._connections = {each for each in self._connections if not each.has_ended()}
+            self._connections.add(machine.connection)
             self._changed.notify_all()
 
 

@@ -1,4 +1,4 @@
-"""How workers get to run, apart from how they are spoken to."""
+"""Interfaces of launchers and of the worker processes that they start."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 
 
 class WorkerProcess(Protocol):
-    """The process of a worker, wherever it runs. Nothing here takes longer than some seconds.
+    """Process of a worker, on this machine or another. No method takes longer than some seconds.
 
     Attributes:
-      pid: its number on its machine.
+      pid: the process id on its machine.
     """
 
     pid: int
 
-    def ending(self, seconds: float) -> str | None:
-        """How it ended, as in `killed by signal 9`; None if it still runs after so many seconds."""
+    def exit_status(self, timeout: float) -> str | None:
+        """Waits for the exit; returns how it exited, as in `killed by signal 9`, or None after the timeout.
+
+        Args:
+          timeout: seconds to wait; 0 to poll.
+        """
 
     def kill(self) -> None:
-        """Ends it at once, also when it is stopped."""
+        """Kills it at once, also when it is stopped."""
 
     def last_lines(self) -> Sequence[str]:
         """Returns the last lines that it wrote to standard error, at most `child_process.LINES`."""
 
 
 class Launcher(Protocol):
-    """Starts workers."""
+    """Service that starts workers."""
 
     def launch(
         self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
@@ -37,13 +41,13 @@ class Launcher(Protocol):
         """Starts the workers of an island, all of them or none.
 
         Args:
-          configs: what they have to know.
-          seconds: how long it may take to find places for them.
-          stop: is set when they are not wanted any more.
+          configs: the configuration of each.
+          seconds: how long it may take to find machines for them.
+          stop: is set when they are not needed any more.
 
         Raises:
-          HostError: there is no place for them.
+          HostError: there are no machines for them, or a worker cannot be started.
         """
 
     def close(self) -> None:
-        """Gives back what it holds; all workers have ended."""
+        """Releases its resources; all workers must have exited."""

@@ -1,4 +1,4 @@
-"""What a user says of workers, by keywords or in a file, made into settings; and who starts them."""
+"""Validation of the keywords of `pathways.connect`, and the choice of a launcher."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def settings_of(
     platform: str | None = None,
     options: HostOptions | None = None,
 ) -> Settings:
-    """Settings of what `pathways.connect` takes; see there.
+    """Returns the settings for keywords of `pathways.connect`; see there.
 
     Raises:
-      TypeError: something in `islands` is no island.
-      ValueError: settings that cannot be, or not together.
+      TypeError: `islands` has an element that is no island.
+      ValueError: a setting is not valid, or cannot be combined with another.
     """
     if launcher is not None and not (isinstance(launcher, str) and launcher in LAUNCHERS):
         instead = "" if isinstance(launcher, str | bool) else f"; did you mean hosts={launcher!r}?"
@@ -47,7 +47,7 @@ def settings_of(
     if launcher == "slurm":
         if hosts is not None:
             raise ValueError(
-                "connect('slurm'): hosts are the nodes of the allocation; say islands=, or nothing"
+                "connect('slurm'): hosts are the nodes of the allocation; pass islands=, or nothing"
             )
         nodes = nodes_of(os.environ)
         islands = islands_on(nodes, islands, devices_per_host)
@@ -58,28 +58,28 @@ def settings_of(
         raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
     if launcher == "join" and hosts is None and not isinstance(islands, Sequence):
         raise ValueError("connect('join'): expected hosts=, or islands=[pathways.Island(...), ...]")
-    asked = islands_of(islands, hosts, devices_per_host)
+    requested = islands_of(islands, hosts, devices_per_host)
     bind = bind or ("127.0.0.1" if launcher == "ray" else None)
-    named = any(machine is not None for island in asked for machine in island.machines)
+    named = any(machine is not None for island in requested for machine in island.machines)
     command = None
     if named or start is not None or python is not None:
         command = StartCommand(DEFAULT_START if start is None else start, python)
     return Settings(
-        asked, options or HostOptions(), bind, command, platform or "cpu", launcher, address, secret_file
+        requested, options or HostOptions(), bind, command, platform or "cpu", launcher, address, secret_file
     )
 
 
 def launcher_of(settings: Settings, take_spare: Callable[[WorkerConfig], Child | None]) -> Launcher:
-    """Who starts the workers.
+    """Returns the launcher of workers.
 
     Args:
-      settings: what the user says of them.
-      take_spare: see `Spawner`; only workers that are children of this process can have been spares.
+      settings: the settings of the workers.
+      take_spare: see `Spawner`; only children of this process can be spares.
 
     Raises:
-      HostError: it cannot, as where a port is taken.
-      OSError: the file with a secret cannot be read.
-      ValueError: that file can be read by others, or has too little.
+      HostError: the launcher cannot be created, for instance because a port is taken.
+      OSError: the secret file cannot be read.
+      ValueError: other users may read the secret file, or it is too short.
     """
     if settings.launcher is None:
         return Spawner(settings.start, take_spare)
@@ -89,8 +89,8 @@ def launcher_of(settings: Settings, take_spare: Callable[[WorkerConfig], Child |
     return RayLauncher(settings.address, settings.bind, settings.cores)
 
 
-def doing(settings: Settings) -> str:
-    """What a start of workers does, as in `starting 3 hosts with Ray`."""
+def start_description(settings: Settings) -> str:
+    """Returns a line on a start of workers, as in `starting 3 hosts with Ray`."""
     match settings.launcher:
         case "ray":
             return f"starting {settings.hosts} hosts with Ray"

@@ -1,4 +1,4 @@
-"""How workers are watched and where they listen: what a user may set and seldom has to."""
+"""Options of workers that users seldom have to set."""
 
 # Without `from __future__ import annotations`: msgspec would look for the names of fields in `pathways`.
 
@@ -13,14 +13,14 @@ from pathways.dialect.spelling import nearest
 
 AUTO: Final = "auto"
 
-MOST_AHEAD = 256
-"""How many steps may be under way where nothing else bounds them."""
+MAX_AHEAD = 256
+"""Limit on the steps in flight where nothing else limits them."""
 
-_MOST = 1e12
+_MAX_SECONDS = 1e12
 
 Steps = Annotated[int, Meta(ge=1)]
-Deadline = Annotated[float, Meta(gt=0, lt=_MOST, description="seconds, or None for never")]
-Seconds = Annotated[float, Meta(ge=0, lt=_MOST, description="seconds, 0 for none")]
+Deadline = Annotated[float, Meta(gt=0, lt=_MAX_SECONDS, description="seconds, or None for never")]
+Seconds = Annotated[float, Meta(ge=0, lt=_MAX_SECONDS, description="seconds, 0 for none")]
 Spares = Annotated[int, Meta(ge=0, le=256, description="a number of spare workers from 0 to 256")]
 Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
 
@@ -31,30 +31,31 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         pw.connect(hosts=["a", "b"], bind="10.0.0.5", options=pw.HostOptions(heartbeat=5, ahead=8))
 
     Attributes:
-      ahead: how many steps may be issued and not done. Hosts issue steps before their data is there; each
-        one more takes the memory of what a step sends and receives. `auto`: 256 of programs that send nothing
-        between hosts, of others as many as fit the memory of devices, 16 at most; fewer of large arguments.
-      heartbeat: how long a worker may say nothing to the controller, or to another worker that exchanges
-        arrays with it; then it is killed, and what it had is lost.
-      grace: how long an island goes on for when a worker of it gets SIGTERM: it takes no new steps, finishes
-        those that it has, and what it has can be read. It ends sooner when nothing of it is held. Then
-        it starts anew, as one that is lost.
+      ahead: maximum number of steps in flight. Hosts issue steps before their data has arrived; each further
+        step takes the memory of the arrays that a step sends and receives. `auto`: 256 for programs that send
+        nothing between hosts, for others as many as fit the memory of devices, up to 16; fewer with large
+        arguments.
+      heartbeat: after how long without a message a worker counts as lost, for the controller and for workers
+        that exchange arrays with it; then it is killed, and its arrays are lost.
+      grace: how long an island continues after a worker of it got SIGTERM: it accepts no new steps, finishes
+        those in flight, and its arrays can be read. It exits sooner when no array on it is held. Then it is
+        restarted like a lost one.
       stall_report: after how long without progress a step on hosts, or an array of this process, is reported
         in the log, with what each host waits for and since when; again whenever that time has doubled. None
         for never.
-      step_deadline: after how long without progress a step on hosts is ended: hosts that others wait for are
-        killed, and their arrays are errors. None for never: what is slow is not told from what hangs.
-      restart_seconds: for how long it is tried to start the workers of an island anew; calls that need them
-        wait until then.
-      spares: how many spare workers wait on this machine to take the place of lost ones, for all islands
-        together; `Island(spares=)` adds to it. A spare has imported JAX, so that an island of one host is
-        back in tenths of a second, and takes some memory. Only of workers that are children of this process.
-      ports: the first and the last port that the controller and its workers may listen on; None for any. Goes
-        with `bind=`.
+      step_deadline: after how long without progress a step on hosts is cancelled: hosts that other hosts wait
+        for are killed, and their arrays are errors. None for never: a slow step looks like one that hangs.
+      restart_seconds: for how long the controller tries to restart the workers of an island; calls that need
+        them wait until then.
+      spares: number of spare workers on this machine that replace lost ones, for all islands together;
+        `Island(spares=)` adds to it. A spare has imported JAX, so that an island of one host is back in
+        tenths of a second, and takes some memory. Only for workers that are children of this process.
+      ports: the first and the last port that the controller and its workers may listen on; None for any.
+        Requires `bind=`.
       advertise: the address at which workers find the controller; None for that of `bind=`.
 
     Raises:
-      ValueError: one of them cannot be; the message begins with its name.
+      ValueError: an option is not valid; the message begins with its name.
     """
 
     __module__ = "pathways"
@@ -62,7 +63,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ahead: Annotated[
         Steps | Literal["auto"], Meta(description="a number of steps of at least 1, or 'auto'")
     ] = AUTO
-    heartbeat: Annotated[float, Meta(ge=1, lt=_MOST, description="at least one second")] = 10.0
+    heartbeat: Annotated[float, Meta(ge=1, lt=_MAX_SECONDS, description="at least one second")] = 10.0
     grace: Seconds = 20.0
     stall_report: Deadline | None = 60.0
     step_deadline: Deadline | None = None
@@ -77,15 +78,15 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             first, last = self.ports
             if first > last:
                 raise ValueError(f"ports={self.ports!r}: expected a first and a last port")
-            # A caller may give a list.
+            # A caller may pass a list.
             msgspec.structs.force_setattr(self, "ports", (first, last))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Options as a file has them, such as a table of TOML: what is not there keeps its default.
+        """Creates options from a table of a file, such as TOML; missing keys keep their defaults.
 
         Raises:
-          ValueError: there is no such option, or it cannot have this value; the message names the key.
+          ValueError: a key is no option, or its value is not valid; the message names the key.
         """
         try:
             return read_record(dict(values), cls)
@@ -104,10 +105,10 @@ def keyword_error(name: str, value: object, known: Iterable[str]) -> TypeError:
 
 
 def check_count(name: str, number: object, *, at_least: int = 1) -> None:
-    """Checks that a setting is a number of things.
+    """Checks that a setting is a count.
 
     Raises:
-      ValueError: it is below the smallest one allowed, or no number.
+      ValueError: it is no integer, or less than `at_least`.
     """
     if not isinstance(number, int) or isinstance(number, bool) or number < at_least:
         raise ValueError(f"{name}={number!r}: expected at least {at_least}")

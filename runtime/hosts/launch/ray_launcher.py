@@ -1,8 +1,8 @@
-"""Workers that Ray starts, on the machines of its cluster.
+"""Launcher of workers on the machines of a Ray cluster.
 
-Ray finds places for them, all hosts of an island or none, and ends them with this process. What is said to
-them goes other ways. Each has an actor that does nothing but start it, end it, and keep what it writes: so
-a worker has the process for itself, and one that is stopped can be ended, which Ray does not notice.
+Ray places them, all hosts of an island or none, and kills them with this process. It does not carry their
+messages. Each worker has an actor that only starts it, kills it, and keeps its standard error: so a worker
+has a process for itself, and a stopped one can be killed, which Ray would not notice.
 """
 
 from __future__ import annotations
@@ -23,50 +23,49 @@ from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 
 _PATIENCE = 2.0
-"""Seconds that an actor may take to answer, besides what it was asked to wait."""
-
+"""Seconds that an actor may take to answer, in addition to the requested wait."""
 
 _AGAIN_SECONDS = 1.0
 
 
 class HostActor:
-    """Starts a worker on the machine where Ray has put it."""
+    """Ray actor that starts a worker on its machine."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
 
     def machine(self) -> str:
-        """Tells the machine from others; it may have several nodes of Ray."""
+        """Returns a key of the machine, which may have several nodes of Ray."""
         return f"{socket.gethostname()} {_import_ray().util.get_node_ip_address()}"
 
     def start(self, config: str) -> int:
-        """Starts it; returns its process. It ends with the actor."""
+        """Starts the worker, which is killed with the actor; returns its process id."""
         self._child = Child(WorkerConfig.from_json(config))
         return self._child.pid
 
-    def ending(self, seconds: float) -> tuple[str, tuple[str, ...]] | None:
-        """How it ended and what it wrote last; None if it still runs after so many seconds."""
-        how = self._child.ending(seconds) if self._child is not None else "it was not started"
+    def exit_report(self, timeout: float) -> tuple[str, tuple[str, ...]] | None:
+        """Waits for the exit; returns how the worker exited and its last lines, None after the timeout."""
+        how = self._child.exit_status(timeout) if self._child is not None else "it was not started"
         return None if how is None else (how, self.last_lines())
 
     def kill(self) -> None:
-        """Ends it."""
+        """Kills the worker."""
         if self._child is not None:
             self._child.kill()
 
     def last_lines(self) -> tuple[str, ...]:
-        """What it wrote last."""
+        """Returns the last lines of its standard error."""
         return () if self._child is None else tuple(self._child.last_lines())
 
 
 class RayWorker:
-    """A `WorkerProcess` that an actor has started.
+    """`WorkerProcess` that an actor has started.
 
     Args:
       ray: the module.
-      left: is set when Ray was left.
+      left: is set when the launcher has disconnected from Ray.
       actor: the actor.
-      pid: the process of the worker, on the machine of the actor.
+      pid: the process id of the worker, on the machine of the actor.
     """
 
     def __init__(self, ray: Any, left: threading.Event, actor: Any, pid: int) -> None:
@@ -76,22 +75,22 @@ class RayWorker:
         self.pid = pid
         self._ended: tuple[str, tuple[str, ...]] | None = None
 
-    def ending(self, seconds: float) -> str | None:
-        """See `WorkerProcess.ending`."""
+    def exit_status(self, timeout: float) -> str | None:
+        """See `WorkerProcess.exit_status`."""
         if self._ended is not None:
             return self._ended[0]
         if self._is_left():
             return "it ended with its Ray cluster"
         try:
-            answer = self._actor.ending.remote(seconds)
-            ended = self._ray.get(answer, timeout=seconds + _PATIENCE)
+            reply = self._actor.exit_report.remote(timeout)
+            ended = self._ray.get(reply, timeout=timeout + _PATIENCE)
             if ended is None:
                 return None
-            # It has nothing more to do.
+            # The actor is not needed any more.
             self._ray.kill(self._actor)
         except self._ray.exceptions.GetTimeoutError:
             return None
-        except Exception as error:  # Of many kinds, as when Ray itself ends.
+        except Exception as error:  # Ray raises many types, for instance while it shuts down.
             ended = f"its actor has ended: {str(error).partition(chr(10))[0]}", ()
         self._ended = ended
         return ended[0]
@@ -103,7 +102,7 @@ class RayWorker:
         try:
             self._ray.get(self._actor.kill.remote(), timeout=_PATIENCE)
         except Exception:
-            # The worker ends with it, if it has not.
+            # Killing the actor kills the worker, too.
             with contextlib.suppress(Exception):
                 self._ray.kill(self._actor)
 
@@ -117,18 +116,18 @@ class RayWorker:
         return ()
 
     def _is_left(self) -> bool:
-        """Whether Ray was left; who asks it for anything then starts it again."""
+        """Returns whether Ray is disconnected: a call would implicitly start a new Ray cluster then."""
         return self._left.is_set() or not self._ray.is_initialized()
 
 
 class RayLauncher:
-    """A `Launcher` that asks Ray.
+    """`Launcher` that starts workers through Ray.
 
     Args:
-      address: of a Ray cluster to join, such as `10.0.0.5:6379`, or `auto` for the one of this machine; None
-        for one of its own on this machine, which ends with it.
-      bind: the address of this machine at which a cluster of its own listens.
-      cores: how many CPUs a cluster of its own has.
+      address: the address of a Ray cluster to join, such as `10.0.0.5:6379`, or `auto` for the one of this
+        machine; None to start one on this machine, which ends with the launcher.
+      bind: the address at which a started cluster listens.
+      cores: number of CPUs of a started cluster.
 
     Raises:
       ModuleNotFoundError: Ray is not installed.
@@ -164,18 +163,18 @@ class RayLauncher:
             try:
                 return self._launch(configs, group, max(1.0, deadline - time.monotonic()))
             except self._ray.exceptions.RayError as error:
-                # For some seconds Ray gives out places on a machine that is gone, then it looks for others.
-                is_gone = isinstance(error, self._ray.exceptions.RayActorError)
-                if had_place and is_gone and time.monotonic() < deadline and not stop.wait(_AGAIN_SECONDS):
+                # For some seconds Ray still places actors on a lost machine, then it uses others.
+                is_lost = isinstance(error, self._ray.exceptions.RayActorError)
+                if had_place and is_lost and time.monotonic() < deadline and not stop.wait(_AGAIN_SECONDS):
                     continue
                 why = str(error).partition("\n")[0]
                 raise HostStartError(f"host {configs[0].host}: Ray did not start it: {why}") from None
 
     def _launch(self, configs: Sequence[WorkerConfig], group: Any, seconds: float) -> list[RayWorker]:
-        """Starts the workers of an island in their places.
+        """Starts the workers of an island in its placement group.
 
         Raises:
-          RayError: Ray cannot, or not in so many seconds.
+          RayError: Ray cannot start them, or not in time.
         """
         actor = self._ray.remote(HostActor)
         actors = [
@@ -196,10 +195,10 @@ class RayLauncher:
             ]
             pids = self._ray.get(started, timeout=seconds)
         except BaseException:
-            for one in actors:
-                self._ray.kill(one)
+            for each in actors:
+                self._ray.kill(each)
             raise
-        return [RayWorker(self._ray, self._left, one, pid) for one, pid in zip(actors, pids, strict=True)]
+        return [RayWorker(self._ray, self._left, each, pid) for each, pid in zip(actors, pids, strict=True)]
 
     def close(self) -> None:
         """See `Launcher.close`."""
@@ -216,11 +215,11 @@ class RayLauncher:
     def _pinned(self, config: WorkerConfig, machine: str) -> WorkerConfig:
         if config.cores is None:
             return config
-        first = self._cores.take(machine, config.host, config.cores)
+        first = self._cores.assign(machine, config.host, config.cores)
         return msgspec.structs.replace(config, first_core=first)
 
     def _group(self, configs: Sequence[WorkerConfig], seconds: float) -> Any:
-        """The places of an island: all of them or none."""
+        """Returns the placement group of an island, which has places for all its hosts."""
         first = configs[0].host
         if first not in self._groups:
             bundles = [{"CPU": config.cores or 1} for config in configs]
@@ -237,7 +236,7 @@ class RayLauncher:
 
 
 def _import_ray() -> Any:
-    # It would say who runs it to those who make it.
+    # Opt out of Ray's usage reports to its vendor.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

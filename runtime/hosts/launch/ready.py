@@ -1,12 +1,12 @@
-"""Tells platforms whether workers of this machine are ready, and lets them end.
+"""Readiness and draining of the workers of this machine, for platforms such as Kubernetes.
 
   PW_READY_DIR=/run/pathways            in the environment of workers
   python -m pathways.runtime.hosts.launch.ready /run/pathways [--hosts 1]
   python -m pathways.runtime.hosts.launch.ready /run/pathways --drain 25
 
-A worker has a file in the folder from when it is ready until it ends, or is asked to. The first command fails
-when there are fewer of them. The second asks all to end, with SIGTERM, waits until they have, and fails when
-one has not after so many seconds.
+A worker has a file in the folder from when it is ready until it exits or gets SIGTERM. The first command
+fails if fewer workers are ready. The second sends SIGTERM to all, waits until they have exited, and fails if
+one has not exited after so many seconds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import time
 from pathlib import Path
 
 FOLDER = "PW_READY_DIR"
-"""The variable of the environment that names the folder."""
+"""Environment variable that names the folder."""
 
 
 class ReadyFile:
-    """The file of this process, which it keeps locked: one that is not is of a process that has ended.
+    """File of this process, locked while it lives: an unlocked file belongs to a process that has exited.
 
     Args:
-      folder: where it is; None for nowhere.
+      folder: the folder; None for no file.
       host: the number of the worker.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
 
     def __init__(self, folder: str | None, host: int) -> None:
@@ -41,40 +41,42 @@ class ReadyFile:
             return
         name = f"host{host}-{os.getpid()}"
         Path(folder).mkdir(parents=True, exist_ok=True)
-        ready(Path(folder))
+        # Removes the files of workers that have exited.
+        ready_workers(Path(folder))
         new = Path(folder, f".{name}")
-        # Kept open as long as the process lives.
+        # The file stays open, and so locked, as long as the process lives.
         self._file = new.open("w")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.write(str(os.getpid()))
         self._file.flush()
-        # No one sees it before it is locked.
+        # Renamed when it is locked: a reader removes files that are not.
         self._path = new.rename(Path(folder, name))
 
     def remove(self) -> None:
-        """Says that it is ready no more."""
+        """Removes the file: the worker is not ready any more."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
-def ready(folder: Path) -> dict[str, int]:
-    """The workers that are ready, by the names of their files, and their processes."""
-    found: dict[str, int] = {}
+def ready_workers(folder: Path) -> dict[str, int]:
+    """Returns the process ids of the workers that are ready, by the names of their files."""
+    workers: dict[str, int] = {}
     for path in sorted(folder.glob("host*-*")):
-        # It may be removed in between.
+        # The worker may remove it in the meantime.
         with contextlib.suppress(FileNotFoundError), path.open() as file:
             if _is_locked(file.fileno()):
-                found[path.name] = int(file.read())
+                workers[path.name] = int(file.read())
             else:
                 path.unlink(missing_ok=True)
-    return found
+    return workers
 
 
 def drain(folder: Path, seconds: float) -> list[str]:
-    """Asks all workers that are ready to end; returns those that have not after so many seconds."""
+    """Sends SIGTERM to all ready workers; returns those that have not exited after so many seconds."""
     with contextlib.ExitStack() as stack:
+        # The open files show who holds the locks, also when the workers have removed them.
         files = {}
-        for name, pid in ready(folder).items():
+        for name, pid in ready_workers(folder).items():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 files[name] = stack.enter_context((folder / name).open())
                 os.kill(pid, signal.SIGTERM)
@@ -96,22 +98,24 @@ def _is_locked(file: int) -> bool:
 
 
 def main() -> int:
-    """See above."""
+    """Runs the command; see the docstring of the module."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--hosts", type=int, default=1, help="how many have to be ready (default: 1)")
-    parser.add_argument("--drain", type=float, metavar="SECONDS", help="ask all to end, and wait for so long")
+    parser.add_argument("--hosts", type=int, default=1, help="required number of ready workers (default: 1)")
+    parser.add_argument(
+        "--drain", type=float, metavar="SECONDS", help="send SIGTERM to all, and wait so long for their exit"
+    )
     options = parser.parse_args()
     if options.drain is not None:
         left = drain(options.folder, options.drain)
         if left:
-            print(f"after {options.drain:.0f} seconds there is still {', '.join(left)}", file=sys.stderr)
+            print(f"not exited after {options.drain:.0f} seconds: {', '.join(left)}", file=sys.stderr)
         return 1 if left else 0
-    found = ready(options.folder)
-    print(f"{len(found)} ready: {', '.join(found) or 'none'}")
-    return 0 if len(found) >= options.hosts else 1
+    workers = ready_workers(options.folder)
+    print(f"{len(workers)} ready: {', '.join(workers) or 'none'}")
+    return 0 if len(workers) >= options.hosts else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a user says of workers."""
+"""Settings of islands and their workers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from pathways.runtime.hosts.launch.options import HostOptions, check_count
 
 @dataclasses.dataclass(frozen=True)
 class Island:
-    """An island of hosts that `pathways.connect` is to start.
+    """Island of hosts that `pathways.connect` starts.
 
     Attributes:
-      hosts: how many; or the names of the machines where they run, one host on each.
-      devices_per_host: CPU devices of each; of another platform it has all that JAX finds there.
-      cores: how many cores of its machine each host has for itself: no other host of the cluster gets them.
-        None for all that it may use, together with others.
-      spares: how many more spare workers wait for its sake, see `HostOptions.spares`; others may get them.
+      hosts: the number of hosts; or the names of the machines where they run, one host on each.
+      devices_per_host: number of CPU devices of each; on other platforms a host has all devices of its
+        machine.
+      cores: number of cores of its machine that each host has for itself: no other host of the cluster uses
+        them. None for all cores that it may use, shared with other hosts.
+      spares: number of spare workers that this island adds, see `HostOptions.spares`; any island may use
+        them.
 
     Raises:
-      ValueError: one of them cannot be.
+      ValueError: a setting is not valid.
     """
 
     __module__ = "pathways"
@@ -44,22 +46,22 @@ class Island:
 
     @property
     def machines(self) -> tuple[str | None, ...]:
-        """Where each of its hosts runs; None where it is not given."""
+        """Names of the machines of its hosts; None for each host without one."""
         return (None,) * self.hosts if isinstance(self.hosts, int) else tuple(self.hosts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoints:
-    """Where controller and workers listen.
+    """Addresses and ports on which controller and workers listen.
 
     Attributes:
       bind: the address on which the controller listens for workers. None for a socket in a folder of this
         machine.
-      advertise: the address at which workers find it; by default `bind`.
-      ports: the first and the last port of those that it and its workers may listen on; None for any.
+      advertise: the address at which workers find the controller; by default `bind`.
+      ports: the first and the last port that controller and workers may listen on; None for any.
 
     Raises:
-      ValueError: one of them cannot be.
+      ValueError: a setting is not valid, or misses another.
     """
 
     bind: str | None = None
@@ -81,27 +83,27 @@ class Endpoints:
 
     @property
     def join_address(self) -> str:
-        """Where those who join find the controller: the first of its ports."""
+        """Address and port at which machines join the controller: the first of its ports."""
         assert self.ports is not None
         return f"{self.advertise or self.bind}:{self.ports[0]}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How workers are started and watched.
+    """Settings of all workers of a cluster.
 
     Attributes:
       islands: the islands.
-      options: how they are watched.
+      options: see `HostOptions`.
       bind: see `Endpoints`.
       start: the command that starts a worker on its machine; None where machines have no names.
       platform: the JAX platform of the workers.
-      launcher: who starts workers: `ray`, `join` for those who join, or None for this process.
-      address: that of the cluster of Ray; None for one of its own.
-      secret_file: the path of the file with what those who join have to know.
+      launcher: `ray`, `join` for machines that join, or None for this process.
+      address: the address of the Ray cluster; None to start one.
+      secret_file: the path of the file with the secret for machines that join.
 
     Raises:
-      ValueError: one of them cannot be.
+      ValueError: a setting is not valid, or cannot be combined with another.
     """
 
     islands: tuple[Island, ...]
@@ -152,33 +154,33 @@ class Settings:
 
     @property
     def endpoints(self) -> Endpoints:
-        """Where controller and workers listen."""
+        """Addresses and ports on which controller and workers listen."""
         return Endpoints(self.bind, self.options.advertise, self.options.ports)
 
     @property
     def hosts(self) -> int:
-        """The number of hosts of all islands."""
+        """Number of hosts of all islands."""
         return sum(len(island.machines) for island in self.islands)
 
     @property
     def spares(self) -> int:
-        """The number of spare workers."""
+        """Number of spare workers."""
         return self.options.spares + sum(island.spares for island in self.islands)
 
     @property
     def cores(self) -> int:
-        """The number of cores that they take of machines; one for each host that does not say."""
+        """Number of cores of all hosts; one for each host without `cores`."""
         return sum(len(island.machines) * (island.cores or 1) for island in self.islands)
 
 
 def islands_of(
     islands: object, hosts: int | Sequence[str] | None, devices_per_host: int
 ) -> tuple[Island, ...]:
-    """The islands that a user asks for: a list of them, or hosts that are one each, by number or by names.
+    """Returns the islands that a user requests: a list of them, or an island for each of some hosts.
 
     Raises:
-      TypeError: something in the list is no island.
-      ValueError: a number below one, or a name that cannot be.
+      TypeError: an element of the list is no island.
+      ValueError: a number is below one, or a name is not valid.
     """
     if hosts is not None and not isinstance(hosts, int):
         return tuple(Island([machine], devices_per_host) for machine in machines_of(hosts))
@@ -191,15 +193,15 @@ def islands_of(
 
 
 def machines_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of machines, checked.
+    """Checks names of machines, and returns them.
 
     Raises:
-      ValueError: there is none, one is not a name, or occurs twice.
+      ValueError: there is none, or a name is not valid or occurs twice.
     """
     if not isinstance(names, Sequence) or isinstance(names, str) or not names:
         raise ValueError(f"hosts={names!r}: expected a number, or a list of names of machines")
     for name in names:
-        # One that begins so is an option for whatever starts workers.
+        # The command that starts workers would read a name with a leading dash as an option.
         if not isinstance(name, str) or len(name.split()) != 1 or name != name.strip() or name[0] == "-":
             raise ValueError(f"hosts: {name!r} is not the name of a machine")
         if names.count(name) > 1:

@@ -1,4 +1,4 @@
-"""The nodes of an allocation of Slurm, on which `srun` starts workers."""
+"""Nodes of a Slurm allocation, on which `srun` starts workers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ _SCONTROL_TIMEOUT_S = 60.0
 
 
 def nodes_of(environment: Mapping[str, str]) -> list[str]:
-    """The nodes of the allocation that this process runs in.
+    """Returns the nodes of the allocation that this process runs in.
 
     Raises:
-      ValueError: it runs in none, or `scontrol` cannot expand the list of its nodes.
+      ValueError: it runs in no allocation, or `scontrol` cannot expand the list of its nodes.
     """
     for variable in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if environment.get(variable):
             return _expanded(environment[variable], variable)
-    raise ValueError(
-        "connect('slurm'): SLURM_JOB_NODELIST is not set; expected to run in an allocation of Slurm"
-    )
+    raise ValueError("connect('slurm'): SLURM_JOB_NODELIST is not set; expected to run in a Slurm allocation")
 
 
 def _expanded(nodes: str, variable: str) -> list[str]:
-    """The names that a list of Slurm stands for, such as `a[01-03,7],b`."""
+    """Returns the names in a node list of Slurm, such as `a[01-03,7],b`."""
     command = ["scontrol", "show", "hostnames", nodes]
     try:
         done = subprocess.run(
@@ -52,11 +50,11 @@ def _expanded(nodes: str, variable: str) -> list[str]:
 
 
 def islands_on(nodes: Sequence[str], islands: object, devices_per_host: int) -> tuple[Island, ...]:
-    """Islands whose hosts have names: one for each node, or those that are asked for, on nodes in order.
+    """Returns islands of named hosts: one for each node, or the requested islands on the nodes in order.
 
     Raises:
-      TypeError: something else is asked for.
-      ValueError: there are not so many nodes, or no node has such a name.
+      TypeError: `islands` is neither None nor a list of islands.
+      ValueError: there are too few nodes, or no node has such a name.
     """
     if islands is None:
         return tuple(Island([node], devices_per_host) for node in nodes)
@@ -71,7 +69,7 @@ def islands_on(nodes: Sequence[str], islands: object, devices_per_host: int) -> 
 
 
 def own_address(environment: Mapping[str, str], count: int) -> str:
-    """The address of this node, at which other nodes find it.
+    """Returns the address at which other nodes find this one.
 
     Raises:
       ValueError: it is not known.
@@ -91,13 +89,13 @@ def own_address(environment: Mapping[str, str], count: int) -> str:
 
 
 def _placed(islands: Sequence[Island], nodes: Sequence[str]) -> Iterator[Island]:
-    left = iter(nodes)
+    free = iter(nodes)
     for island in islands:
         if not isinstance(island.hosts, int):
             yield island
             continue
-        machines = [*itertools.islice(left, island.hosts)]
+        machines = [*itertools.islice(free, island.hosts)]
         if len(machines) < island.hosts:
-            asked = sum(len(other.machines) for other in islands)
-            raise ValueError(f"islands=: {asked} hosts, but this allocation has {len(nodes)} nodes")
+            requested = sum(len(other.machines) for other in islands)
+            raise ValueError(f"islands=: {requested} hosts, but this allocation has {len(nodes)} nodes")
         yield Island(machines, island.devices_per_host, island.cores)

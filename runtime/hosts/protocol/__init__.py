@@ -1,4 +1,4 @@
-"""What controller and workers say to each other, as messages and as bytes, and the handshake before it.
+"""Messages between the processes of a cluster, their encoding, connections, and the handshake.
 
 Imports what is left of `runtime.hosts`.
 """

@@ -1,4 +1,4 @@
-"""A socket that others connect to, each of whom has to prove first who it is."""
+"""Acceptor of connections, which authenticates each peer before anything else."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
 
 HANDSHAKE_SECONDS = 10.0
-"""How long the other side may take in all to prove itself."""
+"""Deadline of a whole handshake, in seconds."""
 
 HANDSHAKE_BYTES = 4096
-"""How long a message may be before it has."""
+"""Limit on the length of a message of the handshake."""
 
 _SHUT = (errno.EINVAL, errno.EBADF)
-"""What accepting a connection says of a socket that was shut down or closed."""
+"""Errors of accept(2) on a socket that was shut down or closed."""
 
 _PAUSE = 0.1
-"""Seconds until the next one is accepted when one could not be."""
+"""Seconds to wait after a connection could not be accepted."""
 
 _REFUSED = "refused a connection from %s: %s"
 
-_MOST = 64
-_MOST_OF_ONE = 32
+_MAX_PENDING = 64
+_MAX_PENDING_OF_ONE = 32
 
 log = logging.getLogger("pathways")
 
 
 class NotAuthenticatedError(ConnectionEnded):
-    """The other side has ended the connection when it had our proof: it has another secret."""
+    """Error of a connection that the server closed after our proof: it has another secret."""
 
 
 Decode = Callable[[bytearray], Any]
-"""Reads a message."""
+"""Decoder of messages."""
 
-Greeted = Callable[[Connection[Any], ServerHandshake], None]
-"""Takes a connection whose other side has proved who it is."""
+ConnectionHandler = Callable[[Connection[Any], ServerHandshake], None]
+"""Handler of an authenticated connection."""
 
 
 class Acceptor:
-    """Greets whoever connects to a socket, each in a thread: one that says nothing holds up no other.
+    """Acceptor of connections, with a thread for each handshake: a silent peer delays no other.
 
     Args:
-      server: the socket; who shuts it down closes the door.
-      secret: what all processes of the cluster know.
-      admits: what connections may be for.
-      decode: reads what the other sides send.
-      greeted: takes those that are proved, in a thread of its own for each; others are closed.
-      expected: how many connections may be greeted at the same time for good reasons.
+      server: the socket; shutting it down stops the acceptor.
+      secret: the secret of the cluster.
+      admits: returns whether connections for a purpose are accepted.
+      decode: decodes messages of the peers.
+      on_authenticated: handles authenticated connections, in a thread for each; others are closed.
+      expected: number of handshakes that are expected at the same time, in addition to the usual limit.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class Acceptor:
         secret: bytes,
         admits: Callable[[Purpose], bool],
         decode: Decode,
-        greeted: Greeted,
+        on_authenticated: ConnectionHandler,
         expected: int = 0,
     ) -> None:
         self._server = server
         self._secret = secret
         self._admits = admits
         self._decode = decode
-        self._greeted = greeted
-        self._lobby: PendingConnections[socket.socket] = PendingConnections(
-            _MOST + expected, _MOST_OF_ONE + expected
+        self._on_authenticated = on_authenticated
+        self._pending: PendingConnections[socket.socket] = PendingConnections(
+            _MAX_PENDING + expected, _MAX_PENDING_OF_ONE + expected
         )
         self._lock = threading.Lock()
         start_thread(self._accept, "accept")
@@ -89,97 +89,97 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _SHUT:
                     return
-                # Too many files are open, or whoever called is gone already; see accept(2).
-                self._warn("", "cannot accept a connection, and tries again: %s", error.strerror)
+                # Too many files are open, or the peer has disconnected already; see accept(2).
+                self._warn("", "cannot accept a connection; retrying: %s", error.strerror)
                 time.sleep(_PAUSE)
                 continue
             where = address[0] if isinstance(address, tuple) else "this machine"
             with self._lock:
-                leaving = self._lobby.enter(sock, where)
-            for other in leaving:
-                # Its thread closes it.
+                evicted = self._pending.enter(sock, where)
+            for other in evicted:
+                # Only shut it down: the thread of its handshake closes it.
                 with contextlib.suppress(OSError):
                     other.shutdown(socket.SHUT_RDWR)
             try:
-                start_thread(functools.partial(self._greet, sock, where), "greet")
+                start_thread(functools.partial(self._authenticate, sock, where), "authenticate")
             except RuntimeError as error:
-                # Whoever is sent away tries again.
-                self._leave(sock)
+                # No thread could be started; peers of this package try again.
+                self._remove(sock)
                 sock.close()
                 self._warn(where, _REFUSED, where, error)
 
-    def _greet(self, sock: socket.socket, where: str) -> None:
-        keeper = ServerHandshake(self._secret, self._admits, secrets.token_bytes(NONCE_BYTES))
+    def _authenticate(self, sock: socket.socket, where: str) -> None:
+        handshake = ServerHandshake(self._secret, self._admits, secrets.token_bytes(NONCE_BYTES))
         connection: Connection[Any] = Connection(sock, self._decode)
         try:
-            keep(connection, keeper)
+            authenticate(connection, handshake)
         except (MessageError, ConnectionEnded) as error:
             connection.close()
-            self._leave(sock)
+            self._remove(sock)
             self._warn(where, _REFUSED, where, error)
             return
-        self._leave(sock)
-        self._greeted(connection, keeper)
+        self._remove(sock)
+        self._on_authenticated(connection, handshake)
 
-    def _leave(self, sock: socket.socket) -> None:
+    def _remove(self, sock: socket.socket) -> None:
         with self._lock:
-            self._lobby.leave(sock)
+            self._pending.leave(sock)
 
-    def _warn(self, where: str, text: str, *words: object) -> None:
+    def _warn(self, where: str, text: str, *args: object) -> None:
         with self._lock:
-            if self._lobby.may_warn(where, time.monotonic()):
-                log.warning(text, *words)
+            if self._pending.may_warn(where, time.monotonic()):
+                log.warning(text, *args)
 
 
-def keep(connection: Connection[Any], keeper: ServerHandshake) -> None:
-    """The side of the handshake that was called.
+def authenticate(connection: Connection[Any], handshake: ServerHandshake) -> None:
+    """Performs the server side of a handshake.
 
     Raises:
-      MessageError: the other side does not know the secret, or says something else.
-      ConnectionEnded: it went away, or took too long.
+      MessageError: the peer does not know the secret, or sent an unexpected message.
+      ConnectionEnded: the peer disconnected, or took too long.
     """
-    connection.bound(HANDSHAKE_SECONDS, HANDSHAKE_BYTES)
-    answer = None
-    while not isinstance(answer, Welcome):
-        answer = keeper.on_message(connection.receive())
-        connection.send(answer)
-    connection.unbound()
+    connection.set_deadline(HANDSHAKE_SECONDS, HANDSHAKE_BYTES)
+    reply = None
+    while not isinstance(reply, Welcome):
+        reply = handshake.on_message(connection.receive())
+        connection.send(reply)
+    connection.clear_deadline()
 
 
-def call(
+def open_connection(
     sock: socket.socket,
     secret: bytes,
     purpose: Purpose,
     decode: Decode,
     seconds: float = HANDSHAKE_SECONDS,
 ) -> Connection[Any]:
-    """The side of the handshake that opens a connection, on a socket that is connected.
+    """Performs the client side of a handshake; returns the authenticated connection.
 
     Args:
-      sock: the socket.
-      secret: what all processes of the cluster know.
+      sock: a connected socket, which is closed if the handshake fails.
+      secret: the secret of the cluster.
       purpose: what the connection is for.
-      decode: reads what the other side sends.
-      seconds: how long the other side may take in all.
+      decode: decodes messages of the server.
+      seconds: deadline of the whole handshake.
 
     Raises:
-      MessageError: the other side does not know the secret, or says something else.
-      NotAuthenticatedError: it went away when it had our proof.
-      ConnectionEnded: it went away before, or took too long.
+      MessageError: the server does not know the secret, or sent an unexpected message.
+      NotAuthenticatedError: the server disconnected after our proof.
+      ConnectionEnded: the server disconnected before, or took too long.
     """
     connection: Connection[Any] = Connection(sock, decode)
-    connection.bound(seconds, HANDSHAKE_BYTES)
-    opener = ClientHandshake(secret, purpose, secrets.token_bytes(NONCE_BYTES))
+    connection.set_deadline(seconds, HANDSHAKE_BYTES)
+    handshake = ClientHandshake(secret, purpose, secrets.token_bytes(NONCE_BYTES))
     has_proved = False
     try:
-        connection.send(opener.first)
-        while (answer := opener.on_message(connection.receive())) is not None:
-            connection.send(answer)
+        connection.send(handshake.first)
+        while (reply := handshake.on_message(connection.receive())) is not None:
+            connection.send(reply)
             has_proved = True
     except BaseException as error:
         connection.close()
         if has_proved and isinstance(error, ConnectionEnded):
             raise NotAuthenticatedError(str(error)) from None
         raise
-    connection.unbound()
+    connection.clear_deadline()
     return connection

@@ -1,4 +1,4 @@
-"""What `pw-cluster` and a service say to each other, on a connection of its own."""
+"""Messages between `pw-cluster` and a service, on a connection of their own."""
 
 from __future__ import annotations
 
@@ -9,74 +9,74 @@ from pathways.runtime.hosts.protocol.messages import Handshake, Message, Purpose
 from pathways.runtime.resources.status import ServiceStatus
 
 ADMIN = "admin"
-"""The channel, and the role of whoever opens it."""
+"""Name of the channel, and of the role of the side that opens it."""
 
 SERVICE = "service"
-"""Whom clients and `pw-cluster` call."""
+"""Name of the side that clients and `pw-cluster` connect to."""
 
 ADMIN_PURPOSE = Purpose(ADMIN, ADMIN, 0, 0, SERVICE)
 
 
 class StatusRequest(Message, frozen=True):
-    """Asks what the service is at; the answer is `StatusReply`."""
+    """Request for the state of the service; the reply is `StatusReply`."""
 
 
 class DisconnectRequest(Message, frozen=True):
-    """Ends a client, and frees all that it owns; the answer is `DisconnectReply`."""
+    """Request to disconnect a client and free everything it owns; the reply is `DisconnectReply`."""
 
     name: str
 
 
 class ShutdownRequest(Message, frozen=True):
-    """Ends the service with its workers; the answer is `ShutdownReply`."""
+    """Request to stop the service and its workers; the reply is `ShutdownReply`."""
 
 
 class StatusReply(Message, frozen=True):
-    """What the service is at."""
+    """State of the service."""
 
     status: ServiceStatus
 
 
 class DisconnectReply(Message, frozen=True):
-    """A client is ended; false: there was none of this name."""
+    """Reply to `DisconnectRequest`; `was_connected` is false if no client has this name."""
 
-    was_there: bool
+    was_connected: bool
 
 
 class ShutdownReply(Message, frozen=True):
-    """The service ends from now on."""
+    """Reply to `ShutdownRequest`: the service shuts down from now on."""
 
 
 FromAdmin = Handshake | StatusRequest | DisconnectRequest | ShutdownRequest
 ToAdmin = Handshake | StatusReply | DisconnectReply | ShutdownReply
 
-_greeting: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
+_handshake: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
 _from_admin: msgspec.msgpack.Decoder[FromAdmin] = msgspec.msgpack.Decoder(FromAdmin)
 _to_admin: msgspec.msgpack.Decoder[ToAdmin] = msgspec.msgpack.Decoder(ToAdmin)
 
 
-def decode_greeting(body: bytes | bytearray) -> Handshake:
-    """Reads a message of somebody who has not said yet who he is.
+def decode_handshake(body: bytes | bytearray) -> Handshake:
+    """Decodes a message of a peer that is not authenticated yet.
 
     Raises:
-      MessageError: it is none of the handshake.
+      MessageError: the bytes are no message of the handshake.
     """
-    return decoded(_greeting, body)
+    return decoded(_handshake, body)
 
 
 def decode_from_admin(body: bytes | bytearray) -> FromAdmin:
-    """Reads a message to a service.
+    """Decodes a message of `pw-cluster` to a service.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_from_admin, body)
 
 
 def decode_for_admin(body: bytes | bytearray) -> ToAdmin:
-    """Reads a message of a service.
+    """Decodes a message of a service to `pw-cluster`.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_to_admin, body)

@@ -1,7 +1,7 @@
-"""Messages as bytes: frames of known length, in MessagePack.
+"""Encoding of messages: frames of known length, in MessagePack.
 
-Nothing here is ever evaluated or unpickled: a frame is a struct of plain data, or an error. Behind the
-message a frame may have the bytes of a piece of an array, as they are in memory.
+Nothing here is ever evaluated or unpickled: a frame is a struct of plain data, or an error. After the message
+a frame may have the bytes of a piece of an array, as they are in memory.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 
 from pathways.runtime.hosts.protocol.messages import PROTOCOL, Message, MessageError, ToController, ToWorker
 
-MOST_BYTES = 1 << 30
-"""The longest message."""
+MAX_MESSAGE_BYTES = 1 << 30
+"""Limit on the length of a message."""
 
 CHUNK = 4 << 20
-"""The most bytes of an array in one frame."""
+"""Limit on the array bytes in one frame."""
 
 _HEADER = struct.Struct(">2sBxII")
 _MAGIC = b"PW"
@@ -28,19 +28,19 @@ _to_controller = msgspec.msgpack.Decoder(ToController)
 
 
 def encode(message: Message, trailing: int = 0) -> bytes:
-    """The frame of a message, without the bytes of an array that are to follow it.
+    """Returns the frame of a message, without the array bytes that are to follow it.
 
     Raises:
-      MessageError: it would be longer than a frame may be.
+      MessageError: the message is too long.
     """
     body = _encoder.encode(message)
-    if len(body) > MOST_BYTES:
-        raise MessageError(f"a message of {len(body)} bytes is longer than {MOST_BYTES}")
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"a message of {len(body)} bytes is longer than {MAX_MESSAGE_BYTES}")
     return _HEADER.pack(_MAGIC, PROTOCOL, len(body), trailing) + body
 
 
-def lengths(data: bytearray, at: int = 0, most: int = MOST_BYTES) -> tuple[int, int]:
-    """The lengths of the message after a header, and of the bytes of an array after it.
+def lengths(data: bytearray, at: int = 0, max_bytes: int = MAX_MESSAGE_BYTES) -> tuple[int, int]:
+    """Returns the length of the message after a header, and the number of array bytes after the message.
 
     Raises:
       MessageError: these bytes do not begin a frame.
@@ -49,37 +49,37 @@ def lengths(data: bytearray, at: int = 0, most: int = MOST_BYTES) -> tuple[int, 
     if magic != _MAGIC:
         raise MessageError("these bytes are not a message of pathways")
     if protocol != PROTOCOL:
-        raise MessageError(f"the other side speaks version {protocol} of the protocol, this one {PROTOCOL}")
-    if length > most:
-        raise MessageError(f"a message of {length} bytes is longer than {most}")
+        raise MessageError(f"the peer speaks version {protocol} of the protocol, this side {PROTOCOL}")
+    if length > max_bytes:
+        raise MessageError(f"a message of {length} bytes is longer than {max_bytes}")
     if trailing > CHUNK:
         raise MessageError(f"{trailing} bytes after a message are more than {CHUNK}")
     return length, trailing
 
 
 def decode_for_worker(body: bytes | bytearray) -> ToWorker:
-    """Reads a message to a worker.
+    """Decodes a message to a worker.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_to_worker, body)
 
 
 def decode_for_controller(body: bytes | bytearray) -> ToController:
-    """Reads a message to the controller.
+    """Decodes a message to the controller.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_to_controller, body)
 
 
 def decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> T:
-    """Reads a message of those that a decoder knows.
+    """Decodes a message with a decoder.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no message of its types.
     """
     try:
         return decoder.decode(body)

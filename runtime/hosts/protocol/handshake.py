@@ -1,20 +1,19 @@
-"""Who may speak to whom: the handshake of every connection of a cluster, without sockets or clock.
+"""Handshake that authenticates every connection of a cluster, without sockets or clock.
 
-All processes of a cluster know one secret. Whoever opens a connection says who wants it and what for, is
-challenged, and proves first that it knows the secret; only then does the other side, the keeper, prove the
-same:
+All processes of a cluster know one secret. The client, which opens a connection, sends its role and purpose,
+is challenged, and proves first that it knows the secret; only then does the server prove the same:
 
-    opener                                   keeper
+    client                                   server
       Open(purpose, nonce)          ->
                                     <-         Challenge(nonce)
       Proof(code, versions)         ->
                                     <-         Welcome(code)
 
-A code is the HMAC-SHA256 (RFC 2104) of all that was said: the purpose, which has the channel, the role, the
-host, its epoch, whom it calls and the name of a client, both nonces, and the versions; and of the side that
-it is of. So a code is good for one connection, in one direction, for one purpose. A keeper's code is no
-opener's, and it is given only to an opener that has proved itself: one that relays what it receives learns
-nothing that helps it with another connection. What follows is not encrypted.
+A code is the HMAC-SHA256 (RFC 2104) of all messages before it and of the side that sends it. The messages
+contain the purpose (channel, role, host, epoch, called side, and name of a client), both nonces, and the
+versions. So a code is valid for one connection, in one direction, for one purpose. The code of a server
+differs from that of a client, and is only sent to a client that has proved itself: a peer that relays what it
+receives learns nothing that helps it with another connection. Later messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -40,17 +39,21 @@ NONCE_BYTES = 32
 
 _STRANGER = "an unauthenticated peer tried to connect"
 
+# Labels of the two sides. They are part of the protocol: if they changed, a peer of another version would be
+# refused for its secret, and not for its version.
+_CLIENT, _SERVER = b"opener", b"keeper"
+
 
 class ClientHandshake:
-    """The side that opens a connection.
+    """State of the side that opens a connection.
 
     Args:
-      secret: what all processes of the cluster know.
+      secret: the secret of the cluster.
       purpose: what the connection is for.
-      nonce: random bytes that were never used.
+      nonce: random bytes that were never used before.
 
     Attributes:
-      first: what to send first.
+      first: the first message to send.
     """
 
     def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes) -> None:
@@ -59,34 +62,36 @@ class ClientHandshake:
         self._transcript = b""
 
     def on_message(self, message: object) -> Message | None:
-        """Takes what the keeper says; what to answer, None when all is proved.
+        """Handles a message of the server; returns the reply, None when both sides are authenticated.
 
         Raises:
-          MessageError: it does not know the secret, or says something else.
+          MessageError: the server does not know the secret, or the message is unexpected.
         """
         match message:
             case Challenge() if not self._transcript:
-                said = versions()
-                self._transcript = _transcript(self.first, message.nonce, said)
-                return Proof(_code(self._secret, b"opener", self._transcript), said)
+                own_versions = versions()
+                self._transcript = _transcript(self.first, message.nonce, own_versions)
+                return Proof(_code(self._secret, _CLIENT, self._transcript), own_versions)
             case Welcome() if self._transcript:
-                if not hmac.compare_digest(message.code, _code(self._secret, b"keeper", self._transcript)):
+                if not hmac.compare_digest(message.code, _code(self._secret, _SERVER, self._transcript)):
                     raise MessageError(f"{self.first.purpose.to} does not know the secret of this cluster")
                 return None
-        raise MessageError(f"{self.first.purpose.to} says {type(message).__name__} while it is greeted")
+        raise MessageError(
+            f"{self.first.purpose.to} sent unexpected {type(message).__name__} during the handshake"
+        )
 
 
 class ServerHandshake:
-    """The side that was called.
+    """State of the side that accepted a connection.
 
     Args:
-      secret: what all processes of the cluster know.
-      admits: whether connections are for a purpose of which somebody says that it is his.
-      nonce: random bytes that were never used.
+      secret: the secret of the cluster.
+      admits: returns whether connections for a purpose are accepted.
+      nonce: random bytes that were never used before.
 
     Attributes:
-      purpose: what the connection is for, which is proved when `is_proved`.
-      versions: of the opener's pathways, jaxlib and Python.
+      purpose: what the connection is for; None until the client is authenticated.
+      versions: the client's versions of pathways, jaxlib and Python.
     """
 
     def __init__(self, secret: bytes, admits: Callable[[Purpose], bool], nonce: bytes) -> None:
@@ -98,10 +103,11 @@ class ServerHandshake:
         self.versions = ("", "", "")
 
     def on_message(self, message: object) -> Message:
-        """Takes what the opener says; what to answer. With a `Welcome` all is proved.
+        """Handles a message of the client; returns the reply. With a `Welcome` the client is authenticated.
 
         Raises:
-          MessageError: it does not know the secret, wants what is not allowed, or says something else.
+          MessageError: the client does not know the secret, its purpose is not admitted, or the message is
+            unexpected.
         """
         match message:
             case Open() if self._open is None:
@@ -111,18 +117,18 @@ class ServerHandshake:
                 return Challenge(self._nonce)
             case Proof() if self._open is not None and self.purpose is None:
                 transcript = _transcript(self._open, self._nonce, message.versions)
-                if not hmac.compare_digest(message.code, _code(self._secret, b"opener", transcript)):
+                if not hmac.compare_digest(message.code, _code(self._secret, _CLIENT, transcript)):
                     raise MessageError(f"{_STRANGER}: it does not know the secret of this cluster")
                 if not self._admits(self._open.purpose):
-                    raise MessageError(f"nothing here answers for {self._open.purpose}")
+                    raise MessageError(f"no handler for {self._open.purpose}")
                 self.purpose, self.versions = self._open.purpose, message.versions
-                return Welcome(_code(self._secret, b"keeper", transcript))
-        raise MessageError(f"{_STRANGER}: it says {type(message).__name__} while it is greeted")
+                return Welcome(_code(self._secret, _SERVER, transcript))
+        raise MessageError(f"{_STRANGER}: unexpected {type(message).__name__} during the handshake")
 
 
-def _transcript(opened: Open, nonce: bytes, said: tuple[str, str, str]) -> bytes:
-    """All that was said, so that no two different talks are the same bytes."""
-    return msgspec.msgpack.encode((opened, nonce, said))
+def _transcript(opened: Open, nonce: bytes, versions: tuple[str, str, str]) -> bytes:
+    """Returns the handshake as bytes, which differ for any two different handshakes."""
+    return msgspec.msgpack.encode((opened, nonce, versions))
 
 
 def _code(secret: bytes, side: bytes, transcript: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What XLA made of programs on hosts, as plain data: what all that workers answer says."""
+"""Memory, FLOPs and text of compiled programs on hosts, merged from the replies of workers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathways.runtime.local.memory import SliceMemory
 
 @dataclasses.dataclass(frozen=True)
 class HostFacts:
-    """What XLA made of a program on its hosts.
+    """Facts about a compiled program on its hosts.
 
     Attributes:
       memory: the memory of each slice.
       flops: the floating-point operations of a launch of each computation on each slice, on all its devices.
-      text: XLA's modules, where they were asked for.
+      text: the text of XLA's modules, if it was requested.
     """
 
     memory: Mapping[str, SliceMemory]
@@ -24,11 +24,14 @@ class HostFacts:
     text: str
 
 
-def facts_of(answers: Iterable[Sequence[Described]]) -> HostFacts:
-    """What all answers say, each in its pieces. Hosts that run the same say the same."""
-    answers = list(answers)
-    pieces = [piece for answer in answers for piece in answer]
-    texts = dict.fromkeys("".join(piece.text for piece in answer) for answer in answers)
+def facts_of(replies: Iterable[Sequence[Described]]) -> HostFacts:
+    """Merges the replies of all workers, each in pieces.
+
+    Hosts that run the same computation send the same text, which is kept once.
+    """
+    replies = list(replies)
+    pieces = [piece for reply in replies for piece in reply]
+    texts = dict.fromkeys("".join(piece.text for piece in reply) for reply in replies)
     return HostFacts(
         {name: SliceMemory(*fields) for piece in pieces for name, fields in piece.memory.items()},
         {(computation, slice): flops for piece in pieces for computation, slice, flops in piece.flops},

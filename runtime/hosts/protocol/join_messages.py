@@ -1,4 +1,4 @@
-"""What the controller and those who join it say to each other: they start workers where they are."""
+"""Messages between the controller and machines that join it, which start workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.messages import Handshake, Message
 
 JOIN = "join"
-"""The connection of one who joins; the host of its `Purpose` is the number that it asks for."""
+"""Channel of a machine that joins; the host of its `Purpose` is the number that it requests."""
 
 ANY_HOST = -1
 
@@ -18,19 +18,19 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       controller: where the controller listens: the path of a socket, or address and port.
-      secret: what all workers of the cluster know, in hexadecimal digits.
-      host: its number.
-      epoch: how often workers were started before: tells it from an earlier worker of the same number.
-      rank: its place among the hosts of its island.
-      size: how many hosts its island has.
-      cpu_devices: how many CPU devices it has.
-      heartbeat: seconds that another worker may say nothing.
-      grace: seconds that its island may take to end when a worker of it was asked to.
+      secret: the secret of the cluster, in hexadecimal digits.
+      host: the number of the host.
+      epoch: how often workers were started before: distinguishes workers of the same number.
+      rank: the index of the host in its island.
+      size: number of hosts of the island.
+      cpu_devices: number of CPU devices.
+      heartbeat: seconds after which a silent peer is lost.
+      grace: seconds that its island may take to finish after SIGTERM.
       ports: the first and the last port that it may listen on; None for any.
-      cores: how many cores it has for itself; None for any, together with others.
-      first_core: the position of the first of them among those that it may use; its launcher knows.
+      cores: number of cores that it has for itself; None for all, shared with other processes.
+      first_core: the position of the first of them among those that it may use; set by the launcher.
       platform: the JAX platform of its devices.
-      machine: the name of the machine where it is to run; None where none is named.
+      machine: the name of its machine; None if machines have no names.
     """
 
     controller: str | tuple[str, int]
@@ -52,40 +52,40 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"host {self.host}" if self.machine is None else f"host {self.host} ({self.machine})"
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Returns the configuration as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, line: str) -> WorkerConfig:
-        """The reverse of `to_json`."""
+        """Parses a configuration that `to_json` wrote."""
         return msgspec.json.decode(line, type=cls)
 
 
 class StartWorker(Message, frozen=True):
-    """Starts a worker; `config` is without the secret, which both sides know."""
+    """Command to start a worker; `config` lacks the secret, which both sides know."""
 
     config: WorkerConfig
 
 
 class KillWorker(Message, frozen=True):
-    """Ends the worker at once."""
+    """Command to kill the worker at once."""
 
 
 class Dismissed(Message, frozen=True):
-    """No worker is wanted any more; `error` says why, where something is wrong."""
+    """Notice that the machine is not needed any more, with an `error` if it was refused."""
 
     error: str | None
 
 
 class WorkerStarted(Message, frozen=True):
-    """The worker runs in a process with this number; None where it does not, and why."""
+    """Process id of the started worker; None with an error if it could not be started."""
 
     pid: int | None
     error: str = ""
 
 
 class WorkerEnded(Message, frozen=True):
-    """The worker has ended: how, and what it wrote to standard error last."""
+    """Notice of how the worker exited, with its last lines of standard error."""
 
     how: str
     lines: tuple[str, ...]
@@ -99,18 +99,18 @@ _from_joined: msgspec.msgpack.Decoder[FromJoined] = msgspec.msgpack.Decoder(From
 
 
 def decode_for_joined(body: bytes | bytearray) -> ToJoined:
-    """Reads a message to one who has joined.
+    """Decodes a message to a joined machine.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_to_joined, body)
 
 
 def decode_from_joined(body: bytes | bytearray) -> FromJoined:
-    """Reads a message of one who has joined.
+    """Decodes a message of a joined machine.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_from_joined, body)

@@ -1,7 +1,7 @@
-"""What controller and workers say to each other: messages of plain data, each with its types.
+"""Messages between controller and workers: typed plain data.
 
-Each worker has three connections, so that nothing queues behind what is slower: `steps` has everything that
-has an order, `arrays` the bytes of arrays, and `watch` what both sides ask of each other in the meantime.
+Each worker has three connections, so that no message queues behind slower ones: `steps` carries everything
+that is ordered, `arrays` the bytes of arrays, and `watch` the requests and heartbeats of both sides.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import msgspec
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
-PROTOCOL = 15
-"""Raised whenever a message changes."""
+PROTOCOL = 16
+"""Version of the messages, increased whenever one changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
-"""The connections of a worker to the controller."""
+"""Names of the connections of a worker to the controller."""
 
 PEER = "peer"
-"""The connection of one worker to another, on which they ask whether they live."""
+"""Name of the heartbeat connection of a worker to another."""
 
 
 def versions() -> tuple[str, str, str]:
-    """What controller and workers must have in common: pathways, jaxlib and Python."""
+    """Returns the versions that controller and workers must have in common: pathways, jaxlib and Python."""
     python = ".".join(map(str, sys.version_info[:2]))
     return importlib.metadata.version("pathways-mlir"), jaxlib.__version__, python
 
 
 class MessageError(ValueError):
-    """Bytes that are no message of this protocol; says what is wrong."""
+    """Error of bytes that are no message of this protocol, or of an unexpected message."""
 
 
 class DeviceLayout(msgspec.Struct, frozen=True):
-    """How an array lies on devices of a host.
+    """Layout of an array on devices of an island.
 
     Attributes:
-      devices: the ids of the devices there, in the order of the mesh.
+      devices: the ids of the devices, in the order of the mesh.
       mesh: the sizes of the axes of the mesh.
-      axis_names: their names.
+      axis_names: the names of the axes.
       dims: the axes that split each dimension.
     """
 
@@ -52,22 +52,22 @@ class DeviceLayout(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Any message."""
+    """Base class of all messages."""
 
 
 # The handshake, see `handshake.py`.
 
 
 class Purpose(msgspec.Struct, frozen=True):
-    """What a connection is for.
+    """Purpose of a connection.
 
     Attributes:
-      channel: which of `CHANNELS` it is, or `PEER`, or what another file of this folder calls it.
-      role: what the side that opens it is: `worker`, `client` or `admin`.
+      channel: one of `CHANNELS`, `PEER`, or a channel of another module here.
+      role: the role of the side that opens it: `worker`, `client` or `admin`.
       host: the number of a worker.
       epoch: how often workers were started before it.
-      to: whom it calls: `controller`, `host 3`, or `service`.
-      name: that of a client.
+      to: the side that it connects to: `controller`, `host 3`, or `service`.
+      name: the name of a client.
     """
 
     channel: str
@@ -82,27 +82,27 @@ class Purpose(msgspec.Struct, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Whoever opens a connection says what it is for; `nonce` is random."""
+    """First message of the side that opens a connection; `nonce` is random."""
 
     purpose: Purpose
     nonce: bytes
 
 
 class Challenge(Message, frozen=True):
-    """The other side asks for proof; `nonce` is random."""
+    """Request of the other side for a proof; `nonce` is random."""
 
     nonce: bytes
 
 
 class Proof(Message, frozen=True):
-    """The proof of the side that opened the connection, and its versions of pathways, jaxlib and Python."""
+    """Proof of the side that opened the connection, and its versions of pathways, jaxlib and Python."""
 
     code: bytes
     versions: tuple[str, str, str]
 
 
 class Welcome(Message, frozen=True):
-    """The proof of the side that was called."""
+    """Proof of the side that accepted the connection."""
 
     code: bytes
 
@@ -114,26 +114,26 @@ Handshake = Open | Challenge | Proof | Welcome
 
 
 class Coordinator(Message, frozen=True):
-    """The first host of an island says where its other hosts find it: an address and a port."""
+    """Address and port of the first host of an island, for its other hosts."""
 
     address: str
 
 
 class Join(Message, frozen=True):
-    """The controller tells the hosts of an island where its first one is, as that one has said."""
+    """Request to the hosts of an island to join the first one, at the address of its `Coordinator`."""
 
     address: str
 
 
 class Ready(Message, frozen=True):
-    """A worker has its devices, and may be told to run programs.
+    """Notice that a worker has its devices, and can run programs.
 
     Attributes:
       platform: the platform of its devices.
-      devices: their ids, which no other host of its island has.
-      memory: bytes of memory of each, None where that is not known.
-      data_address: where other workers pull arrays from.
-      probe_address: where other workers ask whether it lives.
+      devices: their ids, unique in its island.
+      memory: bytes of memory of each, None if unknown.
+      data_address: the address from which other workers pull arrays.
+      probe_address: the address to which other workers send heartbeats.
     """
 
     platform: str
@@ -147,25 +147,25 @@ class Ready(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """Compiles the part of a program that a host runs.
+    """Request to compile the program of an island; the reply is `LoadDone`.
 
     Attributes:
       request: the number of the request.
       program: the number of the program.
       name: its name.
-      module: bytecode of the module in the form `host`, with the function of this host alone.
+      module: bytecode of the module in the form `host`, with the function of this island only.
       computations: those that the module only declares, by name.
       constants: those that the module only declares, by name.
-      island: the number of the island, whose function it is.
+      island: the number of the island.
       devices: the ids of the devices of each slice.
       owners: the hosts of the devices of each slice.
-      peers: the data address of each host, and after a `#` which of its workers that is.
-      probes: where to ask whether each host lives.
-      base: the number of what the program sends first; see `target.TransferIds`.
-      crossing: how many transfers between islands a run has, on all islands together.
-      stride: how many transfers of all kinds it has at most.
-      argument_names: what the caller calls the arguments of the part, for messages.
-      weak_results: for each result of the part whether it is weakly typed.
+      peers: the data address of each host, followed by a `#` and an id of the worker process.
+      probes: the address for heartbeats of each host.
+      base: the random number from which ids of transfers are computed, see `worker_target.TransferIds`.
+      crossing: number of transfers between islands in a run, on all islands together.
+      stride: maximum number of transfers in a run.
+      argument_names: the names of its arguments, for messages.
+      weak_results: for each of its results whether it is weakly typed.
     """
 
     request: int
@@ -187,14 +187,14 @@ class Load(Message, frozen=True):
 
 
 class Put(Message, frozen=True):
-    """Announces an array; the bytes of its different shards follow in `Chunk`s.
+    """Announcement of an array; the bytes of its different shards follow in `Chunk`s.
 
     Attributes:
-      array: its number.
+      array: the number of the array.
       shape: its global shape.
       dtype: its dtype.
-      placement: where it goes.
-      shards: for each device the number of its shard among those that follow; -1 for those of other hosts.
+      placement: its layout.
+      shards: for each device the number of its shard among those that follow; -1 for devices of other hosts.
     """
 
     array: int
@@ -205,15 +205,13 @@ class Put(Message, frozen=True):
 
 
 class Chunk(Message, frozen=True):
-    """Some bytes of a shard: of an array that was announced, or as the answer to `Fetch`.
-
-    They follow the message.
+    """Header of bytes of a shard, which follow the message: after a `Put`, or in reply to a `Fetch`.
 
     Attributes:
-      number: that of the array that was announced, or of the request that is answered.
-      shard: that of its shard.
-      offset: where in the shard they begin.
-      size: how many they are.
+      number: the number of the array of the `Put`, or of the request of the `Fetch`.
+      shard: the number of the shard.
+      offset: the offset of the bytes in the shard.
+      size: number of bytes.
     """
 
     number: int
@@ -223,14 +221,14 @@ class Chunk(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """Runs a program: the one message of a step.
+    """Request to run a program: the one message of a step.
 
     Attributes:
-      program: its number.
+      program: the number of the program.
       run: the number of the step, higher than those before it.
-      first: the number of the first array that its part makes; others follow it.
-      arguments: the numbers of the arrays that its part takes, in order.
-      free: the numbers of arrays that are no longer held.
+      first: the number of the first result; the other results follow it.
+      arguments: the numbers of the arguments, in order.
+      free: the numbers of arrays that are no longer needed.
     """
 
     program: int
@@ -241,20 +239,20 @@ class Run(Message, frozen=True):
 
 
 class Free(Message, frozen=True):
-    """Forgets arrays."""
+    """Request to free arrays."""
 
     arrays: tuple[int, ...]
 
 
 class Fetch(Message, frozen=True):
-    """Asks for the shards of an array, each once.
+    """Request for the different shards of an array.
 
     Attributes:
-      request: the number of the request, which the answers carry.
+      request: the number of the request, which the replies carry.
       array: the number of the array.
-      devices: the positions of those that have them, among the devices of the array on this host.
-      size: their bytes, all together.
-      credit: how many bytes may be sent before there is a `Credit`; None for all.
+      devices: a device for each shard, by its position among the devices of the array on this host.
+      size: total bytes of the shards.
+      credit: number of bytes that may be sent before the first `Credit`; None for all.
     """
 
     request: int
@@ -265,34 +263,34 @@ class Fetch(Message, frozen=True):
 
 
 class Credit(Message, frozen=True):
-    """So many more bytes of what was fetched may be sent; of none that is left, the rest is not wanted."""
+    """Permission to send more bytes of a fetched array; a negative number cancels the fetch."""
 
     request: int
     bytes: int
 
 
 class Unload(Message, frozen=True):
-    """Forgets a program."""
+    """Request to free a program."""
 
     program: int
 
 
 class Lost(Message, frozen=True):
-    """Hosts are lost: nothing more comes from them, and what waits for it is an error.
+    """Notice that hosts are lost: pending receives from them become errors.
 
     Attributes:
-      addresses: where arrays were pulled from, as in `Load.peers`.
+      addresses: their data addresses, as in `Load.peers`.
     """
 
     addresses: tuple[str, ...]
 
 
 class Cancel(Message, frozen=True):
-    """Hosts are lost: what was kept for them is not.
+    """Request to free the arrays that were sent to lost hosts.
 
     Attributes:
-      hosts: their numbers.
-      runs: the program and the number of each run of which they may not have all that they need.
+      hosts: the numbers of the hosts.
+      runs: the program and the number of each run whose arrays they may not have fetched.
     """
 
     hosts: tuple[int, ...]
@@ -300,27 +298,27 @@ class Cancel(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Asks whether the other side lives."""
+    """Heartbeat; the reply is `Pong`."""
 
     number: int
 
 
 class Leave(Message, frozen=True):
-    """The process may end: its island is not needed any more. The answer to `Leaving`, some time later."""
+    """Permission to exit, because the island is not needed any more: the later reply to `Leaving`."""
 
 
 class ReleaseClient(Message, frozen=True):
-    """A client of the service is gone: what its calls keep is not needed any more.
+    """Notice that a client of the service has disconnected: objects that its calls keep may be freed.
 
     Attributes:
-      client: its number; see `records.step.SESSION_BITS`.
+      client: the number of the client; see `records.step.SESSION_BITS`.
     """
 
     client: int
 
 
 class RequestReport(Message, frozen=True):
-    """Asks for a `Report`; the answer carries the number of the request."""
+    """Request for a `Report`, which carries the number of the request."""
 
     request: int
 
@@ -329,19 +327,19 @@ class RequestReport(Message, frozen=True):
 
 
 class LoadDone(Message, frozen=True):
-    """A program is ready, or why it is not: the answer to `Load`, whose number it carries."""
+    """Reply to `Load`, whose number it carries: the program is loaded if `error` is None."""
 
     request: int
     error: str | None
 
 
 class Done(Message, frozen=True):
-    """A run is done on this host.
+    """Notice that a run is done on this host.
 
     Attributes:
       run: the number of the step.
-      error: why all of it failed; None when it was issued.
-      failed: what is wrong with single results, by their positions; all others are ready.
+      error: the error of the whole run; None if it was issued.
+      failed: the errors of single results, by their positions; all others are ready.
       took: seconds for which it had the devices: from its issue, or the end of the run before if that was
         later, to its end.
     """
@@ -353,13 +351,13 @@ class Done(Message, frozen=True):
 
 
 class Missed(Message, frozen=True):
-    """Something that another host was to send did not come, and a run goes on without; before its `Done`.
+    """Notice, before `Done`, that a run continues without an array that another host did not send.
 
-    Of an island of several hosts alone, see `WorkerTarget.missed`.
+    Only islands of several hosts send it, see `WorkerTarget.missed`.
 
     Attributes:
       run: the number of the step.
-      why: why it did not come.
+      why: the error of the array.
     """
 
     run: int
@@ -367,14 +365,14 @@ class Missed(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """How a worker is: the answer to `RequestReport`, whose number it carries."""
+    """State of a worker: the reply to `RequestReport`, whose number it carries."""
 
     request: int
     report: HostReport
 
 
 class PeerLost(Message, frozen=True):
-    """Another host does not answer this one; `address` is where it was asked whether it lives."""
+    """Notice that another host does not answer heartbeats of this one at `address`."""
 
     host: int
     address: str
@@ -382,25 +380,25 @@ class PeerLost(Message, frozen=True):
 
 
 class PeerFound(Message, frozen=True):
-    """Another host of which this one has said that it does not answer does again."""
+    """Notice that a host for which `PeerLost` was sent answers again."""
 
     host: int
     address: str
 
 
 class Leaving(Message, frozen=True):
-    """The process was asked to end; it goes on until the controller says `Leave`."""
+    """Notice that the process got SIGTERM; it continues until the controller sends `Leave`."""
 
 
 class Failed(Message, frozen=True):
-    """An array cannot be fetched: the answer to `Fetch`, whose number it carries."""
+    """Error reply to `Fetch`, whose number it carries: the array cannot be sent."""
 
     request: int
     error: str
 
 
 class Pong(Message, frozen=True):
-    """The answer to `Ping`."""
+    """Reply to `Ping`."""
 
     number: int
 
@@ -409,38 +407,38 @@ class Pong(Message, frozen=True):
 
 
 class StartTrace(Message, frozen=True):
-    """Records all steps from now on; `trace` is the number of the trace."""
+    """Request to record all steps from now on; `trace` is the number of the trace."""
 
     trace: int
 
 
 class StopTrace(Message, frozen=True):
-    """Records no more steps; what was recorded is told."""
+    """Request to record no more steps, and to send the recorded ones."""
 
     trace: int
 
 
 class ReadClock(Message, frozen=True):
-    """Asks for the time."""
+    """Request for the time; the reply is `ClockTime`."""
 
     number: int
 
 
 class TraceStarted(Message, frozen=True):
-    """All steps from now on are recorded."""
+    """Notice that all steps from now on are recorded."""
 
     trace: int
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
-    """When a launch, transfer, send or receipt ran; nanoseconds of the clock of the host.
+    """Times of a launch, transfer, send or receive; nanoseconds of the host's clock.
 
     Attributes:
-      step: its number among those of the host's plan.
+      step: its number among the steps of the host's plan.
       dispatched: when it was passed to XLA.
-      done: when it was seen to be done, None for what cannot be waited for.
-      before: when what was watched before it was done, 0 for nothing.
-      ran: from when to when a launch ran, None where no profile says so.
+      done: when it was observed to be done; None if it cannot be waited for.
+      before: when the previously observed step was done; 0 if there is none.
+      ran: start and end of a launch according to a profile; None without one.
     """
 
     step: int
@@ -451,7 +449,7 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunTimes(Message, frozen=True):
-    """When some of the steps of a host's part of a run ran; `last` with the last of them."""
+    """Times of some of the steps of a run on a host; `last` is set in the last such message of the run."""
 
     trace: int
     program: int
@@ -461,23 +459,23 @@ class RunTimes(Message, frozen=True):
 
 
 class TraceDone(Message, frozen=True):
-    """All that was recorded is told."""
+    """Notice that all recorded times were sent."""
 
     trace: int
 
 
 class ClockTime(Message, frozen=True):
-    """The answer to `ReadClock`: nanoseconds of a clock that never goes back."""
+    """Reply to `ReadClock`: nanoseconds of a monotonic clock."""
 
     number: int
     time: int
 
 
-# What XLA made of programs.
+# Facts about compiled programs.
 
 
 class Describe(Message, frozen=True):
-    """Asks what XLA made of the part of a program, with the `text` of its modules or without."""
+    """Request for memory and FLOPs of a compiled program, and for the `text` of its modules if set."""
 
     request: int
     program: int
@@ -485,15 +483,15 @@ class Describe(Message, frozen=True):
 
 
 class Described(Message, frozen=True):
-    """A piece of the answer to `Describe`, or why there is none; all of the text is that of all pieces.
+    """Reply to `Describe`, in pieces whose texts are to be concatenated.
 
     Attributes:
-      request: the number of the question.
+      request: the number of the request.
       memory: for each slice the fields of its `SliceMemory`, in their order.
-      flops: of each computation on each slice its name, that of the slice, and its floating-point operations.
-      text: some of the text.
-      last: whether no other piece follows.
-      error: why there is none.
+      flops: for each computation on each slice both names and its floating-point operations.
+      text: a piece of the text.
+      last: whether this is the last piece.
+      error: why the program cannot be described; None if it can.
     """
 
     request: int
@@ -508,11 +506,12 @@ class Described(Message, frozen=True):
 
 
 class KeptArray(msgspec.Struct, frozen=True):
-    """An array of a call.
+    """Array argument of a call.
 
     Attributes:
-      array: its number; known on all hosts of the island.
-      key: which typed PRNG keys it holds the words of, such as `threefry2x32`; None for another array.
+      array: the number of the array, known on all hosts of the island.
+      key: the implementation of typed PRNG keys whose words it holds, such as `threefry2x32`; None for
+        another array.
     """
 
     array: int
@@ -520,12 +519,12 @@ class KeptArray(msgspec.Struct, frozen=True):
 
 
 class ResultArray(msgspec.Struct, frozen=True):
-    """An array that a call makes.
+    """Array result of a call.
 
     Attributes:
       shape: its global shape.
-      dtype: its dtype; of typed PRNG keys that of their words.
-      placement: where it goes.
+      dtype: its dtype; for typed PRNG keys that of their words.
+      placement: its layout.
     """
 
     shape: tuple[int, ...]
@@ -534,21 +533,22 @@ class ResultArray(msgspec.Struct, frozen=True):
 
 
 class Call(Message, frozen=True):
-    """Calls a function, in its place among steps, and beside those that follow.
+    """Request to call a function: it is ordered after the steps before it, and runs beside those after it.
 
     Attributes:
       call: the number of the call, higher than those of steps and calls before it.
-      first: the number of the first array that it makes; others follow it.
-      hosts: those that call it; all others of the island only learn that they have no part of what it makes.
-      function: where it is, as in `package.module:name`.
-      path: where modules are found.
-      edition: how often files of modules of the caller have changed; of a higher one they are imported again.
-      lane: calls of one lane are made one after the other.
-      x64: whether JAX has 64 bits.
-      arrays: those that it takes.
-      arguments: JSON: the positional arguments, see `trees`, and the named ones.
-      made: the arrays that it makes; None for a value.
-      structure: JSON: how these lie in what it returns, see `trees`.
+      first: the number of the first array result; the other results follow it.
+      hosts: the hosts that run it; on the other hosts of the island its results have no shards.
+      function: the name of the function, as in `package.module:name`.
+      path: the `sys.path` of the client.
+      edition: how often the client's modules have changed on disk; with a higher one they are imported again.
+      lane: calls of one lane run one after the other.
+      x64: whether JAX has 64-bit types enabled.
+      arrays: the array arguments.
+      arguments: JSON: the positional arguments, the tree of the array arguments, and the keyword arguments;
+        see `plain`.
+      results: the array results; None for a plain value.
+      structure: JSON: the tree of the array results, see `plain`.
     """
 
     call: int
@@ -561,22 +561,22 @@ class Call(Message, frozen=True):
     x64: bool
     arrays: tuple[KeptArray, ...]
     arguments: bytes
-    made: tuple[ResultArray, ...] | None
+    results: tuple[ResultArray, ...] | None
     structure: bytes
 
 
 class CallFailure(msgspec.Struct, frozen=True):
-    """Why a call failed.
+    """Failure of a call.
 
     Attributes:
-      kind: `raised` for what the function raised, `import` where it was not found, `result` for something
-        that it must not return, `argument` where it had no chance.
+      kind: `raised` for an exception of the function, `import` if it was not found, `result` if it must not
+        return such a value, `argument` if an argument was not available.
       type: the type of the exception, such as `ValueError`.
-      text: its message, or what is wrong.
-      traceback: from the function on; nothing where there is none.
-      errno: the number of an error of the system; None for others.
-      path: the file that it is about; None where it says none.
-      about: what the call was at, as the end of a phrase.
+      text: the message.
+      traceback: the traceback from the function on; empty if there is none.
+      errno: the number of an operating system error; None for others.
+      path: the file that such an error names; None if it names none.
+      about: the operation of the call, as the end of a phrase.
     """
 
     kind: str
@@ -589,12 +589,12 @@ class CallFailure(msgspec.Struct, frozen=True):
 
 
 class Called(Message, frozen=True):
-    """A call has ended on this host.
+    """Notice that a call has ended on this host.
 
     Attributes:
-      call: its number.
-      value: JSON: what it returned, or says besides the arrays that it makes; nothing when it failed.
-      failure: why it failed; None when it did not.
+      call: the number of the call.
+      value: JSON: the value that it returned, or a value beside its array results; empty if it failed.
+      failure: the failure; None if it succeeded.
     """
 
     call: int

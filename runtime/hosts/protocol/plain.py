@@ -1,7 +1,7 @@
-"""Plain values, which travel as JSON, and trees of arrays in them.
+"""Plain values, which are sent as JSON, and trees of arrays.
 
-A tree is written with the numbers of its arrays: `{"d": {"w": 0, "b": 1}}` for a dictionary, `{"l": [0, 1]}`
-for a list, `{"t": [0, 1]}` for a tuple, `null` for None. Whoever reads it makes these four and nothing else.
+A tree is written with the indices of its arrays: `{"d": {"w": 0, "b": 1}}` for a dictionary, `{"l": [0, 1]}`
+for a list, `{"t": [0, 1]}` for a tuple, `null` for None. The reader builds these four types and nothing else.
 """
 
 from __future__ import annotations
@@ -10,78 +10,78 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_DEEP = 64
-"""How deep values may be."""
+_MAX_DEPTH = 64
+"""Limit on the nesting of values."""
 
-_LONG = 1024
-"""The most bits of an integer: Python writes no longer ones than some thousands of digits."""
+_MAX_BITS = 1024
+"""Limit on the bits of an integer: Python converts no more than some thousands of digits."""
 
 
-# `json.dumps` makes an encoder for each text.
+# `json.dumps` with separators would create an encoder for each call.
 _written = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class TooLargeError(TypeError):
-    """A value has more JSON than it may."""
+    """Error of a value whose JSON is too long."""
 
 
-def encode(value: Any, where: str, most: int | None = None) -> bytes:
-    """A value as JSON: None, bool, int, float, str, and lists, tuples and dictionaries of these.
+def encode(value: Any, where: str, max_bytes: int | None = None) -> bytes:
+    """Encodes a value as JSON: None, bool, int, float, str, and lists, tuples and dictionaries of these.
 
     Args:
       value: the value; tuples become lists.
-      where: what it is called in messages.
-      most: how many bytes it may have; by default any number.
+      where: the name of the value in messages.
+      max_bytes: limit on its JSON; by default there is none.
 
     Raises:
-      TypeError: something in it is no such value; says where it is.
-      TooLargeError: it is larger.
+      TypeError: something in it is no such value; the message says where.
+      TooLargeError: its JSON is too long.
     """
-    budget = _JsonBudget(where, most)
+    budget = _JsonBudget(where, max_bytes)
     _check(value, where, 0, budget)
     text = _written(value).encode()
-    budget.take(len(text) - budget.taken)
+    budget.add(len(text) - budget.used)
     return text
 
 
 class _JsonBudget:
-    """Counts bytes while a value is looked through, so that none is written which is too large."""
+    """Lower bound on the bytes of a value's JSON, counted before it is written, so that no huge text is."""
 
-    def __init__(self, where: str, most: int | None) -> None:
+    def __init__(self, where: str, max_bytes: int | None) -> None:
         self._where = where
-        self._most = most
-        self.taken = 0
+        self._max_bytes = max_bytes
+        self.used = 0
 
-    def take(self, size: int) -> None:
-        """Counts some.
+    def add(self, size: int) -> None:
+        """Counts bytes.
 
         Raises:
           TooLargeError: there are too many.
         """
-        self.taken += size
-        if self._most is not None and self.taken > self._most:
-            raise TooLargeError(f"{self._where} is more than {self._most} bytes of JSON")
+        self.used += size
+        if self._max_bytes is not None and self.used > self._max_bytes:
+            raise TooLargeError(f"{self._where} is more than {self._max_bytes} bytes of JSON")
 
 
 def decode(text: bytes) -> Any:
-    """The reverse of `encode`."""
+    """Decodes a value that `encode` wrote."""
     return json.loads(text)
 
 
 def _check_depth(where: str, depth: int) -> None:
-    if depth > _DEEP:
-        raise TypeError(f"{where[:100]}... is more than {_DEEP} levels deep")
+    if depth > _MAX_DEPTH:
+        raise TypeError(f"{where[:100]}... is more than {_MAX_DEPTH} levels deep")
 
 
 def _check(value: Any, where: str, depth: int, budget: _JsonBudget) -> None:
     _check_depth(where, depth)
-    # With the comma after it, or the brackets around it.
-    budget.take(2 + len(value) if type(value) is str else 2)
+    # Two bytes at least: a digit and a comma, brackets, or quotes.
+    budget.add(2 + len(value) if type(value) is str else 2)
     match value:
         case None | bool() | int() | float() | str():
-            if type(value) is int and value.bit_length() > _LONG:
-                raise TypeError(f"{where} is an integer of more than {_LONG} bits")
-            # A subclass, as of an enumeration, would come back as another type.
+            if type(value) is int and value.bit_length() > _MAX_BITS:
+                raise TypeError(f"{where} is an integer of more than {_MAX_BITS} bits")
+            # A subclass, such as a member of an enumeration, would be decoded as another type.
             if type(value) in (type(None), bool, int, float, str):
                 return
         case list() | tuple() if type(value) in (list, tuple):
@@ -92,19 +92,19 @@ def _check(value: Any, where: str, depth: int, budget: _JsonBudget) -> None:
             for key, each in value.items():
                 if type(key) is not str:
                     raise TypeError(f"{where} has the key {key!r}: JSON has only strings")
-                budget.take(len(key))
+                budget.add(len(key))
                 _check(each, f"{where}[{key!r}]", depth + 1, budget)
             return
     kind = type(value)
-    number = "; say float(...) or .item()" if getattr(value, "shape", None) == () else ""
+    number = "; use float(...) or .item()" if getattr(value, "shape", None) == () else ""
     raise TypeError(f"{where} is of type {kind.__module__}.{kind.__qualname__}, which is not JSON{number}")
 
 
 def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list[Any], depth: int = 0) -> Any:
-    """A tree as JSON; its leaves are appended to `leaves`.
+    """Returns a tree as JSON; its leaves are appended to `leaves`.
 
     Raises:
-      TypeError: there is something else in it; says where.
+      TypeError: something in it is neither a leaf nor a tree; the message says where.
     """
     if is_leaf(value):
         leaves.append(value)
@@ -117,7 +117,7 @@ def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list
         for key in value:
             if type(key) is not str:
                 raise TypeError(f"{where} has the key {key!r}: expected strings")
-        # As JAX has them.
+        # In JAX's order of leaves.
         items = ((key, value[key]) for key in sorted(value))
         return {
             "d": {key: tree_of(each, f"{where}[{key!r}]", is_leaf, leaves, depth + 1) for key, each in items}
@@ -132,23 +132,23 @@ def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list
 
 
 def build(tree: Any, leaves: Sequence[Any]) -> Any:
-    """The tree that `tree_of` was told."""
+    """Builds the tree that `tree_of` described."""
     if tree is None:
         return None
     if isinstance(tree, int):
         return leaves[tree]
-    ((kind, parts),) = tree.items()
+    ((kind, children),) = tree.items()
     if kind == "d":
-        return {key: build(each, leaves) for key, each in parts.items()}
-    made = [build(each, leaves) for each in parts]
-    return tuple(made) if kind == "t" else made
+        return {key: build(child, leaves) for key, child in children.items()}
+    built = [build(child, leaves) for child in children]
+    return tuple(built) if kind == "t" else built
 
 
 def matched(tree: Any, value: Any, where: str) -> dict[int, tuple[str, Any]]:
-    """What a value has where a tree has arrays, by their numbers, with what it is called.
+    """Returns the leaves of a value at the arrays of a tree: names in messages and values, by index.
 
     Raises:
-      TypeError: it has another structure; says where.
+      TypeError: the value has another structure; the message says where.
     """
     if isinstance(tree, int):
         return {tree: (where, value)}
@@ -156,26 +156,26 @@ def matched(tree: Any, value: Any, where: str) -> dict[int, tuple[str, Any]]:
         if value is not None:
             raise TypeError(f"{where} is of type {type(value).__name__}: expected None")
         return {}
-    ((kind, parts),) = tree.items()
+    ((kind, children),) = tree.items()
     if kind == "d":
-        if not isinstance(value, dict) or set(value) != set(parts):
+        if not isinstance(value, dict) or set(value) != set(children):
             got = (
                 f"keys {sorted(value, key=str)}"
                 if isinstance(value, dict)
                 else f"type {type(value).__name__}"
             )
-            raise TypeError(f"{where} is of {got}: expected a dictionary with the keys {sorted(parts)}")
-        pairs = [(each, value[key], f"{where}[{key!r}]") for key, each in parts.items()]
+            raise TypeError(f"{where} is of {got}: expected a dictionary with the keys {sorted(children)}")
+        items = [(child, value[key], f"{where}[{key!r}]") for key, child in children.items()]
     else:
-        if not isinstance(value, list | tuple) or len(value) != len(parts):
+        if not isinstance(value, list | tuple) or len(value) != len(children):
             got = (
                 f"{len(value)} elements"
                 if isinstance(value, list | tuple)
                 else f"type {type(value).__name__}"
             )
-            raise TypeError(f"{where} is of {got}: expected a tuple or list of {len(parts)}")
-        pairs = [(each, value[n], f"{where}[{n}]") for n, each in enumerate(parts)]
-    found: dict[int, tuple[str, Any]] = {}
-    for each, part, name in pairs:
-        found |= matched(each, part, name)
-    return found
+            raise TypeError(f"{where} is of {got}: expected a tuple or list of {len(children)}")
+        items = [(child, value[n], f"{where}[{n}]") for n, child in enumerate(children)]
+    leaves: dict[int, tuple[str, Any]] = {}
+    for child, element, name in items:
+        leaves |= matched(child, element, name)
+    return leaves

@@ -1,4 +1,4 @@
-"""Programs on their way to hosts: as the compiler leaves them, and cut into the parts of islands."""
+"""Programs for hosts: with bound slices, and split into one program for each island."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
 
 class SlicePlace(msgspec.Struct, frozen=True):
-    """The devices of a slice.
+    """Devices of a slice.
 
     Attributes:
-      island: the number of the island that they lie on.
+      island: the number of their island.
       devices: their ids there, in the order of the mesh.
       owners: the host of each.
       memory: bytes of memory of each, None where that is not known.
@@ -34,7 +34,7 @@ class SlicePlace(msgspec.Struct, frozen=True):
 
 
 class BoundProgram(msgspec.Struct, frozen=True):
-    """A program that is to be loaded on hosts.
+    """Scheduled program whose slices are bound to devices, to be loaded on hosts.
 
     Attributes:
       name: its name.
@@ -42,7 +42,7 @@ class BoundProgram(msgspec.Struct, frozen=True):
       slices: the devices of each of its slices, by the name of the slice.
       computations: those that the module only declares, by name.
       constants: those that the module only declares, by name.
-      argument_names: what the caller calls its arguments, for messages.
+      argument_names: the names of its arguments, for messages.
       weak_results: for each of its results whether it is weakly typed.
     """
 
@@ -56,12 +56,12 @@ class BoundProgram(msgspec.Struct, frozen=True):
 
 
 class ReplicaBlock(msgspec.Struct, frozen=True):
-    """Block that a replica has of arrays that replicas share.
+    """Block of an array that a replica holds.
 
     Attributes:
-      number: which block.
-      count: into how many blocks they are cut; 1 where all is there.
-      dim: the dimension that is cut.
+      number: the index of the block.
+      count: number of blocks; 1 if the replica holds the whole array.
+      dim: the dimension that is split.
     """
 
     number: int
@@ -84,29 +84,29 @@ WHOLE = ReplicaBlock(0, 1, 0)
 
 
 class IslandPort(msgspec.Struct, frozen=True):
-    """Where one array enters or leaves a part.
+    """Argument or result of an island's program.
 
     Attributes:
-      number: the number of the argument or result in the program.
-      layout: how it lies on the island.
-      part: which block of it lies there, where replicas share its rows.
-      donated: whether the program consumes what enters here.
+      number: the number of the argument or result in the whole program.
+      layout: its layout on the island.
+      block: the block of it on the island, if replicas share its rows.
+      donated: whether the program consumes the argument.
     """
 
     number: int
     layout: DeviceLayout
-    part: ReplicaBlock
+    block: ReplicaBlock
     donated: bool = False
 
 
 class IslandProgram(msgspec.Struct, frozen=True):
-    """What the hosts of an island get of a program.
+    """Program of an island.
 
     Attributes:
-      module: bytecode of the module in the form `host`, with the function of this island alone.
-      inputs: what its function takes, in order.
-      outputs: what it returns, in order.
-      argument_names: what the caller calls its arguments, for messages.
+      module: bytecode of the module in the form `host`, with the function of this island only.
+      inputs: the arguments of its function, in order.
+      outputs: the results of its function, in order.
+      argument_names: the names of its arguments, for messages.
       weak_results: for each of its results whether it is weakly typed.
       computations: those that the module only declares, by name.
       constants: those that the module only declares, by name.
@@ -122,26 +122,26 @@ class IslandProgram(msgspec.Struct, frozen=True):
 
 
 class SplitProgram(msgspec.Struct, frozen=True):
-    """A program, cut into the parts of islands.
+    """Program that is split by islands.
 
     Attributes:
-      parts: what each island gets, by its number.
-      crossing: how many transfers between islands a run has, on all islands together.
-      inner: how many within an island it has at most.
-      share: for how many steps under way each of its steps counts, see `control.records.step.Step`.
+      by_island: the program of each island, by its number.
+      crossing: number of transfers between islands in a run, on all islands together.
+      inner: maximum number of transfers within an island.
+      share: number of steps in flight that each of its steps counts for, see `control.records.step.Step`.
     """
 
-    parts: dict[int, IslandProgram]
+    by_island: dict[int, IslandProgram]
     crossing: int
     inner: int
     share: int
 
     @property
     def inputs(self) -> dict[int, tuple[IslandPort, ...]]:
-        """What the part of each island takes, in order."""
-        return {island: part.inputs for island, part in self.parts.items()}
+        """Arguments of the program of each island, in order."""
+        return {island: own.inputs for island, own in self.by_island.items()}
 
     @property
     def outputs(self) -> dict[int, tuple[IslandPort, ...]]:
-        """What the part of each island returns, in order."""
-        return {island: part.outputs for island, part in self.parts.items()}
+        """Results of the program of each island, in order."""
+        return {island: own.outputs for island, own in self.by_island.items()}

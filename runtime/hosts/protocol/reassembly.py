@@ -1,4 +1,4 @@
-"""Bytes of arrays that are coming over a connection, in pieces."""
+"""Reassembly of arrays that arrive in chunks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathways.runtime.hosts.protocol.messages import Chunk, MessageError
 
 
 class Reassembly:
-    """The shards of an array whose bytes are coming.
+    """Shards of an array that arrives in chunks.
 
     Args:
-      shards: the memory of each, as bytes.
+      shards: the memory of each shard, as bytes.
     """
 
     def __init__(self, shards: Sequence[memoryview]) -> None:
@@ -19,22 +19,22 @@ class Reassembly:
         self._missing = sum(map(len, shards))
 
     def place(self, chunk: Chunk, size: int) -> memoryview:
-        """Where the bytes after a message go.
+        """Returns the memory for the bytes that follow a message.
 
         Raises:
-          MessageError: they are not of this array.
+          MessageError: they do not belong to this array.
         """
         if not 0 <= chunk.shard < len(self._shards) or chunk.size != size:
             raise MessageError(f"array {chunk.number} has no shard {chunk.shard}")
         shard = self._shards[chunk.shard]
         if chunk.offset < 0 or chunk.offset + size > len(shard):
-            raise MessageError(f"array {chunk.number} is smaller than what comes of it")
+            raise MessageError(f"a chunk of array {chunk.number} reaches past the end of shard {chunk.shard}")
         return shard[chunk.offset : chunk.offset + size]
 
-    def take(self, chunk: Chunk) -> None:
-        """Notes that bytes are in their place."""
+    def add(self, chunk: Chunk) -> None:
+        """Counts a chunk whose bytes have been received."""
         self._missing -= chunk.size
 
     def is_complete(self) -> bool:
-        """Whether all of it is there."""
+        """Returns whether all bytes have been received."""
         return self._missing <= 0

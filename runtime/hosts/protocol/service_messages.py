@@ -1,8 +1,8 @@
-"""What a service and its clients say to each other.
+"""Messages between a service and its clients.
 
-A client has the same three connections to the service as a worker to its controller. What it says to a worker
-goes in `ForHost`, and what a worker says to it comes in `FromHost`, with the numbers that the client gave; a
-step is one message, `Submit`, and the service says when it is its turn.
+A client has the same three connections to the service as a worker to its controller. Its messages to a worker
+are wrapped in `ForHost`, and those of a worker to it in `FromHost`, with the client's numbers; a step is one
+message, `Submit`, which the service schedules among the steps of all clients.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathways.runtime.plan.plan import SliceSpec
 
 
 class RemoteError(msgspec.Struct, frozen=True):
-    """Why something is not there: an error that users see, by name, and its text."""
+    """Error that users see: the name of its class and its message."""
 
     kind: str
     text: str
 
     @classmethod
     def of(cls, failure: Failure) -> RemoteError:
-        """A failure, as it is sent."""
+        """Creates the message form of a failure."""
         return cls(failure.kind.__name__, failure.text)
 
     def failure(self) -> Failure:
-        """The failure.
+        """Returns the failure.
 
         Raises:
-          MessageError: no error is called so.
+          MessageError: there is no error class of this name.
         """
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, HostError)):
-            raise m.MessageError(f"no error of hosts is called {self.kind!r}")
+            raise m.MessageError(f"{self.kind!r} is no error of hosts")
         return Failure(kind, self.text)
 
 
@@ -44,13 +44,13 @@ class RemoteError(msgspec.Struct, frozen=True):
 
 
 class ForHost(m.Message, frozen=True):
-    """For a worker.
+    """Message for a worker.
 
     Attributes:
-      host: its number.
-      start: how often the workers of its island were started before: what was meant for earlier ones is
-        for nobody.
-      message: what it is told.
+      host: the number of the host.
+      start: how often the workers of its island were started before: messages for earlier workers are
+        dropped.
+      message: the message.
       is_sent: whether it is about an array that the client has sent itself.
     """
 
@@ -71,14 +71,14 @@ class ForHost(m.Message, frozen=True):
 
 
 class Submit(m.Message, frozen=True):
-    """Asks for a step.
+    """Request to run a step.
 
     Attributes:
-      step: its number, higher than those before it.
+      step: the number of the step, higher than those before it.
       program: the number of the program.
-      arguments: for each island the numbers of the arrays that its part takes, in order.
-      sent: those of all arrays that are named here that the client sends itself.
-      free: for each island the numbers of arrays that are no longer held.
+      arguments: for each island the numbers of its arguments, in order.
+      sent: the numbers of those arrays here that the client sends itself.
+      free: for each island the numbers of arrays that are no longer needed.
     """
 
     step: int
@@ -89,14 +89,14 @@ class Submit(m.Message, frozen=True):
 
 
 class SubmitCall(m.Message, frozen=True):
-    """Asks for a call of a function.
+    """Request to call a function.
 
     Attributes:
       island: the number of the island.
       start: as in `ForHost`.
-      hosts: the numbers of the hosts that are told.
-      call: what they are told, with the number that the client gives it.
-      sent: those of the arrays that it takes that the client sends itself.
+      hosts: the numbers of the hosts that get the call.
+      call: the call, with the client's number.
+      sent: the numbers of those array arguments that the client sends itself.
     """
 
     island: int
@@ -107,13 +107,13 @@ class SubmitCall(m.Message, frozen=True):
 
 
 class ReleaseArrays(m.Message, frozen=True):
-    """Arrays are no longer held.
+    """Request to free arrays.
 
     Attributes:
       island: the number of the island.
       start: as in `ForHost`.
-      arrays: their numbers.
-      sent: those of them that the client has sent itself.
+      arrays: the numbers of the arrays.
+      sent: the numbers of those that the client has sent itself.
     """
 
     island: int
@@ -123,15 +123,15 @@ class ReleaseArrays(m.Message, frozen=True):
 
 
 class SliceRequest(msgspec.Struct, frozen=True):
-    """A slice of a program; see `resources.virtual.VirtualSlice`.
+    """Slice of a program that needs devices; see `resources.virtual.VirtualSlice`.
 
     Attributes:
-      number: its number, which no other slice of the client has had.
-      spec: what it is.
+      number: its number, unique among all slices that the client has had.
+      spec: its name and mesh.
       pinned: the devices that it must have.
-      replica: which replica of the program it is of.
-      device_set: the number of its set.
-      replicas: how many times each slice of that set exists.
+      replica: the replica of the program that it belongs to.
+      device_set: the number of its device set.
+      replicas: number of replicas of each slice of that set.
     """
 
     number: int
@@ -143,7 +143,7 @@ class SliceRequest(msgspec.Struct, frozen=True):
 
 
 class RequestDevices(m.Message, frozen=True):
-    """Asks for devices of all slices of a program.
+    """Request for devices of all slices of a program; the reply is `DevicesBound`.
 
     Attributes:
       request: the number of the request.
@@ -157,13 +157,13 @@ class RequestDevices(m.Message, frozen=True):
 
 
 class ReleaseDevices(m.Message, frozen=True):
-    """Slices, by their numbers, need their devices no more."""
+    """Request to release the devices of slices, by their numbers."""
 
     slices: tuple[int, ...]
 
 
 class LoadProgram(m.Message, frozen=True):
-    """Loads a program on the hosts of its slices."""
+    """Request to load a program on the hosts of its slices; the reply is `ProgramLoaded`."""
 
     request: int
     program: BoundProgram
@@ -173,12 +173,12 @@ class LoadProgram(m.Message, frozen=True):
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """A worker, as clients see it.
+    """Facts about a worker for clients.
 
     Attributes:
-      host: its number.
-      pid: its process.
-      ready: what it said of itself.
+      host: the number of the host.
+      pid: its process id.
+      ready: its devices and addresses.
     """
 
     host: int
@@ -187,7 +187,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
 
 
 class IslandFacts(msgspec.Struct, frozen=True):
-    """An island, as clients see it.
+    """Facts about an island for clients.
 
     Attributes:
       start: how often its workers were started before.
@@ -199,14 +199,14 @@ class IslandFacts(msgspec.Struct, frozen=True):
 
 
 class Admitted(m.Message, frozen=True):
-    """The first message, on `watch`: the islands that there are.
+    """First message, on `watch`: the client is connected, and these are the islands.
 
     Attributes:
       client: the number of the client.
       islands: the islands.
-      heartbeat: seconds that the service may say nothing.
+      heartbeat: seconds after which a silent service is lost.
       stall_report: seconds without progress after which a step is reported; None for never.
-      step_deadline: seconds after which a step, or a loop without a known end, is ended; None for never.
+      step_deadline: seconds after which a step, or a loop without a known end, is cancelled; None for never.
     """
 
     client: int
@@ -217,11 +217,11 @@ class Admitted(m.Message, frozen=True):
 
 
 class ServicePong(m.Message, frozen=True):
-    """The answer of a service to `Ping`.
+    """Reply of a service to `Ping`.
 
     Attributes:
-      number: that of the `Ping`.
-      round_trips: how long a message of the service to a host and its answer take, in seconds, where known.
+      number: the number of the `Ping`.
+      round_trips: known round-trip times between the service and hosts, in seconds, by host.
     """
 
     number: int
@@ -229,7 +229,7 @@ class ServicePong(m.Message, frozen=True):
 
 
 class AdmissionDenied(m.Message, frozen=True):
-    """Instead of `Admitted`: why the client is not let in, or does not stay."""
+    """Notice that the client is not admitted, or is disconnected by the service."""
 
     why: str
 
@@ -238,7 +238,7 @@ FromWorker = m.Done | m.Called | m.Chunk | m.Failed | m.Described | m.Report | m
 
 
 class FromHost(m.Message, frozen=True):
-    """A worker says something; see `ForHost`."""
+    """Message of a worker; see `ForHost`."""
 
     host: int
     start: int
@@ -246,11 +246,11 @@ class FromHost(m.Message, frozen=True):
 
 
 class HostsDone(m.Message, frozen=True):
-    """Workers are done with their parts of a step, and nothing went wrong.
+    """Notice that hosts have finished a step without errors.
 
     Attributes:
       step: the number of the step.
-      hosts: theirs.
+      hosts: the numbers of the hosts.
     """
 
     step: int
@@ -258,12 +258,12 @@ class HostsDone(m.Message, frozen=True):
 
 
 class DevicesBound(m.Message, frozen=True):
-    """The answer to `RequestDevices`, whose number it carries.
+    """Reply to `RequestDevices`, whose number it carries.
 
     Attributes:
       request: the number of the request.
       positions: for each slice, by its number, the positions of its devices in the cluster.
-      error: why they have none; empty if they have.
+      error: why the slices got no devices; empty if they did.
     """
 
     request: int
@@ -272,16 +272,16 @@ class DevicesBound(m.Message, frozen=True):
 
 
 class ProgramLoaded(m.Message, frozen=True):
-    """The answer to `LoadProgram`, whose number it carries.
+    """Reply to `LoadProgram`, whose number it carries.
 
     Attributes:
       request: the number of the request.
       program: the number of the program.
-      inputs: what the part of each island takes, in order.
-      outputs: what the part of each island returns, in order.
+      inputs: the arguments of the program of each island, in order.
+      outputs: the results of the program of each island, in order.
       share: see `control.records.step.Step`.
       starts: for each of these islands how often its workers were started before.
-      error: why it is not loaded; None if it is.
+      error: why the program is not loaded; None if it is.
     """
 
     request: int
@@ -294,21 +294,21 @@ class ProgramLoaded(m.Message, frozen=True):
 
 
 class StepRefusedNotice(m.Message, frozen=True):
-    """A step was not issued, and will not be."""
+    """Notice that a step was not issued, and will not be."""
 
     step: int
     why: RemoteError
 
 
 class Indeterminate(m.Message, frozen=True):
-    """It is unknown what any host has made of a step."""
+    """Notice that the outcome of a step is unknown on all hosts."""
 
     step: int
     why: RemoteError
 
 
 class StepCutOff(m.Message, frozen=True):
-    """What some hosts make of a step is an error, whether they are done with it some time or not."""
+    """Notice that the results of a step on some hosts are errors, whether or not these finish it."""
 
     step: int
     hosts: tuple[int, ...]
@@ -316,7 +316,7 @@ class StepCutOff(m.Message, frozen=True):
 
 
 class IslandLeavingNotice(m.Message, frozen=True):
-    """An island takes nothing new any more."""
+    """Notice that an island accepts no new steps."""
 
     island: int
     start: int
@@ -324,7 +324,7 @@ class IslandLeavingNotice(m.Message, frozen=True):
 
 
 class IslandLostNotice(m.Message, frozen=True):
-    """The workers of an island are gone; `is_dead` says whether none take their place."""
+    """Notice that the workers of an island are lost; `is_dead` if they will not be replaced."""
 
     island: int
     start: int
@@ -333,7 +333,7 @@ class IslandLostNotice(m.Message, frozen=True):
 
 
 class IslandReturnedNotice(m.Message, frozen=True):
-    """Other workers have taken the place of those of an island."""
+    """Notice that the workers of an island have been replaced."""
 
     island: int
     facts: IslandFacts
@@ -373,18 +373,18 @@ _to_client = msgspec.msgpack.Decoder(ToClient)
 
 
 def decode_for_service(body: bytes | bytearray) -> ToService:
-    """Reads a message to a service.
+    """Decodes a message of a client to a service.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_to_service, body)
 
 
 def decode_for_client(body: bytes | bytearray) -> ToClient:
-    """Reads a message to a client.
+    """Decodes a message of a service to a client.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_to_client, body)

@@ -1,4 +1,4 @@
-"""A connection between two processes of a cluster: frames over a socket."""
+"""Connection between two processes of a cluster: frames over a socket."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, MOST_BYTES, encode, lengths
+from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, MAX_MESSAGE_BYTES, encode, lengths
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Message, MessageError
 
 _AT_ONCE = 1 << 16
-"""Bytes that are read at once where messages are short."""
+"""Initial size of the receive buffer, in bytes."""
 
 _LONG = _AT_ONCE // 4
-"""The longest message, in bytes, that is sure to be there whole some time."""
+"""Limit in bytes on messages that the system is sure to hold as a whole before they are read."""
 
-LONGEST_TAKEN = 1 << 25
-"""The longest message, in bytes, where reading does not wait for the rest of one."""
+MAX_AVAILABLE_MESSAGE = 1 << 25
+"""Limit in bytes on a message that is read without waiting for its end, see `Connection.read_available`."""
 
 MAX_SEND_BUFFER = 1 << 26
-"""Max. bytes that are buffered for a peer that does not read them."""
+"""Limit in bytes on what is buffered for a peer that does not read."""
 
 type Place[Received] = Callable[[Received, int], memoryview]
-"""Gives the memory for the bytes of an array after a message, of their number."""
+"""Function that returns the memory for the array bytes after a message, given their number."""
 
 
 class ConnectionEnded(ConnectionError):
-    """The other side is gone."""
+    """Error of a closed connection: the peer has exited, or cannot be reached."""
 
 
 class Connection[Received]:
-    """Sends and receives whole messages; any thread may send, one receives.
+    """Connection that carries messages; any thread may send, one thread receives.
 
     Args:
       sock: a connected socket.
-      decode: reads what the other side sends.
+      decode: decodes messages of the peer.
 
     Attributes:
-      decode: see above; where several sorts of others call, it is chosen anew when one has said who it is.
-      place: where the bytes of arrays go; without it there may be none.
+      decode: see above; a server replaces it when the handshake has shown what kind of peer it is.
+      place: returns the memory for array bytes; if None, messages must not carry any.
     """
 
     def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Received]) -> None:
@@ -54,32 +54,32 @@ class Connection[Received]:
         self._sending = threading.Lock()
         self._buffer = bytearray(_AT_ONCE)
         self._unread = 0
-        self._most = MOST_BYTES
+        self._max_bytes = MAX_MESSAGE_BYTES
         self._deadline: float | None = None
-        # Frames that are not sent yet, where `flush` sends them, and their bytes.
+        # Frames that `flush` is to send, and their total size; None where sending waits.
         self._unsent: collections.deque[bytes | memoryview] | None = None
         self._unsent_bytes = 0
         self._notify: Callable[[], None] = lambda: None
         self.place: Place[Received] | None = None
 
     def fileno(self) -> int:
-        """The socket, to wait for."""
+        """Returns the file descriptor of the socket, for pollers."""
         return self._socket.fileno()
 
     def send(self, *messages: Message) -> None:
         """Sends messages, one after the other.
 
         Raises:
-          ConnectionEnded: the other side is gone.
+          ConnectionEnded: the connection is closed.
         """
         self.send_frames(*map(encode, messages))
 
     def send_with(self, message: Message, data: memoryview) -> None:
-        """Sends a message with bytes of an array; see `send`."""
+        """Sends a message with array bytes; see `send`."""
         self.send_frames(encode(message, len(data)), data)
 
     def send_frames(self, *frames: bytes | memoryview) -> None:
-        """Sends messages that are encoded already; see `send`."""
+        """Sends encoded messages; see `send`."""
         if self._unsent is not None:
             self._buffer_frames(self._unsent, frames)
             return
@@ -108,26 +108,26 @@ class Connection[Received]:
         """Buffers what is sent until `flush`, so that no sender waits and small messages share one call.
 
         Args:
-          notify: is called when there is something to flush that was not before.
+          notify: is called when the buffer is no longer empty.
         """
         self._unsent, self._notify = collections.deque(), notify
 
     def has_unsent(self) -> bool:
-        """Returns whether something is to be flushed."""
+        """Returns whether bytes are buffered."""
         return bool(self._unsent)
 
     def flush(self) -> None:
-        """Sends as much of the buffer as the system accepts now.
+        """Sends as much of the buffer as the system accepts without waiting.
 
         Raises:
-          ConnectionEnded: the other side is disconnected.
+          ConnectionEnded: the connection is closed.
         """
         with self._sending:
             unsent = self._unsent
             while unsent:
                 frames = [unsent.popleft()]
                 size = len(frames[0])
-                # Joined only so far: a slow peer would have all of it copied again and again.
+                # Joined up to a limit: with a slow peer, the whole buffer would be copied again and again.
                 while unsent and size < _AT_ONCE:
                     frames.append(unsent.popleft())
                     size += len(frames[-1])
@@ -145,36 +145,36 @@ class Connection[Received]:
                     return
 
     def read_with(self, decode: Callable[[bytearray], Received]) -> None:
-        """Reads messages in another way from now on, such as those of whoever has proved who it is."""
+        """Replaces the decoder, as after the handshake, which has shown what kind of peer it is."""
         self.decode = decode
 
     def receive(self) -> Received:
         """Waits for the next message.
 
         Raises:
-          ConnectionEnded: the other side is gone.
-          MessageError: it sent something that is no message.
+          ConnectionEnded: the connection is closed.
+          MessageError: the bytes are no message.
         """
         header = bytearray(HEADER_BYTES)
         self._fill(memoryview(header))
-        length, trailing = lengths(header, most=self._most)
+        length, trailing = lengths(header, max_bytes=self._max_bytes)
         body = bytearray(length)
         self._fill(memoryview(body))
         message = self.decode(body)
         if trailing:
             if self.place is None:
-                raise MessageError(f"{type(message).__name__} comes with {trailing} bytes of an array")
+                raise MessageError(f"unexpected {trailing} array bytes after {type(message).__name__}")
             self._fill(self.place(message, trailing))
         return message
 
-    def receive_some(self) -> list[Received]:
-        """Waits for messages, and returns all that are there.
+    def receive_available(self) -> list[Received]:
+        """Waits for at least one message, and returns all that have arrived.
 
-        For connections without bytes of arrays.
+        For connections without array bytes.
 
         Raises:
-          ConnectionEnded: the other side is gone.
-          MessageError: it sent something that is no message.
+          ConnectionEnded: the connection is closed.
+          MessageError: the bytes are no message.
         """
         while True:
             if self._unread == len(self._buffer):
@@ -192,18 +192,18 @@ class Connection[Received]:
                 self._unread -= end
                 return received
 
-    def take_some(self) -> list[Received]:
-        """The messages that are there whole, after one look at a socket that has something, without waiting.
+    def read_available(self) -> list[Received]:
+        """Reads once from a socket that is ready, and returns the messages that are complete then.
 
-        For connections without bytes of arrays.
+        It never waits. For connections without array bytes.
 
         Raises:
-          ConnectionEnded: the other side is gone.
-          MessageError: it sent something that is no message, or a long one.
+          ConnectionEnded: the connection is closed.
+          MessageError: the bytes are no message, or the message is too long.
         """
         if self._unread == len(self._buffer):
-            if self._unread >= LONGEST_TAKEN:
-                raise MessageError(f"a message is longer than {LONGEST_TAKEN} bytes")
+            if self._unread >= MAX_AVAILABLE_MESSAGE:
+                raise MessageError(f"a message is longer than {MAX_AVAILABLE_MESSAGE} bytes")
             self._buffer += bytes(len(self._buffer))
         with memoryview(self._buffer) as buffer:
             try:
@@ -216,72 +216,73 @@ class Connection[Received]:
         self._unread -= end
         return received
 
-    def act_on_some(self, act: Callable[[Received], None]) -> None:
-        """Acts on all messages that are there whole.
+    def process_available(self, handle: Callable[[Received], None]) -> None:
+        """Calls a function for all messages that have arrived as a whole.
 
-        They stay there until all is done. So what an exception ends, as that of Ctrl-C, is not lost, and
-        `act` may see the same message again. Most of them have to be short: a long one is waited for.
+        The messages stay in the socket until all of them are handled. So an exception, such as that of
+        Ctrl-C, loses none; `handle` may then see the same message again. A long message is waited for.
 
         Args:
-          act: acts on a message.
+          handle: handles a message.
 
         Raises:
-          ConnectionEnded: the other side is gone.
-          MessageError: it sent something that is no message.
+          ConnectionEnded: the connection is closed.
+          MessageError: the bytes are no message.
         """
         size = self._read(self._buffer, socket.MSG_PEEK)
         received, end = self._whole(size)
         if not end and size >= HEADER_BYTES and lengths(self._buffer)[0] > _LONG:
-            # More than the system may keep of what has not been taken: it would never be there whole.
+            # The receive buffer of the system may be smaller: without reading, the message never gets
+            # complete.
             with uninterrupted():
-                act(self.receive())
+                handle(self.receive())
             return
         for message in received:
-            act(message)
+            handle(message)
         if end:
-            self._read(self._buffer, most=end)
+            self._read(self._buffer, limit=end)
 
     def _whole(self, size: int) -> tuple[list[Received], int]:
-        """The whole messages at the beginning of the buffer, and where they end."""
+        """Returns the complete messages at the beginning of the buffer, and the offset of their end."""
         received = []
         at = 0
         while size - at >= HEADER_BYTES:
             body = at + HEADER_BYTES
             length, trailing = lengths(self._buffer, at)
             if trailing:
-                raise MessageError(f"a message comes with {trailing} bytes of an array")
+                raise MessageError(f"unexpected {trailing} array bytes after a message")
             if size - body < length:
                 break
             at = body + length
             received.append(self.decode(self._buffer[body:at]))
         return received, at
 
-    def _read(self, buffer: bytearray | memoryview, how: int = 0, most: int = 0) -> int:
+    def _read(self, buffer: bytearray | memoryview, flags: int = 0, limit: int = 0) -> int:
         if self._deadline is not None:
-            # Not zero, which would mean not to wait at all.
-            self.limit(max(1e-3, self._deadline - time.monotonic()))
+            # A timeout of zero would mean not to wait at all.
+            self.set_timeout(max(1e-3, self._deadline - time.monotonic()))
         try:
-            got = self._socket.recv_into(buffer, most, how)
+            count = self._socket.recv_into(buffer, limit, flags)
         except BlockingIOError:
             raise
         except OSError as error:
             raise _ended(error) from None
-        if not got:
+        if not count:
             raise ConnectionEnded("the connection has ended")
-        return got
+        return count
 
     def _fill(self, view: memoryview) -> None:
         while view:
             view = view[self._read(view) :]
 
     def wait(self, seconds: float) -> bool:
-        """Whether there is something to receive, after so many seconds at most."""
+        """Waits until there is something to receive; returns False if nothing has arrived in time."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1e3))
 
     def has_ended(self) -> bool:
-        """Whether either side has closed it, even if something is still to be received."""
+        """Returns whether either side has closed the connection, even if there are bytes to receive."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLRDHUP)
@@ -290,32 +291,35 @@ class Connection[Received]:
         return bool(poll.poll(0))
 
     def keep_alive(self, heartbeat: float) -> None:
-        """Ends when the machine of the other side has not answered for so many seconds."""
+        """Makes the connection fail when the machine of the peer has not answered for so many seconds."""
         keep_alive(self._socket, heartbeat)
 
-    def limit(self, seconds: float | None) -> None:
-        """Lets sending and receiving take no longer; None for any time."""
+    def set_timeout(self, seconds: float | None) -> None:
+        """Sets the timeout of each send and receive; None for no timeout."""
         self._socket.settimeout(seconds)
 
-    def bound(self, seconds: float, most: int) -> None:
-        """Lets all that follows take no longer together, and messages be no longer, until `unbound`."""
+    def set_deadline(self, seconds: float, max_bytes: int) -> None:
+        """Limits the time of everything that follows together, and the length of messages.
+
+        A peer that sends one byte at a time cannot outlive a deadline, as it could a timeout.
+        """
         self._deadline = time.monotonic() + seconds
-        self._most = most
-        self.limit(seconds)
+        self._max_bytes = max_bytes
+        self.set_timeout(seconds)
 
-    def unbound(self) -> None:
-        """Lets everything take its time again."""
-        self._deadline, self._most = None, MOST_BYTES
-        self.limit(None)
+    def clear_deadline(self) -> None:
+        """Removes the limits of `set_deadline`."""
+        self._deadline, self._max_bytes = None, MAX_MESSAGE_BYTES
+        self.set_timeout(None)
 
-    def leave(self) -> None:
-        """Forgets the connection, which another process goes on with."""
+    def detach(self) -> None:
+        """Closes the socket of this process only: another process, which has it, continues to use it."""
         self._socket.close()
 
     def close(self) -> None:
-        """Closes the connection; who waits on it gets `ConnectionEnded`."""
+        """Closes the connection; threads that wait on it get `ConnectionEnded`."""
         with contextlib.suppress(OSError):
-            # Such as why it is closed.
+            # The buffer may hold the reason for closing.
             self.flush()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -323,7 +327,7 @@ class Connection[Received]:
 
 
 def keep_alive(sock: socket.socket, heartbeat: float) -> None:
-    """Ends a connection over TCP when the machine at its other end has not answered for so many seconds."""
+    """Enables TCP keepalive, see `Connection.keep_alive`; a stopped process counts as alive."""
     if sock.family == socket.AF_UNIX:
         return
     interval = max(1, round(heartbeat / 4))
@@ -334,7 +338,7 @@ def keep_alive(sock: socket.socket, heartbeat: float) -> None:
         ("TCP_KEEPCNT", 4),
         ("TCP_USER_TIMEOUT", round(heartbeat * 1000)),
     ):
-        # Other systems have not all of them.
+        # Not all systems have all of these options.
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

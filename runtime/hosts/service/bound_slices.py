@@ -56,7 +56,7 @@ class BoundSlices:
         if len(asked.slices) > MOST_SLICES:
             raise MessageError(f"program '{asked.program}' has more than {MOST_SLICES} slices")
         with self._lock:
-            if client.is_gone.is_set():
+            if client.disconnected.is_set():
                 # What it had is forgotten, and nobody would give back what it got now.
                 return DevicesBound(asked.request, {}, f"{client} has left")
             slices = {slice.number: self._slice(client, slice) for slice in asked.slices}

@@ -89,7 +89,7 @@ class ControlRequestHandler:
     def forget(self, client: ServedClient) -> None:
         """A client is gone."""
         self._slices.forget(client)
-        self._splitter.forget(client)
+        self._splitter.cancel(client)
         with self._lock:
             self._clocks = {n: asked for n, asked in self._clocks.items() if asked[0] is not client}
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.folders import ClusterFolder, shown
-from pathways.runtime.hosts.launch.launcher_choice import doing
+from pathways.runtime.hosts.launch.launcher_choice import start_description
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.launch.sockets import Address
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
@@ -35,7 +35,7 @@ from pathways.runtime.hosts.protocol.admin import (
     StatusReply,
     StatusRequest,
     decode_from_admin,
-    decode_greeting,
+    decode_handshake,
 )
 from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
@@ -180,13 +180,13 @@ def _run(
 ) -> None:
     secret = folder.secret(configuration.token)
     with _listening(folder, configuration.listen) as (server, address):
-        caller.tell(doing=f"{folder}: {doing(configuration.settings)}")
+        caller.tell(doing=f"{folder}: {start_description(configuration.settings)}")
         service = make(configuration.settings, weights=configuration.weights, policy=configuration.policy)
         signals.service = service
         try:
             server.listen(_BACKLOG)
-            Acceptor(server, secret, _admits(service), decode_greeting, _greets(service))
-            folder.tell(address)
+            Acceptor(server, secret, _admits(service), decode_handshake, _greets(service))
+            folder.publish(address)
             caller.tell(ready=_ready(configuration, folder, address))
             service.serve()
         finally:

@@ -122,7 +122,7 @@ class RequestParser:
         _check_own(client, takes)
         if gang.life.key.start != message.start:
             return [StepRefusedNotice(call.call, RemoteError.of(lost("the workers that had it are gone")))]
-        made = call.made or ()
+        made = call.results or ()
         makes = tuple(range(call.first, call.first + len(made)))
         sent = frozenset(message.sent).intersection(takes)
         served = ServedCall(client, gang, frozenset(message.hosts), call, set(call.hosts))

@@ -134,7 +134,7 @@ class ServedClient:
       last: the number of the last step that it has asked for.
       fetches: what it fetches, by the numbers of requests to workers.
       is_joined: whether it has opened all its connections.
-      is_gone: whether it has ended.
+      disconnected: is set when it has disconnected.
     """
 
     steps: Connection[Any]
@@ -154,7 +154,7 @@ class ServedClient:
         self.loading = 0
         self.fetches: dict[int, RelayedFetch] = {}
         self.is_joined = False
-        self.is_gone = threading.Event()
+        self.disconnected = threading.Event()
 
     def __str__(self) -> str:
         return f"client {self.name}"

@@ -199,7 +199,7 @@ class Service:
             is_wanted = (
                 client is not None
                 and client.name == purpose.name
-                and not client.is_gone.is_set()
+                and not client.disconnected.is_set()
                 and purpose.channel not in client.connections
             )
             if client is None or not is_wanted:
@@ -239,7 +239,7 @@ class Service:
             )
 
         def give_up() -> None:
-            client.is_gone.wait(CONNECT_SECONDS)
+            client.disconnected.wait(CONNECT_SECONDS)
             with self._lock:
                 is_whole = len(client.connections) == len(CHANNELS)
             if not is_whole:
@@ -249,7 +249,7 @@ class Service:
 
     def _client(self, name: str) -> ServedClient | None:
         """The client of a name; the lock is held."""
-        there = [client for client in self._clients.values() if not client.is_gone.is_set()]
+        there = [client for client in self._clients.values() if not client.disconnected.is_set()]
         return next((client for client in there if client.name == name), None)
 
     def _wait_for_end_of(self, name: str) -> None:
@@ -258,7 +258,7 @@ class Service:
             client = self._client(name)
         if client is not None and client.connections["watch"].has_ended():
             self.end(client, "the connection has ended")
-            client.is_gone.wait(CONNECT_SECONDS)
+            client.disconnected.wait(CONNECT_SECONDS)
 
     def end(self, client: ServedClient, why: str) -> None:
         """Ends a client; what it has is freed. Any thread may say so, more than once."""
@@ -271,7 +271,7 @@ class Service:
         if client is None:
             return False
         self.end(client, "it was ended with pw-cluster end")
-        return client.is_gone.wait(10)
+        return client.disconnected.wait(10)
 
     def close(self) -> None:
         """Ends all clients and workers, and `serve`; any thread may say so."""
@@ -591,7 +591,7 @@ class Service:
 
     def _say(self, client: ServedClient, *messages: Message) -> None:
         """Tells a client something that has an order."""
-        if "steps" not in client.connections or client.is_gone.is_set():
+        if "steps" not in client.connections or client.disconnected.is_set():
             return
         try:
             client.connections["steps"].send(*messages)
@@ -601,7 +601,7 @@ class Service:
 
     def _join(self, client: ServedClient) -> None:
         """A client has all its connections."""
-        if client.is_gone.is_set():
+        if client.disconnected.is_set():
             return
         end = functools.partial(self.end, client)
         client.steps = client.connections["steps"]
@@ -628,11 +628,11 @@ class Service:
 
     def _leave(self, client: ServedClient, why: str) -> None:
         """A client is gone, or has to go: all that it has is freed."""
-        if client.is_gone.is_set():
+        if client.disconnected.is_set():
             return
         log.info("%s is gone: %s", client, why)
         self._say_end(client, why)
-        client.is_gone.set()
+        client.disconnected.set()
         if client.is_joined:
             self._loop.forget(client.steps)
             client.arrays.close()
@@ -672,7 +672,7 @@ class Service:
     def _read_client(self, client: ServedClient) -> None:
         """Reads what a client has said that has an order."""
         try:
-            for message in client.steps.take_some():
+            for message in client.steps.read_available():
                 for asked in self._requests.read(client, message):
                     if isinstance(asked, StepRefusedNotice):
                         self._say(client, asked)
@@ -688,7 +688,7 @@ class Service:
     def _listen(self, client: ServedClient, channel: str, take: Callable[[object], None]) -> None:
         connection = client.connections[channel]
         try:
-            while not client.is_gone.is_set():
+            while not client.disconnected.is_set():
                 take(connection.receive())
         except (ConnectionEnded, MessageError) as error:
             self.end(client, str(error))
@@ -722,7 +722,7 @@ class Service:
         if isinstance(loaded, RemoteError):
             self._say(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
             return
-        if client.is_gone.is_set():
+        if client.disconnected.is_set():
             self._workers.unload(loaded)
             return
         client.programs[loaded.number] = ServedProgram(loaded)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.child_launcher import Child, worker_environment
-from pathways.runtime.hosts.launch.exit_monitor import end_all
+from pathways.runtime.hosts.launch.exit_monitor import kill_all
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.spares.spare_core import (
     KillSpare,
@@ -112,7 +112,7 @@ class SparePool:
         with self._changed:
             while (number := self._core.take()) is not None:
                 child, before = self._children[number]
-                how = child.ending(0)
+                how = child.exit_status(0)
                 why = before.difference(now) if how is None else f"it has exited ({how})"
                 if why is not None:
                     self._notify(SpareUnfit(number, why))
@@ -150,7 +150,7 @@ class SparePool:
                 numbers = [effect.number for effect in effects if isinstance(effect, KillSpare)]
                 # One may have exited meanwhile.
                 killed = [self._children.pop(number)[0] for number in numbers if number in self._children]
-            end_all(killed, _EXIT_SECONDS)
+            kill_all(killed, _EXIT_SECONDS)
             for effect in effects:
                 if isinstance(effect, LogSpares):
                     log.log(effect.level, "%s", effect.text)
@@ -177,5 +177,5 @@ class SparePool:
             if number not in self._children:
                 return
             del self._children[number]
-            how = child.ending(_EXIT_SECONDS) or "it closed its output"
+            how = child.exit_status(_EXIT_SECONDS) or "it closed its output"
             self._notify(SpareFailed(number, f"a spare worker exited ({how})"))

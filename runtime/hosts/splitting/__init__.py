@@ -1,5 +1,5 @@
-"""Cuts programs into what each island runs of them; parses programs, and imports no jax.
+"""Splitting of scheduled programs into a program for each island; parses programs, and imports no jax.
 
-`splitting.py` cuts. `splitter.py` has that done, with the proof, in a process of its own, `split_process.py`;
-`split_pipe.py` is what both say.
+`splitting.py` splits. `splitter.py` runs that, with the proof, in a process of its own, `split_process.py`;
+`split_pipe.py` has the messages between them.
 """

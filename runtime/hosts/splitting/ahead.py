@@ -1,4 +1,4 @@
-"""How many steps of a program may be under way: the window of an island, and the share of a step in it."""
+"""Number of steps of a program that may be in flight, and the share of a step in the window of an island."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from pathways.dialect import op_has
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.program_view import read_hosts
 from pathways.passes.schedule.memory.host_memory import step_bytes
-from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD
+from pathways.runtime.hosts.launch.options import AUTO, MAX_AHEAD
 from pathways.runtime.hosts.protocol.programs import SlicePlace
 from pathways.runtime.plan.plan import Plan
 
-_MOST_THAT_SEND = 16
+_MAX_THAT_SEND = 16
 _USUAL = 4
 
 _UNKNOWN = 256 << 20
-"""Bytes that all further steps together may take of devices that do not say how much memory they have."""
+"""Bytes that all further steps together may take on devices whose memory size is unknown."""
 
 
 def steps_ahead(
     ahead: int | str, module: ir.Module, plan: Plan, places: Mapping[str, SlicePlace], *, together: bool
 ) -> int:
-    """How many steps of a program may be issued and not done.
+    """Returns how many steps of a program may be in flight.
 
     Args:
-      ahead: what the user says.
+      ahead: the setting of the user.
       module: the program in the form `host`, with room for one step.
-      plan: the whole program.
+      plan: the plan of the whole program.
       places: the devices of its slices.
-      together: whether an island of it has several hosts, which wait for each other in its computations.
+      together: whether an island of it has several hosts, which run collectives in its computations.
     """
     if ahead != AUTO:
         return int(ahead)
     hosts = read_hosts(module)
     if not together and not any(op_has(op, Trait.SENDS) for host in hosts for op in host.ops):
-        return _that_fit(_call_bytes(plan), None, 0, MOST_AHEAD)
+        return _that_fit(_call_bytes(plan), None, 0, MAX_AHEAD)
     return min(
         (
-            _that_fit(further, _memory(places[name]), peak, _MOST_THAT_SEND)
+            _that_fit(further, _memory(places[name]), peak, _MAX_THAT_SEND)
             for name, (peak, further) in step_bytes(hosts).items()
         ),
         default=_USUAL,
@@ -48,24 +48,25 @@ def steps_ahead(
 
 
 def share(ahead: int | str, steps: int) -> int:
-    """For how many steps one counts in the window of an island, of a program of which `steps` fit it."""
-    return MOST_AHEAD // steps if ahead == AUTO else 1
+    """Returns how much of the window of an island a step takes, if `steps` steps of its program fit."""
+    return MAX_AHEAD // steps if ahead == AUTO else 1
 
 
-def _that_fit(further: int, memory: int | None, peak: int, most: int) -> int:
+def _that_fit(further: int, memory: int | None, peak: int, limit: int) -> int:
+    """Returns how many steps fit: the first needs `peak` bytes, each other one `further` bytes more."""
     if not further:
-        return most
+        return limit
     if memory is None:
-        return max(_USUAL, min(most, 1 + _UNKNOWN // further))
-    return max(1, min(most, 1 + (memory - peak) // further))
+        return max(_USUAL, min(limit, 1 + _UNKNOWN // further))
+    return max(1, min(limit, 1 + (memory - peak) // further))
 
 
 def _memory(place: SlicePlace) -> int | None:
-    """The memory of all devices of a slice."""
+    """Returns the memory of all devices of a slice; None if unknown."""
     return None if place.memory is None else place.memory * len(place.devices)
 
 
 def _call_bytes(plan: Plan) -> int:
-    """What the arguments and results of one more call take, at most."""
+    """Returns the maximum bytes of the arguments and results of one more call."""
     passed = [argument.type for argument in plan.arguments if argument.constant is None]
     return sum(type_.nbytes for type_ in [*passed, *(result.type for result in plan.results)])

@@ -1,4 +1,4 @@
-"""Messages between a service and the process that cuts programs for it, as MessagePack."""
+"""Messages between a service and the process that splits programs for it, as MessagePack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 
 
 class SplitRequest(msgspec.Struct, frozen=True):
-    """A program, and how many steps of it may be under way; see `splitting.split`."""
+    """Program to split, and the arguments of `splitting.split`."""
 
     program: BoundProgram
     ahead: int | str
@@ -16,7 +16,7 @@ class SplitRequest(msgspec.Struct, frozen=True):
 
 
 class SplitReply(msgspec.Struct, frozen=True):
-    """The parts, or what is wrong."""
+    """Split program, or the error."""
 
-    parts: SplitProgram | None
+    program: SplitProgram | None
     error: str | None = None

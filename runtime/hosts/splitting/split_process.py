@@ -1,7 +1,7 @@
-"""The process that proves and cuts the programs of clients for a service, which parses none of them.
+"""Process that proves and splits the programs of clients for a service, which parses none of them.
 
-A program that makes it crash, or takes it too long, is an error to its client alone: the service starts
-another one.
+A program that crashes this process, or takes too long, is an error for its client only: the service starts
+another process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.stored import Stored
 from pathways.runtime.resources.child_process import serve_requests
 
-MOST_BYTES = 8 << 30
-"""The memory that it may use, in bytes of address space."""
+MAX_MEMORY_BYTES = 8 << 30
+"""Limit on the address space of the process, in bytes."""
 
 
-def answer_to(request: SplitRequest) -> SplitReply:
-    """Proves and cuts a program."""
+def reply_to(request: SplitRequest) -> SplitReply:
+    """Proves and splits a program; returns it or an error."""
     program = request.program
     context = make_context()
     with Diagnostics(context) as seen:
@@ -35,19 +35,18 @@ def answer_to(request: SplitRequest) -> SplitReply:
             plan = plan_of(
                 module, program.name, Stored.of(program.computations, program.constants), proved=True
             )
-            parts = split(program, plan, context, request.ahead, together=request.together)
+            result = split(program, plan, context, request.ahead, together=request.together)
         except (ir.MLIRError, PassFailure):
-            what = " ".join(seen.errors[0].message.split()) if seen.errors else "it cannot be parsed"
-            return SplitReply(None, f"program '{program.name}': {what[:500]}")
+            text = " ".join(seen.errors[0].message.split()) if seen.errors else "it cannot be parsed"
+            return SplitReply(None, f"program '{program.name}': {text[:500]}")
         except (PathwaysError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
             return SplitReply(None, f"program '{program.name}': {error}"[:500])
-    return SplitReply(parts)
+    return SplitReply(result)
 
 
-def _answer(request: bytes) -> bytes:
-    answer = answer_to(msgspec.msgpack.decode(request, type=SplitRequest))
-    return msgspec.msgpack.encode(answer)
+def _reply(request: bytes) -> bytes:
+    return msgspec.msgpack.encode(reply_to(msgspec.msgpack.decode(request, type=SplitRequest)))
 
 
 if __name__ == "__main__":
-    serve_requests(_answer, MOST_BYTES)
+    serve_requests(_reply, MAX_MEMORY_BYTES)

@@ -1,4 +1,4 @@
-"""Has the programs of clients proved and cut in a process of its own, with limits."""
+"""Client of the process that proves and splits the programs of clients, with limits."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from pathways.runtime.hosts.splitting.split_pipe import SplitReply, SplitRequest
 from pathways.runtime.resources.child_process import LimitedProcess, NoReplyError
 
 SPLIT_SECONDS = 300.0
-"""How long a program may take."""
+"""Timeout of a program, in seconds."""
 
 _MODULE = "pathways.runtime.hosts.splitting.split_process"
 
 
 class RefusedProgramError(PathwaysError, ValueError):
-    """A program of a client that does not prove, or cannot be cut."""
+    """Error of a client's program that cannot be proved or split."""
 
     __module__ = "pathways"
 
 
 class Owner(Protocol):
-    """Whose programs are cut.
+    """Owner of programs: a client.
 
     Attributes:
-      is_gone: whether it has left, and needs them no more.
+      disconnected: is set when it has disconnected.
     """
 
-    is_gone: threading.Event
+    disconnected: threading.Event
 
 
 class ProgramSplitter:
-    """A process that proves and cuts programs, one after the other; another one after it has ended.
+    """Process that proves and splits programs, one after the other; it is restarted when it has exited.
 
-    Owners take turns: one that has many programs, or large ones, delays each of another's by one at most.
+    Owners are served in turn: one with many or large programs delays each program of another by one at most.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        # Whose turn it is, and whose is next: each of them once, however many programs it has.
-        self._line: collections.deque[Owner] = collections.deque()
+        # The owner that is served, and those that wait: each of them once, however many programs it has.
+        self._queue: collections.deque[Owner] = collections.deque()
         self._process = LimitedProcess(_MODULE)
 
     def split(self, owner: Owner, program: BoundProgram, ahead: int | str, *, together: bool) -> SplitProgram:
-        """Proves and cuts a program, see `splitting.split`.
+        """Proves and splits a program, see `splitting.split`.
 
         Raises:
-          RefusedProgramError: it does not prove, or cannot be cut, or the process has ended over it; or its
-            owner has left.
+          RefusedProgramError: it cannot be proved or split, or the process exited over it; or its owner has
+            disconnected.
         """
         request = msgspec.msgpack.encode(SplitRequest(program, ahead, together))
-        with self._turn_of(owner):
+        with self._served(owner):
             with self._changed:
-                # `forget` comes before, or finds the process.
-                if owner.is_gone.is_set():
+                # Under the lock: `cancel` runs either before this check, or when there is a process to kill.
+                if owner.disconnected.is_set():
                     raise RefusedProgramError(f"program '{program.name}': its client has left")
                 self._process.start()
             try:
@@ -69,30 +69,31 @@ class ProgramSplitter:
                 raise RefusedProgramError(
                     f"program '{program.name}': MLIR {error} while proving it"
                 ) from None
-        answer = msgspec.msgpack.decode(reply, type=SplitReply)
-        if answer.parts is None:
-            raise RefusedProgramError(answer.error or f"program '{program.name}' cannot be cut")
-        return answer.parts
+        decoded = msgspec.msgpack.decode(reply, type=SplitReply)
+        if decoded.program is None:
+            raise RefusedProgramError(decoded.error or f"program '{program.name}' cannot be split")
+        return decoded.program
 
-    def forget(self, owner: Owner) -> None:
-        """An owner has left: nothing of it is worked on any more."""
+    def cancel(self, owner: Owner) -> None:
+        """Stops work for an owner that has disconnected; its `disconnected` must be set before."""
         with self._changed:
-            if self._line and self._line[0] is owner:
+            if self._queue and self._queue[0] is owner:
                 self._process.kill()
 
     def close(self) -> None:
-        """Ends the process; all owners have left."""
+        """Stops the process; all owners must have disconnected."""
         self._process.close()
 
     @contextlib.contextmanager
-    def _turn_of(self, owner: Owner) -> Iterator[None]:
+    def _served(self, owner: Owner) -> Iterator[None]:
+        """Waits until an owner is served, and then serves it during the context."""
         with self._changed:
-            self._changed.wait_for(lambda: owner not in self._line)
-            self._line.append(owner)
-            self._changed.wait_for(lambda: self._line[0] is owner)
+            self._changed.wait_for(lambda: owner not in self._queue)
+            self._queue.append(owner)
+            self._changed.wait_for(lambda: self._queue[0] is owner)
         try:
             yield
         finally:
             with self._changed:
-                self._line.popleft()
+                self._queue.popleft()
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Cuts a scheduled program into what each island runs of it."""
+"""Splitting of a scheduled program into a program for each island."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pathways.runtime.plan.stored import Stored
 
 
 class SplitError(PathwaysError, ValueError):
-    """A program that cannot be cut into parts for islands."""
+    """Error of a program that cannot be split by islands."""
 
     __module__ = "pathways"
 
@@ -41,28 +41,28 @@ class SplitError(PathwaysError, ValueError):
 def split(
     program: BoundProgram, plan: Plan, context: ir.Context, ahead: int | str, *, together: bool
 ) -> SplitProgram:
-    """Cuts a program, with room for the steps of it that may be under way.
+    """Splits a program by islands, with room for the steps of it that may be in flight.
 
     Args:
-      program: the program, proved.
-      plan: the same as a plan.
-      context: where it is read.
-      ahead: what the user says of steps under way.
-      together: whether an island of it has several hosts, which wait for each other in its computations.
+      program: the program, which must have been proved.
+      plan: its plan.
+      context: the context to parse its module in.
+      ahead: the setting of the user for steps in flight.
+      together: whether an island of it has several hosts, which run collectives in its computations.
 
     Raises:
-      SplitError: it cannot be cut.
+      SplitError: it cannot be split.
     """
     islands = {name: place.island for name, place in program.slices.items()}
-    parts = _split(ir.Module.parse(program.module, context), program.name, islands)
-    with parts.context:
-        steps = steps_ahead(ahead, parts, plan, program.slices, together=together)
-        make_room(parts, steps)
+    module = _split(ir.Module.parse(program.module, context), program.name, islands)
+    with module.context:
+        steps = steps_ahead(ahead, module, plan, program.slices, together=together)
+        make_room(module, steps)
     plans = host_plans_of(
-        parts, program.name, Stored.of(program.computations, program.constants), proved=True
+        module, program.name, Stored.of(program.computations, program.constants), proved=True
     )
     return SplitProgram(
-        {island: _part(own, _module_of(parts, island), program) for island, own in plans.items()},
+        {island: _island_program(own, _module_of(module, island), program) for island, own in plans.items()},
         crossing=sum(_count(own, Send) for own in plans.values()),
         inner=max((_count(own, Transfer) for own in plans.values()), default=0),
         share=share(ahead, steps),
@@ -73,8 +73,8 @@ def _count(plan: Plan, kind: type) -> int:
     return sum(isinstance(step, kind) for step in plan.steps)
 
 
-def _part(plan: Plan, module: bytes, program: BoundProgram) -> IslandProgram:
-    """What the hosts of an island get of a program."""
+def _island_program(plan: Plan, module: bytes, program: BoundProgram) -> IslandProgram:
+    """Returns the program of an island, from its plan and module."""
     passed = [
         (number, argument)
         for number, argument in zip(plan.argument_numbers, plan.arguments, strict=True)
@@ -93,7 +93,7 @@ def _part(plan: Plan, module: bytes, program: BoundProgram) -> IslandProgram:
 
 
 def _split(module: ir.Module, name: str, islands: Mapping[str, int]) -> ir.Module:
-    """Brings a program to the form `host` with room for one step, in which all hosts of an island are one."""
+    """Lowers a program to the form `host` with room for one step, with an island as one host."""
     hosts = ",".join(f"{slice}:{island}" for slice, island in islands.items())
     with Diagnostics(module.context) as seen:
         try:
@@ -103,9 +103,10 @@ def _split(module: ir.Module, name: str, islands: Mapping[str, int]) -> ir.Modul
     return module
 
 
-def _module_of(parts: ir.Module, host: int) -> bytes:
-    """The function of one host with all that it needs."""
-    module = ir.Module.parse(bytecode_of(parts), parts.context)
+def _module_of(whole: ir.Module, host: int) -> bytes:
+    """Returns the bytecode of a module with the function of one host, and everything that it uses."""
+    # A copy, made by a round trip through bytecode.
+    module = ir.Module.parse(bytecode_of(whole), whole.context)
     for op in ops_named(module, ["func.func"]):
         number = attribute_of(op, HOST)
         if number is not None and number.value != host:
@@ -117,7 +118,7 @@ def _module_of(parts: ir.Module, host: int) -> bytes:
 def _ports(
     plan: Plan, values: Sequence[tuple[int, Argument | Result]], places: Mapping[str, SlicePlace]
 ) -> tuple[IslandPort, ...]:
-    """Where arrays enter or leave a part, in the order in which it takes or returns them."""
+    """Returns the ports of arguments or results of an island's program, in their order."""
     return tuple(
         IslandPort(
             number,
@@ -131,7 +132,7 @@ def _ports(
 
 
 def _block(replicas: Replicas | None, slice: str) -> ReplicaBlock:
-    """The block of an array that lies on a slice."""
+    """Returns the block of an array on a slice."""
     if replicas is None or replicas.split is None:
         return WHOLE
     replica = next(n for n, names in zip(replicas.numbers, replicas.slices, strict=True) if slice in names)

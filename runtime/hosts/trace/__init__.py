@@ -1,4 +1,4 @@
-"""Traces of all hosts: what each records, on one clock, put together by the plan of the whole program.
+"""Traces of all hosts: recorded on each, translated to one clock, merged by the plan of the whole program.
 
 Imports `protocol`.
 """

@@ -1,8 +1,7 @@
-"""The clock of a host, told from round trips of messages.
+"""Clocks of hosts, estimated from round trips of messages.
 
-No two hosts have one clock. What one reads while a message goes to it and back lies between the other's clock
-before and after, and halfway unless one of the two ways took longer: the shorter the round trip, the less of
-it can be wrong.
+No two hosts share a clock. The time that a host reads during a round trip is between the local times before
+and after, and halfway if both ways took equally long: the shorter the round trip, the smaller the error.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ import dataclasses
 from collections.abc import Sequence
 
 _DRIFT = 20e-6
-"""By how much two clocks may run apart: seconds in a second. A measurement gets worse by as much."""
+"""Drift of two clocks, in seconds per second: the error of a measurement grows by as much."""
 
 _KEPT = 16
-"""How many measurements are remembered."""
+"""Number of measurements that are kept."""
 
-_STEEPEST = 0.5
-"""By how much the time of a host may be stretched to be right again, so that it never runs backwards."""
+_MAX_SLOPE = 0.5
+"""Limit on the change of the offset, in seconds per second: below 1, so that times never run backwards."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundTrip:
-    """A message to a host and back; nanoseconds.
+    """Message to a host and its reply; times in nanoseconds.
 
     Attributes:
-      sent: when it was sent, by the clock here.
-      read: what the clock of the host said.
-      received: when the answer came, by the clock here.
+      sent: when the message was sent, by the local clock.
+      read: the time by the clock of the host.
+      received: when the reply arrived, by the local clock.
     """
 
     sent: int
@@ -38,32 +37,32 @@ class RoundTrip:
 
     @property
     def ahead(self) -> int:
-        """By how much the clock of the host is ahead, if both ways took equally long."""
+        """Offset of the host's clock from the local one, if both ways took equally long."""
         return self.read - (self.sent + self.received) // 2
 
     @property
     def error(self) -> float:
-        """By how much that may be wrong."""
+        """Maximum error of `ahead`."""
         return (self.received - self.sent) / 2
 
 
 class HostClock:
-    """Translates the times of a host to those of the clock here.
+    """Translation of times of a host to the local clock.
 
-    The translation is continuous and keeps the order of times, and times that were translated once are never
-    translated otherwise, as long as they lie before the last measurement.
+    The translation is continuous and monotonic. A later measurement never changes the translation of a time
+    before the last measurement.
     """
 
     def __init__(self) -> None:
         self._trips: collections.deque[RoundTrip] = collections.deque(maxlen=_KEPT)
-        # By how much the host was ahead at times of its own; in between in proportion.
+        # Offsets of the host's clock at times of that clock, with linear interpolation between them.
         self._times: list[int] = []
         self._ahead: list[int] = []
         self.error = float("inf")
-        """By how much the last measurement may be wrong, in nanoseconds."""
+        """Maximum error of the last measurement, in nanoseconds."""
 
     def measure(self, trips: Sequence[RoundTrip]) -> None:
-        """Takes the round trips of one measurement, at least one, in their order."""
+        """Adds a measurement, from at least one round trip, in their order."""
         self._trips.append(min(trips, key=lambda trip: trip.error))
         now = trips[-1].read
 
@@ -74,18 +73,18 @@ class HostClock:
         self.error = error(best)
         ahead = best.ahead
         if self._times:
-            most = int(_STEEPEST * (now - self._times[-1]))
-            ahead = min(max(ahead, self._ahead[-1] - most), self._ahead[-1] + most)
+            limit = int(_MAX_SLOPE * (now - self._times[-1]))
+            ahead = min(max(ahead, self._ahead[-1] - limit), self._ahead[-1] + limit)
         self._times.append(now)
         self._ahead.append(ahead)
 
     @property
     def is_measured(self) -> bool:
-        """Whether there was a measurement, without which nothing can be translated."""
+        """Whether there is a measurement, without which no time can be translated."""
         return bool(self._times)
 
-    def here(self, time: int) -> int:
-        """A time of the host by the clock here, in nanoseconds."""
+    def to_local(self, time: int) -> int:
+        """Translates a time of the host to the local clock, in nanoseconds."""
         n = bisect.bisect_right(self._times, time)
         if n == 0 or n == len(self._times):
             return time - self._ahead[max(0, n - 1)]

@@ -1,4 +1,4 @@
-"""The controller's part of a trace: it has all workers record, reads their clocks, merges what they say."""
+"""Traces in the controller: it makes all workers record, measures their clocks, and merges their times."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
 if TYPE_CHECKING:
-    # It imports JAX, which the service of many clients does without.
+    # It imports JAX, which the service does without.
     from pathways.runtime.local.recorder import Recorder, TraceSink
 
 _PAUSE = 1.0
-"""Seconds from one time that clocks are read and finished runs are written to the next."""
+"""Seconds between two measurements of clocks; each is followed by writing the finished runs."""
 _TRIPS = 16
-"""How many round trips a measurement of a clock has."""
+"""Number of round trips of a measurement."""
 _PATIENCE = 1.0
-"""Seconds that a round trip may take."""
+"""Timeout of a round trip, in seconds."""
 _START_SECONDS = 5.0
-"""How long the beginning of a trace waits for workers: one may be compiling."""
+"""Seconds that the start of a trace waits for workers, which may be busy compiling."""
 _CLOSE_SECONDS = 5.0
-"""How long the end of a cluster waits for what its workers have recorded."""
+"""Seconds that closing a cluster waits for the times that its workers have recorded."""
 
 log = logging.getLogger("pathways")
 
 
 class TracedHost(Protocol):
-    """A worker, as a trace sees it; `str` names its host."""
+    """Interface of a worker for traces; `str` names its host."""
 
     index: int
     steps: Connection[Any]
@@ -56,20 +56,20 @@ class TracedHost(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why it is gone; None while it is not."""
+        """Reason why the worker is lost; None while it is connected."""
 
 
 class HostTraces:
-    """Lets the workers of a cluster take part in traces.
+    """Traces of the workers of a cluster, one at a time.
 
     Args:
       hosts: the workers.
-      tell_all: sends messages to all that are left, to all of them between the same two steps.
+      broadcast: sends messages to all connected workers, to all of them between the same two steps.
     """
 
-    def __init__(self, hosts: Sequence[TracedHost], tell_all: Callable[..., None]) -> None:
+    def __init__(self, hosts: Sequence[TracedHost], broadcast: Callable[..., None]) -> None:
         self._hosts = hosts
-        self._tell_all = tell_all
+        self._broadcast = broadcast
         self._lock = threading.Lock()
         self._programs: weakref.WeakKeyDictionary[Any, tuple[int, PlanOnHosts]] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count(1)
@@ -77,12 +77,12 @@ class HostTraces:
         self._closed = False
 
     def add(self, program: object, number: int, plan: Plan, owners: Owners) -> None:
-        """Tells of a program that was loaded.
+        """Adds a program that was loaded.
 
         Args:
-          program: lives as long as it may be run.
-          number: its number.
-          plan: the whole of it.
+          program: the key of the program, which lives as long as the program may run.
+          number: the number of the program.
+          plan: the plan of the whole program.
           owners: for each of its slices the host of each device.
         """
         loaded = PlanOnHosts(plan, owners)
@@ -92,7 +92,7 @@ class HostTraces:
                 self._trace.programs[number] = loaded
 
     def observe(self, recorder: Recorder | None) -> None:
-        """Has the workers record all runs from now on, or none any more."""
+        """Starts to record all runs on the workers for a recorder; with None stops."""
         if recorder is None:
             self._stop()
             return
@@ -100,31 +100,31 @@ class HostTraces:
             if self._closed:
                 return
             programs = dict(self._programs.values())
-            trace = _HostTrace(next(self._numbers), self._hosts, programs, recorder.sink, self._tell_all)
+            trace = _HostTrace(next(self._numbers), self._hosts, programs, recorder.sink, self._broadcast)
             self._trace = trace
         recorder.wait_for(lambda: self._wait(trace))
         trace.start()
 
     def on_message(self, host: int, message: FromTracing) -> None:
-        """Takes a message of a worker, in the thread that receives it."""
+        """Handles a message of a worker, in the thread that receives it."""
         trace = self._trace
         if trace is not None:
             trace.on_message(host, message)
 
     def lose(self, host: int) -> None:
-        """Expects nothing more of a host."""
+        """Stops waiting for messages of a lost host."""
         trace = self._trace
         if trace is not None:
             trace.lose(host)
 
     def attach(self, host: TracedHost) -> None:
-        """Lets a worker that was started anew take part, before it is told anything else."""
+        """Starts to record on a restarted worker, before it gets any step."""
         trace = self._trace
         if trace is not None:
             trace.attach(host)
 
     def close(self) -> None:
-        """Ends the trace, if there is one, while the workers can still say what they recorded."""
+        """Stops the trace, if there is one, while the workers can still send their times."""
         self._closed = True
         trace = self._stop()
         if trace is not None:
@@ -148,15 +148,15 @@ class HostTraces:
 class _HostTrace:
     """One trace of all workers.
 
-    A thread measures the clocks about once a second. After that, runs whose hosts had all said their part
-    before are written: so all their times lie between measurements.
+    A thread measures the clocks about once a second. Then it writes the runs that were complete before the
+    measurement: so all their times are between two measurements, and their translation is final.
 
     Args:
-      number: its number.
+      number: the number of the trace.
       hosts: the workers.
-      programs: what they may run.
-      sink: takes the runs.
-      tell_all: sends messages to all workers.
+      programs: the programs that they may run, by number.
+      sink: consumes the merged runs.
+      broadcast: see `HostTraces`.
     """
 
     def __init__(
@@ -165,50 +165,51 @@ class _HostTrace:
         hosts: Sequence[TracedHost],
         programs: dict[int, PlanOnHosts],
         sink: TraceSink,
-        tell_all: Callable[..., None],
+        broadcast: Callable[..., None],
     ) -> None:
         self.programs = programs
         self._number = number
         self._hosts = [host for host in hosts if host.error is None]
         self._sink = sink
-        self._tell_all = tell_all
+        self._broadcast = broadcast
         self._changed = threading.Condition()
         self._started: set[int] = set()
         self._done: set[int] = set()
         self._lost = {host.index for host in hosts if host.error is not None}
-        # For each run its program, and what each host has said of it, by the clock that it had.
+        # For each run its program, and the times of each host with the clock of the worker that sent them.
         self._runs: dict[int, tuple[int, dict[int, tuple[HostClock, list[StepTimes]]]]] = {}
-        # For each program the hosts that were lost since it was loaded: those that came for them have it not.
-        self._gone: dict[int, set[int]] = {}
+        # For each program the hosts whose worker was replaced since it was loaded: the new one lacks the
+        # program.
+        self._replaced: dict[int, set[int]] = {}
         self._complete: dict[int, set[int]] = {}
         self._clocks = {host.index: HostClock() for host in self._hosts}
         self._new: list[TracedHost] = []
-        self._asked = itertools.count()
+        self._trip_numbers = itertools.count()
         self._trips: dict[tuple[int, int], tuple[int, int]] = {}
         self._stopping = threading.Event()
         self._thread: RunningThread | None = None
 
     def start(self) -> None:
-        """Has all workers record; waits until they do, but not for long."""
-        self._tell_all(StartTrace(self._number))
-        # At once: nothing can be said of a host that is lost before its clock was read.
+        """Starts to record on all workers; waits until they have started, up to a timeout."""
+        self._broadcast(StartTrace(self._number))
+        # At once: the times of a host that is lost before its clock was measured cannot be translated.
         self._measure()
         self._thread = start_thread(self._work, "trace hosts")
         with self._changed:
             self._changed.wait_for(lambda: self._all_in(self._started), _START_SECONDS)
 
     def attach(self, host: TracedHost) -> None:
-        """Has a worker record that was started anew."""
+        """Starts to record on a restarted worker."""
         with self._changed:
             if self._stopping.is_set():
                 return
             for other in self._hosts:
                 if other.index == host.index:
-                    log.warning("the trace lacks what a host did last: %s", other.error)
+                    log.warning("the trace lacks the last steps of a host: %s", other.error)
             self._hosts = [*(other for other in self._hosts if other.index != host.index), host]
             for number, program in self.programs.items():
-                if host.index in program.parts:
-                    self._gone.setdefault(number, set()).add(host.index)
+                if host.index in program.host_steps:
+                    self._replaced.setdefault(number, set()).add(host.index)
             self._clocks[host.index] = HostClock()
             self._lost.discard(host.index)
             self._new.append(host)
@@ -216,42 +217,42 @@ class _HostTrace:
                 host.steps.send(StartTrace(self._number))
 
     def stop(self) -> None:
-        """Has the workers record no run that is issued from now on."""
+        """Stops recording of runs that are issued from now on."""
         with self._changed:
             if self._stopping.is_set():
                 return
             self._stopping.set()
-        self._tell_all(StopTrace(self._number))
-        # They may not be among all yet.
+        self._broadcast(StopTrace(self._number))
+        # Restarted workers may not get broadcasts yet.
         for host in self._new:
             with contextlib.suppress(ConnectionEnded):
                 host.steps.send(StopTrace(self._number))
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until all is written that the workers recorded; says whether it is."""
+        """Waits until all recorded runs are written; returns False after the timeout."""
         return self._thread is None or self._thread.join(seconds)
 
     def give_up(self) -> None:
-        """Expects nothing more."""
+        """Stops waiting for messages of all hosts."""
         for host in self._hosts:
             if host.index not in self._done:
                 self.lose(host.index)
 
     def lose(self, host: int) -> None:
-        """Expects nothing more of a host."""
+        """Stops waiting for messages of a lost host."""
         with self._changed:
             self._lost.add(host)
             self._changed.notify_all()
 
     def on_message(self, host: int, message: FromTracing) -> None:
-        """Takes what a worker says."""
+        """Handles a message of a worker."""
         now = time.monotonic_ns()
         with self._changed:
             match message:
                 case ClockTime():
                     self._trips[host, message.number] = message.time, now
                 case RunTimes() if message.trace == self._number:
-                    self._take(host, message)
+                    self._add(host, message)
                 case TraceStarted() if message.trace == self._number:
                     self._started.add(host)
                 case TraceDone() if message.trace == self._number:
@@ -260,9 +261,9 @@ class _HostTrace:
                     return
             self._changed.notify_all()
 
-    def _take(self, host: int, message: RunTimes) -> None:
-        _, parts = self._runs.setdefault(message.run, (message.program, {}))
-        parts.setdefault(host, (self._clocks[host], []))[1].extend(message.steps)
+    def _add(self, host: int, message: RunTimes) -> None:
+        _, by_host = self._runs.setdefault(message.run, (message.program, {}))
+        by_host.setdefault(host, (self._clocks[host], []))[1].extend(message.steps)
         if message.last:
             self._complete.setdefault(message.run, set()).add(host)
 
@@ -281,32 +282,37 @@ class _HostTrace:
         self._write(runs)
         for host in self._hosts:
             if host.index not in self._done:
-                log.warning("the trace lacks what a host did last: %s", host.error or f"{host} did not say")
+                why = host.error or f"{host} did not send it"
+                log.warning("the trace lacks the last steps of a host: %s", why)
 
     def _finished(self) -> list[int]:
-        """The runs of which all hosts have said their part, and those that are lost will not."""
+        """Returns the runs whose times have arrived from all hosts that are not lost."""
         with self._changed:
             return [
                 run
                 for run, (program, _) in sorted(self._runs.items())
-                if self.programs[program].parts.keys()
-                <= self._complete.get(run, set()) | self._lost | self._gone.get(program, set())
+                if self.programs[program].host_steps.keys()
+                <= self._complete.get(run, set()) | self._lost | self._replaced.get(program, set())
             ]
 
     def _write(self, runs: Sequence[int]) -> None:
         for run in runs:
             with self._changed:
-                program, said = self._runs.pop(run)
+                program, by_host = self._runs.pop(run)
                 complete = self._complete.pop(run, set())
-            # In pieces, and maybe one short: of a host that was lost while it spoke.
-            known = {host: part for host, part in said.items() if host in complete and part[0].is_measured}
-            parts = {host: steps for host, (_, steps) in known.items()}
-            here = {host: clock.here for host, (clock, _) in known.items()}
-            if parts:
-                self._sink.write([self.programs[program].merged(self._sink.begin(), parts, here)])
+            # The times of a host that was lost while it sent them lack their last messages.
+            known = {
+                host: (clock, steps)
+                for host, (clock, steps) in by_host.items()
+                if host in complete and clock.is_measured
+            }
+            times = {host: steps for host, (_, steps) in known.items()}
+            to_local = {host: clock.to_local for host, (clock, _) in known.items()}
+            if times:
+                self._sink.write([self.programs[program].merged(self._sink.begin(), times, to_local)])
 
     def _measure(self) -> None:
-        """Reads the clocks of all workers that are left."""
+        """Measures the clocks of all connected workers."""
         for host in self._hosts:
             trips = []
             for _ in range(_TRIPS):
@@ -320,8 +326,8 @@ class _HostTrace:
                 log.debug("the clock of %s is known to %.0f us", host, clock.error / 1e3)
 
     def _round_trip(self, host: TracedHost) -> RoundTrip | None:
-        """Asks a worker for its time; None when it does not answer."""
-        key = host.index, next(self._asked)
+        """Reads the clock of a worker; returns None if it does not answer."""
+        key = host.index, next(self._trip_numbers)
         if host.index in self._lost:
             return None
         sent = time.monotonic_ns()
@@ -329,5 +335,5 @@ class _HostTrace:
             host.watch.send(ReadClock(key[1]))
         with self._changed:
             self._changed.wait_for(lambda: key in self._trips or host.index in self._lost, _PATIENCE)
-            answer = self._trips.pop(key, None)
-        return None if answer is None else RoundTrip(sent, *answer)
+            reply = self._trips.pop(key, None)
+        return None if reply is None else RoundTrip(sent, *reply)

@@ -1,4 +1,4 @@
-"""What a call did on all hosts, from what each host says of its part."""
+"""Merging of the times of a run on all hosts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathways.runtime.plan.plan import Launch, Plan, Release, SliceSpec, Slot, S
 
 @dataclasses.dataclass(frozen=True)
 class HostStep:
-    """A step of the plan of a host, among the events of the program.
+    """Step of the plan of a host, and the steps of the merged plan that it belongs to.
 
     Attributes:
-      events: the numbers of those that the host has a part of with this step.
-      sends: whether it only gives what others get.
+      events: the numbers of these steps.
+      sends: whether it is the sending side of transfers.
     """
 
     events: tuple[int, ...]
@@ -26,19 +26,20 @@ class HostStep:
 
 
 class PlanOnHosts:
-    """A whole program, and which of its steps each host has a part of.
+    """Plan of a whole program, with a slice for each host, and the steps of each host.
 
-    A slice on several hosts is one slice for each of them, with the devices there. So a launch on it is one
-    on each, and a transfer one to each, from the first host that sends to it.
+    A slice on several hosts becomes one slice for each of them, with its devices there. So a launch on it
+    becomes one launch on each host, and a transfer one transfer to each host, from the first host that sends
+    to it.
 
     Args:
-      plan: the whole program.
+      plan: the plan of the whole program.
       owners: for each of its slices the host of each device.
 
     Attributes:
-      plan: the program with a slice for each host.
-      hosts: the host of each of these.
-      parts: for each host the launches, transfers, sends and receipts of its own plan, in order.
+      plan: the plan with a slice for each host.
+      hosts: the host of each of these slices.
+      host_steps: for each host the launches, transfers, sends and receives of its own plan, in order.
     """
 
     def __init__(self, plan: Plan, owners: Owners) -> None:
@@ -48,25 +49,25 @@ class PlanOnHosts:
         self.hosts = {
             self._track(name, host): host for name, own in owners.items() for host in dict.fromkeys(own)
         }
-        parts: dict[int, list[HostStep]] = {}
+        host_steps: dict[int, list[HostStep]] = {}
         steps: list[Step] = []
         for step in plan.steps:
-            for host, part in self._spread(step, steps):
-                parts.setdefault(host, []).append(part)
-        self.parts: Mapping[int, Sequence[HostStep]] = parts
+            for host, own in self._spread(step, steps):
+                host_steps.setdefault(host, []).append(own)
+        self.host_steps: Mapping[int, Sequence[HostStep]] = host_steps
         self.plan = self._plan(steps)
 
     def _track(self, slice: str, host: int) -> str:
-        """What stands for a slice on one of its hosts."""
+        """Returns the name of the slice that stands for a slice on one of its hosts."""
         hosts = list(dict.fromkeys(self._owners[slice]))
         return slice if len(hosts) == 1 else f"{slice}/{hosts.index(host)}"
 
     def _at(self, slots: Sequence[Slot], host: int) -> tuple[Slot, ...]:
-        """What stands for slots on a host of their slice."""
+        """Returns the slots that stand for slots on a host of their slice."""
         return tuple(self._slots.setdefault((slot, host), len(self._slots)) for slot in slots)
 
     def _spread(self, step: Step, steps: list[Step]) -> Iterator[tuple[int, HostStep]]:
-        """Appends what stands for a step; gives the part of each host."""
+        """Appends the steps that stand for a step to `steps`; yields the step of each host."""
         match step:
             case Launch():
                 for host in dict.fromkeys(self._owners[step.slice]):
@@ -99,7 +100,7 @@ class PlanOnHosts:
                 pass
 
     def _plan(self, steps: Sequence[Step]) -> Plan:
-        """The program with a slice for each host."""
+        """Returns the plan with a slice for each host."""
         plan, owners = self._whole, self._owners
         slices = {}
         for name, spec in plan.slices.items():
@@ -110,10 +111,10 @@ class PlanOnHosts:
                 slices[track] = SliceSpec(track, ("device",), (count,)) if len(hosts) > 1 else spec
         places = plan.slot_slices
 
-        def slots(given: Mapping[str, Slot]) -> dict[str, Slot]:
+        def slots(by_slice: Mapping[str, Slot]) -> dict[str, Slot]:
             return {
                 self._track(name, host): self._at((slot,), host)[0]
-                for name, slot in given.items()
+                for name, slot in by_slice.items()
                 for host in dict.fromkeys(owners[name])
             }
 
@@ -126,7 +127,7 @@ class PlanOnHosts:
             arguments=arguments,
             results=results,
             steps=tuple(steps),
-            # Each host has a slice for itself with what lies on its devices.
+            # The slice of one of several hosts holds that host's shards.
             slot_types=tuple(
                 plan.slot_types[slot] if kept is not None else plan.shard_type(slot)
                 for (slot, _), kept in zip(self._slots, whole, strict=True)
@@ -138,36 +139,36 @@ class PlanOnHosts:
     def merged(
         self,
         name: Any,
-        parts: Mapping[int, Sequence[StepTimes]],
-        here: Mapping[int, Callable[[int], int]],
+        times: Mapping[int, Sequence[StepTimes]],
+        to_local: Mapping[int, Callable[[int], int]],
     ) -> RecordedCall:
-        """One call on all hosts.
+        """Merges the times of a run on all hosts.
 
-        A transfer between hosts was dispatched when it was sent, and done when what was received was there.
-        Without the receiver it is missing, without the sender it begins when it was asked for. One that
+        A transfer between hosts was dispatched when it was sent, and done when it was received. Without the
+        times of the receiver it is missing; without those of the sender it begins with the receive. One that
         cannot be waited for, because its reader donates it, was done when its reader began at the latest.
 
         Args:
-          name: what the sink calls it.
-          parts: what hosts said; not all need have.
-          here: for each host translates its times to those of the clock here.
+          name: the name of the call in the sink.
+          times: the times of hosts; some hosts may be missing.
+          to_local: for each host the translation of its times to the local clock.
         """
         seen: dict[int, ObservedTimes] = {}
         ran: dict[int, tuple[int, int]] = {}
         dispatched: dict[int, int] = {}
-        for host, times in parts.items():
-            now = here[host]
-            for time in times:
-                part = self.parts[host][time.step]
-                if part.sends:
-                    dispatched.update(dict.fromkeys(part.events, now(time.dispatched)))
+        for host, own_times in times.items():
+            local = to_local[host]
+            for time in own_times:
+                step = self.host_steps[host][time.step]
+                if step.sends:
+                    dispatched.update(dict.fromkeys(step.events, local(time.dispatched)))
                     continue
-                (n,) = part.events
-                done = None if time.done is None else now(time.done)
-                before = now(time.before) if time.before else 0
-                seen[n] = ObservedTimes(now(time.dispatched), done, before)
+                (n,) = step.events
+                done = None if time.done is None else local(time.done)
+                before = local(time.before) if time.before else 0
+                seen[n] = ObservedTimes(local(time.dispatched), done, before)
                 if time.ran is not None:
-                    ran[n] = now(time.ran[0]), now(time.ran[1])
+                    ran[n] = local(time.ran[0]), local(time.ran[1])
         arrived = self._arrived_before(ran)
         for n, at in dispatched.items():
             if n in seen:
@@ -176,7 +177,7 @@ class PlanOnHosts:
         return RecordedCall(name, self.plan, seen, ran, self.hosts)
 
     def _arrived_before(self, ran: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """When what a transfer brought was first read by a launch that was seen to run."""
+        """Returns for each transfer when a launch with a known time first read its results."""
         transfers: dict[Slot, int] = {}
         arrived: dict[int, int] = {}
         for n, step in enumerate(self.plan.steps):

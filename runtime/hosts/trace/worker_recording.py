@@ -1,4 +1,4 @@
-"""The worker's part of a trace: it records its part of each run, and tells the controller."""
+"""Traces in a worker: it records its steps of each run, and sends their times to the controller."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.resources.threads import start_thread
 
 _STEPS = 10_000
-"""How many steps one message tells of, in some 40 bytes each."""
+"""Number of steps in one message, of some 40 bytes each."""
 
 
 class WorkerRecording:
-    """Records what a worker runs while the controller asks for it.
+    """Recorder of the runs of a worker, while the controller traces them.
 
     Args:
-      connection: to the controller.
+      connection: the connection to the controller.
 
     Attributes:
-      run: what is being issued; the thread that issues it sets it.
+      run: the run that is being issued; the dispatch thread sets it.
     """
 
     def __init__(self, connection: Connection[Any]) -> None:
@@ -43,26 +43,26 @@ class WorkerRecording:
         self._connection = connection
         self._recorder: Recorder | None = None
 
-    def tell_time(self, message: ReadClock) -> None:
-        """Tells the time, as soon as it was asked for."""
+    def send_time(self, message: ReadClock) -> None:
+        """Sends the time at once: a delay would make the measurement worse."""
         self._connection.send(ClockTime(message.number, time.monotonic_ns()))
 
     def start(self, message: StartTrace) -> None:
-        """Records all runs that are issued from now on."""
+        """Starts to record all runs that are issued from now on."""
         self._recorder = recording.start(lambda: _MessageSink(self, self._connection, message.trace))
         self._connection.send(TraceStarted(message.trace))
 
     def stop(self, message: StopTrace) -> None:
-        """Records no run that is issued from now on; what was recorded is told when it is done."""
+        """Stops recording of runs that are issued from now on; recorded runs are sent when they are done."""
         if self._recorder is not None:
             recording.stop(self._recorder)
-            # Apart: later runs need not wait for those before to be done.
+            # In a thread, because `close` waits for the recorded runs, and later runs should not.
             start_thread(self._recorder.close, "trace ends")
             self._recorder = None
 
 
 class _MessageSink:
-    """Tells the controller of each run that is done."""
+    """Sink that sends the times of each run to the controller."""
 
     def __init__(self, worker: WorkerRecording, connection: Connection[Any], trace: int) -> None:
         self._worker = worker
@@ -88,13 +88,13 @@ class _MessageSink:
         self._send(TraceDone(self._trace))
 
     def _send(self, message: RunTimes | TraceDone) -> None:
-        # The worker is about to end when the connection is gone.
+        # When the connection is closed, the worker is about to exit.
         with contextlib.suppress(ConnectionEnded):
             self._connection.send(message)
 
 
 def steps_of(call: RecordedCall) -> list[StepTimes]:
-    """When the steps of a call ran, numbered without releases."""
+    """Returns the times of the steps of a call, numbered without releases."""
     return [
         StepTimes(number, seen.dispatched, seen.done, seen.before, call.executed.get(n))
         for number, (n, seen) in enumerate(sorted(call.observed.items()))

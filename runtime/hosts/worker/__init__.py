@@ -1,7 +1,8 @@
-"""The process on a host: it runs its part of each step.
+"""Worker process on a host: runs the host program of each step.
 
-`process.py` is where it begins, `worker_target.py` what its steps are bound to, `store.py` its arrays,
-`underway.py` its current steps, `probing.py` whether other workers live, `sigterm.py` how it ends on SIGTERM.
+`process.py` is the entry point, `worker_target.py` executes the sends and receives of a plan,
+`array_store.py` holds the arrays, `steps_in_progress.py` the current steps, `probes.py` checks other workers,
+and `sigterm.py` handles SIGTERM.
 
 Imports `protocol`, `launch` and `trace`.
 """

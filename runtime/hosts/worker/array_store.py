@@ -1,4 +1,4 @@
-"""The arrays of a worker, and those that are coming from the controller."""
+"""Arrays of a worker, and arrays that the controller is still sending."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from pathways.runtime.hosts.protocol.shards import dtype_of
 
 @dataclasses.dataclass(frozen=True)
 class FailedArray:
-    """What stands for an array that a failed step should have made."""
+    """Placeholder of an array whose step or call failed."""
 
     error: str
 
 
 ELSEWHERE = object()
-"""What stands for an array that other hosts of the island have alone."""
+"""Placeholder of an array whose shards are all on other hosts of the island."""
 
 
 class PromisedArray:
-    """What stands for an array that a call is about to make."""
+    """Placeholder of an array that a call in flight returns."""
 
     def __init__(self) -> None:
-        self._made = threading.Event()
+        self._is_set = threading.Event()
         self._array: Any = None
 
-    def keep(self, array: Any) -> None:
-        """Says what it is: an array, or the `FailedArray` in its place."""
+    def set_array(self, array: Any) -> None:
+        """Fulfills the promise with an array, or with the `FailedArray` in its place."""
         self._array = array
-        self._made.set()
+        self._is_set.set()
 
     def wait(self) -> Any:
-        """Waits for it."""
-        self._made.wait()
+        """Waits for the array, and returns it."""
+        self._is_set.wait()
         return self._array
 
 
 class IncomingShards:
-    """An array that is coming from the controller, shard by shard.
+    """Array that the controller is sending, shard by shard.
 
     Args:
-      put: what the controller said of it.
+      put: the message that announced it.
       handles: JAX's devices, by their ids.
 
     Attributes:
-      put: what the controller said of it.
-      reassembly: where its bytes go.
+      put: the message that announced it.
+      reassembly: the memory that its bytes are received into.
     """
 
     def __init__(self, put: Put, handles: Mapping[int, jax.Device]) -> None:
@@ -71,20 +71,20 @@ class IncomingShards:
         self.reassembly = Reassembly([memoryview(shard.reshape(-1).view(np.uint8)) for shard in self._shards])
 
     def array(self) -> Any:
-        """The array, on its devices; `ELSEWHERE` if none of them is here."""
+        """Returns the array, on its devices; `ELSEWHERE` if this host has none of them."""
         if not self._placed:
             return ELSEWHERE
-        # Without x64 JAX would narrow what has 64 bits.
+        # Without x64 JAX would narrow 64-bit elements.
         with jax.enable_x64(True):
             placed = [jax.device_put(self._shards[shard], device) for shard, device in self._placed]
         return jax.make_array_from_single_device_arrays(self.put.shape, self._sharding, placed)
 
 
 class ArrayStore:
-    """The arrays of a worker, by their numbers.
+    """Arrays of a worker, by their numbers.
 
-    Steps come on another connection than arrays. So a step may ask for one that is still coming, and one
-    may be freed before it has come.
+    Steps and arrays arrive on different connections. So a step may read an array that is still incoming, and
+    an array may be freed before it has arrived.
 
     Args:
       handles: JAX's devices, by their ids.
@@ -98,12 +98,12 @@ class ArrayStore:
         self._promised: dict[int, PromisedArray] = {}
         self._arrays: dict[int, Any] = {}
         self._incoming: dict[int, IncomingShards] = {}
-        # Those that were freed before they had come.
+        # Numbers of arrays that were freed before they arrived.
         self._freed: set[int] = set()
         self._changed = threading.Condition()
 
     def get(self, number: int) -> Any:
-        """An array, or the `FailedArray` in its place; waits while it is coming from the controller."""
+        """Returns an array, or the `FailedArray` in its place; waits until it has arrived or is computed."""
         array = self._arrays.get(number)
         if array is None:
             with self._changed:
@@ -113,45 +113,45 @@ class ArrayStore:
             return array.wait()
         return array
 
-    def look_up(self, number: int) -> Any:
-        """As `get`, without waiting for a call: a `PromisedArray` is in the place of what one is to make."""
+    def get_or_promise(self, number: int) -> Any:
+        """Returns an array as `get` does, but the `PromisedArray` for a result of a call in flight."""
         array = self._arrays.get(number)
         return self.get(number) if array is None else array
 
     def promise(self, first: int, count: int) -> None:
-        """Notes that a call is about to make arrays, by consecutive numbers."""
+        """Reserves consecutive numbers for the results of a call that starts now."""
         promised = {number: PromisedArray() for number in range(first, first + count)}
         self._promised.update(promised)
         self._arrays.update(promised)
 
     def keep_promise(self, number: int, array: Any) -> None:
-        """Keeps an array that a call has made, unless it was freed in the meantime."""
+        """Stores a result of a call, unless it was freed in the meantime."""
         promised = self._promised.pop(number)
-        promised.keep(array)
+        promised.set_array(array)
         with self._changed:
             if self._arrays.get(number) is promised:
                 self._arrays[number] = array
 
     def add(self, first: int, arrays: Iterable[Any]) -> None:
-        """Keeps arrays that a step has made, by consecutive numbers."""
+        """Stores the results of a step, by consecutive numbers."""
         self._arrays.update(enumerate(arrays, first))
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Forgets arrays."""
+        """Frees arrays; one that has not arrived yet is dropped as soon as it does."""
         for number in numbers:
             array = self._arrays.pop(number, None)
             if array is None:
                 with self._changed:
-                    # It may have come in the meantime.
+                    # It may have arrived since, in the thread that receives arrays.
                     if self._arrays.pop(number, None) is None:
                         self._freed.add(number)
             elif type(array) is PromisedArray:
                 with self._changed:
-                    # It may have been made in the meantime.
+                    # Its call may have replaced the promise since.
                     self._arrays.pop(number, None)
 
-    def held(self) -> dict[int, Any]:
-        """All arrays that are there now, by their numbers."""
+    def available(self) -> dict[int, Any]:
+        """Returns all arrays that have shards on this host now, by their numbers."""
         return {
             number: array
             for number, array in [*self._arrays.items()]
@@ -159,7 +159,7 @@ class ArrayStore:
         }
 
     def begin(self, put: Put) -> None:
-        """Makes room for an array."""
+        """Allocates memory for an incoming array."""
         try:
             self._incoming[put.array] = IncomingShards(put, self.handles)
         except MemoryError as error:
@@ -168,13 +168,13 @@ class ArrayStore:
         self._finish_if_complete(put.array)
 
     def place(self, message: object, size: int) -> memoryview:
-        """Where the bytes after a message go.
+        """Returns the memory for the bytes that follow a message.
 
         Raises:
-          MessageError: they are of no array.
+          MessageError: they belong to no array.
         """
         if not isinstance(message, Chunk):
-            raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
+            raise MessageError(f"unexpected {size} array bytes after {type(message).__name__}")
         incoming = self._incoming.get(message.number)
         if incoming is None:
             if isinstance(self._arrays.get(message.number), FailedArray):
@@ -182,14 +182,14 @@ class ArrayStore:
             raise MessageError(f"array {message.number} was not announced")
         return incoming.reassembly.place(message, size)
 
-    def take(self, chunk: Chunk) -> None:
-        """Notes that some bytes are in their place."""
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Counts a chunk as received; stores its array if it was the last one."""
         if chunk.number in self._incoming:
-            self._incoming[chunk.number].reassembly.take(chunk)
+            self._incoming[chunk.number].reassembly.add(chunk)
             self._finish_if_complete(chunk.number)
 
-    def give_up(self, numbers: Iterable[int]) -> None:
-        """Forgets arrays of which no more bytes come."""
+    def abandon(self, numbers: Iterable[int]) -> None:
+        """Drops incoming arrays whose sender has stopped."""
         for number in numbers:
             self._incoming.pop(number, None)
 
@@ -214,7 +214,7 @@ class ArrayStore:
 
 
 def sharding_of(placement: DeviceLayout, handles: Mapping[int, jax.Device]) -> NamedSharding:
-    """How an array lies, as JAX says it."""
+    """Returns the sharding that a device layout describes."""
     devices = np.array([handles[number] for number in placement.devices], dtype=object)
     mesh = Mesh(devices.reshape(placement.mesh), placement.axis_names)
     return NamedSharding(mesh, _spec(placement))

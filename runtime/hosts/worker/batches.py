@@ -1,7 +1,7 @@
-"""Batches that hosts make of rows, each those that its devices read; called by `compiler.data.host_input`.
+"""Batches assembled on hosts, each from the rows that its devices read; called by `compiler.data.host_input`.
 
 An input gives rows by their numbers (`NumberedRows`), or has shards that are read one row after the other
-(`ShardedRows`). Either way what a batch has does not depend on who makes it.
+(`ShardedRows`). Either way the contents of a batch do not depend on which host assembles it.
 """
 
 from __future__ import annotations
@@ -21,40 +21,43 @@ from pathways.runtime.hosts.worker.call_runner import CallRefused, context, nump
 from pathways.runtime.hosts.worker.large_memory import memory_of
 
 _BYTES = "bytes"
-"""What a position is called that is bytes, in base64."""
+"""Key of a position that is bytes, in base64."""
 
 _SPARE = 4
-"""How many pieces of memory of a size are kept for later batches."""
+"""Number of buffers of one size that are kept for later batches."""
 
 
 class InputEnded(Exception):
-    """There is no whole batch left."""
+    """Error of an input that has no full batch left."""
 
 
 class WrongInput(TypeError):
-    """An input has not what rows are asked of."""
+    """Error of an input that lacks the methods to read rows from it."""
 
 
 class Rows(Protocol):
-    """Where rows come from."""
+    """Source of the rows of batches."""
 
     def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
-        """Some rows of a batch, by their places in it.
+        """Returns some rows of a batch, by their indices in it.
 
         Raises:
-          InputEnded: there are too few left.
+          InputEnded: too few rows are left.
         """
 
     def states(self) -> dict[str, Any] | None:
-        """The positions of the shards that are read here, after the last batch; None where there are none."""
+        """Returns the positions of the shards that this host reads, after the last batch.
+
+        It is None where shards have no positions.
+        """
 
 
 class NumberedRows:
     """Rows of something with `__getitem__`: row r of batch k is number k * rows + r.
 
     Args:
-      source: has them.
-      rows: how many a batch has.
+      source: the object with `__getitem__`.
+      rows: number of rows of a batch.
     """
 
     def __init__(self, source: Any, rows: int) -> None:
@@ -79,19 +82,19 @@ class NumberedRows:
             raise
 
     def states(self) -> None:
-        """The number of the batch is the position."""
+        """Returns None: the number of the batch is the position."""
         return
 
 
 class ShardedRows:
-    """Rows of iterators, one for each shard: each gives as many rows of each batch, one after the other.
+    """Rows of iterators, one for each shard; each yields an equal block of every batch.
 
     Args:
-      make: makes the input of a shard: of `shard` and `shards`.
-      rows: how many rows a batch has.
-      shards: how many shards there are.
-      own: those that are read here.
-      states: where each of all begins; None for the beginning.
+      make: creates the input of a shard, from `shard` and `shards`.
+      rows: number of rows of a batch.
+      shards: number of shards.
+      own: the shards that this host reads.
+      states: the position from which each of all shards is read; None for the beginning.
     """
 
     def __init__(
@@ -105,10 +108,10 @@ class ShardedRows:
         self._rows = rows // shards
         self._iterators: dict[int, Any] = {}
         for shard in own:
-            made = make(shard=shard, shards=shards)
-            if not hasattr(made, "__iter__") and not hasattr(made, "__next__"):
-                raise WrongInput(f"shards= needs iterable inputs, got {_kind(made)}")
-            iterator = iter(made)
+            source = make(shard=shard, shards=shards)
+            if not hasattr(source, "__iter__") and not hasattr(source, "__next__"):
+                raise WrongInput(f"shards= needs iterable inputs, got {_kind(source)}")
+            iterator = iter(source)
             if states is not None:
                 if not hasattr(iterator, "set_state"):
                     raise WrongInput(f"{_kind(iterator)} has no set_state(), so it cannot resume")
@@ -124,7 +127,7 @@ class ShardedRows:
                 try:
                     row = next(iterator)
                 except StopIteration:
-                    # Another one may raise, which is an error whoever reads it.
+                    # Read the other shards nevertheless: an error of one of them is reported on every host.
                     has_ended = True
                     break
                 if place in kept:
@@ -141,27 +144,27 @@ class ShardedRows:
 
 
 def _as_json(position: Any) -> Any:
-    """A position as JSON has it: that of a `DataLoader` of Grain is bytes."""
+    """Returns a position as JSON; the position of a Grain `DataLoader` is bytes."""
     return {_BYTES: base64.b64encode(position).decode()} if isinstance(position, bytes) else position
 
 
 def _position(written: Any) -> Any:
-    """The reverse of `_as_json`."""
+    """Returns the position that `_as_json` converted."""
     is_bytes = isinstance(written, dict) and [*written] == [_BYTES] and isinstance(written[_BYTES], str)
     return base64.b64decode(written[_BYTES]) if is_bytes else written
 
 
 @dataclasses.dataclass
 class _OpenInput:
-    """An input that batches are made of.
+    """Input that batches are read from.
 
     Attributes:
-      rows: where they come from.
+      rows: the rows.
       tree: JSON: the structure of a row, see `plain`.
-      leaves: for each array of a batch here which of the leaves of a row it is of, and its first element in
+      leaves: for each array of a batch on this host the index of its leaf in a row, and its first element in
         each dimension.
       row_shapes: the shape of each leaf of a row.
-      memory: where shards lie.
+      memory: allocates the memory of shards.
     """
 
     rows: Rows
@@ -172,13 +175,13 @@ class _OpenInput:
 
 
 class SpareMemory:
-    """Memory of arrays that are gone, for later ones: new pages cost more than to fill them with rows."""
+    """Pool of the memory of freed arrays: new pages cost more than filling them with rows."""
 
     def __init__(self) -> None:
         self._spare: dict[int, list[memoryview]] = {}
 
     def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
-        """An array that devices that read the memory of the host need not copy."""
+        """Returns an array that devices which read host memory need not copy."""
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return np.empty(shape, dtype)
@@ -193,7 +196,7 @@ class SpareMemory:
 
 
 class _Lease:
-    """Memory that an array has, and whoever reads it: when this is gone, nobody does."""
+    """Owner of a buffer, which the array and all its readers refer to; its finalizer runs after the last."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -221,14 +224,14 @@ def begin(
     leaves: Sequence[tuple[int, Sequence[int]]],
     row_shapes: Sequence[Sequence[int]],
 ) -> dict[str, Any] | None:
-    """Makes the input.
+    """Creates the input.
 
     Args:
-      source: what it is called from now on.
-      function: makes it.
-      named: with which named arguments.
-      rows: how many rows a batch has.
-      shards: how many shards there are; None for rows that have numbers.
+      source: the name of the input in later calls.
+      function: the function that creates it.
+      named: its keyword arguments.
+      rows: number of rows of a batch.
+      shards: number of shards; None for rows that have numbers.
       own: the shards that each host reads.
       states: the positions of all shards; None for the beginning.
       tree: see `_OpenInput`.
@@ -241,29 +244,29 @@ def begin(
     context().about = ", opening the input"
     try:
         make = context().find(function)
-        made = opened(make, named, rows, shards, own.get(str(context().host), ()), states)
+        opened = open_rows(make, named, rows, shards, own.get(str(context().host), ()), states)
     except WrongInput as error:
         raise CallRefused("result", str(error)) from None
-    context().kept[source] = _OpenInput(made, tree, leaves, row_shapes, SpareMemory())
-    return made.states()
+    context().kept[source] = _OpenInput(opened, tree, leaves, row_shapes, SpareMemory())
+    return opened.states()
 
 
 @of_package
 def end(*, source: str) -> None:
-    """Forgets an input."""
+    """Closes an input."""
     context().kept.pop(source, None)
 
 
 @of_package
 def batch(*, source: str, number: int) -> list[Any]:
-    """Makes the parts of a batch that are on this host."""
+    """Returns the arrays of a batch, with the shards of this host."""
     call = context()
     call.about = f", batch {number}"
     opened: _OpenInput = call.kept[source]
     plan = [
-        [(device, _bounds(index, made.shape)) for device, index in own.items()]
-        for made, sharding in zip(call.made, call.shardings, strict=True)
-        for own in [sharding.addressable_devices_indices_map(made.shape)]
+        [(device, _bounds(index, result.shape)) for device, index in own.items()]
+        for result, sharding in zip(call.results, call.shardings, strict=True)
+        for own in [sharding.addressable_devices_indices_map(result.shape)]
     ]
     wanted = {
         first[0] + row
@@ -277,26 +280,26 @@ def batch(*, source: str, number: int) -> list[Any]:
         raise CallRefused("ended", "the input has ended") from None
     leaves = {place: row_leaves(row, opened.tree, f"row {place}") for place, row in rows.items()}
     arrays = []
-    for (leaf, first), own, made, sharding in zip(
-        opened.leaves, plan, call.made, call.shardings, strict=True
+    for (leaf, first), own, result, sharding in zip(
+        opened.leaves, plan, call.results, call.shardings, strict=True
     ):
-        dtype, shards, placed = jax.numpy.dtype(made.dtype), {}, []
+        dtype, shards, placed = jax.numpy.dtype(result.dtype), {}, []
         for device, bounds in own:
             if bounds not in shards:
                 shard = opened.memory.array([stop - start for start, stop in bounds], dtype)
                 _stack(shard, leaves, leaf, first, bounds, opened.row_shapes[leaf])
                 shards[bounds] = shard
-            # Without x64 JAX would narrow what has 64 bits.
+            # Without x64 JAX would narrow 64-bit elements.
             with jax.enable_x64(True):
                 placed.append(jax.device_put(shards[bounds], device))
-        # Other hosts of the island may have it alone.
-        array = jax.make_array_from_single_device_arrays(made.shape, sharding, placed) if placed else None
+        # All shards may be on other hosts of the island.
+        array = jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None
         arrays.append(array)
     call.value = opened.rows.states()
     return arrays
 
 
-def opened(
+def open_rows(
     make: Callable[..., Any],
     named: Mapping[str, Any],
     rows: int,
@@ -304,17 +307,17 @@ def opened(
     own: Iterable[int],
     states: Sequence[Any] | None,
 ) -> Rows:
-    """The rows of an input, see `begin`."""
+    """Returns the rows of an input, see `begin`."""
     if shards is None:
         return NumberedRows(make(**named), rows)
-    return ShardedRows(lambda **which: make(**named, **which), rows, shards, own, states)
+    return ShardedRows(lambda **shard: make(**named, **shard), rows, shards, own, states)
 
 
 def row_leaves(row: Any, tree: Any, where: str) -> dict[int, tuple[str, Any]]:
-    """The leaves of a row, each with what it is called.
+    """Returns the leaves of a row, each with its name in messages.
 
     Raises:
-      CallRefused: it has another structure.
+      CallRefused: the row has another structure.
     """
     try:
         return plain.matched(tree, row, where)
@@ -323,10 +326,10 @@ def row_leaves(row: Any, tree: Any, where: str) -> dict[int, tuple[str, Any]]:
 
 
 def checked(where: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
-    """A leaf of a row as an array.
+    """Returns a leaf of a row as an array.
 
     Raises:
-      CallRefused: it is of another type.
+      CallRefused: it has another dtype or shape.
     """
     try:
         array = np.asarray(value) if hasattr(value, "dtype") else numpy_of(value, dtype)
@@ -347,7 +350,7 @@ def _stack(
     bounds: Sequence[tuple[int, int]],
     row_shape: Sequence[int],
 ) -> None:
-    """Fills in a shard of a leaf of a batch."""
+    """Copies rows into a shard of a leaf of a batch."""
     inside = tuple(
         slice(at + start, at + stop) for at, (start, stop) in zip(first[1:], bounds[1:], strict=True)
     )

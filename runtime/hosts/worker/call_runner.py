@@ -1,7 +1,7 @@
 """Calls of functions on this host, in threads beside the steps.
 
-Arrays are looked up when the call has its turn among steps, so that they are those of that moment. A step
-that donates one waits until the call has ended: `CallRunner.wait_for`.
+The arrays of a call are resolved when it is dispatched in order among the steps, so that it sees their values
+at that point. A step that donates one waits until the call has ended: `CallRunner.wait_for`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ from pathways.runtime.hosts.worker.array_store import (
     PromisedArray,
     sharding_of,
 )
-from pathways.runtime.hosts.worker.client_modules import ClientModules, found
+from pathways.runtime.hosts.worker.client_modules import ClientModules, find_function
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.xla.tracebacks import PACKAGE_FOLDERS
 
-_MOST_VALUE = 16 << 20
-"""The longest value that a call may return, in bytes of JSON."""
+_MAX_VALUE_BYTES = 16 << 20
+"""Limit on the value that a call returns, in bytes of JSON."""
 
-_MOST_TRACEBACK = 8 << 10
-"""The most characters of a traceback that are told."""
-
+_MAX_TRACEBACK_CHARACTERS = 8 << 10
+"""Limit on the characters of a traceback that is reported."""
 
 _MARK = "is_of_package"
 
@@ -58,11 +57,11 @@ _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 class CallRefused(Exception):
-    """A call fails for another reason than that its function raised.
+    """Failure of a call other than an error of its function.
 
     Args:
       kind: see `CallFailure.kind`.
-      text: what is wrong.
+      text: the message.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -72,29 +71,32 @@ class CallRefused(Exception):
 
 @dataclasses.dataclass
 class CallContext:
-    """What a function of this package knows of its call.
+    """Context of a call, for functions of this package.
 
     Attributes:
       host: the number of this host.
-      made: the arrays that it has to make.
-      shardings: how these lie.
-      kept: what calls of the same client have kept on this host, by names; they may remove it.
-      find: finds functions by their names, as whoever calls has them.
-      about: what it is at, as the end of a phrase, for messages.
-      value: what it says besides the arrays that it makes.
+      results: the arrays that the function has to return.
+      shardings: the sharding of each.
+      kept: objects that calls of the same client have kept on this host, by name; they may remove them.
+      find: finds functions by name, in the modules of the client.
+      about: the current operation, as the end of a phrase, for messages.
+      value: a plain value that is sent back besides the arrays.
     """
 
     host: int
-    made: Sequence[ResultArray]
+    results: Sequence[ResultArray]
     shardings: Sequence[NamedSharding]
     kept: dict[str, Any]
-    find: Callable[[str], Callable[..., Any]] = found
+    find: Callable[[str], Callable[..., Any]] = find_function
     about: str = ""
     value: Any = None
 
 
 def of_package[F: Callable[..., Any]](function: F) -> F:
-    """Marks a function of this package: it gets arrays and `FailedArray`s as steps do, and makes new ones."""
+    """Marks a function of this package.
+
+    Such a function receives whole arrays and `FailedArray`s, as steps do, and its results are not copied.
+    """
     function.__dict__[_MARK] = True
     return function
 
@@ -103,14 +105,14 @@ _current = threading.local()
 
 
 def context() -> CallContext:
-    """That of the call that this thread makes."""
-    found: CallContext = _current.context
-    return found
+    """Returns the context of the call that this thread runs."""
+    current: CallContext = _current.context
+    return current
 
 
 @dataclasses.dataclass(eq=False)
 class _AcceptedCall:
-    """A call that has had its turn, and what it takes."""
+    """Call in a lane, with its arguments."""
 
     message: Call
     arrays: list[Any]
@@ -120,15 +122,15 @@ class _AcceptedCall:
 
 
 class CallRunner:
-    """The calls that have had their turn on this host and have not ended.
+    """Calls on this host that have been accepted and have not ended.
 
     Args:
-      host: its number.
-      store: its arrays.
-      connection: where the controller hears of their ends.
+      host: the number of the host.
+      store: the arrays of the host.
+      connection: the connection on which the controller is notified when a call ends.
 
     Attributes:
-      holding: those that hold arrays.
+      holding: the calls that hold arrays.
     """
 
     def __init__(self, host: int, store: ArrayStore, connection: Connection[Any]) -> None:
@@ -138,20 +140,20 @@ class CallRunner:
         self._modules = ClientModules()
         self._changed = threading.Condition()
         self._lanes: dict[int, collections.deque[_AcceptedCall]] = {}
-        # What the calls of each client have kept.
+        # By client, see `CallContext.kept`.
         self._kept: collections.defaultdict[int, dict[str, Any]] = collections.defaultdict(dict)
         self.holding: list[_AcceptedCall] = []
 
-    def take(self, message: Call) -> None:
-        """Takes a call in its turn; it is made in a thread."""
-        made = message.made or ()
+    def accept(self, message: Call) -> None:
+        """Accepts a call in its order among steps; it runs in a thread."""
+        results = message.results or ()
         if self._host not in message.hosts:
-            self._store.add(message.first, [ELSEWHERE] * len(made))
+            self._store.add(message.first, [ELSEWHERE] * len(results))
             return
-        self._store.promise(message.first, len(made))
-        arrays = [self._store.look_up(kept.array) for kept in message.arrays]
+        self._store.promise(message.first, len(results))
+        arrays = [self._store.get_or_promise(kept.array) for kept in message.arrays]
         kept = self._kept[message.first >> SESSION_BITS]
-        call = _AcceptedCall(message, arrays, CallContext(self._host, made, (), kept))
+        call = _AcceptedCall(message, arrays, CallContext(self._host, results, (), kept))
         with self._changed:
             if arrays:
                 self.holding.append(call)
@@ -162,8 +164,8 @@ class CallRunner:
             self._lanes[message.lane] = collections.deque([call])
         start_thread(functools.partial(self._work, message.lane), "call")
 
-    def forget(self, client: int) -> None:
-        """A client is gone; what its calls have kept goes with the last of them that runs."""
+    def release_client(self, client: int) -> None:
+        """Releases what calls of a client have kept; it is freed when the last running one has ended."""
         self._kept.pop(client, None)
 
     def wait_for(self, arrays: Sequence[Any]) -> None:
@@ -171,11 +173,13 @@ class CallRunner:
         wanted = {id(array) for array in arrays}
         with self._changed:
             self._changed.wait_for(
-                lambda: not any(id(_there(held)) in wanted for call in self.holding for held in call.arrays)
+                lambda: (
+                    not any(id(_resolved(held)) in wanted for call in self.holding for held in call.arrays)
+                )
             )
 
     def report(self) -> tuple[CallReport, ...]:
-        """What runs, and where it is."""
+        """Returns the running calls, each with the line that its thread executes."""
         with self._changed:
             running = [lane[0] for lane in self._lanes.values() if lane and lane[0].began]
         frames = sys._current_frames()
@@ -188,14 +192,14 @@ class CallRunner:
         )
 
     def _work(self, number: int) -> None:
-        """Makes the calls of a lane, one after the other."""
+        """Runs the calls of a lane, one after the other."""
         lane = self._lanes[number]
         while True:
             call = lane[0]
             call.thread, call.began = threading.get_ident(), time.monotonic()
-            answer = self._made(call)
+            reply = self._run(call)
             with self._changed:
-                # Nothing of it is held any more when the controller hears that it has ended.
+                # Release the arrays before the reply: the controller may free or donate them right after it.
                 call.arrays = []
                 if call in self.holding:
                     self.holding.remove(call)
@@ -205,15 +209,15 @@ class CallRunner:
                     del self._lanes[number]
                 self._changed.notify_all()
             try:
-                self._connection.send(answer)
+                self._connection.send(reply)
             except ConnectionEnded:
                 # The dispatch thread ends the process.
                 return
             if is_last:
                 return
 
-    def _made(self, call: _AcceptedCall) -> Called:
-        """Makes a call; returns its answer."""
+    def _run(self, call: _AcceptedCall) -> Called:
+        """Runs a call, stores its results, and returns the reply."""
         message = call.message
         _current.context = call.context
         value, failure = b"", None
@@ -222,14 +226,16 @@ class CallRunner:
             value, arrays = self._result(call)
         except CallRefused as error:
             failure = CallFailure(error.kind, "", str(error))
-        except BaseException as error:  # `sys.exit` too is no reason to end.
+        except (
+            BaseException
+        ) as error:  # `sys.exit` in a function of the user does not end the worker, either.
             failure = _failure(error)
         finally:
             _current.context = None
         if failure is not None:
             failure = msgspec.structs.replace(failure, about=call.context.about)
             text = f"{message.function}{failure.about} failed: {failure.type or failure.kind}: {failure.text}"
-            arrays = [FailedArray(text)] * len(message.made or ())
+            arrays = [FailedArray(text)] * len(message.results or ())
         for number, array in enumerate(arrays, message.first):
             self._store.keep_promise(number, array)
         return Called(message.call, value, failure)
@@ -237,22 +243,22 @@ class CallRunner:
     def _result(self, call: _AcceptedCall) -> tuple[bytes, list[Any]]:
         message = call.message
         positional, tree, named = plain.decode(message.arguments)
-        function = self._found(message, message.function)
-        call.context.find = functools.partial(self._found, message)
+        function = self._find(message, message.function)
+        call.context.find = functools.partial(self._find, message)
         is_ours = hasattr(function, _MARK)
-        taken = [
-            _argument(kept, _there(array), n, is_ours)
+        arrays = [
+            _argument(kept, _resolved(array), n, is_ours)
             for n, (kept, array) in enumerate(zip(message.arrays, call.arrays, strict=True))
         ]
-        args = plain.build(tree, taken)
-        made = message.made
-        call.context.shardings = [sharding_of(one.placement, self._store.handles) for one in made or ()]
-        # Settings of JAX belong to threads.
+        args = plain.build(tree, arrays)
+        results = message.results
+        call.context.shardings = [sharding_of(each.placement, self._store.handles) for each in results or ()]
+        # JAX keeps this setting for each thread.
         with jax.enable_x64(message.x64):
             result = function(*args, *positional, **named)
-        if made is None:
+        if results is None:
             try:
-                return plain.encode(result, "the result", _MOST_VALUE), []
+                return plain.encode(result, "the result", _MAX_VALUE_BYTES), []
             except plain.TooLargeError as error:
                 raise CallRefused("result", f"{error}; return arrays, with out=") from None
             except TypeError as error:
@@ -262,23 +268,23 @@ class CallRunner:
         except TypeError as error:
             raise CallRefused("result", str(error)) from None
         try:
-            said = plain.encode(call.context.value, "the position of the input")
+            value = plain.encode(call.context.value, "the position of the input")
         except TypeError as error:
             raise CallRefused("result", str(error)) from None
-        return said, [
-            _placed(*leaves[n], one, sharding, is_ours)
-            for n, (one, sharding) in enumerate(zip(made, call.context.shardings, strict=True))
+        return value, [
+            _placed(*leaves[n], each, sharding, is_ours)
+            for n, (each, sharding) in enumerate(zip(results, call.context.shardings, strict=True))
         ]
 
-    def _found(self, message: Call, function: str) -> Callable[..., Any]:
-        """A function by its name, as whoever calls has it.
+    def _find(self, message: Call, function: str) -> Callable[..., Any]:
+        """Finds a function by name, in the modules of the client.
 
         Raises:
-          CallRefused: there is none.
+          CallRefused: it cannot be imported.
         """
         try:
             if function.startswith(_PACKAGE):
-                return found(function)
+                return find_function(function)
             client = message.first >> SESSION_BITS
             return self._modules.find(function, client, message.path, message.edition)
         except ImportError as error:
@@ -288,8 +294,8 @@ class CallRunner:
             raise CallRefused("import", text) from None
 
 
-def _there(array: Any) -> Any:
-    """An array that may have been promised by another call."""
+def _resolved(array: Any) -> Any:
+    """Returns an array; waits for one that another call has promised."""
     return array.wait() if isinstance(array, PromisedArray) else array
 
 
@@ -301,19 +307,20 @@ def _argument(kept: KeptArray, array: Any, n: int, is_ours: bool) -> Any:
     if array is ELSEWHERE:
         raise CallRefused("argument", f"array {n} that it takes is not on this host")
     try:
-        own = _own_part(array)
+        own = _own_block(array)
     except ValueError as error:
         raise CallRefused("argument", f"array {n} that it takes: {error}") from None
     return own if kept.key is None else jax.random.wrap_key_data(own, impl=kept.key)
 
 
-def _own_part(array: jax.Array) -> jax.Array:
-    """What this host has of an array, as an array of its devices alone.
+def _own_block(array: jax.Array) -> jax.Array:
+    """Returns the block of an array that this host holds, as an array on its devices only.
 
-    A function that computes with the array of all hosts would meet them, and their steps, in any order.
+    A function that computed with the global array would run collectives with the other hosts, in any order
+    relative to their steps, and could deadlock.
 
     Raises:
-      ValueError: it is no block of the array.
+      ValueError: the shards of this host are no block of the array.
     """
     if array.is_fully_addressable:
         return array
@@ -339,11 +346,11 @@ def _own_part(array: jax.Array) -> jax.Array:
 
 
 _NUMBERS = (np.bool_, np.integer, np.floating, np.complexfloating)
-"""Kinds of numbers, each of which holds those before it."""
+"""Kinds of numbers; each includes the kinds before it."""
 
 
 def holds(dtype: Any, other: Any) -> bool:
-    """Whether a dtype holds numbers of the kind of another: floats hold integers, and not the reverse."""
+    """Returns whether a dtype holds numbers of another's kind: floats hold integers, and not the reverse."""
     rank, smaller = (
         next((n for n, kind in enumerate(_NUMBERS) if jax.dtypes.issubdtype(each, kind)), None)
         for each in (dtype, other)
@@ -352,17 +359,19 @@ def holds(dtype: Any, other: Any) -> bool:
 
 
 def numpy_of(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """A copy of what a function returned for an array; numbers of Python get its dtype if that holds them.
+    """Returns a copy of a value that a function returned for an array.
+
+    A Python number is converted to `dtype`, if that holds its kind.
 
     Raises:
-      OverflowError: it is an integer that is too large.
+      OverflowError: the value is an integer that is too large.
     """
     is_number = isinstance(value, bool | int | float | complex)
     return np.array(value, dtype if is_number and holds(dtype, np.dtype(type(value))) else None)
 
 
 def _copy(array: jax.Array) -> jax.Array:
-    """A copy: what a function returns may be what it took, or keeps, and steps may take it over."""
+    """Copies an array: the function may return an argument or keep the result, and steps may donate it."""
     with jax.enable_x64(True):
         shards = [
             jax.device_put(shard.data, shard.device, may_alias=False) for shard in array.addressable_shards
@@ -370,36 +379,36 @@ def _copy(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
-def _placed(where: str, value: Any, made: ResultArray, sharding: NamedSharding, is_ours: bool) -> Any:
-    """What a function returned for an array, where it belongs.
+def _placed(where: str, value: Any, result: ResultArray, sharding: NamedSharding, is_ours: bool) -> Any:
+    """Returns a value that a function returned for an array, in the sharding of that array.
 
     Raises:
-      CallRefused: it is of another type.
+      CallRefused: the value has another dtype or shape.
     """
     if not sharding.addressable_devices:
         return ELSEWHERE
     if getattr(value, "dtype", None) is not None and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
-    dtype = jax.numpy.dtype(made.dtype)
-    is_alike = isinstance(value, jax.Array) and value.shape == made.shape and value.dtype == dtype
+    dtype = jax.numpy.dtype(result.dtype)
+    is_alike = isinstance(value, jax.Array) and value.shape == result.shape and value.dtype == dtype
     if is_alike and value.sharding.is_equivalent_to(sharding, value.ndim):
         return value if is_ours else _copy(value)
     try:
-        # A copy: the function may use its memory again.
+        # Copy: the function may reuse the memory.
         data = numpy_of(value, dtype)
     except Exception as error:
         raise CallRefused("result", f"{where} is not an array: {error}") from None
-    expected = f"expected {dtype}{list(made.shape)}"
+    expected = f"expected {dtype}{list(result.shape)}"
     if data.dtype != dtype:
         raise CallRefused("result", f"{where} is {data.dtype}{list(data.shape)}: {expected}")
     try:
-        # Without x64 JAX would narrow what has 64 bits.
+        # Without x64 JAX would narrow 64-bit elements.
         with jax.enable_x64(True):
-            array = jax.make_array_from_process_local_data(sharding, data, made.shape)
+            array = jax.make_array_from_process_local_data(sharding, data, result.shape)
     except Exception:
         raise CallRefused(
             "result",
-            f"{where} is {data.dtype}{list(data.shape)}: {expected}, or the part of it that this host has",
+            f"{where} is {data.dtype}{list(data.shape)}: {expected}, or the block of it on this host",
         ) from None
     return array
 
@@ -418,28 +427,28 @@ def _failure(error: BaseException) -> CallFailure:
 
 
 def _text(error: BaseException) -> str:
-    """What an error says, with its notes."""
+    """Returns the message of an error, with its notes."""
     try:
         return _sendable("\n".join(map(str, (error, *getattr(error, "__notes__", ())))))
-    except BaseException as other:  # Its class is the user's.
-        return f"an error that cannot say what it is: {type(other).__qualname__}"
+    except BaseException as other:  # The class is the user's: its `__str__` may raise anything.
+        return f"an error without a message: its __str__ raised {type(other).__qualname__}"
 
 
 def _sendable(text: str) -> str:
-    """A text without what UTF-8 lacks, such as bytes of a file that were not UTF-8 either."""
+    """Returns a text with escapes for what UTF-8 cannot encode, such as surrogates in file names."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback of an error, from the first line on that is not of this package."""
+    """Returns the traceback of an error, from the first frame on that is outside this package."""
     frames = traceback.extract_tb(error.__traceback__)
     own = next((n for n, frame in enumerate(frames) if not frame.filename.startswith(PACKAGE_FOLDERS)), 0)
     text = "".join(traceback.format_list(frames[own:]))
-    return text if len(text) <= _MOST_TRACEBACK else f"...\n{text[-_MOST_TRACEBACK:]}"
+    return text if len(text) <= _MAX_TRACEBACK_CHARACTERS else f"...\n{text[-_MAX_TRACEBACK_CHARACTERS:]}"
 
 
 def _place(frame: types.FrameType | None) -> str:
-    """Where a thread is."""
+    """Returns the function and line that a thread executes."""
     if frame is None:
         return "a thread that has just ended"
     at = traceback.extract_stack(frame)[-1]

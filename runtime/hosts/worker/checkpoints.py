@@ -1,7 +1,7 @@
-"""Checkpoints as hosts write and read them: called by `compiler.host_checkpoints`, with tensorstore alone.
+"""Checkpoint input and output on hosts, with tensorstore; called by `compiler.data.host_checkpoints`.
 
-A save is two calls. `copy` has its place among steps, so what it copies may be donated right after; `write`
-takes as long as the disk does, and holds no array.
+A save is two calls. `copy` is ordered among steps, so the arrays may be donated right after it; `write` takes
+as long as the disk does, and holds no array.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathways.runtime.hosts.worker.call_runner import CallRefused, context, of_p
 from pathways.runtime.hosts.worker.large_memory import memory_of
 
 _IN_FLIGHT = 256 << 20
-"""Bytes that are encoded and written, or read, at the same time."""
+"""Bytes that are encoded and written, or read, concurrently."""
 
 _lock = threading.Lock()
 
@@ -39,8 +39,8 @@ def copy(
     Args:
       arrays: all arrays of this island that are saved.
       save: the name of the save.
-      names: what each array is called.
-      shards: for each host which arrays, and which of their shards there, in order.
+      names: the name of each array.
+      shards: for each host the index of an array and of its shard on the host, in order.
     """
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, FailedArray):
@@ -51,7 +51,7 @@ def copy(
 
 @of_package
 def drop(*, save: str) -> None:
-    """Forgets the copies of a save that is not written."""
+    """Frees the copies of a save that is not written."""
     context().kept.pop(save, None)
 
 
@@ -59,17 +59,18 @@ def drop(*, save: str) -> None:
 def write(
     *, save: str, folder: str, leaves: list[dict[str, Any]], settings: dict[str, Any]
 ) -> dict[str, int]:
-    """Writes what `copy` has copied.
+    """Writes the shards that `copy` has copied.
 
     Args:
-      save: the name of the save, which a file in the folder has to say.
-      folder: where.
+      save: the name of the save, which a file in the folder has to contain: proof that this host sees the
+        folder of the controller.
+      folder: the path of the folder.
       leaves: what this host writes: the spec of tensorstore of each leaf, and its pieces, each the number of
         a copy and the first element in each dimension.
       settings: of the context of tensorstore.
 
     Returns:
-      What the controller has to see in the folder: the size and the checksum of the manifest.
+      The size and the checksum of the manifest, which the controller has to find in the folder.
     """
     host = context().host
     kept = context().kept.pop(save)
@@ -92,9 +93,9 @@ def read(
     """Reads the shards of this host.
 
     Args:
-      folder: where they are.
-      seen: what the controller sees there, see `manifest`; None where it looks at no manifest.
-      leaves: for each array the spec of tensorstore, and the first element in each dimension of what is read.
+      folder: the path of the folder.
+      seen: the manifest that the controller sees, see `manifest`; None where it reads no manifest.
+      leaves: for each array the spec of tensorstore, and the first element in each dimension that is read.
       settings: of the context of tensorstore.
     """
     path = Path(folder)
@@ -105,7 +106,7 @@ def read(
 
 
 def manifest(folder: Path) -> dict[str, int]:
-    """The size and the checksum of the manifest in a folder; of none where there is none."""
+    """Returns the size and the checksum of the manifest in a folder; the size is -1 if there is none."""
     try:
         data = (folder / "manifest.ocdbt").read_bytes()
     except OSError:
@@ -116,7 +117,7 @@ def manifest(folder: Path) -> dict[str, int]:
 def _copied(shard: jax.Array) -> np.ndarray[Any, Any]:
     array = np.asarray(shard)
     if next(iter(shard.devices())).platform != "cpu":
-        # It is a copy already.
+        # Off the host's memory `asarray` has copied already.
         return array
     copied = memory_of(array.nbytes).view(array.dtype).reshape(array.shape)
     np.copyto(copied, array)
@@ -146,17 +147,17 @@ def _write_all(leaves: Sequence[dict[str, Any]], kept: list[Any], settings: Any)
             store = future.result()
             for number, first in leaf["pieces"]:
                 data = kept[number]
-                # Whatever is written is freed.
+                # The write alone holds the copy, which is freed when it is done.
                 kept[number] = None
                 flight.add(
-                    lambda store=store, data=data, first=first: store[_part(first, data.shape)].write(
+                    lambda store=store, data=data, first=first: store[_block(first, data.shape)].write(
                         data, can_reference_source_data_indefinitely=True
                     ),
                     data.nbytes,
                 )
         flight.land()
     finally:
-        # What is still written after an error would get into the next save of that step.
+        # Wait after errors, too: later writes would get into the next save of this step.
         flight.settle()
         for future in opened:
             future.exception()
@@ -164,64 +165,64 @@ def _write_all(leaves: Sequence[dict[str, Any]], kept: list[Any], settings: Any)
 
 def _read_all(leaves: Sequence[dict[str, Any]], settings: Any) -> list[Any]:
     ts = _tensorstore()
-    how = {"open": True, "read": True, "context": ts.Context(settings)}
-    opened = [ts.open(ts.Spec(leaf["spec"]), **how) for leaf in leaves]
+    options = {"open": True, "read": True, "context": ts.Context(settings)}
+    opened = [ts.open(ts.Spec(leaf["spec"]), **options) for leaf in leaves]
     call, flight = context(), _Flight()
     shards: list[dict[tuple[tuple[int, int], ...], Any]] = []
-    for future, leaf, made, sharding in zip(opened, leaves, call.made, call.shardings, strict=True):
+    for future, leaf, result, sharding in zip(opened, leaves, call.results, call.shardings, strict=True):
         store = future.result()
-        itemsize = jax.numpy.dtype(made.dtype).itemsize
-        parts: dict[tuple[tuple[int, int], ...], Any] = {}
-        for index in sharding.addressable_devices_indices_map(made.shape).values():
-            bounds = _bounds(index, made.shape)
-            if bounds in parts:
+        itemsize = jax.numpy.dtype(result.dtype).itemsize
+        reads: dict[tuple[tuple[int, int], ...], Any] = {}
+        for index in sharding.addressable_devices_indices_map(result.shape).values():
+            bounds = _bounds(index, result.shape)
+            if bounds in reads:
                 continue
             shape = [stop - start for start, stop in bounds]
             first = [offset + start for offset, (start, _) in zip(leaf["first"], bounds, strict=True)]
-            parts[bounds] = flight.add(
-                lambda store=store, first=first, shape=shape: store[_part(first, shape)].read(),
+            reads[bounds] = flight.add(
+                lambda store=store, first=first, shape=shape: store[_block(first, shape)].read(),
                 itemsize * int(np.prod(shape)),
             )
-        shards.append(parts)
+        shards.append(reads)
     flight.land()
     return [
-        _assembled(parts, made, sharding)
-        for parts, made, sharding in zip(shards, call.made, call.shardings, strict=True)
+        _assembled(reads, result, sharding)
+        for reads, result, sharding in zip(shards, call.results, call.shardings, strict=True)
     ]
 
 
-def _assembled(parts: dict[Any, Any], made: Any, sharding: Any) -> Any:
-    dtype = jax.numpy.dtype(made.dtype)
+def _assembled(reads: dict[Any, Any], result: Any, sharding: Any) -> Any:
+    dtype = jax.numpy.dtype(result.dtype)
     placed = []
-    # Without x64 JAX would narrow what has 64 bits.
+    # Without x64 JAX would narrow 64-bit elements.
     with jax.enable_x64(True):
-        for device, index in sharding.addressable_devices_indices_map(made.shape).items():
-            data = np.asarray(parts[_bounds(index, made.shape)].result())
+        for device, index in sharding.addressable_devices_indices_map(result.shape).items():
+            data = np.asarray(reads[_bounds(index, result.shape)].result())
             if data.dtype != dtype:
                 data = data.astype(dtype)
             placed.append(jax.device_put(data, device))
-    # Other hosts of the island may have it alone.
-    return jax.make_array_from_single_device_arrays(made.shape, sharding, placed) if placed else None
+    # All shards may be on other hosts of the island.
+    return jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None
 
 
 def _bounds(index: Any, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The first and last-plus-one element of a shard in each dimension."""
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+    """Returns the first and last-plus-one element of a shard in each dimension."""
+    return tuple(of_dim.indices(size)[:2] for of_dim, size in zip(index, shape, strict=True))
 
 
-def _part(first: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+def _block(first: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(first, shape, strict=True))
 
 
 class _Flight:
-    """Reads and writes that are under way, of a bounded number of bytes."""
+    """Window of concurrent reads or writes, limited in bytes."""
 
     def __init__(self) -> None:
         self._futures: collections.deque[tuple[Any, int]] = collections.deque()
         self._bytes = 0
 
     def add(self, begin: Any, size: int) -> Any:
-        """Begins one when there is room; returns its future."""
+        """Begins a read or write when there is room for its bytes; returns its future."""
         while self._futures and self._bytes + size > _IN_FLIGHT:
             self._land_one()
         future = begin()
@@ -230,12 +231,12 @@ class _Flight:
         return future
 
     def land(self) -> None:
-        """Waits for all."""
+        """Waits for all; raises the error of the first that failed."""
         while self._futures:
             self._land_one()
 
     def settle(self) -> None:
-        """Waits for all, however they end."""
+        """Waits for all, whether they fail or not."""
         while self._futures:
             self._futures.popleft()[0].exception()
 
@@ -247,7 +248,7 @@ class _Flight:
 
 @contextlib.contextmanager
 def _errors_of_system(folder: str) -> Any:
-    """What tensorstore says of errors of the system, as Python says it."""
+    """Raises operating system errors of tensorstore as `OSError`."""
     try:
         yield
     except (ValueError, RuntimeError) as error:

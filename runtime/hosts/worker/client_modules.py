@@ -1,7 +1,8 @@
-"""Modules of those who have functions called: each client has its own, found where it finds them itself.
+"""Modules that calls import: each client has its own, found on its own path.
 
-A process has one `sys.modules` and one `sys.path`. So the modules of a client are put aside when another one
-calls, and back when it calls again. What a function imports while it runs is found where the last call looks.
+A process has one `sys.modules` and one `sys.path`. So the modules of a client are set aside when another
+client calls, and restored when it calls again. Imports inside a running function use the path of the most
+recent call.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 _STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
-_MOST_CLIENTS = 16
-"""Of how many clients modules are kept; those of others are imported again."""
+_MAX_CLIENTS = 16
+"""Number of clients whose modules are kept; the modules of others are imported again."""
 
 
 @dataclasses.dataclass
-class _ClientModules:
-    """What was imported for a client.
+class _SavedModules:
+    """Modules that were imported for a client.
 
     Attributes:
       edition: see `Call.edition`.
-      aside: its modules, by their names, while others call.
+      aside: its modules, by name, while another client is the current one.
     """
 
     edition: int
@@ -43,50 +44,50 @@ class _ClientModules:
 
 
 class ClientModules:
-    """The modules that calls import."""
+    """Modules of all clients, with those of the current one in `sys.modules`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._own_path = tuple(sys.path)
-        # They are needed here.
+        # Modules of the worker itself are never set aside.
         self._fixed = frozenset(sys.modules)
         self._current: int | None = None
-        self._clients: collections.OrderedDict[int, _ClientModules] = collections.OrderedDict()
+        self._clients: collections.OrderedDict[int, _SavedModules] = collections.OrderedDict()
 
     def find(self, function: str, client: int, path: Sequence[str], edition: int) -> Callable[..., Any]:
-        """A function by its name, as a client has it.
+        """Finds a function by name, in the modules of a client.
 
         Args:
-          function: where it is.
-          client: whose it is.
-          path: where that looks for modules.
+          function: the name, as in `package.module:name`.
+          client: the number of the client.
+          path: the `sys.path` of the client.
           edition: see `Call.edition`.
 
         Raises:
-          ImportError: there is none.
+          ImportError: it cannot be imported.
         """
         with self._lock:
             wanted = [*path, *(own for own in self._own_path if own not in path)]
             if wanted != sys.path:
                 sys.path[:] = wanted
                 importlib.invalidate_caches()
-            self._turn_to(client, edition)
+            self._switch_to(client, edition)
             name = function.partition(":")[0]
             self._drop_if_elsewhere(name.partition(".")[0])
             if name not in sys.modules:
                 importlib.invalidate_caches()
-            return found(function)
+            return find_function(function)
 
-    def _turn_to(self, client: int, edition: int) -> None:
+    def _switch_to(self, client: int, edition: int) -> None:
         if client != self._current:
             if self._current is not None:
                 self._clients[self._current].aside = self._taken_out()
             self._current = client
-            own = self._clients.setdefault(client, _ClientModules(edition, {}))
+            own = self._clients.setdefault(client, _SavedModules(edition, {}))
             sys.modules.update(own.aside)
             own.aside = {}
             self._clients.move_to_end(client)
-            while len(self._clients) > _MOST_CLIENTS:
+            while len(self._clients) > _MAX_CLIENTS:
                 self._clients.popitem(last=False)
         own = self._clients[client]
         if edition > own.edition:
@@ -94,7 +95,7 @@ class ClientModules:
             self._taken_out()
 
     def _drop_if_elsewhere(self, name: str) -> None:
-        """Forgets modules when one of them would be found in another file now."""
+        """Drops the modules of the current client if `name` would be found in another file now."""
         module = sys.modules.get(name)
         if module is None or name in self._fixed:
             return
@@ -104,7 +105,7 @@ class ClientModules:
             sys.modules.pop(name, None)
 
     def _taken_out(self) -> dict[str, types.ModuleType]:
-        """Takes the modules of the present client out of `sys.modules`."""
+        """Removes the modules of the current client from `sys.modules`, and returns them."""
         own = {
             name: module
             for name, module in [*sys.modules.items()]
@@ -116,7 +117,7 @@ class ClientModules:
 
 
 def is_of_user(module: Any) -> bool:
-    """Whether a module is a source of a user's own, and neither installed nor of Python."""
+    """Returns whether a module is the user's source, neither installed nor of the standard library."""
     spec = getattr(module, "__spec__", None)
     if spec is None or spec.name.partition(".")[0] == _OURS:
         return False
@@ -127,7 +128,7 @@ def is_of_user(module: Any) -> bool:
             return False
         depth += spec.submodule_search_locations is not None
     else:
-        # A folder of packages.
+        # A namespace package, which is a folder without a file.
         file = Path(next(iter(spec.submodule_search_locations or ()), ""))
     if not file.is_absolute() or depth >= len(file.parents):
         return False
@@ -136,17 +137,17 @@ def is_of_user(module: Any) -> bool:
 
 @functools.cache
 def _is_of_installed(folder: Path) -> bool:
-    """Whether a folder on the path has what is installed, or the modules of Python."""
+    """Returns whether a folder of `sys.path` has installed packages or the standard library."""
     if any(folder.is_relative_to(standard) for standard in _STANDARD):
         return True
     return folder.name in _INSTALLED or any(folder.glob("*.dist-info"))
 
 
-def found(function: str) -> Callable[..., Any]:
-    """A function by its name.
+def find_function(function: str) -> Callable[..., Any]:
+    """Finds a function by its name, as in `package.module:name`.
 
     Raises:
-      ImportError: there is none; says where it was looked for.
+      ImportError: it cannot be imported; the message has the folders that were searched.
     """
     module, _, name = function.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""How much of what was fetched may be sent: a service takes it as its client does."""
+"""Flow control of fetches: a service grants credit to send as its client consumes the bytes."""
 
 from __future__ import annotations
 
@@ -10,35 +10,39 @@ from pathways.runtime.hosts.protocol.messages import Credit, Fetch
 
 
 class FetchCredit:
-    """The bytes of one fetch that may be sent; of any fetch, all of them where there is no bound."""
+    """Number of bytes of one fetch that may be sent."""
 
     def __init__(self) -> None:
         self._left: int | None = 0
         self._changed = threading.Condition()
 
     def add(self, count: int | None) -> None:
-        """So many more may be sent; None for all that there are, a negative number for none any more."""
+        """Grants more bytes: None for no limit, a negative number to cancel the fetch."""
         with self._changed:
             if count is None:
                 self._left = None
             elif self._left is not None and self._left >= 0:
-                # Nobody who has given up wants more, and the fetch may begin after that.
+                # A cancellation is final, even one that arrives before the fetch.
                 self._left = -1 if count < 0 else self._left + count
             self._changed.notify_all()
 
-    def take(self, most: int) -> int:
-        """Waits until some may be sent; how many, 0 when none will be."""
+    def acquire(self, limit: int) -> int:
+        """Waits for credit, and uses up to `limit` bytes of it.
+
+        Returns:
+          The number of bytes that may be sent; 0 if the fetch is cancelled.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._left != 0)
             if self._left is None:
-                return most
-            taken = max(0, min(most, self._left))
-            self._left -= taken
-            return taken
+                return limit
+            granted = max(0, min(limit, self._left))
+            self._left -= granted
+            return granted
 
 
 class FetchCredits:
-    """That of all fetches that are under way. A credit may come before the fetch that it is for."""
+    """Credits of all fetches in flight. A credit may arrive before its fetch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +50,7 @@ class FetchCredits:
 
     @contextlib.contextmanager
     def of(self, fetch: Fetch) -> Iterator[FetchCredit]:
-        """That of a fetch, while it is sent."""
+        """Yields the credit of a fetch, while its array is sent."""
         if fetch.credit is None or fetch.credit >= fetch.size:
             credit = FetchCredit()
             credit.add(None)
@@ -62,7 +66,7 @@ class FetchCredits:
                 self._credits.pop(fetch.request, None)
 
     def add(self, message: Credit) -> None:
-        """More may be sent of a fetch."""
+        """Grants credit to a fetch."""
         with self._lock:
             credit = self._credits.setdefault(message.request, FetchCredit())
         credit.add(message.bytes)

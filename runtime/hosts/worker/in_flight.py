@@ -1,4 +1,4 @@
-"""Limit on the launches that devices of a worker have at once."""
+"""Limit on the launches in flight on each device of a worker."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 
 import jax
 
-MOST_LAUNCHES = 16
-"""How many launches a device has at most that are not done.
+MAX_LAUNCHES = 16
+"""Limit on the launches in flight on a device.
 
-XLA takes 32. On a slice of several devices the next one then blocks the threads that launch on each of
-them, and these also send what launches have made: what this host waits for may be computed on another one
-from something that is never sent. What is called beside steps counts there, too, hence the distance.
+XLA accepts 32. On a slice of several devices the next launch then blocks the launching threads of all of
+them, which also send the results of launches. Another host may need such a result before it can compute what
+this host waits for: a deadlock. The limit is lower because calls beside the steps launch computations, too.
 """
 
 
 class LaunchesInFlight:
-    """The launches that devices have, each by the token that tells when it is done.
+    """Launches in flight on the devices of this process, as the tokens that become ready when they are done.
 
-    To wait for the oldest one before the next is made cannot block for ever: it needs only what comes earlier
-    in the order that all hosts share.
+    Waiting for the oldest launch before the next is issued cannot deadlock: it depends only on launches that
+    are earlier in the order that all hosts share.
     """
 
     def __init__(self) -> None:
         self._tokens: dict[jax.Device, collections.deque[Any]] = collections.defaultdict(collections.deque)
 
-    def keeper(self, devices: Sequence[jax.Device]) -> Callable[[Any], None]:
-        """Makes a function that takes the token of each launch on some devices, and waits above the limit."""
+    def limiter(self, devices: Sequence[jax.Device]) -> Callable[[Any], None]:
+        """Returns a function that adds the token of a launch on some devices, and waits above the limit."""
         of_devices = [self._tokens[device] for device in devices]
 
-        def keep(token: Any) -> None:
+        def add(token: Any) -> None:
             for tokens in of_devices:
                 tokens.append(token)
-                if len(tokens) > MOST_LAUNCHES:
-                    # What is wrong with a launch, its results say.
+                if len(tokens) > MAX_LAUNCHES:
+                    # The results of a failed launch report its error.
                     with contextlib.suppress(Exception):
                         tokens.popleft().block_until_ready()
 
-        return keep
+        return add

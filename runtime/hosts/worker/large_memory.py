@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 
 _LARGE = 4 << 20
-"""Bytes from which on pages are asked for in large ones."""
+"""Size in bytes from which on large pages are requested."""
 
 _HUGE = 2 << 20
-"""The size of a large page, which has to begin at a multiple of it."""
+"""Size and alignment of a large page, in bytes."""
 
 _ALIGNMENT = 64
-"""Bytes at multiples of which XLA wants arrays to begin (`xla::cpu::MinAlign`)."""
+"""Alignment in bytes that XLA wants for arrays (`xla::cpu::MinAlign`)."""
 
 
 def memory_of(size: int) -> np.ndarray[Any, Any]:
-    """Bytes that begin where XLA wants arrays to.
+    """Returns uninitialized bytes that are aligned for XLA.
 
-    The system gives new memory page by page, as it is written: of small pages that takes up to thirty times
-    as long as the copy.
+    The system allocates new memory page by page, on the first write: with small pages that takes up to thirty
+    times as long as the copy itself.
     """
     if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         block = np.empty(size + _ALIGNMENT, np.uint8)

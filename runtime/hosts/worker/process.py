@@ -1,9 +1,8 @@
-"""The process on a host: it runs the host's part of every step, in the order in which the controller asks.
+"""Worker process: runs the host program of every step, in the order in which the controller sends steps.
 
-The main thread reads and issues steps. One thread takes arrays from the controller, one answers what it
-asks in the meantime, one waits for results; programs are compiled, and arrays sent to the controller, in
-threads of their own. Arrays go from worker to worker over JAX's transfer server, never through the
-controller.
+The main thread reads and issues steps. One thread receives arrays from the controller, one answers its other
+requests, and one waits for results; programs are compiled, and arrays sent to the controller, in threads of
+their own. Arrays go from worker to worker over JAX's transfer server, never through the controller.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from typing import Any
 from pathways.runtime.bundle.process_limits import exit_with_parent
 
 if __name__ == "__main__":
-    # The libraries that follow make threads, of which none may get it: `SigtermHandler` waits for it.
+    # The imports below start threads, which inherit the mask: `SigtermHandler` alone must get the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    # To import them takes seconds. Its standard input may stay open, in processes forked from its parent.
+    # Before the imports, which take seconds. The end of standard input would not do instead: processes forked
+    # from the parent may keep it open.
     if len(sys.argv) > 1:
         exit_with_parent(int(sys.argv[1]))
 
@@ -44,7 +44,7 @@ from pathways.runtime.hosts.launch.cores import pin
 from pathways.runtime.hosts.launch.ready import FOLDER, ReadyFile
 from pathways.runtime.hosts.launch.sockets import connect_to, own_address, server_socket
 from pathways.runtime.hosts.protocol import messages as m
-from pathways.runtime.hosts.protocol.acceptor import call
+from pathways.runtime.hosts.protocol.acceptor import open_connection
 from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
@@ -54,7 +54,7 @@ from pathways.runtime.hosts.worker.call_runner import CallRunner
 from pathways.runtime.hosts.worker.fetch_credits import FetchCredits
 from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
 from pathways.runtime.hosts.worker.probes import Probes
-from pathways.runtime.hosts.worker.program_description import answers
+from pathways.runtime.hosts.worker.program_description import describe
 from pathways.runtime.hosts.worker.sigterm import SigtermHandler
 from pathways.runtime.hosts.worker.steps_in_progress import StepsInProgress
 from pathways.runtime.hosts.worker.worker_target import Peers, TransferIds, WorkerTarget
@@ -74,24 +74,24 @@ from pathways.runtime.xla import distributed, pjrt
 _NOTHING: dict[int, str] = {}
 
 _chance = random.SystemRandom()
-"""The numbers of the user's `random.seed` are not ours to draw, and forked processes share no state."""
+"""Source of jitter apart from `random`, whose state belongs to the user and is shared by forked processes."""
 
 _AGAIN_SECONDS = 0.5
-"""How long a worker that was turned away waits at most before it tries again."""
+"""Maximum delay before a worker that was refused connects again, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProgram:
-    """A program of this host.
+    """Program of this host.
 
     Attributes:
       name: its name.
       executable: the function.
-      target: what its sends and receipts are bound to.
-      inputs: which of the arrays that its island takes it takes; None for all.
-      donated: which of these it donates.
-      outputs: the number of each array that it makes among those that its island makes.
-      count: how many its island makes.
+      target: the target that its sends and receives are bound to.
+      inputs: the indices of its arguments among those of the island's program; None for all.
+      donated: the indices of donated arguments among its own.
+      outputs: the index of each of its results among those of the island's program.
+      count: number of results of the island's program.
     """
 
     name: str
@@ -103,7 +103,7 @@ class WorkerProgram:
     count: int
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
-        """What stands for all that its island makes."""
+        """Returns the results of the island's program, with `ELSEWHERE` for those of other hosts."""
         if self.inputs is None:
             return list(arrays)
         results = [ELSEWHERE] * self.count
@@ -113,14 +113,14 @@ class WorkerProgram:
 
 
 class Worker:
-    """The state of a worker.
+    """State of a worker, and the threads that serve the controller.
 
     Args:
-      config: what it was told when it was started.
-      connections: to the controller, by the names of `messages.CHANNELS`.
-      peers: to the other workers.
-      devices: those of its island.
-      probes: ask the other workers whether they live.
+      config: its configuration.
+      connections: the connections to the controller, by the names of `messages.CHANNELS`.
+      peers: the data connections to other workers.
+      devices: the devices of its island.
+      probes: the heartbeats to other workers.
     """
 
     def __init__(
@@ -139,48 +139,48 @@ class Worker:
         self.devices = {device.id: device for device in devices}
         self.store = ArrayStore({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
         self.programs: dict[int, WorkerProgram] = {}
-        # Given up before it was compiled.
+        # Programs that were unloaded before they were compiled.
         self.unneeded: set[int] = set()
-        # Of each session: what was asked for twice has no other number.
+        # The last step or call of each session, see `is_known`.
         self.last: collections.defaultdict[int, int] = collections.defaultdict(int)
         self.in_flight = LaunchesInFlight()
-        self.underway = StepsInProgress()
+        self.in_progress = StepsInProgress()
         # Held while a step is issued.
         self.issuing = threading.Lock()
-        stalls.monitor.awaited = self.underway.awaited
+        stalls.monitor.awaited = self.in_progress.awaited
         self.credits = FetchCredits()
         self.recording = WorkerRecording(connections["watch"])
         self.calls = CallRunner(self.host, self.store, connections["steps"])
         self.waiting: queue.SimpleQueue[tuple[int, WorkerProgram, list[Any], list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
-        """Serves the controller; the process ends with it."""
-        for work in (self.take_arrays, self.answer, self.wait):
+        """Serves the controller; exits the process when the connection closes."""
+        for work in (self.receive_arrays, self.answer, self.wait):
             self.start(work)
         self.guarded(self.issue)
 
     def start(self, work: Callable[..., None], *args: Any) -> None:
-        """Does something in a thread of its own."""
+        """Runs a function in a thread of its own."""
         start_thread(functools.partial(self.guarded, functools.partial(work, *args)), work.__name__)
 
     def guarded(self, work: Callable[[], None]) -> None:
-        """Does something; what goes wrong in it ends the process, which the controller sees."""
+        """Runs a function; an error in it exits the process, which the controller notices."""
         try:
             work()
         except ConnectionEnded:
-            _end()
+            _exit()
         except m.MessageError as error:
             print(f"pathways worker: {error}", file=sys.stderr)
-            _end()
+            _exit()
         except BaseException:
-            # Whatever that needs itself, such as memory.
+            # Printing may fail itself, as without memory.
             try:
                 traceback.print_exc()
             finally:
-                _end()
+                _exit()
 
-    def take_arrays(self) -> None:
-        """Takes arrays that the controller sends."""
+    def receive_arrays(self) -> None:
+        """Receives arrays from the controller."""
         connection = self.connections["arrays"]
         connection.place = self.store.place
         while True:
@@ -189,9 +189,9 @@ class Worker:
                 case m.Put():
                     self.store.begin(message)
                 case m.Chunk():
-                    self.store.take(message)
+                    self.store.add_chunk(message)
                 case m.Free():
-                    self.store.give_up(message.arrays)
+                    self.store.abandon(message.arrays)
                 case m.Load():
                     self.start(self.load, message)
                 case m.Credit():
@@ -200,7 +200,7 @@ class Worker:
                     raise _unexpected(message)
 
     def answer(self) -> None:
-        """Answers what the controller asks while steps run."""
+        """Answers requests of the controller while steps run."""
         connection = self.connections["watch"]
         while True:
             message = connection.receive()
@@ -208,7 +208,7 @@ class Worker:
                 case m.Ping():
                     connection.send(m.Pong(message.number))
                 case m.ReadClock():
-                    self.recording.tell_time(message)
+                    self.recording.send_time(message)
                 case m.RequestReport():
                     connection.send(m.Report(message.request, self.report()))
                 case m.Describe():
@@ -216,61 +216,61 @@ class Worker:
                 case m.Lost():
                     self.peers.lose(message.addresses)
                 case m.Leave():
-                    _end()
+                    _exit()
                 case _:
                     raise _unexpected(message)
 
     def report(self) -> HostReport:
-        """How this worker is."""
-        held = {number: bytes_here(array) for number, array in self.store.held().items()}
+        """Returns the arrays, programs, steps and calls of this worker."""
+        sizes = {number: local_bytes(array) for number, array in self.store.available().items()}
         clients: dict[int, tuple[int, int]] = {}
-        for number, size in held.items():
+        for number, size in sizes.items():
             count, total = clients.get(number >> SESSION_BITS, (0, 0))
             clients[number >> SESSION_BITS] = count + 1, total + size
         programs = tuple(sorted(program.name for program in [*self.programs.values()]))
-        steps, calls = self.underway.report(), self.calls.report()
-        return HostReport(len(held), sum(held.values()), programs, steps, calls, clients)
+        steps, calls = self.in_progress.report(), self.calls.report()
+        return HostReport(len(sizes), sum(sizes.values()), programs, steps, calls, clients)
 
-    def lose_peer(self, host: int, address: str, why: str) -> None:
-        """Tells the controller that another host does not answer."""
+    def report_lost_peer(self, host: int, address: str, why: str) -> None:
+        """Notifies the controller that another host does not answer."""
         with contextlib.suppress(ConnectionEnded):
             self.connections["watch"].send(m.PeerLost(host, address, why))
 
-    def find_peer(self, host: int, address: str) -> None:
-        """Tells the controller that another host answers again."""
+    def report_found_peer(self, host: int, address: str) -> None:
+        """Notifies the controller that another host answers again."""
         with contextlib.suppress(ConnectionEnded):
             self.connections["watch"].send(m.PeerFound(host, address))
 
-    def ask_to_leave(self) -> None:
-        """Tells the controller that this process was asked to end."""
+    def report_leaving(self) -> None:
+        """Notifies the controller that this process got SIGTERM."""
         with contextlib.suppress(ConnectionEnded):
             self.connections["watch"].send(m.Leaving())
 
     def issue(self) -> None:
-        """The dispatch thread: everything that has an order, in that order."""
+        """Handles the ordered messages, in their order, in the dispatch thread."""
         connection = self.connections["steps"]
         while True:
-            for message in connection.receive_some():
-                # Most are steps.
+            for message in connection.receive_available():
+                # Most messages are steps, which need no `match`.
                 if type(message) is m.Run:
                     self.run(message)
                 else:
-                    self.take_turn(message)
+                    self.handle_ordered(message)
 
-    def take_turn(self, message: object) -> None:
-        """Does what a message of the dispatch thread says that is no step."""
+    def handle_ordered(self, message: object) -> None:
+        """Handles an ordered message other than a step."""
         match message:
             case m.Free():
                 self.store.free(message.arrays)
             case m.Fetch():
-                self.start(self.send_array, message, self.store.look_up(message.array))
+                self.start(self.send_array, message, self.store.get_or_promise(message.array))
             case m.Unload():
                 if self.programs.pop(message.program, None) is None:
                     self.unneeded.add(message.program)
             case m.Call():
                 self.call(message)
             case m.ReleaseClient():
-                self.calls.forget(message.client)
+                self.calls.release_client(message.client)
                 self.last.pop(message.client, None)
             case m.Cancel():
                 for program, run in message.runs:
@@ -284,25 +284,25 @@ class Worker:
                 raise _unexpected(message)
 
     def load(self, message: m.Load) -> None:
-        """Compiles a program, and tells the controller."""
-        self.connections["steps"].send(m.LoadDone(message.request, self.loaded(message)))
+        """Compiles a program, and replies to the controller."""
+        self.connections["steps"].send(m.LoadDone(message.request, self.add_program(message)))
 
-    def loaded(self, message: m.Load) -> str | None:
-        """Compiles a program; returns what is wrong with it."""
+    def add_program(self, message: m.Load) -> str | None:
+        """Compiles a program and adds it; returns the error if that fails."""
         try:
-            hosted = self.hosted(message)
+            program = self.compile(message)
         except Exception as error:
             return _described(error)
         if message.program in self.unneeded:
             return None
-        others = hosted.target.peers() | (set(self.island) - {self.host})
-        if others and (wrong := self.peers.shared()) is not None:
-            return wrong
-        self.programs[message.program] = hosted
-        self.probes.watch({host: message.probes[host] for host in others})
+        peers = program.target.peers() | (set(self.island) - {self.host})
+        if peers and (error_text := self.peers.port_conflict()) is not None:
+            return error_text
+        self.programs[message.program] = program
+        self.probes.watch({host: message.probes[host] for host in peers})
         return None
 
-    def hosted(self, message: m.Load) -> WorkerProgram:
+    def compile(self, message: m.Load) -> WorkerProgram:
         """Compiles a program."""
         context = make_context()
         with context:
@@ -316,7 +316,7 @@ class Worker:
         if len(self.island) > 1:
             own = cut_host_program(whole, message.owners, self.host, message.crossing)
             plan, inputs, outputs = own.plan, own.inputs, own.outputs
-        # Where it is needed alone: it imports scipy.
+        # Only where it is needed, because it imports scipy.
         if any(b"lapack_" in code for code in _code(message)):
             pjrt.initialize_lapack()
         bindings = {
@@ -367,11 +367,11 @@ class Worker:
         return WorkerProgram(message.name, executable, targets[0], inputs, donated, outputs, count)
 
     def describe(self, message: m.Describe) -> None:
-        """Says what XLA made of a program."""
-        hosted = self.programs.get(message.program)
-        executable = None if hosted is None else hosted.executable
-        for answer in answers(message.request, executable, text=message.text):
-            self.connections["watch"].send(answer)
+        """Sends memory, FLOPs and text of a compiled program."""
+        program = self.programs.get(message.program)
+        executable = None if program is None else program.executable
+        for reply in describe(message.request, executable, text=message.text):
+            self.connections["watch"].send(reply)
 
     def run(self, message: m.Run) -> None:
         """Issues a step."""
@@ -379,33 +379,34 @@ class Worker:
             return
         self.store.free(message.free)
         program = self.programs[message.program]
-        taken = [self.store.get(number) for number in message.arguments]
+        arguments = [self.store.get(number) for number in message.arguments]
         if program.inputs is not None:
-            taken = [taken[n] for n in program.inputs]
-        wrong = None
-        for array in taken:
+            arguments = [arguments[n] for n in program.inputs]
+        failure = None
+        for array in arguments:
             if isinstance(array, FailedArray):
-                wrong = array.error
+                failure = array.error
                 break
         if program.donated and self.calls.holding:
-            self.calls.wait_for([taken[n] for n in program.donated])
+            self.calls.wait_for([arguments[n] for n in program.donated])
         self.recording.run = message
-        program.target.begin(message.run, self.underway.begin(program.name, message.run))
+        program.target.begin(message.run, self.in_progress.begin(program.name, message.run))
         results: list[Any] = []
-        if wrong is None:
+        if failure is None:
             try:
                 with self.issuing:
-                    results = program.executable.run(taken)
+                    results = program.executable.run(arguments)
             except Exception as error:
-                wrong = _described(error)
-        if wrong is not None:
-            program.target.poison(wrong)
-            poisons = [FailedArray(wrong)] * len(program.outputs)
+                failure = _described(error)
+        if failure is not None:
+            # Other hosts wait for the sends of this step.
+            program.target.poison(failure)
+            poisons = [FailedArray(failure)] * len(program.outputs)
             self.store.add(message.first, program.results(poisons))
-            self.done(message.run, wrong, {})
+            self.send_done(message.run, failure, {})
             return
         self.store.add(message.first, results if program.inputs is None else program.results(results))
-        self.underway.issued(message.run)
+        self.in_progress.issued(message.run)
         if program.target.missed is not None:
             self.connections["steps"].send(m.Missed(message.run, program.target.missed))
         tokens = program.target.tokens
@@ -416,52 +417,53 @@ class Worker:
             if not array.is_ready():
                 self.waiting.put((message.run, program, results, tokens))
                 return
-        self.done(message.run, None, self.wait_for(program, results) if results else _NOTHING)
+        self.send_done(message.run, None, self.wait_for(program, results) if results else _NOTHING)
 
     def call(self, message: m.Call) -> None:
-        """Takes a call of a function in its turn."""
+        """Accepts a call of a function in its order among steps."""
         if not self.is_known(message.call):
-            self.calls.take(message)
+            self.calls.accept(message)
 
     def is_known(self, number: int) -> bool:
-        """Notes a step or call; says if it is known already: a controller that was interrupted asks again."""
+        """Registers a step or call; returns whether it is a repetition of an interrupted controller."""
         session = number >> SESSION_BITS
         if number <= self.last[session]:
             return True
         self.last[session] = number
         return False
 
-    def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
-        """Tells the controller that a step is done."""
-        took = self.underway.done(run)
-        self.connections["steps"].send(m.Done(run, wrong, failed, took))
+    def send_done(self, run: int, error: str | None, failed: dict[int, str]) -> None:
+        """Notifies the controller that a step is done."""
+        took = self.in_progress.done(run)
+        self.connections["steps"].send(m.Done(run, error, failed, took))
 
     def wait(self) -> None:
-        """Tells the controller of every step when it is done."""
+        """Waits for steps, and notifies the controller of each that is done."""
         while True:
             run, program, results, tokens = self.waiting.get()
             failed = self.wait_for(program, results)
-            wrong = _wait_for(tokens)
+            error = _wait_for(tokens)
+            # Before `get` blocks: nothing here may keep arrays alive.
             del program, results, tokens
-            self.done(run, wrong, failed)
+            self.send_done(run, error, failed)
 
     def wait_for(self, program: WorkerProgram, results: list[Any]) -> dict[int, str]:
-        """Waits for the results of a program; returns what is wrong with some of them, by their positions."""
+        """Waits for the results of a program; returns the errors of those that failed, by their positions."""
         failed = {}
         for position, array in enumerate(results):
             try:
                 array.block_until_ready()
             except Exception as error:
-                # A later step may have taken it over, or be about to, device by device.
+                # A later step may have donated it, or be about to, device by device.
                 with self.issuing:
-                    is_taken = array.is_deleted()
-                if not is_taken:
+                    is_donated = array.is_deleted()
+                if not is_donated:
                     slice = program.executable.outputs[position].slice
                     failed[program.outputs[position]] = f"a result on slice {slice}: {_described(error)}"
         return failed
 
     def send_array(self, message: m.Fetch, array: Any) -> None:
-        """Sends what the controller fetches, when it is ready."""
+        """Sends an array that the controller fetches, when it is ready."""
         connection = self.connections["arrays"]
         if isinstance(array, PromisedArray):
             array = array.wait()
@@ -482,16 +484,16 @@ class Worker:
                 raw = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
                 offset = 0
                 while offset < len(raw):
-                    piece = raw[offset : offset + credit.take(min(CHUNK, len(raw) - offset))]
+                    piece = raw[offset : offset + credit.acquire(min(CHUNK, len(raw) - offset))]
                     if not piece:
-                        # Nobody wants the rest.
+                        # The fetch was cancelled.
                         return
                     connection.send_with(m.Chunk(message.request, shard, offset, len(piece)), piece)
                     offset += len(piece)
 
 
 def _wait_for(tokens: list[Any]) -> str | None:
-    """Waits for launches; returns what is wrong with the first that failed."""
+    """Waits for launches; returns the error of the first that failed."""
     for token in tokens:
         try:
             token.block_until_ready()
@@ -501,23 +503,23 @@ def _wait_for(tokens: list[Any]) -> str | None:
 
 
 def _code(message: m.Load) -> Iterator[bytes]:
-    """All bytecode of a program."""
+    """Yields all bytecode of a program."""
     yield message.module
     for computation in message.computations.values():
         yield computation.module
 
 
-def bytes_here(array: Any) -> int:
-    """The bytes of the shards of an array; none of one that was donated."""
+def local_bytes(array: Any) -> int:
+    """Returns the bytes of the shards of an array on this host; 0 for one that was donated."""
     return 0 if array.is_deleted() else sum(shard.data.nbytes for shard in array.addressable_shards)
 
 
 def _unexpected(message: object) -> m.MessageError:
-    return m.MessageError(f"a worker does not take {type(message).__name__} here")
+    return m.MessageError(f"unexpected message {type(message).__name__} from the controller")
 
 
-def _end(code: int = 0) -> None:
-    """Ends the process, past XLA's own end, which waits for threads that wait for workers that are gone."""
+def _exit(code: int = 0) -> None:
+    """Exits at once: XLA's own cleanup would wait for threads that wait for lost workers."""
     try:
         sys.stderr.flush()
     finally:
@@ -531,32 +533,32 @@ def _described(error: Exception) -> str:
 
 
 def main() -> int:
-    """Runs a worker; what it has to know comes as a line of JSON on standard input.
+    """Runs a worker, which reads its configuration as a line of JSON from standard input.
 
-    A worker on the machine of its parent has the id of that as its argument. To a spare worker the line comes
-    when it is used.
+    A worker on the machine of its parent gets the process id of the parent as an argument. A spare worker
+    gets the configuration when it is used.
     """
-    # Ctrl-C is for the controller, whose end is that of its workers.
+    # Ctrl-C is for the controller; the worker exits with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("ready", flush=True)
     if not (line := sys.stdin.readline()):
         return 0
-    # Nobody reads what functions of users print.
+    # The parent does not read any more; functions of users must not block when they print.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)
     config = WorkerConfig.from_json(line)
-    start_thread(_end_with_input, "standard input")
+    start_thread(_exit_with_input, "standard input")
     jax.config.update("jax_platforms", config.platform)
     secret = bytes.fromhex(config.secret)
-    sigterm = SigtermHandler(config.grace, _end)
+    sigterm = SigtermHandler(config.grace, _exit)
 
     try:
         if config.cores is not None:
             pin(config.first_core, config.cores)
-        connected = {channel: _connected(config, secret, channel) for channel in m.CHANNELS}
+        connected = {channel: _connect(config, secret, channel) for channel in m.CHANNELS}
         connections = {channel: connection for channel, (connection, _) in connected.items()}
-        # What reaches the controller is what other workers shall reach.
+        # Other workers use the network through which this one reaches the controller.
         address = connected["watch"][1]
         cluster = _devices(config, address, connections["watch"])
         peers = Peers(jax.devices()[0].client, address, config.ports)
@@ -570,8 +572,8 @@ def main() -> int:
         secret,
         config.host,
         config.epoch,
-        lambda *lost: worker.lose_peer(*lost),
-        lambda *found: worker.find_peer(*found),
+        lambda *lost: worker.report_lost_peer(*lost),
+        lambda *found: worker.report_found_peer(*found),
         config.heartbeat,
     )
     own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
@@ -586,71 +588,72 @@ def main() -> int:
         )
     )
 
-    def ask_to_leave() -> None:
+    def leave() -> None:
         mark.remove()
-        worker.ask_to_leave()
+        worker.report_leaving()
 
-    sigterm.ask = ask_to_leave
+    sigterm.notify = leave
     worker.serve()
     return 0
 
 
-def _end_with_input() -> None:
-    """Ends the process when its standard input ends: whoever started it is gone, or wants it gone.
+def _exit_with_input() -> None:
+    """Exits when standard input closes: the process that started this one has exited, or wants it to exit.
 
-    The connections to the controller may not tell, as while the network is cut.
+    The connections to the controller do not show that while the network is cut.
     """
-    # Past `sys.stdin`, which Python locks when it ends.
+    # Not through `sys.stdin`, whose lock the exit of the interpreter needs.
     while os.read(0, 1024):
         pass
-    _end()
+    _exit()
 
 
-def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Connection[Any], str]:
-    """A connection to the controller, and the address of this machine on it.
+def _connect(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Connection[Any], str]:
+    """Connects to the controller; returns the connection and the address of this machine on it.
 
     Raises:
-      OSError: nothing listens there, or it is not reached until the start has had its time.
-      MessageError: who listens there does not know the secret.
+      OSError: nothing listens there, or it is not reached within the time for the start.
+      MessageError: the handshake failed, because the other side does not know the secret.
     """
     purpose = m.Purpose(channel, "worker", config.host, config.epoch, "controller")
     deadline = time.monotonic() + START_SECONDS
-    is_told = False
+    has_warned = False
     while True:
         try:
             sock = connect_to(config.controller, config.heartbeat)
             address = own_address(sock)
-            return call(sock, secret, purpose, decode_for_worker), address
+            return open_connection(sock, secret, purpose, decode_for_worker), address
         except (ConnectionRefusedError, FileNotFoundError):
             raise
         except OSError as error:
-            # The network is cut, or too many strangers are at the door.
+            # The network is cut, or the controller has too many pending connections.
             if time.monotonic() > deadline:
                 raise
-            if not is_told:
-                is_told, where = True, config.controller
+            if not has_warned:
+                has_warned, where = True, config.controller
                 print(
-                    f"pathways worker: it does not reach {where}, and tries again: {error}", file=sys.stderr
+                    f"pathways worker: cannot reach the controller at {where}; retrying: {error}",
+                    file=sys.stderr,
                 )
             time.sleep(_AGAIN_SECONDS * _chance.random())
 
 
 def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Cluster:
-    """The devices of all hosts of the island, with which this one joins them."""
+    """Joins the other hosts of the island; returns the devices of all of them."""
     if config.size == 1:
         is_cpu = config.platform == "cpu"
         return discover(config.cpu_devices if is_cpu else None, platform=config.platform)
     with contextlib.ExitStack() as stack:
         port = None
         if config.rank == 0:
-            # Until JAX listens there.
+            # Keeps other processes of this package off the port until JAX listens there.
             port = stack.enter_context(claimed_port(address, config.ports))
             watch.send(m.Coordinator(f"{address}:{port}"))
-        told = watch.receive()
-        if not isinstance(told, m.Join):
-            raise _unexpected(told)
+        join = watch.receive()
+        if not isinstance(join, m.Join):
+            raise _unexpected(join)
         distributed.join(
-            told.address,
+            join.address,
             address,
             rank=config.rank,
             size=config.size,

@@ -1,4 +1,4 @@
-"""What XLA made of the programs of this host, for the controller."""
+"""Memory, FLOPs and text of XLA's modules of a program on this host, for the controller."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathways.runtime.local.memory import analyze
 from pathways.runtime.xla.pjrt import flops_of
 
 _CHARACTERS = 1 << 20
-"""How much text is in one message."""
+"""Maximum length of the text in one message."""
 
 
-def answers(request: int, executable: Executable | None, *, text: bool) -> Iterator[Described]:
-    """What a worker answers, in pieces.
+def describe(request: int, executable: Executable | None, *, text: bool) -> Iterator[Described]:
+    """Yields the replies to `Describe`, which split the text.
 
     Args:
-      request: the number of the question.
-      executable: the program; None for one that is not here.
-      text: whether the text of XLA's modules is asked for.
+      request: the number of the request.
+      executable: the program; None if it is not on this host.
+      text: whether the text of XLA's modules is requested.
     """
     if executable is None:
         yield Described(request, {}, (), "", True, "the program is not on this host")

@@ -1,6 +1,6 @@
-"""How a worker ends that somebody has asked to, with SIGTERM: when the controller says that it may.
+"""Graceful exit of a worker on SIGTERM: the worker notifies the controller, which decides when it exits.
 
-That is no loss: what was accepted is done first, and what there is can be read for some time.
+So nothing is lost: accepted steps finish first, and arrays can be fetched until the grace period ends.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from collections.abc import Callable
 from pathways.runtime.resources.threads import start_thread
 
 _MARGIN = 5.0
-"""For how many seconds more than the controller should need a worker waits for it."""
+"""Seconds that a worker waits for the controller beyond the grace period."""
 
 
 class SigtermHandler:
-    """Waits for SIGTERM, which the process has to have blocked since it started.
+    """Handler of SIGTERM, which the process must have blocked before it started any thread.
 
     Args:
-      grace: seconds that its island may take to end.
-      end: ends the process, with an exit code.
+      grace: seconds that the island may take to finish.
+      exit: exits the process, with an exit code.
 
     Attributes:
-      ask: tells the controller; None while there is nothing to lose yet.
+      notify: notifies the controller; None while the worker starts, when it exits at once.
     """
 
-    def __init__(self, grace: float, end: Callable[[int], None]) -> None:
+    def __init__(self, grace: float, exit: Callable[[int], None]) -> None:
         self._grace = grace
-        self._end = end
-        self.ask: Callable[[], None] | None = None
+        self._exit = exit
+        self.notify: Callable[[], None] | None = None
         start_thread(self._wait, "sigterm")
 
     def _wait(self) -> None:
         signal.sigwait({signal.SIGTERM})
-        if self.ask is None:
-            self._end(128 + signal.SIGTERM)
+        if self.notify is None:
+            self._exit(128 + signal.SIGTERM)
             return
-        self.ask()
-        start_thread(self._end_late, "sigterm ends")
-        # Who asks again does not want to wait.
+        self.notify()
+        start_thread(self._exit_late, "sigterm exits")
+        # A second signal means not to wait for the controller.
         signal.sigwait({signal.SIGTERM})
-        self._end(0)
+        self._exit(0)
 
-    def _end_late(self) -> None:
-        """Ends the process when the controller does not, which may be stopped."""
+    def _exit_late(self) -> None:
+        """Exits even if the controller does not reply, for its process may be stopped."""
         time.sleep(self._grace + _MARGIN)
-        self._end(0)
+        self._exit(0)

@@ -1,4 +1,4 @@
-"""What a worker is at: which steps it has begun, and for whose arrays they may wait."""
+"""Steps in progress on a worker, and the arrays of other hosts that they wait for."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathways.runtime.plan.plan import Receive
 
 
 class PendingReceive:
-    """Arrays that another host was asked for.
+    """Arrays that another host sends, which may be pending.
 
-    They are not held: what a step has read is freed when the step says so.
+    The arrays are only referred to weakly, so that the step still frees and donates them in time.
 
     Args:
-      receive: the step that asked.
-      host: the host that it asked, or the first of them.
+      receive: the receive of the plan.
+      host: the host that sends, or the first of several.
       address: its data address, see `WorkerHandle.data_address`.
-      arrays: what it got, which may be pending.
+      arrays: the results of the receive.
     """
 
     __slots__ = ("_address", "_arrays", "_began", "_host", "_receive")
@@ -35,9 +35,9 @@ class PendingReceive:
         self._arrays = [weakref.ref(array) for array in arrays]
 
     def waiting(self) -> WaitReport | None:
-        """What is known of it; None when all is there."""
-        known = [_is_there(reference()) for reference in self._arrays]
-        if all(known):
+        """Returns a report of the pending arrays; None when all have arrived."""
+        arrived = [_has_arrived(reference()) for reference in self._arrays]
+        if all(arrived):
             return None
         receive = self._receive
         return WaitReport(
@@ -48,15 +48,15 @@ class PendingReceive:
             receive.dst,
             receive.index,
             time.monotonic() - self._began,
-            False in known,
+            False in arrived,
         )
 
 
-def _is_there(array: Any) -> bool | None:
-    """Whether an array is there; None when it is no longer known."""
+def _has_arrived(array: Any) -> bool | None:
+    """Returns whether an array has arrived; None when it was freed or donated, so that nobody knows."""
     if array is None:
         return None
-    # Another thread may donate it in between.
+    # Another thread may donate it in the meantime.
     with contextlib.suppress(RuntimeError):
         return bool(array.is_ready())
     return None
@@ -66,48 +66,53 @@ def _is_there(array: Any) -> bool | None:
 class _StartedStep:
     program: str
     began: float
-    asked: list[PendingReceive]
+    receives: list[PendingReceive]
     is_issued: bool = False
 
 
 class StepsInProgress:
-    """The steps that a worker has begun and that are not done."""
+    """Steps that a worker has begun and that are not done."""
 
     def __init__(self) -> None:
         self._steps: dict[int, _StartedStep] = {}
         self._ended = 0.0
 
     def begin(self, program: str, run: int) -> list[PendingReceive]:
-        """Notes that a step begins; returns the list for what it asks for."""
-        asked: list[PendingReceive] = []
-        self._steps[run] = _StartedStep(program, time.monotonic(), asked)
-        return asked
+        """Registers a step; returns the list to which its receives are appended."""
+        receives: list[PendingReceive] = []
+        self._steps[run] = _StartedStep(program, time.monotonic(), receives)
+        return receives
 
     def issued(self, run: int) -> None:
-        """Notes that all of a step is issued."""
+        """Marks a step as completely issued."""
         self._steps[run].is_issued = True
 
     def done(self, run: int) -> float:
-        """Notes that a step is done; the seconds since it began, or since the one before it was done."""
-        # Two threads note ends: each may see the end that the other replaces, never half of one.
+        """Removes a step that is done.
+
+        Returns:
+          The seconds since it began, or since the step before it was done if that was later.
+        """
+        # Two threads call this without a lock: one may read `_ended` just before the other replaces it, which
+        # makes a figure slightly larger and breaks nothing.
         now, before = time.monotonic(), self._ended
         self._ended = now
         return now - max(before, self._steps.pop(run).began)
 
     def awaited(self) -> list[str]:
-        """The arrays of other hosts that steps wait for, or may wait for, in words."""
+        """Returns a line for each array of another host that a step waits for, or may wait for."""
         return [
-            f"{'waits' if one.is_sure else 'may wait'} for {one}"
+            f"{'waits' if wait.is_sure else 'may wait'} for {wait}"
             for step in self.report()
-            for one in step.waiting
+            for wait in step.waiting
         ]
 
     def report(self) -> tuple[StepReport, ...]:
-        """All steps that are not done, in the order in which they began."""
+        """Returns all steps that are not done, in the order in which they began."""
         now = time.monotonic()
         reports = []
         for run, step in [*self._steps.items()]:
-            found = [asked.waiting() for asked in [*step.asked]]
-            waiting = tuple(one for one in found if one is not None)
+            waits = [receive.waiting() for receive in [*step.receives]]
+            waiting = tuple(wait for wait in waits if wait is not None)
             reports.append(StepReport(step.program, run, now - step.began, step.is_issued, waiting))
         return tuple(reports)

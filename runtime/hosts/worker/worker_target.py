@@ -1,4 +1,4 @@
-"""What the sends and receipts of a plan are bound to in a worker: JAX's transfer server."""
+"""Target that executes the sends and receives of a host's plan, over JAX's transfer server."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ from pathways.runtime.resources.ports import is_shared, listen_alone
 from pathways.runtime.xla import transfer
 
 _LARGE = 1 << 20
-"""Bytes from which on arrays have a connection of their own: what is small need not wait behind them."""
-
+"""Size in bytes from which on arrays use a second connection, so that small ones do not queue behind them."""
 
 _NUMBERS = 1 << 63
-"""Where the first numbers of runs begin anew: JAX's have 64 bits."""
+"""Modulus of the first ids of runs, which leaves room for the offsets: ids of JAX have 64 bits."""
 
 
 class PeerError(RuntimeError):
-    """Another host is lost."""
+    """Error of a step that receives from a lost host."""
 
 
 class Peers:
-    """The connections to other workers, one for small arrays and one for large ones.
+    """Data connections to other workers, one for small arrays and one for large ones.
 
     Args:
-      client: the client of JAX whose devices give and take.
-      address: that of this machine.
+      client: the PJRT client of the devices of this process.
+      address: the address of this machine.
       ports: the first and the last port to listen on; None for any.
 
     Attributes:
       server: JAX's transfer server, alone on its port.
       address: its address and port.
-      lost: the addresses of those that are lost.
+      lost: the data addresses of lost workers.
 
     Raises:
       OSError: all ports are taken.
@@ -57,24 +56,24 @@ class Peers:
         self._connections: dict[tuple[str, bool], Any] = {}
 
     def connection(self, address: str, nbytes: int) -> Any:
-        """The connection for arrays of a size from a worker; see `WorkerHandle.data_address`."""
+        """Returns the connection for arrays of a size from a worker; see `WorkerHandle.data_address`."""
         key = address, nbytes >= _LARGE
         if key not in self._connections:
             self._connections[key] = self.server.connect(address.partition("#")[0])
         return self._connections[key]
 
-    def shared(self) -> str | None:
-        """The error that another process has come to listen on the port; None while none has.
+    def port_conflict(self) -> str | None:
+        """Returns the error that another process listens on the same port; None if there is no such process.
 
-        Those of this package stay away, but not any that uses JAX's transfer server.
+        Processes of this package claim their ports, but others that use JAX's transfer server may share one.
         """
         address, _, port = self.address.rpartition(":")
         if not is_shared(address, int(port)):
             return None
-        return f"another process listens on {self.address} too, and could get what is asked of this one"
+        return f"another process listens on {self.address} too, and could get requests meant for this one"
 
     def lose(self, addresses: Iterable[str]) -> None:
-        """Nothing more comes from some workers: what was asked for is an error."""
+        """Closes the connections to lost workers; pending receives from them become errors."""
         self.lost.update(addresses)
         for key, connection in [*self._connections.items()]:
             if key[0] in self.lost:
@@ -84,15 +83,15 @@ class Peers:
 
 @dataclasses.dataclass(frozen=True)
 class TransferIds:
-    """The numbers under which a program sends arrays from host to host; all its hosts have the same.
+    """Ids under which the hosts of a program send arrays to each other; all its hosts compute the same ones.
 
-    Nobody can guess them, and no two hosts send under the same one: a process that is pulled from by mistake
-    has nothing under the number, so that its arrays are never taken for those of another one.
+    Ids cannot be guessed, and no two hosts send under the same id: a pull that reaches the wrong process by
+    mistake finds nothing under its id there, so it never gets an array of another transfer.
 
     Attributes:
-      base: a random number, which this program has alone.
-      stride: how many transfers a run has at most.
-      hosts: how many hosts there are.
+      base: a random number, unique to the program.
+      stride: maximum number of transfers of a run.
+      hosts: number of hosts.
     """
 
     base: int
@@ -100,32 +99,32 @@ class TransferIds:
     hosts: int
 
     def first(self, run: int) -> int:
-        """The first number of a run."""
+        """Returns the first id of a run."""
         return (self.base + run * self.stride * self.hosts * self.hosts) % _NUMBERS
 
     def offset(self, index: int, source: int, target: int) -> int:
-        """After that, the number of what a host sends to another one in a transfer."""
+        """Returns the id of a transfer from a host to another, relative to the first id of the run."""
         return (index * self.hosts + source) * self.hosts + target
 
 
 class WorkerTarget(LocalTarget):
-    """A `codegen.HostTarget` of the devices of this process.
+    """`codegen.HostTarget` of the devices of this process.
 
     Args:
-      *local: of a `LocalTarget`.
+      *local: the arguments of `LocalTarget`.
       peers: the connections to other workers.
       addresses: the data address of each host.
       owners: the host of each device of each slice of the program.
       host: the number of this host.
-      numbers: those under which arrays are sent.
+      numbers: the ids of transfers.
       in_flight: the launches of all programs of this process.
-      is_shared: whether other hosts have a part of the slices, and meet this one in its launches.
+      is_shared: whether slices span several hosts, whose launches run collectives with this one.
 
     Attributes:
-      tokens: those of the launches of this step that other hosts have a part of.
-      missed: why something that another host was to send did not come; None while all has. Hosts that share
-        a slice go on with zeros in its place: a launch that one of them leaves out is one in which the others
-        meet a later one of it, and compute nonsense or wait for ever.
+      tokens: the tokens of the launches of this step that other hosts take part in.
+      missed: the error of an array that another host did not send; None if all arrived. Hosts that share a
+        slice continue with zeros in its place: if one of them skipped a launch, the collectives of the others
+        would match a later launch of it, and compute nonsense or hang.
     """
 
     def __init__(
@@ -152,26 +151,26 @@ class WorkerTarget(LocalTarget):
         self.tokens: list[Any] = []
         self.missed: str | None = None
         self._sent: set[int] = set()
-        self._asked: list[PendingReceive] = []
+        self._receives: list[PendingReceive] = []
         self._poisons = {
             step.index: self._poison(step) for step in self._plan.steps if isinstance(step, Send)
         }
 
-    def begin(self, run: int, asked: list[PendingReceive]) -> None:
-        """Begins a step: what is sent and asked for from now on has its numbers.
+    def begin(self, run: int, receives: list[PendingReceive]) -> None:
+        """Begins a step: sends and receives use its ids from now on.
 
         Args:
           run: the number of the step.
-          asked: gets what it asks for.
+          receives: the list to which its receives are appended.
         """
         self._first = self._numbers.first(run)
-        self._asked = asked
+        self._receives = receives
         self._sent.clear()
         self.tokens = []
         self.missed = None
 
     def peers(self) -> set[int]:
-        """The hosts that arrays are exchanged with."""
+        """Returns the hosts that arrays are exchanged with."""
         slices = {
             slice
             for step in self._plan.steps
@@ -190,51 +189,51 @@ class WorkerTarget(LocalTarget):
         return self._kernels[key]
 
     def _on_hosts(self, launch: Launch, kernel: Kernel, received: Sequence[int]) -> Kernel:
-        """A launch, with what hosts add to it: operands that come from other hosts, and tokens."""
-        execute, keepers = kernel.execute, []
+        """Returns a kernel that also waits for received operands and passes on its tokens."""
+        execute, token_sinks = kernel.execute, []
         if received:
             execute = self._with_received(launch, execute, received)
         if kernel.handlers is not None:
             if len(self._devices[launch.slice]) > 1:
-                keepers.append(self._in_flight.keeper(self._devices[launch.slice]))
+                token_sinks.append(self._in_flight.limiter(self._devices[launch.slice]))
             if self._is_shared:
-                keepers.append(lambda token: self.tokens.append(token))
+                token_sinks.append(lambda token: self.tokens.append(token))
             if kernel.keep_token is not None:
-                keepers.append(kernel.keep_token)
+                token_sinks.append(kernel.keep_token)
 
-        def keep(token: Any) -> None:
-            for keeper in keepers:
-                keeper(token)
+        def pass_on(token: Any) -> None:
+            for sink in token_sinks:
+                sink(token)
 
-        keep_token = keep if len(keepers) > 1 else next(iter(keepers), None)
+        keep_token = pass_on if len(token_sinks) > 1 else next(iter(token_sinks), None)
         return dataclasses.replace(kernel, execute=execute, keep_token=keep_token)
 
     def _with_received(
         self, launch: Launch, execute: Callable[..., Any], received: Sequence[int]
     ) -> Callable[..., Any]:
-        """A launch that waits for operands which come from other hosts."""
+        """Returns the `execute` of a launch that waits for its received operands."""
         waits = [(n, self._arrival(launch.operands[n], launch.slice)) for n in received]
 
-        def launched(operands: Arrays, *options: Any) -> Any:
-            for n, arrived in waits:
-                operands[n] = arrived(operands[n])
+        def execute_when_arrived(operands: Arrays, *options: Any) -> Any:
+            for n, wait in waits:
+                operands[n] = wait(operands[n])
             return execute(operands, *options)
 
-        return launched
+        return execute_when_arrived
 
     def _arrival(self, slot: Slot, slice: str) -> Callable[[Any], Any]:
-        """Waits for what is in a slot; zeros when it does not come."""
+        """Returns a function that waits for the array of a slot, and returns zeros if it does not arrive."""
         (make,) = self._makers((slot,))
         shapes = [self._shape(slot, device) for device in self._devices[slice]]
 
-        def arrived(array: Any) -> Any:
+        def wait(array: Any) -> Any:
             try:
                 return jax.block_until_ready(array)
             except Exception as error:
                 self.missed = self.missed or str(error)
                 return make([_zeros(shape) for shape in shapes])
 
-        return arrived
+        return wait
 
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
         """See `LocalTarget.finish`."""
@@ -242,34 +241,34 @@ class WorkerTarget(LocalTarget):
         slot = self._plan.results[result].slots[slice]
         if slot not in self._received:
             return finish
-        arrived = self._arrival(slot, slice)
-        return arrived if finish is None else lambda array: finish(arrived(array))
+        wait = self._arrival(slot, slice)
+        return wait if finish is None else lambda array: finish(wait(array))
 
     def poison(self, error: str) -> None:
-        """Sends an error in the place of all that the step has not sent."""
+        """Sends an error in place of all arrays that the step has not sent."""
         for index, send in self._poisons.items():
             if index not in self._sent:
                 send(error)
 
     def cancel(self, run: int, hosts: Container[int]) -> None:
-        """Keeps nothing more that a run has sent to some hosts, which will not fetch it."""
+        """Frees the arrays that a run has sent to lost hosts, which will not fetch them."""
         first = self._numbers.first(run)
         for step in self._plan.steps:
             if isinstance(step, Send):
                 for host in self._picks(step):
                     if host in hosts:
-                        transfer.cancel(self._peers.server, first + self._sent_as(step, host))
+                        transfer.cancel(self._peers.server, first + self._send_offset(step, host))
 
     def send(self, send: Send) -> Callable[[Arrays], None]:
-        """How to give arrays to other hosts; takes one for each operand, and returns at once."""
+        """Returns a function that offers an array for each operand to other hosts, without waiting."""
         readers = self._readers(send.operands)
         size = sum(self._plan.shard_type(slot).nbytes for slot in send.operands)
         if not size:
             return lambda arrays: None
         copies = self._copier(send) if send.copy else None
-        picks = [(self._sent_as(send, host), own) for host, own in self._picks(send).items()]
+        picks = [(self._send_offset(send, host), own) for host, own in self._picks(send).items()]
 
-        def give(arrays: Arrays) -> None:
+        def offer(arrays: Arrays) -> None:
             if copies is not None:
                 arrays = copies(arrays)
             shards = [read(array) for read, array in zip(readers, arrays, strict=True)]
@@ -279,16 +278,19 @@ class WorkerTarget(LocalTarget):
                     self._first + offset, [shards[operand][device] for operand, device in own]
                 )
 
-        return give
+        return offer
 
     def receive(self, receive: Receive) -> Callable[[], Arrays]:
-        """How to ask other hosts for arrays; returns one for each result at once, which may be pending."""
+        """Returns a function that pulls arrays from other hosts, and returns one for each result at once.
+
+        The arrays may be pending.
+        """
         makers = self._makers(receive.results)
         shapes = self._shapes(receive)
         size = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in shapes)
         count = len(self._devices[receive.dst])
         if not size:
-            # An array without elements never arrives. Anew each time: a launch may take it over.
+            # The transfer server does not send empty arrays. New ones each time: a launch may donate them.
             return lambda: [
                 make([_zeros(shape) for shape in shapes[n * count : (n + 1) * count]])
                 for n, make in enumerate(makers)
@@ -299,56 +301,59 @@ class WorkerTarget(LocalTarget):
                 address,
                 self._peers.connection(address, size),
                 self._numbers.offset(receive.index, host, self._host),
-                wanted,
-                [shapes[n] for n in wanted],
+                shards,
+                [shapes[n] for n in shards],
             )
-            for host, wanted in self._wanted(receive).items()
+            for host, shards in self._shards_by_source(receive).items()
             for address in [self._addresses[host]]
         ]
         lost = self._peers.lost
 
-        def take() -> Arrays:
+        def pull() -> Arrays:
             shards: list[Any] = [None] * len(shapes)
-            for host, address, connection, offset, wanted, of_host in pulls:
+            for host, address, connection, offset, positions, of_host in pulls:
                 if address not in lost:
                     pulled = connection.pull(self._first + offset, of_host)
                 elif self._is_shared:
                     pulled = [transfer.error_array(shape, f"host {host} is lost") for shape in of_host]
                 else:
                     raise PeerError(f"host {host} is lost")
-                for n, shard in zip(wanted, pulled, strict=True):
+                for n, shard in zip(positions, pulled, strict=True):
                     shards[n] = shard
             arrays = [make(shards[n * count : (n + 1) * count]) for n, make in enumerate(makers)]
-            # An array is kept in shards where its readers want it so.
+            # An array is a list of shards where its readers use them one by one.
             first = [array[0] if isinstance(array, list | tuple) else array for array in arrays]
-            self._asked.append(PendingReceive(receive, *pulls[0][:2], first))
+            self._receives.append(PendingReceive(receive, *pulls[0][:2], first))
             return arrays
 
-        return take
+        return pull
 
-    def _sent_as(self, send: Send, host: int) -> int:
-        """The number, after the first of a run, of what another host gets of this one."""
+    def _send_offset(self, send: Send, host: int) -> int:
+        """Returns the id of what this host sends to another, relative to the first id of the run."""
         return self._numbers.offset(send.index, self._host, host)
 
     def _shapes(self, receive: Receive) -> list[jax.ShapeDtypeStruct]:
-        """What this host gets, result by result and device by device."""
+        """Returns the shards that this host receives, result by result and device by device."""
         return [
             self._shape(slot, device) for slot in receive.results for device in self._devices[receive.dst]
         ]
 
-    def _wanted(self, receive: Receive) -> dict[int, list[int]]:
-        """Which of these each host sends."""
+    def _shards_by_source(self, receive: Receive) -> dict[int, list[int]]:
+        """Returns for each host the positions in `_shapes` of the shards that it sends."""
         owners = self._owners[receive.src]
         targets = self._owners[receive.dst]
         routes = routes_of(receive, len(targets))
         own = [source for target, _, source in routes if targets[target] == self._host]
-        wanted: dict[int, list[int]] = {}
+        shards: dict[int, list[int]] = {}
         for n, source in enumerate(own):
-            wanted.setdefault(owners[source], []).append(n)
-        return wanted
+            shards.setdefault(owners[source], []).append(n)
+        return shards
 
     def _picks(self, send: Send) -> dict[int, list[tuple[int, int]]]:
-        """What each host gets of this one, in its order: operands, and which of the devices here have it."""
+        """Returns for each host the shards that it gets: pairs of an operand and a device of this host.
+
+        Their order is that of `_shards_by_source` on the other host.
+        """
         here = [n for n, owner in enumerate(self._owners[send.src]) if owner == self._host]
         targets = self._owners[send.dst]
         picks: dict[int, list[tuple[int, int]]] = {}
@@ -365,21 +370,21 @@ class WorkerTarget(LocalTarget):
         return lambda arrays: transfer.copied(arrays, devices, shardings)
 
     def _poison(self, send: Send) -> Callable[[str], None]:
-        """Sends errors in the place of arrays."""
+        """Returns a function that sends errors in place of arrays."""
         devices = self._devices[send.src]
         shapes = {
             host: [self._shape(send.operands[operand], devices[device]) for operand, device in own]
             for host, own in self._picks(send).items()
         }
 
-        def give(error: str) -> None:
+        def offer(error: str) -> None:
             for host, own in shapes.items():
                 if sum(math.prod(shape.shape) for shape in own):
                     arrays = [transfer.error_array(shape, error) for shape in own]
-                    number = self._first + self._sent_as(send, host)
+                    number = self._first + self._send_offset(send, host)
                     self._peers.server.await_pull(number, arrays)
 
-        return give
+        return offer
 
     def _shape(self, slot: Slot, device: jax.Device) -> jax.ShapeDtypeStruct:
         shard, aval = self._plan.shard_type(slot), self._slots.avals[slot]
@@ -392,7 +397,7 @@ def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _received(plan: Plan) -> frozenset[Slot]:
-    """The slots of what comes from other hosts, and of its copies."""
+    """Returns the slots of received arrays, and of their copies."""
     received: set[Slot] = set()
     for step in plan.steps:
         if isinstance(step, Receive) or (

@@ -26,7 +26,7 @@ from pathways.runtime.control.sharing.scheduler_events import (
     RoundTripMeasured,
     WorkSubmitted,
 )
-from pathways.runtime.hosts.launch.options import MOST_AHEAD
+from pathways.runtime.hosts.launch.options import MAX_AHEAD
 
 SEEDS = examples(200)
 FOUND = 50
@@ -403,7 +403,7 @@ def test_scheduler_issues_one_step_at_a_time_of_new_programs():
     timers.run(1.1)
     assert timers.served[1] == pytest.approx(0.003)
     assert timers.core.under_way(0) == 2
-    scheduler = Scheduler(1, ahead=MOST_AHEAD)
+    scheduler = Scheduler(1, ahead=MAX_AHEAD)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
     steps = [QueuedStep(0, number, number, {0: ()}, {0: ()}) for number in range(3)]
     for step in steps:

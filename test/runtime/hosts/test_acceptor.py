@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pathways.runtime.hosts.protocol import acceptor
-from pathways.runtime.hosts.protocol.acceptor import Acceptor, call
+from pathways.runtime.hosts.protocol.acceptor import Acceptor, open_connection
 from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
 from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import PROTOCOL, Ping, Pong, Purpose
@@ -39,7 +39,7 @@ def door() -> Iterator[tuple[tuple[str, int], Greeted]]:
 
 def test_door_lets_in_proven_peers(door):
     address, greeted = door
-    worker = call(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
+    worker = open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
     connection, keeper = greeted.get(timeout=5)
     assert keeper.purpose == STEPS
     connection.send(Ping(1))
@@ -58,13 +58,13 @@ def test_door_limits_time_and_memory_of_strangers(door, caplog):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     strangers = []
     words = (b"", b"PW", b"PW%c\x00\x3f\xff\xff\xff\x00\x00\x00\x00" % PROTOCOL, b"GET / HTTP/1.1\r\n\r\n")
-    for n in range(3 * acceptor._MOST):
+    for n in range(3 * acceptor._MAX_PENDING):
         sock = socket.create_connection(address)
         with contextlib.suppress(OSError):
             sock.sendall(words[n % 4])
         strangers.append(sock)
         if n % 16 == 0:
-            call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+            open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
             connection, keeper = greeted.get(timeout=5)
             assert keeper.purpose == STEPS
             connection.close()
@@ -94,11 +94,11 @@ def test_door_stays_open_without_new_threads(door, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(acceptor, "start_thread", _no_thread)
         with pytest.raises(ConnectionEnded):
-            call(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
+            open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
     assert [record.getMessage() for record in caplog.records] == [
         "refused a connection from 127.0.0.1: cannot start a new thread"
     ]
-    call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+    open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
     greeted.get(timeout=5)[0].close()
 
 
@@ -114,11 +114,11 @@ def test_door_stays_open_with_too_many_open_files(door, monkeypatch, caplog):
     monkeypatch.setattr(acceptor.time, "sleep", pause)
     monkeypatch.setattr(socket.socket, "accept", _accept_later(socket.socket.accept, refuses))
     for _ in range(2):  # The first was waited for before.
-        call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+        open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
         greeted.get(timeout=5)[0].close()
     assert waits.is_set()
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot accept a connection, and tries again: Too many open files"
+        "cannot accept a connection; retrying: Too many open files"
     ]
 
 

@@ -22,7 +22,7 @@ def put(number: int) -> Put:
 def take(store: ArrayStore, number: int, begin: int, end: int) -> None:
     chunk = Chunk(number, 0, begin, end - begin)
     store.place(chunk, end - begin)[:] = DATA[begin:end]
-    store.take(chunk)
+    store.add_chunk(chunk)
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def test_store_frees_an_array_before_it_arrives(store):
     take(store, 1, 0, 8)
     store.free([1])
     take(store, 1, 8, 16)
-    assert store.held() == {}
+    assert store.available() == {}
     store.free([2])
     store.begin(put(2))
     take(store, 2, 0, 16)
-    assert store.held() == {}
+    assert store.available() == {}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_clock_is_known_to_half_of_the_shortest_round_trip(ahead, delays, time):
     clock.measure([trip(10 * n * S, ahead, *delay) for n, delay in enumerate(delays)])
     shortest = min(there + back for there, back in delays)
     # Up to one nanosecond, which halves are rounded by.
-    assert abs(clock.here(time + ahead) - time) <= shortest / 2 + 1
+    assert abs(clock.to_local(time + ahead) - time) <= shortest / 2 + 1
 
 
 @given(
@@ -51,10 +51,10 @@ def test_clock_never_runs_backwards(measured, times):
         clock.measure([last])
         assert clock.is_measured
         for time, here in before:
-            assert clock.here(time) == here
-        before += [(time, clock.here(time)) for time in times if time <= last.read]
+            assert clock.to_local(time) == here
+        before += [(time, clock.to_local(time)) for time in times if time <= last.read]
         at, read = last.received, last.read
-    here = [clock.here(time) for time in sorted(times)]
+    here = [clock.to_local(time) for time in sorted(times)]
     assert all(a <= b for a, b in itertools.pairwise(here))
 
 
@@ -62,7 +62,7 @@ def test_clock_keeps_a_good_measurement():
     clock = HostClock()
     clock.measure([trip(0, 5 * S, 10 * US, 10 * US)])
     clock.measure([trip(S, 5 * S, 10 * US, 90_000 * US)])
-    assert clock.here(6 * S) == S
+    assert clock.to_local(6 * S) == S
     assert clock.error < 50 * US
 
 
@@ -71,11 +71,11 @@ def test_clock_follows_drift():
     clock = HostClock()
     for second in range(60):
         clock.measure([trip(second * S, second * 10 * US, 20 * US, 20 * US) for _ in range(4)])
-    assert abs(clock.here(30 * S + 300 * US) - 30 * S) < 25 * US
-    assert abs(clock.here(59 * S + 590 * US) - 59 * S) < 25 * US
+    assert abs(clock.to_local(30 * S + 300 * US) - 30 * S) < 25 * US
+    assert abs(clock.to_local(59 * S + 590 * US) - 59 * S) < 25 * US
 
 
 def test_clock_uses_its_first_measurement_for_earlier_times():
     clock = HostClock()
     clock.measure([trip(10 * S, 3 * S, US, US)])
-    assert clock.here(4 * S) == S
+    assert clock.to_local(4 * S) == S

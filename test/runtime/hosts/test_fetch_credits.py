@@ -11,7 +11,7 @@ def test_credits_cancel_a_fetch_before_it_begins():
     credits = FetchCredits()
     credits.add(Credit(1, -1))
     with credits.of(Fetch(1, 7, (0,), 100, 10)) as credit:
-        assert credit.take(50) == 0
+        assert credit.acquire(50) == 0
     with credits.of(Fetch(2, 7, (0,), 100, 10)) as credit:
         credits.add(Credit(2, 5))
-        assert (credit.take(50), credits.add(Credit(2, -1)), credit.take(50)) == (15, None, 0)
+        assert (credit.acquire(50), credits.add(Credit(2, -1)), credit.acquire(50)) == (15, None, 0)

@@ -22,7 +22,7 @@ from pathways.runtime.hosts.launch.folders import (
     find,
 )
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
-from pathways.runtime.hosts.protocol.admin import ADMIN_PURPOSE, decode_for_admin, decode_greeting
+from pathways.runtime.hosts.protocol.admin import ADMIN_PURPOSE, decode_for_admin, decode_handshake
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,10 @@ def test_cluster_folder_finds_a_service_by_name(folder):
         secret = lab.secret()
         assert lab.is_held()
         with pytest.raises(
-            HostError, match=rf"cluster 'lab' is starting \(process {os.getpid()}\), and is not"
+            HostError, match=rf"cluster 'lab' is starting \(process {os.getpid()}\) and not ready"
         ):
             find("lab")
-        lab.tell(("10.0.0.5", 7070))
+        lab.publish(("10.0.0.5", 7070))
         assert find("lab") == (("10.0.0.5", 7070), secret)
         assert len(secret) == 64
         assert lab.token.stat().st_mode & 0o777 == 0o600
@@ -55,7 +55,7 @@ def test_cluster_folder_finds_a_service_by_name(folder):
     # The token stays: copies of it are of use at the next service, too.
     with lab.held():
         assert lab.secret() == secret
-        lab.tell("/a/socket")
+        lab.publish("/a/socket")
         assert find("lab")[0] == "/a/socket"
 
 
@@ -66,7 +66,7 @@ def test_cluster_folder_refuses_a_second_service():
             ClusterFolder("lab").held(),
         ):
             pass
-        ClusterFolder("lab").tell("/a/socket")
+        ClusterFolder("lab").publish("/a/socket")
         with pytest.raises(HostError, match="is up already"), ClusterFolder("lab").held():
             pass
         assert ClusterFolder("lab").address() == "/a/socket"
@@ -78,7 +78,7 @@ def test_cluster_folder_of_a_killed_service_is_taken_over(folder):
         "import time; from pathways.runtime.hosts.launch.folders import ClusterFolder\n"
         "lab = ClusterFolder('lab')\n"
         "with lab.held():\n"
-        "    lab.secret(); lab.tell('/a/socket'); print(flush=True); time.sleep(60)"
+        "    lab.secret(); lab.publish('/a/socket'); print(flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
@@ -95,15 +95,17 @@ def test_cluster_folder_of_a_killed_service_is_taken_over(folder):
 
 
 def test_cluster_folder_reports_a_service_that_is_down(folder):
-    with pytest.raises(HostError, match=f"^no cluster 'lab' is up: there is no folder {folder}/lab; none is"):
+    with pytest.raises(
+        HostError, match=f"^no cluster 'lab' is up: there is no folder {folder}/lab; no cluster is"
+    ):
         find("lab")
     with (
         ClusterFolder("a").held(),
         ClusterFolder("b").held(),
-        pytest.raises(HostError, match=r"up are: a, b$"),
+        pytest.raises(HostError, match=r"running clusters: a, b$"),
     ):
         find("lab")
-    with pytest.raises(HostError, match=r"^no cluster 'a' is up; none is up$"):
+    with pytest.raises(HostError, match=r"^no cluster 'a' is up; no cluster is up$"):
         find("a")
 
 
@@ -117,7 +119,7 @@ def test_cluster_folder_refuses_to_be_readable_by_others(folder):
     lab = ClusterFolder("lab")
     with lab.held():
         lab.secret()
-        lab.tell("/a/socket")
+        lab.publish("/a/socket")
         lab.token.chmod(0o640)
         with pytest.raises(
             ValueError, match=rf"token='{lab.token}' can be read by others \(mode 0640\): chmod"
@@ -164,7 +166,9 @@ def test_cluster_folder_reports_a_service_that_does_not_answer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         where = f"^the service at 127.0.0.1:{address[1]} "
-        Acceptor(server, b"s" * 32, lambda _: True, decode_greeting, lambda connection, _: connection.close())
+        Acceptor(
+            server, b"s" * 32, lambda _: True, decode_handshake, lambda connection, _: connection.close()
+        )
         call_service(address, b"s" * 32, ADMIN_PURPOSE, decode_for_admin).close()
         with pytest.raises(HostError, match=f"{where}rejects this token: it belongs to another cluster"):
             call_service(address, b"o" * 32, ADMIN_PURPOSE, decode_for_admin)

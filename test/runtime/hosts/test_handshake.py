@@ -82,7 +82,7 @@ def test_handshake_refuses_a_controller_without_the_secret():
 
 def test_handshake_refuses_wrong_peers():
     for purpose in (Purpose("admin", "worker", 0, 0, "controller"), Purpose(PEER, "worker", 0, 0, "host 1")):
-        with pytest.raises(MessageError, match="nothing here answers for connection"):
+        with pytest.raises(MessageError, match="no handler for connection"):
             talk(opener(purpose=purpose), controller())
 
 
@@ -112,7 +112,7 @@ def test_handshake_gives_strangers_nothing_to_reuse():
         challenge = victim.on_message(Open(purpose, honest.first.nonce))
         proof = opener(purpose=honest.first.purpose).on_message(challenge)
         assert isinstance(proof, Proof)
-        with pytest.raises(MessageError, match=r"an unauthenticated peer|nothing here"):
+        with pytest.raises(MessageError, match=r"an unauthenticated peer|no handler"):
             victim.on_message(proof)
 
 

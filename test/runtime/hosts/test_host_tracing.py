@@ -180,7 +180,7 @@ def test_host_traces_name_a_lost_host(workers, program, caplog):
         calls = finish(workers, recorder)
     assert [sorted(call.executed) for call in calls] == [[1], [0]]
     assert [r.getMessage() for r in caplog.records] == [
-        "the trace lacks what a host did last: host 1 is lost"
+        "the trace lacks the last steps of a host: host 1 is lost"
     ]
 
 
@@ -191,7 +191,7 @@ def test_host_traces_do_not_delay_closing(workers, program, monkeypatch, caplog)
     workers[1].say = lambda message: None
     workers[0].traces[0].close()
     assert [sorted(call.executed) for call in finish(workers, recorder)] == [[0]]
-    assert "host 1 did not say" in caplog.text
+    assert "host 1 did not send it" in caplog.text
     # A trace that begins later has nothing to do with it.
     assert finish(workers, record(workers)) == []
 

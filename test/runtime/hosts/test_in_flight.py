@@ -2,7 +2,7 @@
 
 import pytest
 
-from pathways.runtime.hosts.worker.in_flight import MOST_LAUNCHES, LaunchesInFlight
+from pathways.runtime.hosts.worker.in_flight import MAX_LAUNCHES, LaunchesInFlight
 
 
 class Token:
@@ -22,18 +22,18 @@ class Token:
 @pytest.mark.parametrize("error", [None, "out of memory"])
 def test_launches_in_flight_wait_for_the_oldest(error):
     launched: list[Token] = []
-    keep = LaunchesInFlight().keeper(["cpu0", "cpu1"])
-    for _ in range(MOST_LAUNCHES + 3):
+    keep = LaunchesInFlight().limiter(["cpu0", "cpu1"])
+    for _ in range(MAX_LAUNCHES + 3):
         keep(Token(launched, error))
-    assert [token.is_done for token in launched] == [True] * 3 + [False] * MOST_LAUNCHES
+    assert [token.is_done for token in launched] == [True] * 3 + [False] * MAX_LAUNCHES
 
 
 def test_launches_in_flight_count_by_device():
     """Slices of several programs may share devices."""
     launched: list[Token] = []
     in_flight = LaunchesInFlight()
-    both, one, apart = (in_flight.keeper(devices) for devices in (["cpu0", "cpu1"], ["cpu1"], ["cpu2"]))
-    for _ in range(MOST_LAUNCHES):
+    both, one, apart = (in_flight.limiter(devices) for devices in (["cpu0", "cpu1"], ["cpu1"], ["cpu2"]))
+    for _ in range(MAX_LAUNCHES):
         both(Token(launched))
         apart(Token([]))
     assert not any(token.is_done for token in launched)

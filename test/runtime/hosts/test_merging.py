@@ -60,7 +60,10 @@ def drawn(program, parts):
 
 def test_merging_gives_each_host_its_steps(program):
     sent = HostStep((2,), sends=True)
-    assert program.parts == {0: [HostStep((0,)), HostStep((1,)), sent], 1: [HostStep((2,)), HostStep((4,))]}
+    assert program.host_steps == {
+        0: [HostStep((0,)), HostStep((1,)), sent],
+        1: [HostStep((2,)), HostStep((4,))],
+    }
 
 
 def test_merging_times_a_transfer_from_send_to_receipt(program):

@@ -47,7 +47,7 @@ def test_plain_trees_keep_their_arrays(tree):
     ("value", "where"),
     [
         ({"a": [1, {2}]}, r"value\['a'\]\[1\] is of type builtins.set"),
-        (np.float32(1), "value is of type numpy.float32, which is not JSON; say float"),
+        (np.float32(1), "value is of type numpy.float32, which is not JSON; use float"),
         (Colour.RED, "Colour"),
         ({1: 2}, "value has the key 1"),
         (b"bytes", "builtins.bytes"),

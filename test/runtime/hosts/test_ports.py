@@ -93,10 +93,10 @@ def test_ports_of_other_transfer_servers_are_skipped(client):
 
 def test_ports_that_become_shared_are_refused(client):
     peers = Peers(client, HERE, (20715, 20715))
-    assert peers.shared() is None
+    assert peers.port_conflict() is None
     with sharing(20715):
-        assert peers.shared() == (
-            "another process listens on 127.0.0.1:20715 too, and could get what is asked of this one"
+        assert peers.port_conflict() == (
+            "another process listens on 127.0.0.1:20715 too, and could get requests meant for this one"
         )
 
 

@@ -46,8 +46,8 @@ class PipeChild:
         if not self._ended.is_set():
             self.exit("killed by signal 9")
 
-    def ending(self, seconds: float) -> str | None:
-        return self._how if self._ended.wait(seconds) else None
+    def exit_status(self, timeout: float) -> str | None:
+        return self._how if self._ended.wait(timeout) else None
 
     def last_lines(self) -> tuple[str, ...]:
         return ()
@@ -101,7 +101,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Pool]]:
     yield make
     for each in pools:
         each.pool.close()
-        assert all(child.config or child.ending(5) for child in each.children), "one is left"
+        assert all(child.config or child.exit_status(5) for child in each.children), "one is left"
 
 
 def test_spare_pool_gives_the_oldest(make):
@@ -118,7 +118,7 @@ def test_spare_pool_refuses_another_environment(make, monkeypatch, caplog):
     one.get_ready(1)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     assert one.pool.take(CONFIG) is None
-    assert one.children[0].ending(5)
+    assert one.children[0].exit_status(5)
     wait_until(lambda: len(one.children) == 2)
     said = "a spare worker is not used: XLA_FLAGS changed in the environment since it started; a new worker"
     wait_until(lambda: said in caplog.text)

@@ -34,7 +34,7 @@ serve_requests(answer)
 
 class Client:
     def __init__(self) -> None:
-        self.is_gone = threading.Event()
+        self.disconnected = threading.Event()
 
 
 class Splitter:
@@ -54,8 +54,8 @@ class Splitter:
         return path.read_text().split() if path.exists() else []
 
     def leave(self, client: Client) -> None:
-        client.is_gone.set()
-        self.splitter.forget(client)
+        client.disconnected.set()
+        self.splitter.cancel(client)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_splitter_serves_clients_in_turn(cut):
     wait_until(cut.begun)
     others = [cut.split(ann, f"ann{n}") for n in range(3)]
     last = cut.split(bob, "bob")
-    wait_until(lambda: len(cut.splitter._line) == 2)
+    wait_until(lambda: len(cut.splitter._queue) == 2)
     (cut.folder / "go").touch()
     for future, name in ((first, "waits"), (last, "bob"), (others[0], "ann0")):
         with pytest.raises(RefusedProgramError, match=f"{name} was seen"):
@@ -104,7 +104,7 @@ def test_splitter_drops_programs_of_a_client_that_left(cut):
     wait_until(cut.begun)
     futures += [cut.split(ann, f"waits{n}") for n in range(1, 4)]
     last = cut.split(bob, "bob")
-    wait_until(lambda: len(cut.splitter._line) == 2)
+    wait_until(lambda: len(cut.splitter._queue) == 2)
     cut.leave(ann)
     with pytest.raises(RefusedProgramError, match="bob was seen"):
         last.result(20)

@@ -14,7 +14,7 @@ from workers_without_jax import ThreadLauncher
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
-from pathways.runtime.hosts.launch.descriptors import make_room
+from pathways.runtime.hosts.launch.descriptors import reserve_descriptors
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 
@@ -47,18 +47,18 @@ def test_starter_names_a_worker_that_ends():
     launcher = ThreadLauncher(seconds=0.01, fails=5)
     with pytest.raises(HostStartError, match=r"host 5 did not start \(exit code 1\)\n  \| it has no JAX"):
         start(launcher, 8)
-    assert all(worker.ending(5.0) for worker in launcher.workers)
+    assert all(worker.exit_status(5.0) for worker in launcher.workers)
 
 
-def test_make_room_raises_the_soft_limit(limits):
+def test_reserve_descriptors_raises_the_soft_limit(limits):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    make_room(100)
+    reserve_descriptors(100)
     assert 600 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= hard
 
 
 @pytest.mark.process
-def test_make_room_refuses_a_low_hard_limit():
+def test_reserve_descriptors_refuses_a_low_hard_limit():
     script = """
 import resource, pathways as pw
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))

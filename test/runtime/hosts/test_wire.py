@@ -34,7 +34,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ("sent", "message"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "these bytes are not a message of pathways"),
-        (b"PW\x63\x00\x00\x00\x00\x01\x00\x00\x00\x00a", "the other side speaks version 99 of the protocol"),
+        (b"PW\x63\x00\x00\x00\x00\x01\x00\x00\x00\x00a", "the peer speaks version 99 of the protocol"),
         (HEAD + b"\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
         (HEAD + b"\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
     ],
@@ -64,7 +64,7 @@ def test_wire_reads_long_messages(pair):
     got: list[object] = []
     while len(got) < 2:
         assert receiver.wait(5)
-        receiver.act_on_some(got.append)
+        receiver.process_available(got.append)
     assert got == [sent, Done(4, None, {}, 0.5)]
 
 
@@ -72,7 +72,7 @@ def test_wire_limits_messages_while_bound(pair):
     """However slowly they come, and whatever length they claim: nothing is kept for them."""
     ours, theirs = pair
     receiver = Connection(ours, decode_for_controller)
-    receiver.bound(0.3, 100)
+    receiver.set_deadline(0.3, 100)
     theirs.sendall(HEAD + b"\x00\x00\x00\x65\x00\x00\x00\x00")
     with pytest.raises(MessageError, match="a message of 101 bytes is longer than 100"):
         receiver.receive()
@@ -83,7 +83,7 @@ def test_wire_limits_messages_while_bound(pair):
                 theirs.sendall(bytes([byte]))
                 time.sleep(0.1)
 
-    receiver.bound(0.5, 100)
+    receiver.set_deadline(0.5, 100)
     threading.Thread(target=drip, daemon=True).start()
     with pytest.raises(ConnectionEnded, match="no reply in time"):
         receiver.receive()

@@ -49,7 +49,7 @@ def store() -> ArrayStore:
 
 
 def call(
-    number: int, function: str, *arrays: int, lane: int = 1, made: bool = False, **named: object
+    number: int, function: str, *arrays: int, lane: int = 1, has_results: bool = False, **named: object
 ) -> Call:
     tree = {"t": [*range(len(arrays))]}
     return Call(
@@ -63,7 +63,7 @@ def call(
         False,
         tuple(KeptArray(array, None) for array in arrays),
         plain.encode([[], tree, named], "arguments"),
-        (ResultArray((3,), "int32", LAYOUT),) if made else None,
+        (ResultArray((3,), "int32", LAYOUT),) if has_results else None,
         b"0",
     )
 
@@ -72,9 +72,9 @@ def test_worker_calls_of_one_lane_wait_for_each_other(store, tmp_path):
     controller = Controller()
     calls = CallRunner(0, store, controller)
     go = tmp_path / "go"
-    calls.take(call(1, "wait_for", path=str(go)))
-    calls.take(call(2, "plain", value="number"))
-    calls.take(call(3, "plain", lane=2, value="number"))
+    calls.accept(call(1, "wait_for", path=str(go)))
+    calls.accept(call(2, "plain", value="number"))
+    calls.accept(call(3, "plain", lane=2, value="number"))
     assert controller.next() == Called(3, b"2.5", None)
     go.touch()
     assert [controller.next().call for _ in range(2)] == [1, 2]
@@ -86,7 +86,7 @@ def test_worker_calls_delay_steps_that_donate_their_arrays(store, tmp_path):
     calls = CallRunner(0, store, controller)
     store.add(10, [jax.numpy.ones(3), jax.numpy.ones(2)])
     held, other = store.get(10), store.get(11)
-    calls.take(call(1, "wait_with", 10, path=str(tmp_path / "go")))
+    calls.accept(call(1, "wait_with", 10, path=str(tmp_path / "go")))
     calls.wait_for([other])
     waited = threading.Event()
     thread = threading.Thread(target=lambda: (calls.wait_for([held]), waited.set()))
@@ -102,15 +102,15 @@ def test_worker_calls_delay_steps_that_donate_their_arrays(store, tmp_path):
 def test_worker_calls_give_arrays_that_steps_wait_for(store):
     controller = Controller()
     calls = CallRunner(0, store, controller)
-    calls.take(call(1, "three", made=True))
+    calls.accept(call(1, "three", has_results=True))
     np.testing.assert_array_equal(np.asarray(store.get(2)), [0, 0, 0])
     controller.next()
-    calls.take(call(5, "three", made=True))
+    calls.accept(call(5, "three", has_results=True))
     store.free([6])
     controller.next()
-    assert store.held() == {2: store.get(2)}
+    assert store.available() == {2: store.get(2)}
     # One that others of the island make.
-    calls.take(msgspec.structs.replace(call(8, "three", made=True), hosts=(1,)))
+    calls.accept(msgspec.structs.replace(call(8, "three", has_results=True), hosts=(1,)))
     assert store.get(9) is ELSEWHERE
 
 
@@ -127,17 +127,17 @@ def test_worker_calls_never_harm_the_worker(arguments, structure, function, shap
     store, controller = ArrayStore({0: jax.devices()[0]}), Controller()
     calls = CallRunner(0, store, controller)
     message = msgspec.structs.replace(
-        call(1, "three", made=True),
+        call(1, "three", has_results=True),
         arguments=arguments,
         structure=structure,
         function=function,
-        made=(ResultArray(shape, "int32", LAYOUT),),
+        results=(ResultArray(shape, "int32", LAYOUT),),
     )
-    calls.take(message)
+    calls.accept(message)
     said = controller.next()
     assert said.failure is not None
     assert isinstance(store.get(2), FailedArray)
-    calls.take(call(5, "plain", value="number"))
+    calls.accept(call(5, "plain", value="number"))
     assert controller.next() == Called(5, b"2.5", None)
 
 
@@ -145,7 +145,7 @@ def test_worker_calls_pass_on_errors(store):
     controller = Controller()
     calls = CallRunner(0, store, controller)
     store.add(10, [FailedArray("out of memory")])
-    calls.take(call(1, "total", 10))
+    calls.accept(call(1, "total", 10))
     said = controller.next()
     assert said.failure is not None
     assert said.failure.kind == "argument"
@@ -169,7 +169,7 @@ def said_by(store, monkeypatch):
             path=tuple(str(folder) for folder in path),
             edition=edition,
         )
-        calls.take(message)
+        calls.accept(message)
         answer = controller.next()
         return plain.decode(answer.value) if answer.failure is None else answer.failure
 

@@ -15,7 +15,7 @@ def test_bound_slices_give_nothing_to_a_client_that_left():
     slices = BoundSlices(cluster.Cluster((cluster.DeviceIsland("island0", devices),)))
     ann, bob = ServedClient(1, "ann", 1.0, None), ServedClient(2, "bob", 1.0, None)
     asked = RequestDevices(5, "f", (SliceRequest(1, SliceSpec("s0", ("x",), (1,)), None, 0, 1, 1),))
-    bob.is_gone.set()
+    bob.disconnected.set()
     slices.forget(bob)
     bound = slices.bind(bob, asked)
     assert (bound.request, bound.positions, bound.error) == (5, {}, "client bob has left")
