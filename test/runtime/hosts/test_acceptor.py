@@ -1,4 +1,4 @@
-"""Real sockets at a door: honest ones get in, whatever strangers do at the same time."""
+"""An acceptor with real sockets: it accepts authenticated peers, whatever strangers do at the same time."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 SECRET = b"s" * 32
 STEPS = Purpose("steps", "worker", 7, 0, "controller")
 
-Greeted = queue.SimpleQueue[tuple[Connection[Any], ServerHandshake]]
+Accepted = queue.SimpleQueue[tuple[Connection[Any], ServerHandshake]]
 
 
 @pytest.fixture
-def door() -> Iterator[tuple[tuple[str, int], Greeted]]:
-    greeted: Greeted = queue.SimpleQueue()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        Acceptor(server, SECRET, lambda _: True, decode_for_controller, lambda *who: greeted.put(who))
-        yield server.getsockname(), greeted
-        server.shutdown(socket.SHUT_RDWR)
+def server() -> Iterator[tuple[tuple[str, int], Accepted]]:
+    """Address of an acceptor, and the connections that it has accepted."""
+    accepted: Accepted = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        Acceptor(sock, SECRET, lambda _: True, decode_for_controller, lambda *peer: accepted.put(peer))
+        yield sock.getsockname(), accepted
+        sock.shutdown(socket.SHUT_RDWR)
 
 
-def test_door_lets_in_proven_peers(door):
-    address, greeted = door
+def test_acceptor_accepts_authenticated_peers(server):
+    address, accepted = server
     worker = open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
-    connection, keeper = greeted.get(timeout=5)
-    assert keeper.purpose == STEPS
+    connection, handshake = accepted.get(timeout=5)
+    assert handshake.purpose == STEPS
     connection.send(Ping(1))
     assert worker.receive() == Ping(1)
     worker.send(Pong(1))
@@ -52,9 +53,9 @@ def test_door_lets_in_proven_peers(door):
     connection.close()
 
 
-def test_door_limits_time_and_memory_of_strangers(door, caplog):
-    """More of them than may be greeted at once say nothing, drip, or claim to send a gigabyte."""
-    address, greeted = door
+def test_acceptor_limits_time_and_memory_of_strangers(server, caplog):
+    """More of them than may be pending are silent, send slowly, or announce a gigabyte."""
+    address, accepted = server
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     strangers = []
     words = (b"", b"PW", b"PW%c\x00\x3f\xff\xff\xff\x00\x00\x00\x00" % PROTOCOL, b"GET / HTTP/1.1\r\n\r\n")
@@ -65,8 +66,8 @@ def test_door_limits_time_and_memory_of_strangers(door, caplog):
         strangers.append(sock)
         if n % 16 == 0:
             open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
-            connection, keeper = greeted.get(timeout=5)
-            assert keeper.purpose == STEPS
+            connection, handshake = accepted.get(timeout=5)
+            assert handshake.purpose == STEPS
             connection.close()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
     for sock in strangers:
@@ -76,9 +77,9 @@ def test_door_limits_time_and_memory_of_strangers(door, caplog):
     assert warned[0].startswith("refused a connection from 127.0.0.1: ")
 
 
-def test_door_sends_slow_peers_away(door, monkeypatch):
+def test_acceptor_disconnects_slow_peers(server, monkeypatch):
     monkeypatch.setattr(acceptor, "HANDSHAKE_SECONDS", 0.3)
-    address, _ = door
+    address, _ = server
     with socket.create_connection(address) as sock:
         began = time.monotonic()
         drip = threading.Thread(target=_drip, args=(sock,), daemon=True)
@@ -89,8 +90,8 @@ def test_door_sends_slow_peers_away(door, monkeypatch):
         assert time.monotonic() - began < 3
 
 
-def test_door_stays_open_without_new_threads(door, monkeypatch, caplog):
-    address, greeted = door
+def test_acceptor_continues_without_new_threads(server, monkeypatch, caplog):
+    address, accepted = server
     with monkeypatch.context() as patch:
         patch.setattr(acceptor, "start_thread", _no_thread)
         with pytest.raises(ConnectionEnded):
@@ -99,12 +100,12 @@ def test_door_stays_open_without_new_threads(door, monkeypatch, caplog):
         "refused a connection from 127.0.0.1: cannot start a new thread"
     ]
     open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
-    greeted.get(timeout=5)[0].close()
+    accepted.get(timeout=5)[0].close()
 
 
-def test_door_stays_open_with_too_many_open_files(door, monkeypatch, caplog):
-    """Whoever calls waits until a file is closed."""
-    address, greeted = door
+def test_acceptor_continues_with_too_many_open_files(server, monkeypatch, caplog):
+    """A peer waits until a file is closed."""
+    address, accepted = server
     waits = threading.Event()
     refuses = iter(range(3))
 
@@ -113,9 +114,9 @@ def test_door_stays_open_with_too_many_open_files(door, monkeypatch, caplog):
 
     monkeypatch.setattr(acceptor.time, "sleep", pause)
     monkeypatch.setattr(socket.socket, "accept", _accept_later(socket.socket.accept, refuses))
-    for _ in range(2):  # The first was waited for before.
+    for _ in range(2):  # The acceptor waits for the first in the original `accept`.
         open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
-        greeted.get(timeout=5)[0].close()
+        accepted.get(timeout=5)[0].close()
     assert waits.is_set()
     assert [record.getMessage() for record in caplog.records] == [
         "cannot accept a connection; retrying: Too many open files"

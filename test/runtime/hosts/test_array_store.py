@@ -1,4 +1,4 @@
-"""Steps and arrays come on two connections, in any order."""
+"""Steps and arrays arrive on two connections, in any order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def put(number: int) -> Put:
     return Put(number, (4,), "float32", DeviceLayout((0,), (1,), ("x",), ((),)), (0,))
 
 
-def take(store: ArrayStore, number: int, begin: int, end: int) -> None:
+def receive(store: ArrayStore, number: int, begin: int, end: int) -> None:
     chunk = Chunk(number, 0, begin, end - begin)
     store.place(chunk, end - begin)[:] = DATA[begin:end]
     store.add_chunk(chunk)
@@ -35,21 +35,21 @@ def test_store_waits_for_an_array_to_arrive(store):
     step = threading.Thread(target=lambda: got.append(store.get(1)))
     step.start()
     store.begin(put(1))
-    take(store, 1, 0, 8)
-    take(store, 1, 8, 16)
+    receive(store, 1, 0, 8)
+    receive(store, 1, 8, 16)
     step.join(10)
     np.testing.assert_array_equal(got[0], VALUE)
 
 
 def test_store_frees_an_array_before_it_arrives(store):
     store.begin(put(1))
-    take(store, 1, 0, 8)
+    receive(store, 1, 0, 8)
     store.free([1])
-    take(store, 1, 8, 16)
+    receive(store, 1, 8, 16)
     assert store.available() == {}
     store.free([2])
     store.begin(put(2))
-    take(store, 2, 0, 16)
+    receive(store, 2, 0, 16)
     assert store.available() == {}
 
 

@@ -1,4 +1,4 @@
-"""What a client is called that nobody has given a name."""
+"""Default names of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock of a host: how far off it may be, and that its times keep their order."""
+"""Clocks of hosts: the error of their offset is bounded, and translated times keep their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ S = 1_000_000_000
 
 
 def trip(at: int, ahead: int, there: int, back: int) -> RoundTrip:
-    """A round trip that begins at a time here, to a host whose clock is ahead."""
+    """Returns a round trip that begins at a local time, to a host whose clock is ahead."""
     return RoundTrip(at, at + there + ahead, at + there + back)
 
 
@@ -27,7 +27,7 @@ def test_clock_is_known_to_half_of_the_shortest_round_trip(ahead, delays, time):
     clock = HostClock()
     clock.measure([trip(10 * n * S, ahead, *delay) for n, delay in enumerate(delays)])
     shortest = min(there + back for there, back in delays)
-    # Up to one nanosecond, which halves are rounded by.
+    # Up to one nanosecond, from rounding.
     assert abs(clock.to_local(time + ahead) - time) <= shortest / 2 + 1
 
 
@@ -40,7 +40,7 @@ def test_clock_is_known_to_half_of_the_shortest_round_trip(ahead, delays, time):
     times=st.lists(st.integers(0, 40 * S), min_size=2, max_size=20),
 )
 def test_clock_never_runs_backwards(measured, times):
-    """Whatever is measured, and whenever a time is translated."""
+    """For any measurements, and any times at which a time is translated."""
     clock = HostClock()
     before: list[tuple[int, int]] = []
     at, read = 0, 0
@@ -67,7 +67,7 @@ def test_clock_keeps_a_good_measurement():
 
 
 def test_clock_follows_drift():
-    """One that gains 10 us in each second."""
+    """The clock gains 10 us in each second."""
     clock = HostClock()
     for second in range(60):
         clock.measure([trip(second * S, second * 10 * US, 20 * US, 20 * US) for _ in range(4)])

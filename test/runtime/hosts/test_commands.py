@@ -1,4 +1,4 @@
-"""Commands that start workers on machines with names: what they are made of, and what is wrong with them."""
+"""Commands that start workers on named machines, and the errors of wrong ones."""
 
 from __future__ import annotations
 

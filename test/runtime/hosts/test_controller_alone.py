@@ -1,4 +1,4 @@
-"""What a controller needs: a process that only tells workers what to run does without JAX."""
+"""Imports of a controller: a process that only dispatches steps does not import JAX."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The loop that reads, in whatever thread waits or in one of its own, also those who do not read."""
+"""The event loop reads in the thread that waits, or in one of its own, and serves peers that do not read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREADS = 4
 
 @pytest.fixture
 def frequent_switches() -> Iterator[None]:
-    """Threads that take turns at nearly every instruction."""
+    """Switches between threads at nearly every instruction."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -38,14 +38,14 @@ def loop() -> Iterator[EventLoop]:
 
 @pytest.fixture
 def served_loop() -> Iterator[EventLoop]:
-    """A loop that this thread runs."""
+    """Loop that only this thread runs."""
     loop = EventLoop(is_served=True)
     yield loop
     loop.close()
 
 
 class FakeConnection:
-    """A connection whose other side takes nothing."""
+    """Connection whose peer reads nothing."""
 
     def __init__(self) -> None:
         self._socket, self.other = socket.socketpair()
@@ -74,9 +74,9 @@ class FakeConnection:
 
 @pytest.fixture
 def connections() -> Iterator[list[FakeConnection]]:
-    found = [FakeConnection(), FakeConnection()]
-    yield found
-    for connection in found:
+    both = [FakeConnection(), FakeConnection()]
+    yield both
+    for connection in both:
         connection.close()
 
 
@@ -84,7 +84,7 @@ def add(loop: EventLoop, connection: FakeConnection, read: Callable[[], None], *
     loop.add(cast(Connection[Any], connection), read, **flags)
 
 
-def forget(loop: EventLoop, connection: Any) -> None:
+def remove(loop: EventLoop, connection: Any) -> None:
     loop.forget(cast(Connection[Any], connection))
 
 
@@ -95,13 +95,13 @@ def test_event_loop_lets_several_threads_forget_a_connection(loop):
         loop.add(cast(Connection[Any], each), lambda: None)
     begin = threading.Barrier(THREADS)
 
-    def forget_last() -> None:
+    def remove_last() -> None:
         begin.wait()
         for each in numbered[-50:]:
-            forget(loop, each)
+            remove(loop, each)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        for done in [pool.submit(forget_last) for _ in range(THREADS)]:
+        for done in [pool.submit(remove_last) for _ in range(THREADS)]:
             done.result()
 
 
@@ -111,7 +111,7 @@ def test_event_loop_does_not_read_a_forgotten_connection(loop, connections):
     for connection in connections:
         add(loop, connection, functools.partial(read.append, connection))
         connection.other.send(b"done")
-    forget(loop, first)
+    remove(loop, first)
     loop.poll()
     assert read == [second]
 
@@ -126,7 +126,7 @@ def test_event_loop_is_run_by_the_thread_that_waits(loop, connections):
 
 
 def test_event_loop_wakes_the_thread_that_runs_it(loop, monkeypatch):
-    """What another thread does ends a wait at once, though nothing is read."""
+    """A change by another thread ends a wait at once, though nothing is read."""
     monkeypatch.setattr(event_loop, "_SECONDS", 1000.0)
     is_done = threading.Event()
     waiting = threading.Thread(target=loop.wait, args=(is_done.is_set,))
@@ -137,7 +137,7 @@ def test_event_loop_wakes_the_thread_that_runs_it(loop, monkeypatch):
 
 
 def test_event_loop_that_is_served_is_run_by_its_thread_alone(served_loop, connections):
-    """Others wait until that thread has read what they wait for, or done what was posted."""
+    """Waits of other threads end when that thread has read a message, or run what was posted."""
     first, _ = connections
     read: list[int] = []
     add(served_loop, first, lambda: read.append(threading.get_ident()))
@@ -155,16 +155,16 @@ def test_event_loop_that_is_served_is_run_by_its_thread_alone(served_loop, conne
 
 
 def test_event_loop_sends_what_is_buffered_until_it_is_accepted(served_loop, connections):
-    """The loop goes on meanwhile, and is notified late of a connection that was removed."""
+    """The loop serves other connections meanwhile, and ignores a late notification of a removed one."""
     first, second = connections
     for connection in connections:
         add(served_loop, connection, lambda: None, keeps=True)
         connection.notify_unsent()
     served_loop.look(0)
-    forget(served_loop, first)
+    remove(served_loop, first)
     first.notify_unsent()
     served_loop.look(0)
-    # Once as it is noted, and whenever the system has room.
+    # Once after the notification, and whenever the system has room.
     assert (first.flushed, second.flushed) == (2, 3)
     second.unsent = 0
     served_loop.look(0)
@@ -173,7 +173,7 @@ def test_event_loop_sends_what_is_buffered_until_it_is_accepted(served_loop, con
 
 
 def test_event_loop_does_not_read_who_does_not_read(served_loop, connections):
-    """A client that takes nothing is not read; a worker that takes nothing is."""
+    """A client that does not read is not read itself; a worker is."""
     read: list[FakeConnection] = []
     for connection, pauses in zip(connections, (True, False), strict=True):
         add(served_loop, connection, functools.partial(read.append, connection), keeps=True, pauses=pauses)

@@ -1,4 +1,4 @@
-"""How much of a fetch a worker may send."""
+"""Credits limit how much of a fetched array a worker sends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathways.runtime.hosts.worker.fetch_credits import FetchCredits
 
 
 def test_credits_cancel_a_fetch_before_it_begins():
-    """Such as an array that a call makes after its client has left."""
+    """For instance of a result of a call that ends after its client has disconnected."""
     credits = FetchCredits()
     credits.add(Credit(1, -1))
     with credits.of(Fetch(1, 7, (0,), 100, 10)) as credit:

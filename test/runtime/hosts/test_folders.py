@@ -1,4 +1,4 @@
-"""The folder of a cluster: who has it, who may enter it, and how clients find the service that it is of."""
+"""Folders of clusters: locks, permissions, and how clients find the service."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_cluster_folder_finds_a_service_by_name(folder):
         assert lab.token.stat().st_mode & 0o777 == 0o600
         assert (folder / "lab").stat().st_mode & 0o777 == 0o700
         assert [cluster.name for cluster in clusters()] == ["lab"]
-        # A copy of the token is as good, and what clients on other machines have.
+        # Clients on other machines have a copy of the token.
         copy = folder / "copy"
         copy.write_bytes(secret)
         copy.chmod(0o600)
         assert find("10.0.0.5:7070", str(copy)) == (("10.0.0.5", 7070), secret)
     assert clusters() == []
-    # The token stays: copies of it are of use at the next service, too.
+    # The token is kept, so that its copies are valid for the next service, too.
     with lab.held():
         assert lab.secret() == secret
         lab.publish("/a/socket")

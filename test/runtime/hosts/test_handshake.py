@@ -1,4 +1,4 @@
-"""Who may speak to whom: what each side says, what strangers can do with it, and what they cannot."""
+"""The handshake: its messages, and the attacks of peers without the secret that it resists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET, OTHER = b"s" * 32, b"o" * 32
 STEPS = Purpose("steps", "worker", 0, 0, "controller")
 
 
-def opener(secret: bytes = SECRET, purpose: Purpose = STEPS, nonce: bytes = b"a" * 32) -> ClientHandshake:
+def client(secret: bytes = SECRET, purpose: Purpose = STEPS, nonce: bytes = b"a" * 32) -> ClientHandshake:
     return ClientHandshake(secret, purpose, nonce)
 
 
@@ -44,27 +44,27 @@ def probe_port(host: int) -> ServerHandshake:
 
 
 def talk(one: ClientHandshake, other: ServerHandshake) -> list[Message]:
-    """All that both say, in turn."""
-    said: list[Message] = []
+    """Performs a handshake; returns the messages of both sides."""
+    messages: list[Message] = []
     message: Message | None = one.first
     while message is not None:
-        answer = other.on_message(message)
-        said += [message, answer]
-        message = one.on_message(answer)
-    return said
+        reply = other.on_message(message)
+        messages += [message, reply]
+        message = one.on_message(reply)
+    return messages
 
 
 def test_handshake_proves_the_secret_of_both():
-    one, other = opener(), controller()
+    one, other = client(), controller()
     assert [type(message) for message in talk(one, other)] == [Open, Challenge, Proof, Welcome]
     assert other.purpose == STEPS
     assert other.versions == versions()
 
 
-def test_handshake_lets_the_caller_prove_first():
-    """Who does not know the secret gets nothing that another one could use."""
+def test_handshake_lets_the_client_prove_first():
+    """A client without the secret gets no code that it could use elsewhere."""
     other = controller()
-    one = opener(OTHER)
+    one = client(OTHER)
     proof = one.on_message(other.on_message(one.first))
     with pytest.raises(
         MessageError, match="an unauthenticated peer tried to connect: it does not know the secret"
@@ -74,7 +74,7 @@ def test_handshake_lets_the_caller_prove_first():
 
 
 def test_handshake_refuses_a_controller_without_the_secret():
-    one = opener()
+    one = client()
     one.on_message(Challenge(b"b" * 32))
     with pytest.raises(MessageError, match="controller does not know the secret of this cluster"):
         one.on_message(Welcome(b"x" * 32))
@@ -83,43 +83,43 @@ def test_handshake_refuses_a_controller_without_the_secret():
 def test_handshake_refuses_wrong_peers():
     for purpose in (Purpose("admin", "worker", 0, 0, "controller"), Purpose(PEER, "worker", 0, 0, "host 1")):
         with pytest.raises(MessageError, match="no handler for connection"):
-            talk(opener(purpose=purpose), controller())
+            talk(client(purpose=purpose), controller())
 
 
 def test_handshake_refuses_relays_to_a_probe_port():
-    """A probe port says nothing of use at the controller, and nothing to who does not prove first."""
+    """A probe port sends no code that is valid at the controller, and none to an unauthenticated peer."""
     at_controller, at_probe = controller(), probe_port(1)
     challenge = at_controller.on_message(Open(STEPS, b"a" * 32))
     assert isinstance(challenge, Challenge)
-    # The port is asked for the answer to that challenge, in all ways in which it can be asked.
-    for asked in (challenge, Open(STEPS, challenge.nonce), Open(STEPS, b"a" * 32)):
-        answers: list[Message] = []
+    # Relays the challenge to the port in all possible ways, for a code that answers it.
+    for relayed in (challenge, Open(STEPS, challenge.nonce), Open(STEPS, b"a" * 32)):
+        replies: list[Message] = []
         try:
-            answers.append(at_probe.on_message(asked))
-            answers.append(at_probe.on_message(Proof(b"x" * 32, versions())))
+            replies.append(at_probe.on_message(relayed))
+            replies.append(at_probe.on_message(Proof(b"x" * 32, versions())))
         except MessageError:
             pass
-        assert not any(isinstance(answer, Proof | Welcome) for answer in answers)
+        assert not any(isinstance(reply, Proof | Welcome) for reply in replies)
         at_probe = probe_port(1)
 
 
 def test_handshake_gives_strangers_nothing_to_reuse():
-    """He has taken the port of a host that is gone, and hands on what he hears to whom he likes."""
-    honest = opener(purpose=Purpose(PEER, "worker", 2, 0, "host 1"))
+    """A stranger listens on the port of a lost host, and relays the messages of its peers to others."""
+    honest = client(purpose=Purpose(PEER, "worker", 2, 0, "host 1"))
     victims = (controller, lambda: probe_port(3))
     for make_victim, purpose in itertools.product(victims, (honest.first.purpose, STEPS)):
         victim = make_victim()
         challenge = victim.on_message(Open(purpose, honest.first.nonce))
-        proof = opener(purpose=honest.first.purpose).on_message(challenge)
+        proof = client(purpose=honest.first.purpose).on_message(challenge)
         assert isinstance(proof, Proof)
         with pytest.raises(MessageError, match=r"an unauthenticated peer|no handler"):
             victim.on_message(proof)
 
 
 def test_handshake_proof_is_of_one_connection():
-    """Of its nonces, its channel, its host, its epoch, the name of a client, and whom it calls."""
+    """A proof depends on the nonces, and on all fields of the purpose."""
     first = Challenge(b"b" * 32)
-    proof = opener().on_message(first)
+    proof = client().on_message(first)
     for changed in (
         Open(STEPS, b"z" * 32),
         *(
@@ -138,21 +138,21 @@ def test_handshake_proof_is_of_one_connection():
         with pytest.raises(MessageError, match="an unauthenticated peer tried to connect"):
             other.on_message(proof)
     again = controller(nonce=b"y" * 32)
-    again.on_message(opener().first)
+    again.on_message(client().first)
     with pytest.raises(MessageError, match="an unauthenticated peer tried to connect"):
         again.on_message(proof)
     lying = controller()
-    lying.on_message(opener().first)
+    lying.on_message(client().first)
     with pytest.raises(MessageError, match="an unauthenticated peer tried to connect"):
         lying.on_message(Proof(proof.code, ("9", "9", "9")))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_handshake_refuses_mutated_greetings(seed: int):
-    """Bytes of a true talk, changed: refused in words, or not changed in what they say."""
+def test_handshake_refuses_mutated_messages(seed: int):
+    """Changed bytes of a valid handshake are refused with an error, or decode to the same message."""
     chance = random.Random(seed)
-    said = talk(opener(), controller())
-    bodies = [frames.encode(message)[frames.HEADER_BYTES :] for message in said]
+    messages = talk(client(), controller())
+    bodies = [frames.encode(message)[frames.HEADER_BYTES :] for message in messages]
     for _ in range(500):
         at = chance.choice((0, 2))
         body = bytearray(bodies[at])
@@ -169,12 +169,12 @@ def test_handshake_refuses_mutated_greetings(seed: int):
         try:
             message = frames.decode_for_controller(body)
             if at == 2:
-                other.on_message(said[0])
+                other.on_message(messages[0])
                 other.on_message(message)
             else:
                 other.on_message(message)
-                other.on_message(said[2])
+                other.on_message(messages[2])
         except MessageError:
             assert other.purpose is None
             continue
-        assert message == said[at]
+        assert message == messages[at]

@@ -1,4 +1,4 @@
-"""A trace of workers that are played: with clocks of their own, in pieces, lost, or silent."""
+"""Traces of simulated workers: with different clocks, in several messages, lost, or silent."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pathways.runtime.plan import plan
 
 TYPE = plan.ArrayType((), "float32")
 AHEAD = {0: 10**15, 1: -(10**15)}
-"""By how many nanoseconds the clocks of the workers are ahead."""
+"""Nanoseconds by which the clocks of the workers are ahead."""
 
 
 class List:
-    """A sink that keeps what it takes."""
+    """Sink that keeps the calls in a list."""
 
     def __init__(self) -> None:
         self.calls = []
@@ -47,7 +47,7 @@ class List:
 
 
 class Worker:
-    """A host as the controller has it, and the worker behind it."""
+    """Simulated worker, which is also its handle in the controller."""
 
     def __init__(self, index: int, traces: list[HostTraces]) -> None:
         self.index = index
@@ -61,19 +61,19 @@ class Worker:
 
     def send(self, message: object) -> None:
         if self.error is not None:
-            raise ConnectionEnded("gone")
+            raise ConnectionEnded("the connection has ended")
         match message:
             case ReadClock():
-                self.say(ClockTime(message.number, time.monotonic_ns() + AHEAD[self.index]))
+                self.reply(ClockTime(message.number, time.monotonic_ns() + AHEAD[self.index]))
             case StartTrace():
-                self.say(TraceStarted(message.trace))
+                self.reply(TraceStarted(message.trace))
             case StopTrace():
-                for said in self.at_the_end:
-                    self.say(said)
-                self.say(TraceDone(message.trace))
+                for times in self.at_the_end:
+                    self.reply(times)
+                self.reply(TraceDone(message.trace))
 
-    def say(self, message) -> None:
-        # From another thread, as what is heard is.
+    def reply(self, message) -> None:
+        # From another thread, as messages of a worker are received.
         threading.Thread(target=self.traces[0].on_message, args=(self.index, message)).start()
         time.sleep(0.001)
 
@@ -87,18 +87,18 @@ def workers():
     traces: list[HostTraces] = []
     workers = [Worker(n, traces) for n in range(2)]
 
-    def tell_all(message):
+    def broadcast(message):
         for worker in workers:
             if worker.error is None:
                 worker.send(message)
 
-    traces.append(HostTraces(workers, tell_all))
+    traces.append(HostTraces(workers, broadcast))
     return workers
 
 
 @pytest.fixture
 def program(workers):
-    """A program with one launch on each of two hosts, of the number 5."""
+    """Program number 5, with one launch on each of two hosts."""
     whole = plan.Plan(
         name="program",
         slices={name: plan.SliceSpec(name, ("x",), (1,)) for name in ("s0", "s1")},
@@ -117,7 +117,7 @@ def program(workers):
     return loaded
 
 
-def part(host: int, run: int, *, last: bool = True, trace: int = 1) -> RunTimes:
+def times_of(host: int, run: int, *, last: bool = True, trace: int = 1) -> RunTimes:
     now = time.monotonic_ns() + AHEAD[host]
     return RunTimes(trace, 5, run, (StepTimes(0, now, now, 0, (now, now)),), last)
 
@@ -138,24 +138,24 @@ def finish(workers, recorder):
 def test_host_traces_order_runs_on_one_clock(workers, program):
     began = time.monotonic_ns()
     recorder = record(workers)
-    workers[0].at_the_end = [part(0, 11), part(0, 12)]
-    workers[1].at_the_end = [part(1, 12), part(1, 11)]
+    workers[0].at_the_end = [times_of(0, 11), times_of(0, 12)]
+    workers[1].at_the_end = [times_of(1, 12), times_of(1, 11)]
     calls = finish(workers, recorder)
     assert [call.name for call in calls] == [0, 1]
     ended = time.monotonic_ns()
     for call in calls:
         assert sorted(call.executed) == [0, 1]
         for start, _ in call.executed.values():
-            # The messages here take a millisecond at most.
+            # The round trips take a millisecond at most.
             assert began - 10**7 < start < ended + 10**7
 
 
 def test_host_traces_write_runs_while_tracing(workers, program, monkeypatch):
     monkeypatch.setattr(host_traces, "_PAUSE", 0.01)
     recorder = record(workers)
-    workers[0].say(part(0, 11))
-    workers[1].say(part(1, 11))
-    workers[1].say(part(1, 12))
+    workers[0].reply(times_of(0, 11))
+    workers[1].reply(times_of(1, 11))
+    workers[1].reply(times_of(1, 12))
     deadline = time.monotonic() + 10
     while not recorder.sink.calls and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -165,15 +165,15 @@ def test_host_traces_write_runs_while_tracing(workers, program, monkeypatch):
 
 def test_host_traces_join_pieces(workers, program):
     recorder = record(workers)
-    workers[0].at_the_end = [part(0, 11, last=False)]
-    workers[1].at_the_end = [part(1, 11)]
+    workers[0].at_the_end = [times_of(0, 11, last=False)]
+    workers[1].at_the_end = [times_of(1, 11)]
     assert [sorted(call.executed) for call in finish(workers, recorder)] == [[1]]
 
 
 def test_host_traces_name_a_lost_host(workers, program, caplog):
     recorder = record(workers)
-    workers[0].at_the_end = [part(0, 11)]
-    workers[1].say(part(1, 10))
+    workers[0].at_the_end = [times_of(0, 11)]
+    workers[1].reply(times_of(1, 10))
     time.sleep(0.05)
     workers[1].die()
     with caplog.at_level(logging.WARNING):
@@ -187,20 +187,20 @@ def test_host_traces_name_a_lost_host(workers, program, caplog):
 def test_host_traces_do_not_delay_closing(workers, program, monkeypatch, caplog):
     monkeypatch.setattr(host_traces, "_CLOSE_SECONDS", 0.05)
     recorder = record(workers)
-    workers[0].at_the_end = [part(0, 11)]
-    workers[1].say = lambda message: None
+    workers[0].at_the_end = [times_of(0, 11)]
+    workers[1].reply = lambda message: None
     workers[0].traces[0].close()
     assert [sorted(call.executed) for call in finish(workers, recorder)] == [[0]]
     assert "host 1 did not send it" in caplog.text
-    # A trace that begins later has nothing to do with it.
+    # It does not affect a later trace.
     assert finish(workers, record(workers)) == []
 
 
 def test_host_traces_keep_programs_only_while_they_may_run(workers, program):
-    """But those that ran while a trace was recorded do until it ends."""
+    """A program that ran in a trace is kept until the trace ends."""
     traces = workers[0].traces[0]
     recorder = record(workers)
-    workers[0].at_the_end = [part(0, 11)]
+    workers[0].at_the_end = [times_of(0, 11)]
     del program
     assert len(finish(workers, recorder)) == 1
     assert traces._trace is None

@@ -1,4 +1,4 @@
-"""Devices get so many launches and no more."""
+"""The launches in flight on a device are limited."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from pathways.runtime.hosts.worker.in_flight import MAX_LAUNCHES, LaunchesInFlig
 
 
 class Token:
-    """A token of a launch, which is done as soon as somebody waits for it."""
+    """Token of a launch, which is done as soon as it is waited for."""
 
     def __init__(self, launched: list["Token"], error: str | None = None) -> None:
         self.is_done = False
@@ -22,9 +22,9 @@ class Token:
 @pytest.mark.parametrize("error", [None, "out of memory"])
 def test_launches_in_flight_wait_for_the_oldest(error):
     launched: list[Token] = []
-    keep = LaunchesInFlight().limiter(["cpu0", "cpu1"])
+    add = LaunchesInFlight().limiter(["cpu0", "cpu1"])
     for _ in range(MAX_LAUNCHES + 3):
-        keep(Token(launched, error))
+        add(Token(launched, error))
     assert [token.is_done for token in launched] == [True] * 3 + [False] * MAX_LAUNCHES
 
 

@@ -1,4 +1,4 @@
-"""One call from what its hosts say, each by its own clock."""
+"""Merging of the times of a call on its hosts, each by its own clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = {0: lambda time: time, 1: lambda time: time - AHEAD}
 
 @pytest.fixture
 def program() -> PlanOnHosts:
-    """`f` on s0, a transfer to s1 on the same host, another to s2 on the next one, and `g` there."""
+    """`f` on s0, a transfer to s1 on the same host, another to s2 on another host, and `g` there."""
     return PlanOnHosts(
         plan.Plan(
             name="program",
@@ -50,9 +50,9 @@ READER = (
 )
 
 
-def drawn(program, parts):
-    """The timeline of a call, and from when to when its events last, in milliseconds of the clock here."""
-    call = program.merged(3, parts, HERE)
+def drawn(program, times):
+    """Returns the timeline of a call, and start and end of its events, in milliseconds of the local clock."""
+    call = program.merged(3, times, HERE)
     origin, timeline = timeline_of_call(call.plan, call.observed, call.executed, "measured", call.hosts)
     at = origin * 1e-6
     return timeline, [(at + event.start * 1e3, at + event.end * 1e3) for event in timeline.events]
@@ -66,7 +66,7 @@ def test_merging_gives_each_host_its_steps(program):
     }
 
 
-def test_merging_times_a_transfer_from_send_to_receipt(program):
+def test_merging_times_a_transfer_from_send_to_receive(program):
     call = program.merged(3, {0: SOURCE, 1: READER}, HERE)
     assert call.name == 3
     assert call.observed[2] == ObservedTimes(2 * MS, 6 * MS, 0)
@@ -85,7 +85,7 @@ def test_merging_bounds_arrival_by_the_first_read(program):
 def test_merging_drops_a_transfer_without_receiver(program):
     timeline, _ = drawn(program, {0: SOURCE})
     assert [event.label for event in timeline.events] == ["f", "s0 -> s1"]
-    # What lives there depends on what is missing.
+    # The memory on s2 depends on the times that are missing.
     assert timeline.memory.keys() == {"s0", "s1"}
 
 

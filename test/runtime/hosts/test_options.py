@@ -1,4 +1,4 @@
-"""What a user may say of workers, and what is wrong with it."""
+"""Options of workers, and the errors of wrong ones."""
 
 from __future__ import annotations
 

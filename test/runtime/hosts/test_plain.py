@@ -1,4 +1,4 @@
-"""Plain values and trees of arrays come back as they were; all else is refused with its place."""
+"""Plain values and trees of arrays survive a round trip; other values are refused with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server listens on a port, also where servers share ports silently."""
+"""A port has one server, although servers of gRPC share ports silently."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ sys.stdin.readline()
 
 @contextlib.contextmanager
 def listening(count: int, first: int, last: int) -> Iterator[list[str]]:
-    """Where processes listen that start their transfer servers at once, or why they do not."""
+    """Yields the addresses of transfer servers that processes start at once, or their errors."""
     command = ["-c", LISTENING, str(first), str(last)]
     with contextlib.ExitStack() as stack:
-        said, starts, processes = [], [], []
+        outputs, starts, processes = [], [], []
         for _ in range(count):
             (read, stdin), (stdout, write) = os.pipe(), os.pipe()
             processes.append(PreloadedProcess(command, stdin=read, stdout=write, stderr=2))
             os.close(read)
             os.close(write)
             starts.append(stack.enter_context(os.fdopen(stdin, "w", buffering=1)))
-            said.append(stack.enter_context(os.fdopen(stdout)))
-        assert [file.readline() for file in said] == ["ready\n"] * count
+            outputs.append(stack.enter_context(os.fdopen(stdout)))
+        assert [file.readline() for file in outputs] == ["ready\n"] * count
         for file in starts:
             file.write("\n")
-        yield [file.readline().strip() for file in said]
+        yield [file.readline().strip() for file in outputs]
         for file in starts:
             file.close()
         assert [process.wait(60) for process in processes] == [0] * count
@@ -64,7 +64,7 @@ def client():
 
 
 def sharing(port: int) -> socket.socket:
-    """A server that shares its port, as those of JAX and gRPC do."""
+    """Returns a server that shares its port, as those of JAX and gRPC do."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     sock.bind((HERE, port))
@@ -74,9 +74,9 @@ def sharing(port: int) -> socket.socket:
 
 @pytest.mark.hosts
 def test_ports_of_several_processes_differ():
-    """There are ports for all but one of those that start at once."""
-    with listening(4, 20710, 20712) as said:
-        assert sorted(said) == [
+    """Four processes start at once, with three ports."""
+    with listening(4, 20710, 20712) as lines:
+        assert sorted(lines) == [
             *(f"{HERE}:{port}" for port in (20710, 20711, 20712)),
             f"no port from 20710 to 20712 is free on {HERE}",
         ]
@@ -101,16 +101,16 @@ def test_ports_that_become_shared_are_refused(client):
 
 
 def test_listen_alone_leaves_a_port_of_another_server(client):
-    """One that claims none may listen between the claim and the start."""
-    others: list[socket.socket] = []
+    """A server that claims no port may listen between the claim and the start."""
+    strangers: list[socket.socket] = []
 
     def start(port: int) -> Any:
-        if not others:
-            others.append(sharing(port))
+        if not strangers:
+            strangers.append(sharing(port))
         return transfer.start_server(client, f"{HERE}:{port}")
 
     server = listen_alone(HERE, (20716, 20717), start)
-    with others[0] as other:
+    with strangers[0] as other:
         assert {server.address(), f"{HERE}:{other.getsockname()[1]}"} == {f"{HERE}:20716", f"{HERE}:20717"}
         assert not any(is_shared(HERE, port) for port in (20716, 20717))
 
@@ -151,7 +151,7 @@ def test_claimed_port_may_be_any():
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_is_shared_counts_servers_of_the_address(family: socket.AddressFamily):
-    """Servers of gRPC have sockets of IPv6 also for addresses of IPv4."""
+    """Servers of gRPC use IPv6 sockets for IPv4 addresses, too."""
     address = HERE if family == socket.AF_INET else f"::ffff:{HERE}"
     socks = [socket.socket(family) for _ in range(2)]
     for n, sock in enumerate(socks):
@@ -173,7 +173,7 @@ def test_ports_are_drawn_without_shared_state():
     assert sorted(drawn[0]) == [*range(20000, 20100)]
 
 
-def test_numbers_of_two_hosts_are_never_the_same():
+def test_transfer_ids_of_two_hosts_are_never_the_same():
     numbers = TransferIds((1 << 61) - 1, stride=5, hosts=3)
     runs = [*range(4), 1 << 60, (1 << 60) + 1]
     sent = [
@@ -184,5 +184,5 @@ def test_numbers_of_two_hosts_are_never_the_same():
         for target in range(3)
     ]
     assert len({*sent}) == len(sent) == 6 * 5 * 9
-    # JAX's have 64 bits.
+    # Ids of JAX have 64 bits.
     assert 0 <= min(sent) <= max(sent) < 1 << 64

@@ -1,4 +1,4 @@
-"""What is made of the times of questions and of steps."""
+"""Round-trip times of hosts, and steps that wait for the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_round_trip_is_the_least_of_the_last_few():
     assert trip.seconds is None
     for number in range(3):
         trip.asked(number, now=number)
-    # A question may be sent before the answer to another one has come; nothing is made of what was not asked.
+    # A ping may be sent before the reply to the one before has come; unknown replies are ignored.
     trip.answered(0, now=0.75)
     trip.answered(1, now=1.5)
     trip.answered(7, now=1.5)

@@ -1,4 +1,4 @@
-"""Allocations of Slurm: lists of nodes, and islands on them."""
+"""Slurm allocations: lists of nodes, and islands on them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_slurm_says_that_scontrol_is_missing(monkeypatch: pytest.MonkeyPatch, tm
 def test_slurm_gives_islands_nodes_in_order():
     nodes = ["a", "b", "c"]
     assert [island.hosts for island in islands_on(nodes, None, 2)] == [("a",), ("b",), ("c",)]
-    asked = [pw.Island(hosts=2, cores=4), pw.Island()]
-    assert islands_on(nodes, asked, 1) == (pw.Island(hosts=["a", "b"], cores=4), pw.Island(hosts=["c"]))
+    requested = [pw.Island(hosts=2, cores=4), pw.Island()]
+    assert islands_on(nodes, requested, 1) == (pw.Island(hosts=["a", "b"], cores=4), pw.Island(hosts=["c"]))
     with pytest.raises(ValueError, match="islands=: 4 hosts, but this allocation has 3 nodes"):
         islands_on(nodes, [pw.Island(hosts=2), pw.Island(hosts=2)], 1)
     with pytest.raises(ValueError, match="islands=: 'd' is not a node of this allocation: a, b, c"):

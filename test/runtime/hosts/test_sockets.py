@@ -1,4 +1,4 @@
-"""Sockets of controllers, also of those that were killed while workers started."""
+"""Sockets of controllers, and the removal of those of controllers that were killed during a start."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathways.runtime.hosts.launch.sockets import controller_socket, remove_left
 
 
 @pytest.mark.parametrize("advertise", [None, "controller.example"])
-def test_controller_socket_is_found_where_it_is_said_to_be(advertise):
-    """The address may be that of a machine in front of this one; the port is where it listens."""
+def test_controller_socket_has_the_advertised_address(advertise):
+    """The address may be that of a machine in front of this one; the port is its own."""
     with controller_socket(Endpoints(bind="127.0.0.1", advertise=advertise)) as (server, address):
         assert address == (advertise or "127.0.0.1", server.getsockname()[1])
 
 
 def test_remove_left_removes_folders_without_listeners():
-    # Paths of sockets are short.
+    # In /tmp, because paths of sockets are limited to some 100 bytes.
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         sockets = {name: socket.socket(socket.AF_UNIX) for name in ("old", "new", "used")}
         for name, sock in sockets.items():

@@ -1,4 +1,4 @@
-"""What is decided about spare workers, in random histories and one rule at a time; no process runs here."""
+"""Decisions about spare workers, in random histories and one rule at a time; no process runs here."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from pathways.runtime.hosts.spares.spare_core import (
 
 
 class Spares:
-    """A pool whose processes are numbers, and which checks each decision.
+    """Pool whose processes are numbers, which checks each decision.
 
     Args:
-      count: how many spares there shall be.
+      count: number of spares.
 
     Attributes:
-      core: what decides.
-      alive: the processes that are spares.
-      taken: those that were taken.
+      core: the core that decides.
+      alive: the spare processes, and whether each is ready.
+      taken: the processes that were taken.
       log: the lines that were logged.
     """
 
@@ -56,8 +56,8 @@ class Spares:
         self.quiet_from = float("inf")
         self.is_closed = False
 
-    def tell(self, *events: SpareEvent) -> Sequence[SpareEffect]:
-        """Tells the core of events, and carries out what it says."""
+    def handle(self, *events: SpareEvent) -> Sequence[SpareEffect]:
+        """Passes events to the core, and carries out the effects."""
         effects = [effect for event in events for effect in self.core.handle(event, self.now)]
         for effect in effects:
             match effect:
@@ -66,7 +66,7 @@ class Spares:
                     self.alive[number] = False
                     self._born[number] = self.now
                 case KillSpare(number):
-                    assert number in self.alive, "it kills what is no spare"
+                    assert number in self.alive, "it kills a process that is no spare"
                     del self.alive[number]
                 case LogSpares(_, text):
                     self.log.append(text)
@@ -92,32 +92,32 @@ class Spares:
 
     def begin(self) -> None:
         self.starts += 1
-        self.tell(StartBegan())
+        self.handle(StartBegan())
 
     def end(self) -> None:
         self.starts -= 1
         self.quiet_from = self.now + QUIET_SECONDS
-        self.tell(StartEnded())
+        self.handle(StartEnded())
 
     def pass_time(self, seconds: float) -> None:
-        """Lets time go by."""
+        """Advances the time, with ticks."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + max(0.25, seconds / 40))
             before = {number for number, is_ready in self.alive.items() if not is_ready}
-            self.tell(SpareTick())
+            self.handle(SpareTick())
             if before - self.alive.keys():
                 self._count_failure(0.0)
 
     def get_ready(self, number: int) -> None:
         self.alive[number] = True
-        self.tell(SpareReady(number))
+        self.handle(SpareReady(number))
 
     def exit(self, number: int) -> None:
         """Ends the process of a spare."""
         del self.alive[number]
         self._count_failure(self.now - self._born[number])
-        self.tell(SpareFailed(number, "a spare worker exited (killed by signal 9)"))
+        self.handle(SpareFailed(number, "a spare worker exited (killed by signal 9)"))
 
     def _count_failure(self, lived: float) -> None:
         self.failures = 1 if lived >= STEADY_SECONDS else self.failures + 1
@@ -127,26 +127,26 @@ class Spares:
         """Takes a spare for a worker."""
         number = self.core.take()
         if number is None:
-            assert not self.alive, "it has one, and gives none"
+            assert not self.alive, "it has one, and returns none"
             return None
-        assert number in self.alive, "it gives what is no spare"
-        assert self.alive[number] or not any(self.alive.values()), "it gives one that is not ready"
+        assert number in self.alive, "it returns a process that is no spare"
+        assert self.alive[number] or not any(self.alive.values()), "it returns one that is not ready"
         self.failures = 0
         if not fits:
-            self.tell(SpareUnfit(number, "XLA_FLAGS changed"))
+            self.handle(SpareUnfit(number, "XLA_FLAGS changed"))
             return None
         del self.alive[number]
         self.taken.add(number)
-        self.tell(SpareReady(number), SpareFailed(number, "a spare worker exited (exit code 0)"))
+        self.handle(SpareReady(number), SpareFailed(number, "a spare worker exited (exit code 0)"))
         return number
 
     def close(self) -> None:
         self.is_closed = True
-        self.tell(PoolClosed())
+        self.handle(PoolClosed())
         assert not self.alive, "it leaves one behind"
 
     def settle(self) -> None:
-        """Lets all get ready for which nothing is in the way."""
+        """Makes all starting spares ready, until there are no more starts."""
         for _ in range(4 * self.core.count):
             self.pass_time(max(PAUSES) / 2)
             for number in [number for number, is_ready in self.alive.items() if not is_ready]:
@@ -225,7 +225,7 @@ def takes_the_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SpareCore, "take", take)
 
 
-def forgets_to_kill_late_ones(patch: pytest.MonkeyPatch) -> None:
+def never_kills_late_ones(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SpareCore, "_check_warming", lambda self, now: self._warming.clear() or [])
 
 
@@ -249,7 +249,7 @@ def refills_when_closed(patch: pytest.MonkeyPatch) -> None:
         never_gives_up,
         gives_up_after_a_steady_life,
         takes_the_first,
-        forgets_to_kill_late_ones,
+        never_kills_late_ones,
         refills_when_closed,
     ],
 )

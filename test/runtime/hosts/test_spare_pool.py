@@ -1,4 +1,4 @@
-"""Spare workers whose processes are pipes: what the pool makes of what they say."""
+"""Spare workers whose processes are pipes: how the pool handles their output and exits."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Pool:
         return self.children[-1]
 
     def get_ready(self, count: int) -> None:
-        """Waits until some children were started, one after the other, each of which gets ready."""
+        """Waits for some children to be started, and makes them ready, one after the other."""
         for n in range(count):
             wait_until(lambda n=n: len(self.children) > n)
             self.children[n].get_ready()
@@ -120,8 +120,8 @@ def test_spare_pool_refuses_another_environment(make, monkeypatch, caplog):
     assert one.pool.take(CONFIG) is None
     assert one.children[0].exit_status(5)
     wait_until(lambda: len(one.children) == 2)
-    said = "a spare worker is not used: XLA_FLAGS changed in the environment since it started; a new worker"
-    wait_until(lambda: said in caplog.text)
+    line = "a spare worker is not used: XLA_FLAGS changed in the environment since it started; a new worker"
+    wait_until(lambda: line in caplog.text)
     assert one.pool.take(CONFIG) is one.children[1]
 
 
@@ -131,8 +131,8 @@ def test_spare_pool_refuses_another_folder(make, monkeypatch, tmp_path, caplog):
     before = Path.cwd()
     monkeypatch.chdir(tmp_path)
     assert one.pool.take(CONFIG) is None
-    said = f"its working directory is {before}, that of this process is now {tmp_path}"
-    wait_until(lambda: said in caplog.text)
+    reason = f"its working directory is {before}, that of this process is now {tmp_path}"
+    wait_until(lambda: reason in caplog.text)
 
 
 def test_spare_pool_ignores_what_only_the_controller_reads(make, monkeypatch):
@@ -151,7 +151,7 @@ def test_spare_pool_replaces_one_that_exits(make, caplog):
 
 
 def test_spare_pool_passes_over_one_that_has_just_exited(make, caplog):
-    """Before its pipe says so, or in the same moment."""
+    """The process is found exited before its pipe is closed."""
     one = make(1)
     one.get_ready(1)
     child = one.children[0]

@@ -1,4 +1,4 @@
-"""Clients take turns at the process that cuts programs, which does nothing for one that has left."""
+"""The process that splits programs serves clients in turn, and drops the programs of a disconnected one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Client:
 
 
 class Splitter:
-    """A splitter whose process only says which programs it has seen."""
+    """Splitter whose process only reports which programs it has seen."""
 
     def __init__(self, folder: Path) -> None:
         self.splitter = ProgramSplitter()
@@ -60,8 +60,8 @@ class Splitter:
 
 @pytest.fixture
 def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Splitter]:
-    (tmp_path / "says_what_it_sees.py").write_text(PROCESS)
-    monkeypatch.setattr(splitter, "_MODULE", "says_what_it_sees")
+    (tmp_path / "splitting_double.py").write_text(PROCESS)
+    monkeypatch.setattr(splitter, "_MODULE", "splitting_double")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     cut = Splitter(tmp_path)
@@ -81,15 +81,15 @@ def wait_until(is_so) -> None:
 
 @pytest.mark.process
 def test_splitter_serves_clients_in_turn(cut):
-    """However many programs one of them has."""
+    """A client with many programs does not delay another one."""
     ann, bob = Client(), Client()
     first = cut.split(ann, "waits")
     wait_until(cut.begun)
-    others = [cut.split(ann, f"ann{n}") for n in range(3)]
+    more = [cut.split(ann, f"ann{n}") for n in range(3)]
     last = cut.split(bob, "bob")
     wait_until(lambda: len(cut.splitter._queue) == 2)
     (cut.folder / "go").touch()
-    for future, name in ((first, "waits"), (last, "bob"), (others[0], "ann0")):
+    for future, name in ((first, "waits"), (last, "bob"), (more[0], "ann0")):
         with pytest.raises(RefusedProgramError, match=f"{name} was seen"):
             future.result(20)
     wait_until(lambda: len(cut.begun()) == 5)
@@ -98,7 +98,7 @@ def test_splitter_serves_clients_in_turn(cut):
 
 @pytest.mark.process
 def test_splitter_drops_programs_of_a_client_that_left(cut):
-    """Neither the program that the process works on goes on, nor do those begin that wait."""
+    """The program that is being split is aborted, and those that wait are not begun."""
     ann, bob = Client(), Client()
     futures = [cut.split(ann, "waits0")]
     wait_until(cut.begun)

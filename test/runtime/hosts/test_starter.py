@@ -1,4 +1,4 @@
-"""The start of workers, which are threads here: what it asks of them, and what it says when one fails."""
+"""The start of workers, which are threads here: how often it polls them, and its errors."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def limits() -> Iterator[None]:
 
 
 def test_starter_checks_each_worker_a_few_times():
-    """Not once for each other worker that is still to come."""
+    """The number of polls does not grow with the square of the number of workers."""
     launcher = ThreadLauncher(seconds=0.01)
     hosts = start(launcher, 40)
     assert [host.index for host in hosts] == [*range(40)]
-    # It is more than one question each only where the start takes longer than the pause between two.
+    # There is more than one poll each only if the start takes longer than the pause between two.
     assert sum(worker.checks for worker in launcher.workers) < 40 * 20
     for host in hosts:
         host.close()
@@ -67,6 +67,6 @@ try:
 except pw.HostError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said.startswith("338 hosts need up to 2")
-    assert said.endswith("but the limit is 256: raise the hard limit (ulimit -Hn)\n")
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output.startswith("338 hosts need up to 2")
+    assert output.endswith("but the limit is 256: raise the hard limit (ulimit -Hn)\n")

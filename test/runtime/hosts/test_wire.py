@@ -1,4 +1,4 @@
-"""Messages on a connection, and what becomes of anything that is no message."""
+"""Messages on a connection, and the errors of bytes that are no message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathways.runtime.hosts.protocol.messages import PROTOCOL, Done, Free, Messa
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 HEAD = b"PW" + bytes([PROTOCOL, 0])
-"""How frames begin."""
+"""First bytes of a frame."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_wire_survives_any_bytes(body):
 
 
 def test_wire_reads_long_messages(pair):
-    """Such as one that says of each result of a large program what is wrong with it."""
+    """For instance one with the errors of all results of a large program."""
     ours, theirs = pair
     sender = Connection(theirs, decode_for_worker)
     receiver = Connection(ours, decode_for_controller)
@@ -68,8 +68,8 @@ def test_wire_reads_long_messages(pair):
     assert got == [sent, Done(4, None, {}, 0.5)]
 
 
-def test_wire_limits_messages_while_bound(pair):
-    """However slowly they come, and whatever length they claim: nothing is kept for them."""
+def test_wire_limits_messages_with_a_deadline(pair):
+    """Neither a slow message nor one that claims a large size is waited for."""
     ours, theirs = pair
     receiver = Connection(ours, decode_for_controller)
     receiver.set_deadline(0.3, 100)
@@ -90,14 +90,14 @@ def test_wire_limits_messages_while_bound(pair):
 
 
 def test_wire_sends_a_buffer_in_order_as_the_peer_accepts_it(pair):
-    """Nothing is sent before `flush`, which never waits; `close` sends what there is room for."""
+    """Bytes are only sent by `flush`, which never waits; `close` sends as many as there is room for."""
     one, other = (Connection(sock, decode_for_worker) for sock in pair)
-    noted: list[int] = []
-    one.buffer_sends(lambda: noted.append(1))
+    notified: list[int] = []
+    one.buffer_sends(lambda: notified.append(1))
     frames = [encode(Free((n,))) for n in range(3)]
     one.send_frames(*frames)
     one.send(Free((3,)))
-    assert (len(noted), one.has_unsent()) == (1, True)
+    assert (len(notified), one.has_unsent()) == (1, True)
     assert not other.wait(0)
     one.flush()
     assert not one.has_unsent()

@@ -1,4 +1,4 @@
-"""Calls on a worker: in lanes beside steps, with the arrays of their turn; none of them harms it."""
+"""Calls on a worker: in lanes beside the steps, but ordered among them; none harms the worker."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ LAYOUT = DeviceLayout((0,), (1,), ("x",), ((),))
 
 
 class Controller:
-    """What a worker tells."""
+    """Connection to a controller, which keeps the replies."""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[Called] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Called] = queue.SimpleQueue()
 
     def send(self, message: Called) -> None:
-        self._said.put(message)
+        self._replies.put(message)
 
     def next(self) -> Called:
-        return self._said.get(timeout=30)
+        return self._replies.get(timeout=30)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_worker_calls_give_arrays_that_steps_wait_for(store):
     store.free([6])
     controller.next()
     assert store.available() == {2: store.get(2)}
-    # One that others of the island make.
+    # A call that runs on another host of the island.
     calls.accept(msgspec.structs.replace(call(8, "three", has_results=True), hosts=(1,)))
     assert store.get(9) is ELSEWHERE
 
@@ -123,7 +123,7 @@ def test_worker_calls_give_arrays_that_steps_wait_for(store):
     shape=st.sampled_from([(3,), (-1,), (1 << 40,)]),
 )
 def test_worker_calls_never_harm_the_worker(arguments, structure, function, shape):
-    """Whatever is in one is its own error, and that of what it should have made."""
+    """A malformed call is an error of this call and of its results only."""
     store, controller = ArrayStore({0: jax.devices()[0]}), Controller()
     calls = CallRunner(0, store, controller)
     message = msgspec.structs.replace(
@@ -134,8 +134,8 @@ def test_worker_calls_never_harm_the_worker(arguments, structure, function, shap
         results=(ResultArray(shape, "int32", LAYOUT),),
     )
     calls.accept(message)
-    said = controller.next()
-    assert said.failure is not None
+    reply = controller.next()
+    assert reply.failure is not None
     assert isinstance(store.get(2), FailedArray)
     calls.accept(call(5, "plain", value="number"))
     assert controller.next() == Called(5, b"2.5", None)
@@ -146,15 +146,15 @@ def test_worker_calls_pass_on_errors(store):
     calls = CallRunner(0, store, controller)
     store.add(10, [FailedArray("out of memory")])
     calls.accept(call(1, "total", 10))
-    said = controller.next()
-    assert said.failure is not None
-    assert said.failure.kind == "argument"
-    assert "out of memory" in said.failure.text
+    reply = controller.next()
+    assert reply.failure is not None
+    assert reply.failure.kind == "argument"
+    assert "out of memory" in reply.failure.text
 
 
 @pytest.fixture
-def said_by(store, monkeypatch):
-    """What functions return that clients call, each with its path, and how often its files have changed."""
+def result_of(store, monkeypatch):
+    """Function that calls a function of a client, with its path and edition, and returns the result."""
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     loaded = {*sys.modules}
@@ -162,7 +162,7 @@ def said_by(store, monkeypatch):
     calls = CallRunner(0, store, controller)
     numbers = itertools.count(1)
 
-    def said(client: int, function: str, *path: Path, edition: int = 0) -> object:
+    def result(client: int, function: str, *path: Path, edition: int = 0) -> object:
         message = msgspec.structs.replace(
             call(client << SESSION_BITS | next(numbers), ""),
             function=function,
@@ -170,60 +170,61 @@ def said_by(store, monkeypatch):
             edition=edition,
         )
         calls.accept(message)
-        answer = controller.next()
-        return plain.decode(answer.value) if answer.failure is None else answer.failure
+        reply = controller.next()
+        return plain.decode(reply.value) if reply.failure is None else reply.failure
 
-    yield said
+    yield result
     for name in sys.modules.keys() - loaded:
         sys.modules.pop(name)
 
 
-def written(folder: Path, says: str) -> Path:
-    """A module, one that it imports, and a package, which count their calls."""
+def written(folder: Path, text: str) -> Path:
+    """Writes a module that counts its calls, and a module and a package that it imports."""
     folder.mkdir(exist_ok=True)
     (folder / "of_client.py").write_text(
         "import beside_it, of_package.inside\n"
         "calls = 0\n"
-        "def says():\n"
+        "def texts():\n"
         "    global calls\n"
         "    calls += 1\n"
         "    return [beside_it.TEXT, of_package.inside.TEXT, calls]\n"
     )
-    (folder / "beside_it.py").write_text(f"TEXT = {says!r}\n")
+    (folder / "beside_it.py").write_text(f"TEXT = {text!r}\n")
     (folder / "of_package").mkdir(exist_ok=True)
-    (folder / "of_package" / "inside.py").write_text(f"TEXT = {says!r}\n")
+    (folder / "of_package" / "inside.py").write_text(f"TEXT = {text!r}\n")
     return folder
 
 
-def test_worker_calls_import_modules_for_each_client(said_by, tmp_path):
+def test_worker_calls_import_modules_for_each_client(result_of, tmp_path):
     ann, bo = written(tmp_path / "ann", "ann"), written(tmp_path / "bo", "bo")
-    for turn in (1, 2):
-        assert said_by(1, "of_client:says", ann) == ["ann", "ann", turn]
-        assert said_by(2, "of_client:says", bo) == ["bo", "bo", turn]
-    # One more of the same files.
-    assert said_by(3, "of_client:says", ann) == ["ann", "ann", 1]
-    failure = said_by(4, "of_client:says", tmp_path)
+    for count in (1, 2):
+        assert result_of(1, "of_client:texts", ann) == ["ann", "ann", count]
+        assert result_of(2, "of_client:texts", bo) == ["bo", "bo", count]
+    # Another client with the same files has modules of its own.
+    assert result_of(3, "of_client:texts", ann) == ["ann", "ann", 1]
+    failure = result_of(4, "of_client:texts", tmp_path)
     assert failure.kind == "import"
     assert str(tmp_path) in failure.text
     assert str(ann) not in failure.text
 
 
-def test_worker_calls_import_only_changed_modules_again(said_by, tmp_path):
+def test_worker_calls_import_only_changed_modules_again(result_of, tmp_path):
     first, other = written(tmp_path / "first", "first"), written(tmp_path / "other", "other")
-    assert said_by(1, "of_client:says", first) == ["first", "first", 1]
+    assert result_of(1, "of_client:texts", first) == ["first", "first", 1]
     written(first, "edited")
-    assert said_by(1, "of_client:says", first) == ["first", "first", 2]
-    assert said_by(1, "of_client:says", first, edition=3) == ["edited", "edited", 1]
-    # Of a function that was named before.
-    assert said_by(1, "of_client:says", first, edition=2) == ["edited", "edited", 2]
-    assert said_by(1, "of_client:says", other, first, edition=3) == ["other", "other", 1]
+    assert result_of(1, "of_client:texts", first) == ["first", "first", 2]
+    assert result_of(1, "of_client:texts", first, edition=3) == ["edited", "edited", 1]
+    # A lower edition, of a function that was passed earlier, imports nothing again.
+    assert result_of(1, "of_client:texts", first, edition=2) == ["edited", "edited", 2]
+    assert result_of(1, "of_client:texts", other, first, edition=3) == ["other", "other", 1]
 
 
-def test_worker_calls_import_installed_modules_once(said_by, tmp_path):
+def test_worker_calls_import_installed_modules_once(result_of, tmp_path):
     """Also in a folder of its own, as by `pip install --target`."""
     libraries = written(tmp_path / "libraries", "installed")
     (libraries / "of_client-1.0.dist-info").mkdir()
     for client in (1, 2):
         for edition in (1, 2):
-            turn = 2 * client + edition - 2
-            assert said_by(client, "of_client:says", libraries, edition=edition) == ["installed"] * 2 + [turn]
+            count = 2 * client + edition - 2
+            results = result_of(client, "of_client:texts", libraries, edition=edition)
+            assert results == ["installed", "installed", count]

@@ -1,4 +1,4 @@
-"""Checkpoints that a worker writes: when it reports an error, nothing is written any more."""
+"""Checkpoints that a worker writes: when it reports an error, no write is in flight."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathways.runtime.hosts.worker import checkpoints
 
 
 class Future:
-    """One of a tensorstore that ends when it is waited for."""
+    """Future of a tensorstore that ends when it is waited for."""
 
-    def __init__(self, made: object) -> None:
-        self.made = made
+    def __init__(self, outcome: object) -> None:
+        self.outcome = outcome
         self.has_ended = False
 
     def result(self) -> object:
         self.has_ended = True
-        if isinstance(self.made, Exception):
-            raise self.made
-        return self.made
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
     def exception(self) -> Exception | None:
         self.has_ended = True
-        return self.made if isinstance(self.made, Exception) else None
+        return self.outcome if isinstance(self.outcome, Exception) else None
 
 
 class Tensorstore:
-    """Opens stores, and writes to them; what stands in a spec fails."""
+    """Fake tensorstore; the operation that a spec names as `fails` fails."""
 
     def __init__(self) -> None:
         self.futures: list[Future] = []
@@ -45,8 +45,8 @@ class Tensorstore:
             raise ValueError("no such driver")
         return self._begun(OSError("cannot open") if spec.get("fails") == "open" else _Store(self, spec))
 
-    def _begun(self, made: object) -> Future:
-        self.futures.append(Future(made))
+    def _begun(self, outcome: object) -> Future:
+        self.futures.append(Future(outcome))
         return self.futures[-1]
 
 
@@ -54,9 +54,9 @@ class _Store:
     def __init__(self, tensorstore: Tensorstore, spec: dict[str, str]) -> None:
         self._tensorstore, self._spec = tensorstore, spec
 
-    def __getitem__(self, part: object) -> object:
-        made = OSError("cannot write") if self._spec.get("fails") == "write" else None
-        return types.SimpleNamespace(write=lambda data, **_: self._tensorstore._begun(made))
+    def __getitem__(self, index: object) -> object:
+        outcome = OSError("cannot write") if self._spec.get("fails") == "write" else None
+        return types.SimpleNamespace(write=lambda data, **_: self._tensorstore._begun(outcome))
 
 
 @pytest.mark.parametrize("fails", ["at once", "open", "write"])
