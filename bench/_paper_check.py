@@ -15,7 +15,7 @@ from _simulated.figures import Usage, smallest_hidden, used_alone, used_together
 from _simulated.fleet import FleetShape
 from _simulated.service import ClientModel
 
-from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
+from pathways.runtime.control.sharing.scheduler import MAX_UNFINISHED
 from pathways.runtime.hosts.launch.options import MAX_AHEAD
 
 CLOSE = 0.15
@@ -112,7 +112,7 @@ def simulated(case: ClientCase, costs: ControlCosts) -> Usage:
     """Returns the usage of simulated hosts by clients, in one process as when measured."""
     shape = FleetShape([1] * case.hosts, is_joined=False, cores=1)
     islands = tuple(range(case.hosts))
-    models = [ClientModel(islands, case.seconds, weight, MOST_UNFINISHED) for weight in case.weights]
+    models = [ClientModel(islands, case.seconds, weight, MAX_UNFINISHED) for weight in case.weights]
     return used_together(shape, costs, models, 1.0, MAX_AHEAD)
 
 

@@ -24,7 +24,6 @@ FOLDERS = ("dialect", "passes", "runtime", "compiler", "tools", "bench", "exampl
 
 PENDING = (
     "bench/_served.py",
-    "runtime/control",
     "runtime/hosts/client",
     "runtime/hosts/cluster",
     "runtime/hosts/service",

@@ -11,7 +11,7 @@ from _simulated.control import Control
 from _simulated.costs import ControlCosts
 from _simulated.fleet import FleetShape, FleetStep
 from _simulated.processor import Processor
-from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED, Scheduler
+from pathways.runtime.control.sharing.scheduler import MAX_UNFINISHED, Scheduler
 from pathways.runtime.control.sharing.scheduler_events import (
     ClientJoined,
     IslandStepDone,
@@ -76,8 +76,8 @@ class ServiceModel:
         for island in range(len(shape.hosts)):
             self.scheduler.handle(RoundTripMeasured(island, 2 * costs.net), 0.0)
         for number, client in enumerate(clients):
-            if not 0 < client.under_way <= MOST_UNFINISHED:
-                raise ValueError(f"client {number}: under_way={client.under_way}, not 1 to {MOST_UNFINISHED}")
+            if not 0 < client.under_way <= MAX_UNFINISHED:
+                raise ValueError(f"client {number}: under_way={client.under_way}, not 1 to {MAX_UNFINISHED}")
             self.scheduler.handle(ClientJoined(number, client.weight), 0.0)
             for _ in range(client.under_way):
                 self._processors[number].add(functools.partial(self._request, number))

@@ -1,4 +1,4 @@
-"""What decides in the distributed half: cores without clock, socket, thread or chance of their own.
+"""Cores of the distributed runtime: they decide, without a clock, socket, thread or randomness of their own.
 
 A core accepts events, which report what happened, and returns effects, which are to be carried out; the time
 is an argument. `cluster_view.py` is the state that each process has that issues steps: `core.py` the one that
@@ -8,12 +8,11 @@ decides, which contains all other cores of a cluster, `cluster_mirror.py` the co
 without progress. `records` has the records that they share, `effects.py` the effects. Where many clients
 share the islands, the scheduler of `sharing` decides whose step is next.
 
-Rules. Calls of one core come one after the other: its shell holds one lock round them. No call waits.
-Whatever an event says, it has an answer in every state; what is late, such as word of workers that were
-replaced, changes nothing. Steps are the hot path: `issue` and `done` are plain calls, and only what goes
-wrong comes back as effects.
+Rules. A core handles one call at a time: its shell holds a lock around each. No call waits. Every event has a
+defined outcome in every state; late events, such as reports of replaced workers, change nothing. Steps are
+the hot path: `issue` and `done` are plain calls, and only failures return effects.
 
-The same cores run under `runtime.hosts`, which does what effects say with processes and sockets, and under
+The same cores run under `runtime.hosts`, which carries out effects with processes and sockets, and under
 random histories in tests, where `runtime.simulate.events` has the clock and the links. Imports
 `runtime.resources`; never jax, sockets or messages.
 """

@@ -1,6 +1,6 @@
-"""The state of a cluster as a client of a service knows it.
+"""State of a cluster as a client of a service knows it.
 
-The service decides what becomes of islands; a client follows. Its own steps are `records.step.Step`s as those
+The service decides about islands; a client follows. The client's own steps are `records.step.Step`s as those
 of a process with workers of its own, so that failures and what they spoil are reported the same way.
 """
 
@@ -17,17 +17,17 @@ from pathways.runtime.control.records.events import GangClosed, GangKey, ReplyRe
 from pathways.runtime.control.stalls import Stalls
 
 SERVICE = -1
-"""The number of the service itself, among those of hosts that are asked something."""
+"""The number of the service itself in requests, beside those of hosts."""
 
 _ANY = 1 << 60
-"""Steps under way on an island, which the service bounds."""
+"""Limit of steps in flight on an island: none, since the service limits them."""
 
 
 class MirroredGang(GangView):
-    """The workers of an island, as the service has told of them last.
+    """Workers of an island, as the service has last reported them.
 
     Args:
-      key: which island's workers they are, and how often these were started before.
+      key: the island, and how often its workers were started before.
       hosts: their numbers.
     """
 
@@ -63,12 +63,12 @@ class MirroredGang(GangView):
         self._is_dead = self._is_dead or is_dead
 
 
-# What the service tells.
+# Reports of the service.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepRefused:
-    """A step was not issued."""
+    """Notice that a step was not issued."""
 
     step: int
     why: Failure
@@ -76,7 +76,7 @@ class StepRefused:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepIndeterminate:
-    """It is unknown what any host has made of a step."""
+    """Notice that it is unknown what any host has computed in a step."""
 
     step: int
     why: Failure
@@ -84,7 +84,7 @@ class StepIndeterminate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepCut:
-    """What some hosts make of a step is an error, whether they are done with it some time or not."""
+    """Notice that some hosts' results of a step are errors, whether they ever are done with it or not."""
 
     step: int
     hosts: tuple[int, ...]
@@ -93,7 +93,7 @@ class StepCut:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServiceLost:
-    """The service is gone, or has let go of this client."""
+    """Notice that the service is lost, or has disconnected this client."""
 
     why: Failure
 
@@ -115,7 +115,7 @@ class ClusterMirror(ClusterView[MirroredGang]):
 
     Args:
       islands: for each island how often its workers were started before, and their numbers.
-      first: the first of the numbers that are this client's.
+      first: the first of the numbers of this client.
       stall_report: seconds without progress after which a step is reported; None for never.
 
     Attributes:
@@ -148,7 +148,7 @@ class ClusterMirror(ClusterView[MirroredGang]):
         del took
         step = self.steps.get(run)
         if step is not None:
-            if not step.is_beside:
+            if not step.is_unordered:
                 gang.pulses[host].progressed = now
             name = f"host {host} ({gang.name})"
             failure = None if error is None else failed(f"{name}: {error}")
@@ -157,11 +157,11 @@ class ClusterMirror(ClusterView[MirroredGang]):
         return []
 
     def handle(self, event: ReplyReceived | Tick | ServiceEvent, now: float) -> list[Effect]:
-        """Takes note of what was told."""
+        """Handles a report of the service, and returns the effects to carry out."""
         match event:
             case ReplyReceived():
-                request = self.replies.answer(event.host, event.request, event.value, is_last=event.is_last)
-                return [] if request is None else self._answered(request, now)
+                request = self.replies.receive(event.host, event.request, event.value, is_last=event.is_last)
+                return [] if request is None else self._complete(request, now)
             case Tick():
                 return [*self._expire(now), *self._check_stalls(now)]
             case GangLeaving():
@@ -177,7 +177,7 @@ class ClusterMirror(ClusterView[MirroredGang]):
                     self.gangs[key.island] = MirroredGang(key, before.hosts)
             case GangClosed():
                 if (gang := self.gang(event.gang)) is not None:
-                    return self._lose(gang, gang.closed(event.how), is_dead=True, now=now)
+                    return self._lose(gang, gang.closed_failure(event.how), is_dead=True, now=now)
             case StepRefused():
                 self._end(event.step, event.why)
             case StepIndeterminate():

@@ -14,11 +14,11 @@ from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import FunctionCall, Step
-from pathways.runtime.control.stalls import Stall, Stalls, report_of
+from pathways.runtime.control.stalls import Stall, Stalls, describe_stall
 from pathways.runtime.control.steps import IssuedSteps
 
 REPORT_SECONDS = 2.0
-"""How long a host may take to report its state."""
+"""Seconds that a host may take to report its state."""
 
 
 class ClusterView[G: GangView](abc.ABC):
@@ -31,15 +31,15 @@ class ClusterView[G: GangView](abc.ABC):
 
     Attributes:
       gangs: see above.
-      is_several: whether any island has several hosts, so that a loss can spoil steps that were done.
+      has_multi_host_islands: whether any island has several hosts: a loss can spoil steps that were done.
       steps: the steps that were issued and are not done.
       replies: the requests that are not answered.
     """
 
     def __init__(self, gangs: list[G], first: int, stalls: Stalls) -> None:
         self.gangs = gangs
-        self.is_several = any(gang.is_several for gang in gangs)
-        self.steps = IssuedSteps(self.is_several)
+        self.has_multi_host_islands = any(gang.is_multi_host for gang in gangs)
+        self.steps = IssuedSteps(self.has_multi_host_islands)
         self.replies = PendingReplies()
         self._next = first
         self._stalls = stalls
@@ -90,15 +90,15 @@ class ClusterView[G: GangView](abc.ABC):
         self._next += count
         return first
 
-    def issue(self, step: Step, gangs: Sequence[G], made: Iterable[Step | None]) -> None:
+    def issue(self, step: Step, gangs: Sequence[G], producers: Iterable[Step | None]) -> None:
         """Notes a step that is about to be sent to its hosts, as `IssuedSteps.issue` says.
 
         Raises:
           HostError: an island is lost or leaves, or an argument of the step is spoiled.
         """
-        self.steps.issue(step, gangs, made)
+        self.steps.issue(step, gangs, producers)
 
-    def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
+    def end_call(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
         """Notes that a host has finished its share of a call.
 
         Args:
@@ -120,32 +120,34 @@ class ClusterView[G: GangView](abc.ABC):
         gang = self.gangs[key.island]
         return gang if gang.key == key else None
 
-    def ask_reports(self, hosts: Iterable[int], now: float) -> tuple[HostRequest, list[Effect]]:
+    def request_reports(self, hosts: Iterable[int], now: float) -> tuple[HostRequest, list[Effect]]:
         """Requests the `HostReport`s of those of some hosts that are not lost."""
         lost = {host for gang in self.gangs if gang.failure for host in gang.hosts}
-        request = self.replies.ask([host for host in hosts if host not in lost], now + REPORT_SECONDS)
+        request = self.replies.create_request(
+            [host for host in hosts if host not in lost], now + REPORT_SECONDS
+        )
         return request, [RequestReports(request.number, request.hosts)]
 
     def _request_for(self, subject: G | Stall, hosts: Iterable[int], now: float) -> list[Effect]:
         """Requests reports to decide about a subject; once at a time for each."""
         if any(_is_same(subject, other) for other in self._subjects.values()):
             return []
-        request, effects = self.ask_reports(hosts, now)
+        request, effects = self.request_reports(hosts, now)
         if not request.is_done():
             self._subjects[request.number] = subject
         return effects
 
-    def _answered(self, request: HostRequest, now: float) -> list[Effect]:
-        """Decides about the subject of a request for reports."""
+    def _complete(self, request: HostRequest, now: float) -> list[Effect]:
+        """Decides about the subject of a completed request for reports."""
         subject = self._subjects.pop(request.number, None)
         if subject is None:
             return []
-        return self._decide(subject, {host: said[-1] for host, said in request.answers.items()}, now)
+        return self._decide(subject, {host: pieces[-1] for host, pieces in request.answers.items()}, now)
 
     def _decide(self, subject: G | Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
         """Decides about the subject of reports: here a step without progress, which is logged."""
         assert isinstance(subject, Stall), subject
-        text = report_of(subject, self.gangs, reports)
+        text = describe_stall(subject, self.gangs, reports)
         if text is None:
             return []
         if not subject.is_over:
@@ -160,17 +162,17 @@ class ClusterView[G: GangView](abc.ABC):
         """Requests reports of the hosts of steps that make no progress."""
         return [
             effect
-            for stall in self._stalls.look(self.steps.unfinished(), self.gangs, now)
+            for stall in self._stalls.check(self.steps.unfinished(), self.gangs, now)
             for effect in self._request_for(stall, stall.step.pending(), now)
         ]
 
     def _expire(self, now: float) -> list[Effect]:
         """Ends the requests whose time is over."""
-        return [e for request in self.replies.expire(now) for e in self._answered(request, now)]
+        return [e for request in self.replies.expire(now) for e in self._complete(request, now)]
 
     def _lose_requests(self, hosts: Iterable[int], failure: Failure, now: float) -> list[Effect]:
         """Ends the requests to hosts that are lost."""
-        return [e for request in self.replies.lose(hosts, failure) for e in self._answered(request, now)]
+        return [e for request in self.replies.lose(hosts, failure) for e in self._complete(request, now)]
 
 
 def _is_same(subject: GangView | Stall, other: GangView | Stall) -> bool:

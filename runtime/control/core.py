@@ -1,4 +1,4 @@
-"""The state of a cluster, whole: its gangs, its steps, and what its hosts were asked."""
+"""Core of a cluster: decides about its gangs, its steps and the requests to its hosts."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ from pathways.runtime.control.stalls import Stall, Stalls, causes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """How long things may take, and how many there may be.
+    """Limits of times and counts.
 
     Attributes:
-      ahead: how many steps may be under way on an island.
-      heartbeat: seconds that a host may say nothing.
-      grace: seconds that an island may take to end.
+      ahead: the maximum of steps in flight on an island.
+      heartbeat: seconds without a message after which a host is lost.
+      grace: seconds that a leaving island may take until it exits.
       stall_report: seconds without progress after which a step is reported; None for never.
-      step_deadline: seconds without progress after which a step is ended; None for never.
-      restart_seconds: seconds for which it is tried to start workers in the place of those that are lost.
+      step_deadline: seconds without progress after which a step is terminated; None for never.
+      restart_seconds: seconds for which the restart of lost workers is retried.
     """
 
     ahead: int = 4
@@ -83,12 +83,12 @@ class ClusterCore(ClusterView[Gang]):
 
     Args:
       islands: the numbers of the hosts of each island.
-      limits: how long things may take.
+      limits: the limits of times and counts.
       now: the time, in seconds of any clock that does not go back.
-      policy: whose step is next where clients share the islands, see `Scheduler`.
+      policy: the order of steps where clients share the islands, see `Scheduler`.
 
     Attributes:
-      scheduler: decides whose step is next; without clients it has nothing to do.
+      scheduler: chooses the next step of clients; idle without clients.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class ClusterCore(ClusterView[Gang]):
     def done(self, gang: Gang, host: int, run: int, now: float) -> None:
         """See `ClusterView.done`."""
         step = self.steps.get(run)
-        # A call says nothing of the steps that it is beside.
-        if step is None or not step.is_beside:
+        # The end of a call does not show progress of the steps that it runs beside.
+        if step is None or not step.is_unordered:
             gang.pulses[host].progressed = now
         if step is not None and step.done(host, None):
             self.steps.end(step)
@@ -143,14 +143,14 @@ class ClusterCore(ClusterView[Gang]):
         return [] if self._held.hold(failure, now) else self._fail(failure, now)
 
     def _fail(self, failure: HeldFailure, now: float) -> list[Effect]:
-        """Notes a failure that is not held, or is no longer."""
+        """Notes a failure that is not held, or no longer."""
         step, host, error = failure.step, failure.host, failure.error
         effects: list[Effect] = []
         gang = self.gang(failure.gang)
-        if gang is not None and gang.is_several and not step.is_beside and gang.failure is None:
+        if gang is not None and gang.is_multi_host and not step.is_unordered and gang.failure is None:
             what = error or next(iter(failure.wrong.values()))
             why = f"step {serial(step.number)} of program {step.program} failed there: {what}"
-            # That processes end which were told to is no loss; what they make until then may be one.
+            # The exit of processes that were to exit is no loss, but their later results may be wrong.
             is_ending = isinstance(gang.state, Terminating)
             lost_there = ExitOverdue(gang.key) if is_ending else HostLost(gang.key, host, why)
             effects += self.handle(lost_there, now)
@@ -175,17 +175,17 @@ class ClusterCore(ClusterView[Gang]):
     # Many clients.
 
     def schedule(self, events: Iterable[SchedulerEvent], now: float) -> list[Effect]:
-        """Takes note of what clients did and what became of it, all at the same time.
+        """Passes simultaneous events of clients and their steps to the scheduler.
 
-        Steps that have their turn are issued, in the order of the effects that say so. What is of clients
-        that are gone, or is for workers that are, has no effect but that such steps are refused.
+        Steps that the scheduler chooses are issued, in the order of the returned effects. Events of clients
+        that have left, or for lost workers, are ignored, except that such steps are refused.
         """
         effects: list[Effect] = []
         current: list[SchedulerEvent] = []
         for event in events:
             match event:
                 case WorkSubmitted(QueuedStep() as step) if not self._are_current(step.starts):
-                    effects.append(RefuseStep(step, "the workers that it is for are gone"))
+                    effects.append(RefuseStep(step, "its workers are lost"))
                 case WorkSubmitted(item) if item.client not in self.scheduler.clients:
                     pass
                 case ClientLeft(client) if client not in self.scheduler.clients:
@@ -211,58 +211,58 @@ class ClusterCore(ClusterView[Gang]):
 
     def _issue_queued(self, step: QueuedStep, now: float) -> None:
         step.began = now
-        # It would be refused if an island were not open.
+        # All islands are open, or the scheduler would have refused it.
         self.issue(step, [self.gangs[island] for island in step.islands], ())
 
-    def _begin_call(self, turn: DispatchRequest, now: float) -> DispatchRequest:
-        """Issues a call that has its turn; or says why it is not made."""
-        item = turn.item
+    def _begin_call(self, dispatch: DispatchRequest, now: float) -> DispatchRequest:
+        """Issues a dispatched call, or adds the failure that prevents it."""
+        item = dispatch.item
         gang = self.gangs[item.island]
-        why = gang.problem if turn.is_there else failed("an array that it takes is not there")
+        why = gang.problem if dispatch.has_arguments else failed("an argument is not available")
         if why is not None:
-            return dataclasses.replace(turn, why=why)
+            return dataclasses.replace(dispatch, why=why)
         self.issue(FunctionCall(item.name, item.number, item.hosts, now), (gang,), ())
-        return turn
+        return dispatch
 
-    # All else.
+    # Other events.
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Takes note of what was seen, and returns what is to be done, in this order."""
+        """Handles an event, and returns the effects to carry out, in this order."""
         match event:
             case ReplyReceived():
-                request = self.replies.answer(event.host, event.request, event.value, is_last=event.is_last)
-                return [] if request is None else self._answered(request, now)
+                request = self.replies.receive(event.host, event.request, event.value, is_last=event.is_last)
+                return [] if request is None else self._complete(request, now)
             case Tick():
                 return self._tick(now)
             case PeerUnreachable():
                 return self._lose_peer(event, now)
             case PeerReached():
-                self._peers.find(Peer(event.by, event.by_host), Peer(event.gang, event.host))
+                self._peers.remove(Peer(event.by, event.by_host), Peer(event.gang, event.host))
                 return []
             case InputMissed():
-                self._miss(event)
+                self._note_missed_input(event)
                 return []
             case HostDisconnected():
                 if self.gang(event.gang) is not None:
                     self._held.note_exit(event.gang, event.host, now)
                 return []
             case _:
-                return self._change(event, now)
+                return self._handle_gang_event(event, now)
 
-    def _change(self, event: GangEvent, now: float) -> list[Effect]:
+    def _handle_gang_event(self, event: GangEvent, now: float) -> list[Effect]:
         gang = self.gang(event.gang)
         if gang is None:
             return []
-        was_open, was_gone, was_dead = gang.problem is None, gang.failure is not None, gang.is_dead()
+        was_open, was_lost, was_dead = gang.problem is None, gang.failure is not None, gang.is_dead()
         island = gang.key.island
         effects = gang.handle(event, now)
         if gang.failure is not None:
-            if not was_gone or gang.is_dead() > was_dead:
+            if not was_lost or gang.is_dead() > was_dead:
                 effects.append(GangLost(gang.key, gang.failure, gang.is_dead()))
-            if not was_gone:
-                # First: what else follows from the loss may have others issue steps.
+            if not was_lost:
+                # Losing the island comes first: its other consequences may make clients issue steps.
                 effects += self.schedule([IslandLost(island, gang.failure.text)], now)
-                effects += self._lose(gang, now)
+                effects += self._lose_gang(gang, now)
         elif was_open and gang.problem is not None:
             effects.append(GangLeaving(gang.key, gang.problem))
             effects += self.schedule([IslandLeaving(island, gang.problem.text)], now)
@@ -272,27 +272,28 @@ class ClusterCore(ClusterView[Gang]):
         return effects
 
     def _lose_peer(self, event: PeerUnreachable, now: float) -> list[Effect]:
-        """Notes that a host does not reach another one; when both say so, what needs both is an error."""
+        """Notes that a host does not reach another; once both report it, steps that need both are errors."""
         by, of = self.gang(event.by), self.gang(event.gang)
         if by is None or of is None or not (_exchanges(by) and _exchanges(of)):
             return []
-        if not self._peers.lose(Peer(by.key, event.by_host), Peer(of.key, event.host), event.why, now):
+        if not self._peers.add(Peer(by.key, event.by_host), Peer(of.key, event.host), event.why, now):
             return []
-        text = f"{by.named(event.by_host)} and {of.named(event.host)} do not reach each other: {event.why}"
+        names = f"{by.host_name(event.by_host)} and {of.host_name(event.host)}"
+        text = f"{names} do not reach each other: {event.why}"
         self.steps.cut((event.by_host, event.host), lost(text))
         return [Log(logging.WARNING, text), WakeWaiters()]
 
-    def _miss(self, event: InputMissed) -> None:
-        """Notes that what a step makes is not what it should be."""
+    def _note_missed_input(self, event: InputMissed) -> None:
+        """Notes that the results of a step are wrong."""
         gang, step = self.gang(event.gang), self.steps.get(event.run)
         if gang is not None and step is not None:
-            step.spoil(failed(f"{gang.named(event.host)}: {event.why}"))
+            step.spoil(failed(f"{gang.host_name(event.host)}: {event.why}"))
 
-    def _lose(self, gang: Gang, now: float) -> list[Effect]:
-        """Everything that depends on a gang is an error from now on."""
+    def _lose_gang(self, gang: Gang, now: float) -> list[Effect]:
+        """Turns everything that depends on a gang into errors."""
         failure = gang.failure
         assert failure is not None
-        self._peers.forget(gang.key)
+        self._peers.remove_gang(gang.key)
         self._held.note_loss(gang.key)
         steps = self.steps.lose(gang, failure)
         effects: list[Effect] = [Disconnect(gang.key), *self._release(now)]
@@ -307,55 +308,55 @@ class ClusterCore(ClusterView[Gang]):
 
     def _tick(self, now: float) -> list[Effect]:
         effects = [*self._release(now), *self._expire(now)]
-        gone, pings = self._liveness.look(self.gangs, now)
-        for event in (*gone, *self._peers.look(now)):
-            effects += self._change(event, now)
+        silent, pings = self._liveness.check(self.gangs, now)
+        for event in (*silent, *self._peers.check(now)):
+            effects += self._handle_gang_event(event, now)
         effects += pings
         effects += self._check_stalls(now)
         for gang in [*self.gangs]:
-            effects += self._go_on(gang, now)
+            effects += self._advance(gang, now)
         return effects
 
-    def _go_on(self, gang: Gang, now: float) -> list[Effect]:
-        """What is next for a gang that was asked to end, or that is to be started anew."""
+    def _advance(self, gang: Gang, now: float) -> list[Effect]:
+        """Continues a gang that is draining, terminating or pausing."""
         match gang.state:
             case Pausing(again=again) if now >= again:
-                return self._change(RestartDue(gang.key), now)
+                return self._handle_gang_event(RestartDue(gang.key), now)
             case Draining(deadline=deadline):
                 unfinished = self.steps.of(gang)
                 if now >= deadline:
                     if not unfinished:
-                        return self._change(GangDrained(gang.key), now)
+                        return self._handle_gang_event(GangDrained(gang.key), now)
                     text = f", and was not done with {unfinished[0]} after {gang.grace:.0f} seconds"
-                    return self._change(GangDrained(gang.key, text), now)
+                    return self._handle_gang_event(GangDrained(gang.key, text), now)
                 return [] if unfinished else self._request_for(gang, gang.hosts, now)
             case Terminating(deadline=deadline) if now >= deadline:
-                return self._change(ExitOverdue(gang.key), now)
+                return self._handle_gang_event(ExitOverdue(gang.key), now)
         return []
 
     def _decide(self, subject: Gang | Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
-        """See `ClusterView`; a gang that drains is decided about, too."""
+        """See `ClusterView`; decides about a draining gang, too."""
         if isinstance(subject, Gang):
-            return self._drained(subject, reports, now)
+            return self._decide_drained(subject, reports, now)
         return super()._decide(subject, reports, now)
 
-    def _drained(self, gang: Gang, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
-        """Lets a gang end of which nothing is held."""
+    def _decide_drained(self, gang: Gang, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
+        """Lets a gang terminate once no array of it is held."""
         holds_nothing = all(host in reports and not reports[host].arrays for host in gang.hosts)
         if not isinstance(gang.state, Draining) or not holds_nothing or self.steps.of(gang):
             return []
-        return self._change(GangDrained(gang.key), now)
+        return self._handle_gang_event(GangDrained(gang.key), now)
 
     def _end_stalled(self, stall: Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
-        """Ends the hosts that the others wait for."""
+        """Loses the hosts that the others wait for."""
         why = f"{stall.step} made no progress in {stall.seconds:.0f} seconds"
         effects: list[Effect] = []
         for host in causes(stall.step, reports):
             gang = next(gang for gang in self.gangs if host in gang.pulses)
-            effects += self._change(HostLost(gang.key, host, why), now)
+            effects += self._handle_gang_event(HostLost(gang.key, host, why), now)
         return effects
 
 
 def _exchanges(gang: Gang) -> bool:
-    """Whether what its hosts say of others, and others of them, means that the network is cut."""
+    """Returns whether reports of its hosts about others, and the reverse, mean that the network is cut."""
     return isinstance(gang.state, Running | Draining)

@@ -1,4 +1,4 @@
-"""What the core of a cluster wants to be done, in the order in which it says so."""
+"""Effects of the core of a cluster, which its shell carries out in the returned order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathways.runtime.control.sharing.scheduler_events import SchedulerEffect
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Log:
-    """Tells the user; `level` is one of `logging`."""
+    """Log line for the user; `level` is one of `logging`."""
 
     level: int
     text: str
@@ -21,7 +21,7 @@ class Log:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PingGang:
-    """Asks the hosts of a gang whether they live; any word of theirs is an answer."""
+    """Ping to the hosts of a gang; any message of theirs is a reply."""
 
     gang: GangKey
     number: int
@@ -29,7 +29,7 @@ class PingGang:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestReports:
-    """Asks hosts what they are at; `request` is the number that their answers carry."""
+    """Requests for the state of hosts; `request` is the number that their replies carry."""
 
     request: int
     hosts: tuple[int, ...]
@@ -37,38 +37,38 @@ class RequestReports:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestExit:
-    """Tells the hosts of a gang that their processes may end."""
+    """Permission to the processes of a gang to exit."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Ends the connections to a gang, and has all who wait look again: it is lost, or closed."""
+    """End of the connections to a gang that is lost or closed; all waiting threads check again."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WakeWaiters:
-    """Has all look again who wait for steps: some are errors though their hosts are not done."""
+    """Wake-up of all waiting threads: some steps are errors though their hosts are not done."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepFailed:
-    """Wakes all who wait for a step, and notifies its client: it failed on a host."""
+    """Wake-up of the threads that wait for a step, and notice to its client: the step failed on a host."""
 
     failure: HeldFailure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TerminateGang:
-    """Ends the processes of a gang, and tells all others that it is lost; answered by `GangTerminated`.
+    """Termination of the processes of a gang, and notice to all other hosts; answered by `GangTerminated`.
 
     Attributes:
       gang: the gang.
-      cancelled: for each host the programs and numbers of the steps that it shares with the gang, and of
-        which it may keep something for it.
+      cancelled: by host, the programs and numbers of the steps that it shares with the gang, for which it may
+        keep values for the gang.
     """
 
     gang: GangKey
@@ -77,11 +77,11 @@ class TerminateGang:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestartGang:
-    """Starts workers in the place of a gang that is buried; answered by `GangStarted` or `GangStartFailed`.
+    """Start of workers in the place of a terminated gang; answered by `GangStarted` or `GangStartFailed`.
 
     Attributes:
       gang: the gang.
-      seconds: how long they may take until they are heard of.
+      seconds: how long they may take until they connect.
     """
 
     gang: GangKey
@@ -90,14 +90,14 @@ class RestartGang:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttachGang:
-    """From now on this gang is that of its island."""
+    """Attachment of the new workers: from now on this gang is the one of its island."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangLeaving:
-    """Tells all clients: workers take nothing new any more."""
+    """Notice to all clients: workers accept nothing new any more."""
 
     gang: GangKey
     why: Failure
@@ -105,7 +105,7 @@ class GangLeaving:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangLost:
-    """Tells all clients: workers are gone; `is_dead` says whether none take their place."""
+    """Notice to all clients: workers are lost; `is_dead` tells whether none replace them."""
 
     gang: GangKey
     why: Failure
@@ -114,13 +114,13 @@ class GangLost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangReturned:
-    """Tells all clients: these workers have taken the place of those of their island."""
+    """Notice to all clients: these workers have replaced the earlier ones of their island."""
 
     gang: GangKey
 
 
 ClientEffect = GangLeaving | GangLost | GangReturned
-"""What clients are told of islands, and their own cores with it."""
+"""Notices to clients about islands, which their own cores handle, too."""
 
 Effect = (
     Log

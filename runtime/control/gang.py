@@ -1,16 +1,16 @@
-"""The life of a gang: the workers of an island, started together and lost together.
+"""Gangs: the workers of an island, started together and lost together, with their states and transitions.
 
-When one of several is lost, or fails at what the others do with it, it is unknown what the others have
-computed: so all of them are. Those that take their place are another gang.
+When one of several workers is lost, or fails in a step of all, it is unknown what the others have computed:
+so all of them are lost. The workers that replace them are another gang.
 
-A gang is in one of seven states. `Running` accepts new steps. A gang that was asked to end is `Draining`: it
-refuses new steps, and goes on until nobody waits for it or holds an array of it, or its time is over; then it
-is `Terminating`, and the exit of its processes is no loss. After either end it is `Restarting` until another
-gang takes its place, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a network
-that is cut, is tried again after a pause, in which the gang is `Pausing`.
+A gang is in one of seven states. `Running` accepts new steps. A gang that is to leave is `Draining`: it
+refuses new steps, and continues until no client waits for it or holds an array of it, or its time is over;
+then it is `Terminating`, and the exit of its processes is no loss. After a loss or an exit it is `Restarting`
+until another gang replaces it, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a
+network that is cut, is retried after a pause, in which the gang is `Pausing`.
 
-`TRANSITIONS` says what each event makes of each state. All state of a gang is in this file, and nothing else
-changes it.
+`TRANSITIONS` defines the next state for each state and event. All state of a gang is in this file, and
+nothing else changes it.
 """
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ from pathways.runtime.control.records.events import (
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.window import Window
 
-MOST_RESTARTS = 3
-"""How often an island is started anew, one time after the other, without having done a step."""
+MAX_RESTARTS = 3
+"""Maximum of consecutive restarts of an island without a finished step."""
 
 START_SECONDS = 120.0
-"""How long workers may take to start."""
+"""Seconds that workers may take to start."""
 
 _FIRST_CONTACT = 15.0
-"""How long they may take to connect when an island starts anew; twice as long after each time in vain. What
-was begun while the network is cut may wait for long when it has healed."""
+"""Seconds that restarted workers may take to connect; doubled after each failure. A connection attempt that
+was begun while the network was cut may hang for long after it has healed."""
 
 _PAUSES = (0.5, 1.0, 2.0)
-"""Seconds from one start in vain to the next; the last stands for all that follow."""
+"""Seconds between failed starts; the last one repeats."""
 
 END_SECONDS = 2.0
-"""How long processes may take to end that were told to."""
+"""Seconds that processes may take to exit once they may."""
 
-_ASKED = "its process was asked to end (SIGTERM)"
+_SIGNALED = "its process received SIGTERM"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Running:
-    """It takes what is new."""
+    """State of a gang that accepts new steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draining:
-    """It was asked to end, and takes nothing new.
+    """State of a gang that leaves: it accepts nothing new.
 
     Attributes:
-      host: the host that was asked.
-      deadline: when it has had its time.
+      host: the host that received the signal.
+      deadline: when its grace period is over.
     """
 
     host: int
@@ -83,13 +83,13 @@ class Draining:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Terminating:
-    """Its processes were told to end.
+    """State of a gang whose processes may exit.
 
     Attributes:
-      host: the host that was asked.
+      host: the host that received the signal.
       why: why it leaves.
-      left: the hosts whose processes have not ended.
-      deadline: when it is not waited for any more.
+      left: the hosts whose processes have not exited.
+      deadline: when their exits are no longer awaited.
     """
 
     host: int
@@ -100,14 +100,14 @@ class Terminating:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restarting:
-    """It is gone, and another one is to take its place.
+    """State of a gang that is lost, and that another one is to replace.
 
     Attributes:
-      failure: why it is gone.
-      until: when it is not tried any more.
-      restarts: how often the island was lost, one time after the other, without having done a step.
-      cut_since: when it was lost first because others did not reach it, without having done a step since.
-      tries: how often it was tried in vain.
+      failure: why it is lost.
+      until: when its restart is no longer retried.
+      restarts: how often the island was lost in succession without a finished step.
+      cut_since: when it was first lost because other hosts did not reach it, without a finished step since.
+      tries: the number of failed starts.
     """
 
     failure: Failure
@@ -119,12 +119,12 @@ class Restarting:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pausing:
-    """It is gone, and it is tried again to start another one in its place.
+    """State of a gang that is lost, until its restart is retried.
 
     Attributes:
-      failure: why it is gone.
-      before: what it was at.
-      again: when it is tried again.
+      failure: why it is lost.
+      before: its state before.
+      again: when the restart is retried.
     """
 
     failure: Failure
@@ -134,10 +134,10 @@ class Pausing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replaced:
-    """It is gone, and another one has taken its place.
+    """State of a gang that is lost, and that another one has replaced.
 
     Attributes:
-      failure: why it is gone.
+      failure: why it is lost.
       restarts: see `Restarting`.
       cut_since: see `Restarting`.
     """
@@ -149,22 +149,22 @@ class Replaced:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dead:
-    """It is gone, and nothing takes its place."""
+    """State of a gang that is lost, and that is not replaced."""
 
     failure: Failure
 
 
 State = Running | Draining | Terminating | Restarting | Pausing | Replaced | Dead
-Gone = Restarting | Pausing | Replaced | Dead
+LostState = Restarting | Pausing | Replaced | Dead
 
 
 @dataclasses.dataclass(slots=True)
 class HostActivity:
-    """When a host was heard of, in seconds. The shell writes it on the hot path.
+    """Times of a host's last messages, in seconds. The shell writes them on the hot path.
 
     Attributes:
-      heard: when it said something last.
-      progressed: when it was done with a step last, or began.
+      heard: when its last message was received.
+      progressed: when it was last done with a step, or started.
     """
 
     heard: float
@@ -172,19 +172,19 @@ class HostActivity:
 
 
 class GangView(abc.ABC):
-    """The workers of an island, as those see them who give them steps.
+    """Workers of an island, as the clients see them that give them steps.
 
     Args:
-      key: which island's workers they are, and how often these were started before.
+      key: the island, and how often its workers were started before.
       hosts: their numbers, in the order of their devices.
-      ahead: how many steps may be under way.
-      now: when they were started.
+      ahead: the maximum of steps in flight.
+      now: the time of their start.
 
     Attributes:
       name: the name of the island.
-      is_several: whether they are more than one, so that the loss of one spoils what others did.
-      pulses: when each host was heard of.
-      window: the steps under way.
+      is_multi_host: whether they are more than one, so that the loss of one spoils the results of others.
+      pulses: the times of each host's last messages.
+      window: the steps in flight.
       unused: the numbers of the arrays that are no longer held.
     """
 
@@ -192,7 +192,7 @@ class GangView(abc.ABC):
         self.key = key
         self.name = f"island{key.island}"
         self.hosts = tuple(hosts)
-        self.is_several = len(self.hosts) > 1
+        self.is_multi_host = len(self.hosts) > 1
         self.pulses = {host: HostActivity(now, now) for host in self.hosts}
         self.window = Window(ahead)
         self.unused: PendingFrees[int] = PendingFrees()
@@ -200,71 +200,71 @@ class GangView(abc.ABC):
     def __str__(self) -> str:
         return self.name
 
-    def named(self, host: int) -> str:
+    def host_name(self, host: int) -> str:
         """Returns the name of a host in messages."""
         return f"host {host} ({self.name})"
 
-    def closed(self, how: str) -> Failure:
-        """Returns the failure of all that this process has here once it has closed the cluster.
+    def closed_failure(self, how: str) -> Failure:
+        """Returns the failure of all its arrays and steps once this process has closed the cluster.
 
         Args:
           how: the end of the sentence `host 0 (island0) ...`.
         """
-        return Failure(ClusterClosedError, f"{self.named(self.hosts[0])} {how}")
+        return Failure(ClusterClosedError, f"{self.host_name(self.hosts[0])} {how}")
 
     @property
     @abc.abstractmethod
     def failure(self) -> Failure | None:
-        """Why it is gone; None while it is not."""
+        """The reason for its loss; None while it is not lost."""
 
     @property
     @abc.abstractmethod
     def problem(self) -> Failure | None:
-        """Why it takes nothing new; None while it does."""
+        """The reason why it accepts nothing new; None while it does."""
 
     @abc.abstractmethod
     def is_replaced_soon(self) -> bool:
-        """Whether it is worth waiting for the gang that takes its place."""
+        """Returns whether it is worth waiting for the gang that replaces it."""
 
     @abc.abstractmethod
     def is_dead(self) -> bool:
-        """Whether it is gone, and nothing takes its place."""
+        """Returns whether it is lost, and not replaced."""
 
     def check(self) -> None:
-        """Checks that it, and with it what it has, is there.
+        """Checks that the gang, and with it its arrays, are not lost.
 
         Raises:
-          HostError: it is gone.
+          HostError: the gang is lost.
         """
         if failure := self.failure:
             raise failure.error()
 
     def check_open(self) -> None:
-        """Checks that it takes what is new.
+        """Checks that the gang accepts new steps.
 
         Raises:
-          HostError: it is gone, or leaves.
+          HostError: the gang is lost, or leaves.
         """
         if problem := self.problem:
             raise problem.error()
 
 
 class Gang(GangView):
-    """The workers of an island, from their start to their end.
+    """Workers of an island, from their start to their end.
 
     Args:
-      key: which island's workers they are, and how often these were started before.
+      key: the island, and how often its workers were started before.
       hosts: their numbers, in the order of their devices.
-      ahead: how many steps may be under way.
-      grace: seconds that it may take to end.
-      now: when they were started.
-      restart_seconds: how long it is tried to start another one in its place.
-      restarts: how often the island was started anew before, each time without having done a step.
+      ahead: the maximum of steps in flight.
+      grace: seconds that it may take to leave.
+      now: the time of their start.
+      restart_seconds: the seconds for which its restart is retried.
+      restarts: how often the island was restarted in succession without a finished step.
       cut_since: see `Restarting`.
 
     Attributes:
-      state: what it is at.
-      grace: seconds that it may take to end.
+      state: its state.
+      grace: seconds that it may take to leave.
     """
 
     def __init__(
@@ -290,13 +290,13 @@ class Gang(GangView):
 
     @property
     def failure(self) -> Failure | None:
-        """Why it is gone; None while it is not."""
+        """The reason for its loss; None while it is not lost."""
         state = self.state
-        return state.failure if isinstance(state, Gone) else None
+        return state.failure if isinstance(state, LostState) else None
 
     @property
     def leaving(self) -> Failure | None:
-        """Why it takes nothing new though it is not gone; None while it does."""
+        """The reason why it accepts nothing new though it is not lost; None while it does."""
         state = self.state
         if not isinstance(state, Draining | Terminating):
             return None
@@ -304,15 +304,15 @@ class Gang(GangView):
 
     @property
     def problem(self) -> Failure | None:
-        """Why it takes nothing new; None while it does."""
+        """The reason why it accepts nothing new; None while it does."""
         return None if type(self.state) is Running else self.failure or self.leaving
 
     def is_replaced_soon(self) -> bool:
-        """Whether it is worth waiting for the gang that takes its place."""
+        """Returns whether it is worth waiting for the gang that replaces it."""
         return isinstance(self.state, Restarting | Pausing | Replaced)
 
     def successor(self, now: float) -> Gang:
-        """The gang that has taken its place."""
+        """Returns the gang that has replaced it."""
         assert isinstance(self.state, Replaced), self.state
         return Gang(
             self._next_key(),
@@ -329,19 +329,19 @@ class Gang(GangView):
         return GangKey(self.key.island, self.key.start + 1)
 
     def is_dead(self) -> bool:
-        """Whether it is gone, and nothing takes its place."""
+        """Returns whether it is lost, and not replaced."""
         return isinstance(self.state, Dead)
 
     def is_closed(self) -> bool:
-        """Whether this process has let go of it: no one has to know."""
+        """Returns whether this process has closed it: then no other process has to know."""
         failure = self.failure
         return failure is not None and failure.kind is ClusterClosedError
 
     def _leaves(self, host: int) -> str:
-        return f"{self.named(host)} is leaving: {_ASKED}; its island accepts nothing more"
+        return f"{self.host_name(host)} is leaving: {_SIGNALED}; its island accepts nothing more"
 
     def handle(self, event: GangEvent, now: float) -> list[Effect]:
-        """Goes to the state that `TRANSITIONS` says, and returns what is to be done.
+        """Changes to the next state of `TRANSITIONS`, and returns the effects to carry out.
 
         Raises:
           AssertionError: no row of it has the event in this state.
@@ -349,12 +349,12 @@ class Gang(GangView):
         act = TRANSITIONS.get((type(self.state), type(event)))
         if act is None:
             raise AssertionError(
-                f"{self.name} is {type(self.state).__name__}, and takes no {type(event).__name__}"
+                f"{self.name} is {type(self.state).__name__}, and accepts no {type(event).__name__}"
             )
         self.state, effects = act(self, self.state, event, now)
         return effects
 
-    # The acts of `TRANSITIONS`: of a state and an event they make the next state, and what is to be done.
+    # Functions of `TRANSITIONS`: each returns the next state, and the effects to carry out.
 
     def _stay(self, state: State, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
         return state, []
@@ -364,16 +364,16 @@ class Gang(GangView):
         readable = f"its arrays can be read for up to {self.grace:.0f} seconds"
         return draining, [Log(logging.WARNING, f"{self._leaves(event.host)}; {readable}")]
 
-    def _tell_to_end(self, state: Draining, event: GangDrained, now: float) -> tuple[State, list[Effect]]:
-        why = _ASKED + event.unfinished
+    def _terminate(self, state: Draining, event: GangDrained, now: float) -> tuple[State, list[Effect]]:
+        why = _SIGNALED + event.unfinished
         return Terminating(state.host, why, frozenset(self.hosts), now + END_SECONDS), [RequestExit(self.key)]
 
-    def _one_ends(self, state: Terminating, event: HostLost, now: float) -> tuple[State, list[Effect]]:
+    def _note_exit(self, state: Terminating, event: HostLost, now: float) -> tuple[State, list[Effect]]:
         left = state.left - {event.host}
         return (dataclasses.replace(state, left=left), []) if left else self._leave(state, event, now)
 
     def _leave(self, state: Terminating, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
-        return self._gone(f"{self.named(state.host)} has left: {state.why}", now)
+        return self._restart(f"{self.host_name(state.host)} has left: {state.why}", now)
 
     def _lose(self, state: State, event: HostLost, now: float) -> tuple[State, list[Effect]]:
         has_done_a_step = any(pulse.progressed > self._began for pulse in self.pulses.values())
@@ -384,23 +384,23 @@ class Gang(GangView):
             cut_since = now if cut_since is None else cut_since
         elif not is_well:
             restarts += 1
-        return self._gone(f"{self.named(event.host)} is lost: {event.why}", now, restarts, cut_since)
+        return self._restart(f"{self.host_name(event.host)} is lost: {event.why}", now, restarts, cut_since)
 
-    def _gone(
+    def _restart(
         self, text: str, now: float, restarts: int = 0, cut_since: float | None = None
     ) -> tuple[State, list[Effect]]:
         until = now + self._restart_seconds
         return Restarting(lost(text), until, restarts, cut_since), [Log(logging.ERROR, text)]
 
     def _start(self, state: Restarting, event: GangTerminated, now: float) -> tuple[State, list[Effect]]:
-        if state.restarts > MOST_RESTARTS:
-            why = f"it is not restarted, because it was lost {MOST_RESTARTS} times before it had done a step"
+        if state.restarts > MAX_RESTARTS:
+            why = f"it is not restarted, because it was lost {MAX_RESTARTS} times before it had done a step"
             return self._give_up(state, why)
         if state.cut_since is not None and now - state.cut_since > self._restart_seconds:
             seconds = now - state.cut_since
             why = f"it is not restarted, because it was cut off again and again for {seconds:.0f} seconds"
             return self._give_up(state, why)
-        return state, [Log(logging.INFO, f"{self.name} starts anew"), RestartGang(self.key, _FIRST_CONTACT)]
+        return state, [Log(logging.INFO, f"{self.name} is restarting"), RestartGang(self.key, _FIRST_CONTACT)]
 
     def _start_failed(
         self, state: Restarting, event: GangStartFailed, now: float
@@ -409,7 +409,7 @@ class Gang(GangView):
         if event.is_final or again > state.until:
             return self._give_up(state, event.why)
         text = f"{self.name}: {event.why}; it is tried again for {state.until - now:.0f} seconds"
-        # The user is told once.
+        # Warns the user once.
         level = logging.INFO if state.tries else logging.WARNING
         before = dataclasses.replace(state, tries=state.tries + 1)
         return Pausing(state.failure, before, again), [Log(level, text)]
@@ -427,9 +427,9 @@ class Gang(GangView):
         return replaced, [AttachGang(self._next_key()), Log(logging.INFO, f"{self.name} is back")]
 
     def _close(self, state: State, event: GangClosed, now: float) -> tuple[State, list[Effect]]:
-        return Dead(self.closed(event.how)), []
+        return Dead(self.closed_failure(event.how)), []
 
-    def _stay_gone(
+    def _close_lost(
         self, state: Restarting | Pausing, event: GangClosed, now: float
     ) -> tuple[State, list[Effect]]:
         return Dead(state.failure), []
@@ -441,14 +441,14 @@ TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
     (Running, LeaveRequested): Gang._drain,
     (Running, HostLost): Gang._lose,
     (Running, GangClosed): Gang._close,
-    # Another host of the island was asked, too.
+    # Another host of the island received the signal, too.
     (Draining, LeaveRequested): Gang._stay,
-    (Draining, GangDrained): Gang._tell_to_end,
+    (Draining, GangDrained): Gang._terminate,
     (Draining, HostLost): Gang._lose,
     (Draining, GangClosed): Gang._close,
     (Terminating, LeaveRequested): Gang._stay,
-    # Whoever hears of it, and however: that is what they were told.
-    (Terminating, HostLost): Gang._one_ends,
+    # The exit was permitted: it is no loss, whatever reports it.
+    (Terminating, HostLost): Gang._note_exit,
     (Terminating, ExitOverdue): Gang._leave,
     (Terminating, GangClosed): Gang._close,
     (Restarting, LeaveRequested): Gang._stay,
@@ -456,18 +456,18 @@ TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
     (Restarting, GangTerminated): Gang._start,
     (Restarting, GangStarted): Gang._replace,
     (Restarting, GangStartFailed): Gang._start_failed,
-    (Restarting, GangClosed): Gang._stay_gone,
+    (Restarting, GangClosed): Gang._close_lost,
     (Pausing, LeaveRequested): Gang._stay,
     (Pausing, HostLost): Gang._stay,
     (Pausing, RestartDue): Gang._try_again,
-    (Pausing, GangClosed): Gang._stay_gone,
+    (Pausing, GangClosed): Gang._close_lost,
     (Dead, LeaveRequested): Gang._stay,
     (Dead, HostLost): Gang._stay,
-    # It was closed while it was buried, or started.
+    # It was closed while it was terminated, or restarted.
     (Dead, GangTerminated): Gang._stay,
     (Dead, GangStarted): Gang._stay,
     (Dead, GangStartFailed): Gang._stay,
     (Dead, GangClosed): Gang._stay,
 }
-"""What an event makes of a state. An event that has no row cannot be: `Replaced` takes none, since nothing
-listens to workers that were replaced."""
+"""The transition of a state by an event. Events without a row cannot occur: `Replaced` accepts none, since
+nothing listens to replaced workers."""

@@ -1,7 +1,7 @@
-"""Failures of steps that are held back until it is known whether the loss of another host is their cause.
+"""Failures of steps that are held until it is known whether the loss of another host is their cause.
 
-A host that waits for another one fails as soon as their connection ends, which may be before anything else is
-known of the loss. Whoever waits for the step should read of the loss, not of what followed from it.
+A host that waits for another one fails as soon as their connection ends, which may be before the loss is
+known otherwise. Users should see the loss as the cause, not the failure that followed from it.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class HeldFailures:
     """
 
     def __init__(self, hosts: int) -> None:
-        self._has_others = hosts > 1
+        self._is_multi_host = hosts > 1
         self._held: list[HeldFailure] = []
         # The hosts that have closed their connections, and until when their exits are awaited.
         self._exiting: dict[tuple[GangKey, int], float] = {}
 
     def hold(self, failure: HeldFailure, now: float) -> bool:
         """Holds a failure if another host may be its cause; returns whether it does."""
-        if not self._has_others or failure.step.is_lost():
+        if not self._is_multi_host or failure.step.is_lost():
             return False
         self._held.append(dataclasses.replace(failure, until=now + HOLD_SECONDS))
         return True

@@ -1,4 +1,4 @@
-"""Hosts that say nothing."""
+"""Detection of hosts that no longer respond."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathways.runtime.control.gang import Draining, Gang, Running
 from pathways.runtime.control.records.events import HostLost
 
 _PAUSE = 0.5
-"""The most seconds from one question to the next."""
+"""Maximum of seconds between two pings."""
 
 
 class Liveness:
-    """Asks hosts whether they live, and says which do not.
+    """Watch over hosts: pings them, and finds those that do not respond.
 
     Args:
-      heartbeat: seconds that a host may say nothing.
+      heartbeat: seconds without a message after which a host is lost.
       now: the time.
     """
 
@@ -25,33 +25,33 @@ class Liveness:
         self._heartbeat = heartbeat
         self._pause = min(_PAUSE, heartbeat / 4)
         self._due = now
-        self._looked = now
+        self._checked = now
         self._numbers = itertools.count()
 
-    def look(self, gangs: Iterable[Gang], now: float) -> tuple[list[HostLost], list[PingGang]]:
-        """The hosts that are gone, and the questions for all others, if it is time for them."""
-        gone: list[HostLost] = []
+    def check(self, gangs: Iterable[Gang], now: float) -> tuple[list[HostLost], list[PingGang]]:
+        """Returns the hosts that are lost, and the pings for all others, when these are due."""
+        silent: list[HostLost] = []
         pings: list[PingGang] = []
-        # When this process did not run, as after Ctrl-Z, nothing could be heard.
-        late = max(0.0, now - self._looked - self._pause)
-        self._looked = now
+        # While this process did not run, as after Ctrl-Z, it could receive no message.
+        late = max(0.0, now - self._checked - self._pause)
+        self._checked = now
         if late:
             for gang in gangs:
                 for pulse in gang.pulses.values():
                     pulse.heard += late
         if now < self._due:
-            return gone, pings
+            return silent, pings
         self._due = now + self._pause
         number = next(self._numbers)
         for gang in gangs:
-            # One that was told to end answers no more.
+            # A terminating host replies no more.
             if not isinstance(gang.state, Running | Draining):
                 continue
-            silent = {host: now - pulse.heard for host, pulse in gang.pulses.items()}
-            host, longest = max(silent.items(), key=lambda each: each[1])
+            seconds = {host: now - pulse.heard for host, pulse in gang.pulses.items()}
+            host, longest = max(seconds.items(), key=lambda each: each[1])
             if longest > self._heartbeat:
                 why = f"it has not responded for {longest:.0f} seconds"
-                gone.append(HostLost(gang.key, host, why, is_cut=True))
+                silent.append(HostLost(gang.key, host, why, is_cut=True))
             else:
                 pings.append(PingGang(gang.key, number))
-        return gone, pings
+        return silent, pings

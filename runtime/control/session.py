@@ -1,4 +1,4 @@
-"""Interface between what uses a cluster and the cluster: one's own, or one that many clients share."""
+"""Interface of a cluster to its user: a cluster of this process, or one that many clients share."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Session[Program, Workers, Location](abc.ABC):
     """Session of one user with a cluster.
 
     Arrays, steps and programs are numbers. `run`, `call`, `put` and the requests return before anything has
-    happened; the records that they take or return have the outcome, which the session keeps up to date while
-    some thread waits. Steps, calls and requests of one session reach a host in the order in which they
-    were made. Handles, windows and error texts are the caller's.
+    happened; the records that they get or return have the outcome, which the session updates while some
+    thread waits. Steps, calls and requests of one session reach a host in the order in which they were made.
+    Handles, windows and error texts are up to the caller.
 
     Type parameters: a program that is loaded, the workers of an island from their start to their loss, and a
     place for arrays on them.
@@ -38,15 +38,15 @@ class Session[Program, Workers, Location](abc.ABC):
     @property
     @abc.abstractmethod
     def gangs(self) -> Sequence[GangView]:
-        """Workers of each island; those that were lost last while it starts again."""
+        """Workers of each island; the workers that were lost last while it is restarting."""
 
     @abc.abstractmethod
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
-        """Returns what binds slices to devices of the cluster."""
+        """Returns the manager that binds slices to devices of the cluster."""
 
     @abc.abstractmethod
     def take_numbers(self, count: int = 1) -> int:
-        """Returns the first of `count` consecutive numbers, for steps and what they make."""
+        """Returns the first of `count` consecutive numbers, for steps and their arrays."""
 
     @abc.abstractmethod
     def load(self, program: Any, split: Callable[..., Any]) -> Program:
@@ -54,7 +54,7 @@ class Session[Program, Workers, Location](abc.ABC):
 
         Args:
           program: the program, bound to devices.
-          split: cuts it into one program for each island.
+          split: splits it into one program for each island.
 
         Raises:
           HostError: a host failed; names the host and the reason.
@@ -78,23 +78,23 @@ class Session[Program, Workers, Location](abc.ABC):
         step: Step,
         program: Program,
         arguments: Mapping[int, Sequence[int]],
-        made: Sequence[Step | None] = (),
+        producers: Sequence[Step | None] = (),
     ) -> None:
         """Issues a step: it reaches all of its hosts or none, also if Ctrl-C comes meanwhile.
 
-        Args:
+        step: its record. The first array that an island produces has the number after that of the step.
           step: its record. The first array that an island makes has the number after that of the step.
           program: its program.
-          arguments: for each island the numbers of the arrays that it takes.
-          made: the steps that made these arrays.
+          arguments: for each island the numbers of the arrays that it reads.
+          producers: the steps that computed these arrays.
 
         Raises:
-          HostError: an island is lost or leaves, or what the step takes is spoiled.
+          HostError: an island is lost or leaves, or an argument of the step is spoiled.
         """
 
     @abc.abstractmethod
     def call(
-        self, call: FunctionCall, workers: Workers, message: Any, made: Sequence[Step | None] = ()
+        self, call: FunctionCall, workers: Workers, message: Any, producers: Sequence[Step | None] = ()
     ) -> None:
         """Starts a call of a function on hosts of an island, as `run` does a step."""
 
@@ -123,7 +123,7 @@ class Session[Program, Workers, Location](abc.ABC):
 
         Args:
           location: the place of the array.
-          host: the host of it that has them.
+          host: the host that has them.
           number: the number of the array there.
           devices: the positions of the shards, among those of the host.
           sizes: their bytes.
@@ -134,23 +134,23 @@ class Session[Program, Workers, Location](abc.ABC):
 
     @abc.abstractmethod
     def request_description(self, program: Program, *, text: bool) -> HostRequest:
-        """Requests what XLA made of a program, with the text of its modules or without."""
+        """Requests XLA's figures of a compiled program, with the text of its modules or without."""
 
     @abc.abstractmethod
     def request_reports(self, hosts: Sequence[int]) -> HostRequest:
-        """Requests `HostReport`s of those of some hosts that are not lost."""
+        """Requests the `HostReport`s of those of some hosts that are not lost."""
 
     @abc.abstractmethod
     def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:
-        """Waits until a request is answered, or for some seconds; what comes later is dropped."""
+        """Waits until a request is answered, or for some seconds; later replies are dropped."""
 
     @abc.abstractmethod
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Waits until something is true that follows from what hosts say."""
+        """Waits until a condition holds that depends on messages of hosts."""
 
     @abc.abstractmethod
     def poll(self) -> None:
-        """Takes note of what hosts have said, without waiting."""
+        """Handles the messages that hosts have sent, without waiting."""
 
     @abc.abstractmethod
     def unfinished(self) -> list[Step]:
@@ -158,8 +158,8 @@ class Session[Program, Workers, Location](abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends the session; what it has on hosts is freed."""
+        """Ends the session; its arrays on hosts are freed."""
 
     @abc.abstractmethod
     def leave(self) -> None:
-        """Gives the session up in a forked process, for the process that it belongs to goes on with it."""
+        """Gives the session up in a forked process; the process that it belongs to continues it."""

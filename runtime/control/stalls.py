@@ -1,7 +1,7 @@
-"""Steps that do not end: reported with what each host is at, and ended at a deadline.
+"""Steps without progress: reported with the state of each host, and terminated at a deadline.
 
-A slow step, and one that waits for what never comes, look the same from outside. So the report says what
-hosts wait for, and since when, and nothing is ended unless the user has said after how long.
+From outside, a slow step looks like one that waits for a value that never comes. So the report lists what
+hosts wait for, and since when, and no step is terminated unless the user has set a deadline.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathways.runtime.control.records.reports import HostReport, StepReport, Wai
 from pathways.runtime.control.records.step import Step
 
 _PAUSE = 0.5
-"""Seconds from one look to the next."""
+"""Seconds between two checks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Stall:
       step: the step.
       since: when it made progress last.
       seconds: for how long it has made none.
-      is_over: whether it is to be ended; else it is reported.
+      is_over: whether it is to be terminated; otherwise it is reported.
     """
 
     step: Step
@@ -35,28 +35,29 @@ class Stall:
 
 
 class Stalls:
-    """Watches the steps of a cluster.
+    """Watch over the steps of a cluster.
 
     Args:
       report: seconds without progress after which a step is reported, and again whenever they have doubled;
         None for never.
-      deadline: seconds without progress after which a step is ended; None for never. A call of a function
-        is not: who has written it knows how long it may take.
+      deadline: seconds without progress after which a step is terminated; None for never. It does not apply
+        to
+        calls of functions: their authors know how long they may take.
     """
 
     def __init__(self, report: float | None, deadline: float | None) -> None:
         self._report = report
         self._deadline = deadline
-        # By the step, and when it made progress last.
+        # When the next report is due, by the step and its last progress.
         self._next: dict[tuple[int, float], float] = {}
         self._due = 0.0
 
-    def look(self, steps: Iterable[Step], gangs: Iterable[GangView], now: float) -> list[Stall]:
-        """What has made no progress for too long.
+    def check(self, steps: Iterable[Step], gangs: Iterable[GangView], now: float) -> list[Stall]:
+        """Returns the steps that have made no progress for too long.
 
         Args:
           steps: the steps that are not done, in the order in which they were issued.
-          gangs: those that have parts of them.
+          gangs: the gangs of their hosts.
           now: the time.
         """
         if now < self._due:
@@ -67,12 +68,12 @@ class Stalls:
         seen: set[int] = set()
         for step in steps:
             pending = set(step.pending())
-            if step.is_beside:
-                # Others go on meanwhile, and it does not say how far it is.
+            if step.is_unordered:
+                # Other steps go on meanwhile, and its host does not report its progress.
                 since = step.began
                 stalled[step.number, since] = Stall(step, since, now - since, False)
                 continue
-            # One that comes after another one on its hosts waits for that.
+            # A step after another one on the same hosts waits for that one.
             first = pending - seen
             seen |= pending
             if first:
@@ -84,7 +85,7 @@ class Stalls:
 
     def _judged(self, stall: Stall) -> Stall | None:
         key, seconds = (stall.step.number, stall.since), stall.seconds
-        deadline = None if stall.step.is_beside else self._deadline
+        deadline = None if stall.step.is_unordered else self._deadline
         if deadline is not None and seconds >= deadline:
             return dataclasses.replace(stall, is_over=True)
         if self._report is None or seconds < self._next.get(key, self._report):
@@ -93,25 +94,25 @@ class Stalls:
         return stall
 
 
-def report_of(stall: Stall, gangs: Iterable[GangView], reports: Mapping[int, HostReport]) -> str | None:
-    """What is said of a step that has made no progress; None if it has gone on while hosts were asked.
+def describe_stall(stall: Stall, gangs: Iterable[GangView], reports: Mapping[int, HostReport]) -> str | None:
+    """Returns the report of a step without progress; None if it has progressed since the request.
 
     Args:
       stall: the step.
-      gangs: those that have parts of it.
-      reports: what hosts say that they are at.
+      gangs: the gangs of its hosts.
+      reports: the reports of hosts.
     """
     step = stall.step
     if step.is_done():
         return None
     pulses = {host: pulse for gang in gangs for host, pulse in gang.pulses.items()}
-    if not step.is_beside and any(pulses[host].progressed > stall.since for host in step.pending()):
+    if not step.is_unordered and any(pulses[host].progressed > stall.since for host in step.pending()):
         return None
-    return described(step, stall.seconds, reports)
+    return describe_step(step, stall.seconds, reports)
 
 
 def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
-    """The hosts that others wait for and that wait for none; all that are not done when there is none."""
+    """Returns the hosts that others wait for and that wait for none; if there is none, all pending ones."""
     pending = step.pending()
     for is_sure in (False, True):
         waiting = {
@@ -125,9 +126,9 @@ def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
     return list(pending)
 
 
-def described(step: Step, seconds: float, reports: Mapping[int, HostReport]) -> str:
-    """What each host that is not done with a step is doing."""
-    if step.is_beside:
+def describe_step(step: Step, seconds: float, reports: Mapping[int, HostReport]) -> str:
+    """Returns the state of each host that is not done with a step, as text."""
+    if step.is_unordered:
         lines = [f"{step} has been running for {seconds:.0f} seconds"]
         lines += [f"  host {host}: {_place(reports.get(host), step)}" for host in step.pending()]
         return "\n".join(lines)
@@ -138,11 +139,11 @@ def described(step: Step, seconds: float, reports: Mapping[int, HostReport]) -> 
 
 def _state(report: HostReport | None, step: Step) -> str:
     if report is None:
-        return "does not say what it is doing"
+        return "did not report"
     own = _own(report, step)
     if own is None:
         before = [f"step {other.run} of program {other.program}" for other in report.steps]
-        return f"has not begun it; it is at {before[0]}" if before else "has not begun it"
+        return f"not started; running {before[0]}" if before else "not started"
     waiting = list(own.waiting)
     sure = [one for one in waiting if one.is_sure]
     if sure:
@@ -155,13 +156,13 @@ def _state(report: HostReport | None, step: Step) -> str:
 
 
 def _place(report: HostReport | None, step: Step) -> str:
-    """What a host says of a call."""
+    """Returns the state of a call on a host."""
     if report is None:
-        return "does not say what it is doing"
+        return "did not report"
     own = next((call for call in report.calls if call.number == step.number), None)
     if own is None:
-        return "has not begun it"
-    return f"is at it{own.about} for {own.seconds:.0f} s, in {own.place}"
+        return "not started"
+    return f"has been running for {own.seconds:.0f} s{own.about}, in {own.place}"
 
 
 def _own(report: HostReport | None, step: Step) -> StepReport | None:

@@ -1,4 +1,4 @@
-"""The steps that were issued and are not done, and what is lost with an island of theirs."""
+"""Steps in flight, and the consequences of the loss of an island for them."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from pathways.runtime.control.records.step import Step
 
 
 class IssuedSteps:
-    """The steps of a cluster.
+    """Steps of a cluster that were issued and are not done.
 
-    A step is either refused, or known when it has to be lost. Else no answer would ever come for the island.
+    A step is either refused, or registered when its island is lost. Otherwise its waiters would hang for
+    ever.
 
     Args:
-      is_several: whether any island has several hosts, so that steps may be spoiled.
+      has_multi_host_islands: whether any island has several hosts, so that steps may be spoiled.
     """
 
-    def __init__(self, is_several: bool) -> None:
-        self._is_several = is_several
+    def __init__(self, has_multi_host_islands: bool) -> None:
+        self._has_multi_host_islands = has_multi_host_islands
         self._steps: dict[int, Step] = {}
-        # Those that may still be spoiled, in their order.
+        # Steps that may still be spoiled, in their order.
         self._unsettled: list[Step] = []
 
-    def issue(self, step: Step, gangs: Sequence[GangView], made: Iterable[Step | None]) -> None:
+    def issue(self, step: Step, gangs: Sequence[GangView], producers: Iterable[Step | None]) -> None:
         """Notes a step that is about to be sent to its hosts; twice changes nothing.
 
         Args:
           step: the step.
-          gangs: the islands that have a part of it.
-          made: the steps that made what it takes.
+          gangs: the gangs of its hosts.
+          producers: the steps that computed its arguments.
 
         Raises:
-          HostError: an island is gone or leaves, or what the step takes is spoiled.
+          HostError: an island is lost or leaves, or an argument of the step is spoiled.
         """
         if step.number in self._steps or step.is_done():
             return
         try:
             for gang in gangs:
                 gang.check_open()
-            step.read(made)
-            if self._is_several:
-                self._follow(step, made)
+            step.read(producers)
+            if self._has_multi_host_islands:
+                self._follow(step, producers)
         except HostError as error:
             # Ctrl-C may have ended the first try after the step was in a window, which would wait for it.
             for host in step.hosts:
@@ -50,11 +51,11 @@ class IssuedSteps:
             raise
         for gang in gangs:
             gang.window.add(step)
-        # Last: who tries again because of Ctrl-C goes through all of it until then.
+        # Last: a retry after Ctrl-C repeats all of the above until the step is registered.
         self._steps[step.number] = step
 
     def get(self, number: int) -> Step | None:
-        """A step that is not done."""
+        """Returns a step that is not done."""
         return self._steps.get(number)
 
     def end(self, step: Step) -> None:
@@ -62,24 +63,24 @@ class IssuedSteps:
         self._steps.pop(step.number, None)
 
     def unfinished(self) -> list[Step]:
-        """The steps that are not done, in the order in which they were issued."""
+        """Returns the steps that are not done, in the order in which they were issued."""
         return [step for step in [*self._steps.values()] if not step.is_done()]
 
     def of(self, gang: GangView) -> list[Step]:
-        """The steps that are not done and of which a gang has a part; others may need it for theirs."""
+        """Returns the steps of a gang that are not done; other gangs may need it for theirs."""
         return gang.window.unfinished()
 
     def cut(self, hosts: tuple[int, int], failure: Failure) -> None:
-        """Notes that two hosts do not reach each other: who waits for what they make of a step of both gets
-        an error now, though they are not done with it."""
+        """Notes that two hosts do not reach each other: their results of common steps are errors from now on,
+        though they are not done."""
         for step in self.unfinished():
-            # Hosts do not meet in calls.
-            if step.hosts.issuperset(hosts) and not step.is_beside:
+            # Hosts do not exchange values in calls.
+            if step.hosts.issuperset(hosts) and not step.is_unordered:
                 step.cut(hosts, failure)
 
     def lose(self, gang: GangView, failure: Failure) -> list[Step]:
-        """Notes that an island is gone; the steps that it had a part of and that were not done."""
-        if gang.is_several:
+        """Notes that an island is lost; returns the steps of its hosts that were not done."""
+        if gang.is_multi_host:
             self._spoil(gang, failure)
         steps = self.of(gang)
         for step in steps:
@@ -88,20 +89,20 @@ class IssuedSteps:
                     self.end(step)
         return steps
 
-    def _follow(self, step: Step, made: Iterable[Step | None]) -> None:
-        """Notes what may spoil a step: those that its hosts are at, whose results it may read."""
-        for one in made:
+    def _follow(self, step: Step, producers: Iterable[Step | None]) -> None:
+        """Notes the steps in flight on a step's hosts: their results, which it may read, may be spoiled."""
+        for one in producers:
             if one is not None:
                 one.check_spoiled()
-        # Without itself: Ctrl-C may have come between this and what is noted next.
+        # Without the step itself: Ctrl-C may have come after it was added below.
         self._unsettled = [o for o in self._unsettled if o is not step and not o.is_settled()]
         step.follow(other for other in self._unsettled if not step.hosts.isdisjoint(other.hosts))
-        # What is beside others has no part in what they make.
-        if not step.is_beside:
+        # An unordered call does not affect the results of steps.
+        if not step.is_unordered:
             self._unsettled.append(step)
 
     def _spoil(self, gang: GangView, failure: Failure) -> None:
-        """Spoils all steps that may have had something of an island of which it is unknown what it did."""
+        """Spoils all steps that may have read values of an island whose results are unknown."""
         hosts = set(gang.hosts)
         for step in self._unsettled:
             if not step.is_settled() and not hosts.isdisjoint(step.hosts):

@@ -364,7 +364,7 @@ def test_on_hosts_reports_the_line_of_a_slow_call(slices, tmp_path, caplog):
     assert call.result() == [0.0]
     report = caplog.messages[0]
     assert "of host_functions:wait_for has been running for" in report
-    assert "host 0: is at it for" in report
+    assert "host 0: has been running for" in report
     assert f"wait_for at {host_functions.__file__}:" in report
 
 

@@ -64,7 +64,7 @@ def test_sigterm_lets_a_worker_do_first_what_it_has_accepted(devices, caplog):
     kept = pw.program(lambda x: a(x))(value)
     leave(0)
     assert not accepted[-1].is_ready()
-    with refused(HostError, "host 0 (island0) is leaving: its process was asked to end", "nothing more"):
+    with refused(HostError, "host 0 (island0) is leaving: its process received SIGTERM", "nothing more"):
         program(value)
     assert "host 0 (island0) is leaving" in str(pw.status())
     assert float(other(np.float32(4))) == 8
@@ -79,7 +79,7 @@ def test_sigterm_lets_a_worker_do_first_what_it_has_accepted(devices, caplog):
     assert before[1].exit_status(0) is None
     assert controller().hosts[1].process is before[1]
     assert not any("lost" in line for line in caplog.messages)
-    assert caplog.messages[1:] == ["host 0 (island0) has left: its process was asked to end (SIGTERM)"]
+    assert caplog.messages[1:] == ["host 0 (island0) has left: its process received SIGTERM"]
 
 
 def test_sigterm_of_one_host_has_its_whole_island_leave(devices):
@@ -100,7 +100,7 @@ def test_sigterm_of_one_host_has_its_whole_island_leave(devices):
         assert_close(held, value + 6)
         assert ended(before[:2]) == ["exit code 0"] * 2
         assert time.monotonic() - began > 1.5
-        with refused(HostError, f"host {host} (island0) has left: its process was asked to end (SIGTERM)"):
+        with refused(HostError, f"host {host} (island0) has left: its process received SIGTERM"):
             held.block_until_ready()
         assert_close((far, program(value)[1]), (2 * value + 12,) * 2)
         assert before[2].exit_status(0) is None
@@ -137,7 +137,7 @@ def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
     host = controller().hosts[0]
     core_of(controller()).tell(GangDrained(host.gang.life.key))
     host.steps.close()
-    with refused(HostLostError, "host 0 (island0) has left: its process was asked to end (SIGTERM)"):
+    with refused(HostLostError, "host 0 (island0) has left: its process received SIGTERM"):
         held.fetch()
 
 

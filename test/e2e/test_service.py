@@ -505,7 +505,7 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
         # At first the function is imported.
         place = f"in wait_for at {host_functions.__file__}:"
         wait_until(lambda one=one, call=call, place=place: place in one.described(call))
-        assert "host 0: is at it for" in one.described(call)
+        assert "host 0: has been running for" in one.described(call)
     request = ann.session.request_reports([0])
     ann.session.wait_for(request)
     assert [call.number for call in request.answers[0][-1].calls] == [calls[ann].number]

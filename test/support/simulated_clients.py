@@ -138,7 +138,7 @@ class SimulatedClients:
             self.cluster.send(host, "steps", message)
         self.verdicts[call] = None
         expected = hash((salt, *(handle.expected for handle in taken)))
-        is_done = call.is_settled if self.core.is_several else call.is_done
+        is_done = call.is_settled if self.core.has_multi_host_islands else call.is_done
         yield lambda: is_done() or call.has_cut_hosts()
         try:
             call.check()
@@ -164,7 +164,7 @@ class SimulatedClients:
         yield from self._check_fetched(handle, hosts, self._send_fetch(handle, hosts))
 
     def _send_fetch(self, handle: SimulatedHandle, hosts: Sequence[int]) -> HostRequest:
-        request = self.core.replies.ask(hosts)
+        request = self.core.replies.create_request(hosts)
         for host in hosts:
             self.cluster.send(host, "steps", Fetch(request.number, handle.number))
         return request
@@ -179,7 +179,7 @@ class SimulatedClients:
         try:
             for _, failure in request.first_failure():
                 raise failure.error()
-            if self.core.is_several:
+            if self.core.has_multi_host_islands:
                 yield handle.step.is_settled
                 handle.step.check_spoiled()
         except HostError as error:
@@ -196,7 +196,7 @@ class SimulatedClients:
     def request_status(self) -> Client:
         """Requests the status of all hosts."""
         hosts = [host for gang in self.core.gangs for host in gang.hosts]
-        request, effects = self.core.ask_reports(hosts, self.cluster.time.now)
+        request, effects = self.core.request_reports(hosts, self.cluster.time.now)
         self.cluster.carry_out("status", effects)
         yield request.is_done
         self._check_reports(request)
@@ -243,7 +243,7 @@ class SimulatedClients:
             limit = self.cluster.shape.limits.ahead
             assert len(in_flight) < limit, f"{len(in_flight)} steps are in flight on {gang}, and {step}"
             # A loss and a drain consider these steps.
-            steps = [other for other in self.core.steps.of(gang) if not other.is_beside]
+            steps = [other for other in self.core.steps.of(gang) if not other.is_unordered]
             assert steps == self._in_flight[gang], f"steps of {gang} differ"
 
     def _send(
@@ -275,7 +275,7 @@ class SimulatedClients:
         workers = {island: self.cluster.of_gang[gang.key] for island, gang in gangs.items()}
         for island, gang in gangs.items():
             numbers = tuple(handle.number for handle in taken[island])
-            run = Run(step.number, first, program, workers, numbers, gang.unused.take())
+            run = Run(step.number, first, program, workers, numbers, gang.unused.take_all())
             for host in gang.hosts:
                 self.cluster.send(host, "steps", run)
 
@@ -283,7 +283,11 @@ class SimulatedClients:
         """Waits for each array, and checks its value."""
         for handle in handles:
             hosts = handle.gang.hosts
-            is_done = step.is_settled if self.core.is_several else functools.partial(step.is_done, hosts)
+            is_done = (
+                step.is_settled
+                if self.core.has_multi_host_islands
+                else functools.partial(step.is_done, hosts)
+            )
             yield lambda is_done=is_done, hosts=hosts: is_done() or step.has_cut_hosts(hosts)
             try:
                 step.check(hosts, step.number + 1 + handle.position)

@@ -199,7 +199,7 @@ class SimulatedCluster:
             return
         self.handle(Tick())
         for gang in self.core.gangs:
-            if gang.failure is None and (unused := gang.unused.take()):
+            if gang.failure is None and (unused := gang.unused.take_all()):
                 for worker in self.of_gang[gang.key]:
                     self._to[worker, "steps"].send(Free(unused))
 
@@ -312,7 +312,7 @@ class SimulatedCluster:
                     self.carry_out(message, self.core.fail(gang, worker.host, run, error, wrong, now))
             case Called(call, value, error):
                 failure = None if error is None else Failure(CallFailedError, error)
-                self.core.called(worker.host, call, value, failure)
+                self.core.end_call(worker.host, call, value, failure)
                 self.carry_out(message, [])
             case Missed(run, why):
                 self.handle(InputMissed(gang.key, worker.host, run, why))

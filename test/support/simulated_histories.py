@@ -139,7 +139,7 @@ class HistoryPlayer:
             assert shown == verdict(step), f"{step} was {shown}, and is {verdict(step)}"
         for gang in core.gangs:
             assert gang.window.blocker() is None, f"the window of {gang} is full"
-            assert isinstance(gang.state, Dead) or not gang.unused.take(), f"frees of {gang} are held"
+            assert isinstance(gang.state, Dead) or not gang.unused.take_all(), f"frees of {gang} are held"
         if isinstance(self.clients, SimulatedSessions):
             self.clients.check_end()
         self._check_losses()

@@ -15,7 +15,7 @@ from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import SESSION_BITS, Step
-from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
+from pathways.runtime.control.sharing.scheduler import MAX_UNFINISHED
 from pathways.runtime.control.sharing.scheduler_events import (
     CallFinished,
     ClientJoined,
@@ -118,8 +118,8 @@ class SimulatedSessions(SimulatedClients):
         client = self.core.scheduler.clients.get(session)
         if gangs is None or client is None:
             return
-        if client.unfinished >= MOST_UNFINISHED:
-            yield lambda: client.unfinished < MOST_UNFINISHED
+        if client.unfinished >= MAX_UNFINISHED:
+            yield lambda: client.unfinished < MAX_UNFINISHED
         if self.core.scheduler.clients.get(session) is not client or any(
             self.core.gangs[island] is not gang for island, gang in gangs.items()
         ):
@@ -159,7 +159,7 @@ class SimulatedSessions(SimulatedClients):
             self.outcomes["call not begun"] += 1
             return
         taken = self._taken(session, {gang.key.island: gang}, picks)[gang.key.island]
-        takes = tuple(handle.number for handle in taken)
+        arguments = tuple(handle.number for handle in taken)
         hosts = gang.hosts[salt % len(gang.hosts) :]
         raises = salt % 5 == 0
         begun: list[Step] = []
@@ -172,12 +172,12 @@ class SimulatedSessions(SimulatedClients):
                 call.read([handle.step for handle in taken])
                 begun.append(call)
                 for host in hosts:
-                    self.cluster.send(host, "steps", Call(call.number, salt, takes, seconds, raises))
+                    self.cluster.send(host, "steps", Call(call.number, salt, arguments, seconds, raises))
 
         item = OrderedRequest(
             session,
             gang.key.island,
-            takes=takes,
+            arguments=arguments,
             is_call=True,
             number=next(self._numbers[session]),
             name="m:f",
@@ -214,11 +214,11 @@ class SimulatedSessions(SimulatedClients):
         begun: list[HostRequest] = []
 
         def begin(dispatch: DispatchRequest) -> None:
-            if dispatch.is_there and gang.failure is None:
+            if dispatch.has_arguments and gang.failure is None:
                 begun.append(self._send_fetch(handle, hosts))
 
         yield from self._await_dispatch(
-            OrderedRequest(session, gang.key.island, takes=(handle.number,)), begin
+            OrderedRequest(session, gang.key.island, arguments=(handle.number,)), begin
         )
         if not begun:
             self.outcomes["fetch not begun"] += 1
@@ -246,7 +246,7 @@ class SimulatedSessions(SimulatedClients):
             assert not client.unfinished, f"session {client.number} has {client.unfinished} unfinished steps"
             assert not client.queued, f"session {client.number} has {client.queued} steps in its queues"
         for island in range(len(self.core.gangs)):
-            assert not scheduler.under_way(island), f"slots of island {island} are not free"
+            assert not scheduler.in_flight(island), f"slots of island {island} are not free"
 
     # The parts of actions.
 

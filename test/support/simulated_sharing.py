@@ -171,15 +171,16 @@ class SimulatedSharing:
             )
         elif what < 0.4:
             island = self.chance.choice(alive)
-            takes = tuple(self.chance.sample(client.held[island], min(1, len(client.held[island]))))
-            sent = frozenset(self.sent.intersection(takes))
+            arguments = tuple(self.chance.sample(client.held[island], min(1, len(client.held[island]))))
+            sent = frozenset(self.sent.intersection(arguments))
             # A call may return an array, which exists when it has ended.
             is_call = self.chance.random() < 0.6
             results = tuple(next(self.numbers) for _ in range(self.chance.choice([0, 1]) if is_call else 0))
             client.held[island] += results
             self.owner.update(dict.fromkeys(results, client.number))
             self.submit_in_order(
-                client, OrderedRequest(client.number, island, (), takes, results, sent, is_call, what="read")
+                client,
+                OrderedRequest(client.number, island, (), arguments, results, sent, is_call, what="read"),
             )
         else:
             islands = self.chance.sample(alive, self.chance.randint(1, min(3, len(alive))))
@@ -208,18 +209,25 @@ class SimulatedSharing:
         self.time.after(self.chance.uniform(0, 0.05), arrive)
 
     def step(self, client: SimulatedClient, islands: list[int]) -> None:
-        takes, results = {}, {}
+        arguments, results = {}, {}
         for n in islands:
             held = client.held[n]
-            takes[n] = tuple(self.chance.sample(held, self.chance.randint(0, min(2, len(held)))))
+            arguments[n] = tuple(self.chance.sample(held, self.chance.randint(0, min(2, len(held)))))
             results[n] = tuple(next(self.numbers) for _ in range(self.chance.randint(0, 2)))
             held += results[n]
             self.owner.update(dict.fromkeys(results[n], client.number))
         share = self.chance.randint(1, self.largest)
         program = self.chance.randint(1, 3)
-        donates = {n: own[:1] for n, own in takes.items() if self.chance.random() < 0.3}
+        donates = {n: own[:1] for n, own in arguments.items() if self.chance.random() < 0.3}
         step = QueuedStep(
-            client.number, next(self.numbers), program, takes, results, self.sent_of(takes), share, donates
+            client.number,
+            next(self.numbers),
+            program,
+            arguments,
+            results,
+            self.sent_of(arguments),
+            share,
+            donates,
         )
         self.seconds[step] = SECONDS[program] * self.chance.uniform(1 - SPREAD, 1 + SPREAD)
         client.unfinished.add(step)
@@ -234,8 +242,8 @@ class SimulatedSharing:
         assert not client.is_greedy, f"client {client.number} has {MAX_UNFINISHED + 1} unfinished steps"
         self.kill(client)
 
-    def sent_of(self, takes: dict[int, tuple[int, ...]]) -> frozenset[int]:
-        return frozenset(array for own in takes.values() for array in own if array in self.sent)
+    def sent_of(self, arguments: dict[int, tuple[int, ...]]) -> frozenset[int]:
+        return frozenset(array for own in arguments.values() for array in own if array in self.sent)
 
     def submit_in_order(self, client: SimulatedClient, item: OrderedRequest) -> None:
         client.submitted[item.island].append(item)
@@ -266,30 +274,32 @@ class SimulatedSharing:
                 for n in step.islands:
                     assert n not in self.lost, f"step {step.number} is issued to island {n}, which is lost"
                     assert n not in self.leaving, f"step {step.number} is issued to island {n}, which leaves"
-                    missing = set(step.takes[n]) - self.arrays[n]
+                    missing = set(step.arguments[n]) - self.arrays[n]
                     assert not missing, f"step {step.number} waits on island {n} for {missing} for ever"
                     self.check_calls(step, n)
                     self.check_window(step, n)
                     self.pop(client, n, step)
-                    self.arrays[n].update(step.makes[n])
+                    self.arrays[n].update(step.results[n])
                     self.queues[n].append(step)
-            case DispatchRequest(item, frees, is_there):
+            case DispatchRequest(item, frees, has_arguments):
                 self.pop(self.clients[item.client], item.island, item)
                 arrays = self.arrays[item.island]
                 assert arrays.issuperset(frees) or item.island in self.lost
-                assert not is_there or arrays.issuperset(item.takes)
+                assert not has_arguments or arrays.issuperset(item.arguments)
                 # Arrays that the client has not freed exist, except results of refused steps.
-                assert is_there or item.island in self.lost or not self.refused.isdisjoint(item.takes)
+                assert (
+                    has_arguments or item.island in self.lost or not self.refused.isdisjoint(item.arguments)
+                )
                 arrays.difference_update(frees)
                 if item.island not in self.lost:
-                    arrays.update(item.makes)
+                    arrays.update(item.results)
                     if item.is_call:
                         self.calls.append(item)
                         self.time.after(self.chance.uniform(0, 0.05), lambda: self.end_call(item))
             case RefuseStep(step):
                 assert step not in self.running | self.ended
                 self.end(step)
-                self.refused.update(*step.makes.values())
+                self.refused.update(*step.results.values())
                 for n in step.islands:
                     self.clients[step.client].submitted[n].remove(step)
             case FreeClientArrays(_, island, arrays):
@@ -309,11 +319,11 @@ class SimulatedSharing:
         """Checks that a step waits for no call in flight on the island: all later steps would wait, too."""
         calls = [call for call in self.calls if (call.client, call.island) == (step.client, island)]
         for call in calls:
-            assert not set(step.takes[island]) & set(call.makes), (
+            assert not set(step.arguments[island]) & set(call.results), (
                 f"step {step.number} reads a result of {call}"
             )
             donated = set(step.donates.get(island, ()))
-            assert not donated & set(call.takes), f"step {step.number} donates an argument of {call}"
+            assert not donated & set(call.arguments), f"step {step.number} donates an argument of {call}"
 
     def check_window(self, step: QueuedStep, island: int) -> None:
         """Checks how much work is in front of a step on an island that gets one more."""
@@ -413,7 +423,7 @@ class SimulatedSharing:
 
     def is_possible(self, client: SimulatedClient, step: QueuedStep) -> bool:
         """Returns whether no argument of a step was lost on its way with an island."""
-        return all(set(step.takes[n]) <= self.arrays[n] for n in step.islands)
+        return all(set(step.arguments[n]) <= self.arrays[n] for n in step.islands)
 
 
 def problem(seed: int) -> str | None:

@@ -1,8 +1,8 @@
-"""Records of a cluster: what was seen, what was issued and asked, and what became of it.
+"""Records of a cluster: events, issued steps and requests, and their outcomes.
 
 - `step.py`: a step, and a call of a function; `window.py`: the steps that may be in flight on an island.
-- `replies.py`: requests to hosts and their answers; `reports.py`: what hosts say of themselves.
-- `events.py`: what the cores are told; `errors.py`: what goes wrong; `unused.py`: what may be freed.
+- `replies.py`: requests to hosts and their replies; `reports.py`: reports of hosts about their state.
+- `events.py`: events of the cores; `errors.py`: errors; `pending_frees.py`: arrays to free.
 
 Imports `dialect` and `runtime.resources`.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong with hosts: the errors that users see, and the record in which cores keep them."""
+"""Errors of hosts: those that users see, and the record in which cores keep them."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ from pathways.dialect.errors import PathwaysError
 
 
 class HostError(PathwaysError, RuntimeError):
-    """Hosts did not do what they were asked; names the host. The classes derived from it say why."""
+    """Failure of hosts to do what was requested; names the host. Derived classes give the cause."""
 
     __module__ = "pathways"
 
     def record(self) -> Failure:
-        """Returns the failure that cores keep of it, without what is added where it is raised."""
+        """Returns the failure that cores keep of it, without the context that is added where it is raised."""
         return Failure(type(self), str(self))
 
 
 class HostStartError(HostError):
-    """A worker does not start, or there is no place for it."""
+    """Failure of a worker to start, or missing place for it."""
 
     __module__ = "pathways"
 
 
 class HostLostError(HostError):
-    """A host is gone, and with it all that its island had."""
+    """Loss of a host, and with it of all arrays of its island."""
 
     __module__ = "pathways"
 
 
 class HostLeavingError(HostError):
-    """An island was asked to end: it finishes what it has, and takes nothing more."""
+    """Refusal of an island that leaves: it finishes its steps, and accepts nothing more."""
 
     __module__ = "pathways"
 
 
 class ClusterClosedError(HostError):
-    """This process has let go of its hosts, or never had them since it was forked."""
+    """Use of hosts that this process has closed, or never had since it was forked."""
 
     __module__ = "pathways"
 
 
 class ProgramFailedError(HostError):
-    """A program failed on a host, which lives on; names the program."""
+    """Failure of a program on a host, which continues; names the program."""
 
     __module__ = "pathways"
 
 
 class CallFailedError(HostError):
-    """A function that was called on a host raised; has its type, message and traceback."""
+    """Exception of a function that was called on a host; has its type, message and traceback."""
 
     __module__ = "pathways"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
-    """Why something is not there.
+    """Reason why something is not available.
 
     Attributes:
-      kind: the error that it is to whoever asks for it.
+      kind: the error to raise for it.
       text: its message.
     """
 
@@ -66,20 +66,20 @@ class Failure:
     text: str
 
     def error(self, about: str = "") -> HostError:
-        """The error, with what it is about in front."""
+        """Returns the error; its message begins with `about`, if given."""
         return raised_as.get(self.kind, self.kind)(f"{about}: {self.text}" if about else self.text)
 
 
 raised_as: dict[type[HostError], type[HostError]] = {}
-"""Classes to raise in the place of others. Cores know nothing of JAX; classes that are errors of JAX, too,
-are added where it is imported."""
+"""Classes to raise in place of others. Cores do not know JAX; classes that are errors of JAX, too, are added
+where it is imported."""
 
 
 def lost(text: str) -> Failure:
-    """That a host is gone."""
+    """Returns the failure that a host is lost."""
     return Failure(HostLostError, text)
 
 
 def failed(text: str) -> Failure:
-    """That a program failed."""
+    """Returns the failure that a program failed."""
     return Failure(ProgramFailedError, text)

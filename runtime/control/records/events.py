@@ -1,4 +1,4 @@
-"""What a shell tells the core of a cluster: plain data, so that a history can be kept and told again."""
+"""Events of the core of a cluster: plain data, so that a history can be recorded and replayed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class GangKey(NamedTuple):
-    """Tells the workers of an island from those that were there before.
+    """Key of the workers of an island, which differs from that of the workers before them.
 
     Attributes:
       island: the number of the island.
@@ -20,7 +20,7 @@ class GangKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """The process of a host was asked to end, and says so."""
+    """Report that the process of a host received a signal to exit."""
 
     gang: GangKey
     host: int
@@ -28,13 +28,13 @@ class LeaveRequested:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostLost:
-    """A host is gone, or of no use any more.
+    """Loss of a host, or end of its use.
 
     Attributes:
-      gang: the workers of which it is one.
+      gang: the workers of its island.
       host: its number.
-      why: how that was seen.
-      is_cut: whether its process may be well, and it is the network that does not reach it.
+      why: the evidence.
+      is_cut: whether its process may be well, and only the network does not reach it.
     """
 
     gang: GangKey
@@ -45,13 +45,13 @@ class HostLost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangDrained:
-    """An island that is to end has nothing left that anybody waits for or holds, or has had its time.
+    """Notice that a draining island has no step or array that a client needs, or that its time is over.
 
-    The core says so itself.
+    The core creates it itself.
 
     Attributes:
       gang: the workers of the island.
-      unfinished: what it was not done with, as the end of a sentence; nothing when there is nothing.
+      unfinished: the end of a sentence about what it was not done with; empty if it was done.
     """
 
     gang: GangKey
@@ -60,33 +60,33 @@ class GangDrained:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExitOverdue:
-    """Processes that were told to end have not; the core says so itself."""
+    """Notice that processes that were to exit have not; the core creates it itself."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangTerminated:
-    """The processes of lost workers have ended, and others know of it: the answer to `TerminateGang`."""
+    """Notice that lost workers' processes have exited, and others know of it; answers `TerminateGang`."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangStarted:
-    """The workers of an island run again: an answer to `RestartGang`."""
+    """Notice that the workers of an island run again; answers `RestartGang`."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangStartFailed:
-    """The workers of an island were not started again: the other answer to `RestartGang`.
+    """Notice that the workers of an island could not be restarted; answers `RestartGang`.
 
     Attributes:
-      gang: the gang whose place they were to take.
-      why: why not.
-      is_final: whether it is of no use to try again.
+      gang: the gang that they were to replace.
+      why: the reason.
+      is_final: whether a retry is of no use.
     """
 
     gang: GangKey
@@ -96,14 +96,14 @@ class GangStartFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestartDue:
-    """It is time to try again to start the workers of an island; the core says so itself."""
+    """Notice that it is time to retry the restart of an island; the core creates it itself."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangClosed:
-    """This process lets go of the workers of an island; `how` completes the sentence `host 0 ...`."""
+    """Notice that this process closes the workers of an island; `how` completes the sentence `host 0 ...`."""
 
     gang: GangKey
     how: str
@@ -120,19 +120,19 @@ GangEvent = (
     | RestartDue
     | GangClosed
 )
-"""What changes the state of a gang."""
+"""Events that change the state of a gang."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerUnreachable:
-    """A host says that it does not reach another one.
+    """Report of a host that it does not reach another one.
 
     Attributes:
-      by: the workers of which it is one.
+      by: the workers of its island.
       by_host: its number.
-      gang: the workers of which the other is one.
+      gang: the workers of the other host's island.
       host: the other host.
-      why: how that was seen.
+      why: the evidence.
     """
 
     by: GangKey
@@ -144,7 +144,7 @@ class PeerUnreachable:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerReached:
-    """A host says that it reaches another one again; see `PeerUnreachable`."""
+    """Report of a host that it reaches another one again; see `PeerUnreachable`."""
 
     by: GangKey
     by_host: int
@@ -154,16 +154,16 @@ class PeerReached:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InputMissed:
-    """A host of an island of several goes on with a step without something that another one was to send.
+    """Notice that a host of a multi-host island continues a step without a value from another host.
 
-    It is said before the host is done with the step. What is made of nothing goes to all that depends on it:
-    none of that is what it should be, but every host does what the others expect of it.
+    It precedes the host's `done`. Results that depend on the missing value are wrong, but every host runs the
+    launches that the others expect of it.
 
     Attributes:
-      gang: the workers of which it is one.
+      gang: the workers of its island.
       host: its number.
-      run: that of the step.
-      why: why it did not come.
+      run: the number of the step.
+      why: why the value is missing.
     """
 
     gang: GangKey
@@ -174,12 +174,12 @@ class InputMissed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplyReceived:
-    """A host has answered a request, or a piece of the answer has come.
+    """Reply of a host to a request, or a piece of one.
 
     Attributes:
       host: the host.
       request: the number of the request.
-      value: what it says, or a `Failure`.
+      value: the reply, or a `Failure`.
       is_last: whether no other piece follows.
     """
 
@@ -191,7 +191,7 @@ class ReplyReceived:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tick:
-    """Some time has gone by: at least every tenth of a second there is one."""
+    """Passage of time: there is one at least every tenth of a second."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class HostDisconnected:
     """Report that a host has closed its connections; how its process exited is reported later.
 
     Attributes:
-      gang: the workers of which it is one.
+      gang: the workers of its island.
       host: its number.
     """
 

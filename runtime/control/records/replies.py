@@ -1,4 +1,4 @@
-"""What hosts were asked, and have not answered yet."""
+"""Requests to hosts that are not answered yet."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathways.runtime.control.records.errors import Failure
 
 
 class HostRequest:
-    """Something that some hosts are asked at the same time.
+    """Request to some hosts at the same time.
 
     Args:
-      number: its number, which the answers carry.
-      hosts: who is asked.
-      deadline: when who has not answered is not waited for any more; None for never.
-      sink: for the shell: where the answer goes.
+      number: its number, which the replies carry.
+      hosts: the hosts to query.
+      deadline: when missing replies are no longer awaited; None for never.
+      sink: for the shell: where the reply goes.
 
     Attributes:
-      hosts: who is asked.
-      answers: what each host has said, in pieces; without those of whom nothing came.
-      failures: why others do not answer.
+      hosts: the hosts to query.
+      answers: the replies of each host, in pieces; without hosts that have not replied.
+      failures: the failures of hosts that cannot reply.
     """
 
     __slots__ = ("_pending", "answers", "deadline", "failures", "hosts", "number", "sink")
@@ -36,15 +36,15 @@ class HostRequest:
         self._pending = set(self.hosts)
 
     def is_done(self) -> bool:
-        """Whether nothing more comes."""
+        """Returns whether no further reply is awaited."""
         return not self._pending
 
     def first_failure(self) -> list[tuple[int, Failure]]:
-        """The host that comes first of those that do not answer, and why it does not; empty if all do."""
+        """Returns the first host that cannot reply, with its failure; empty if all can."""
         return [*self.failures.items()][:1]
 
-    def _take(self, host: int, value: Any, is_last: bool) -> bool:
-        """Takes a piece of an answer; whether all is there with it."""
+    def _accept(self, host: int, value: Any, is_last: bool) -> bool:
+        """Accepts a piece of a reply; returns whether the request is done with it."""
         if host not in self._pending:
             return False
         if isinstance(value, Failure):
@@ -52,59 +52,61 @@ class HostRequest:
         else:
             self.answers.setdefault(host, []).append(value)
         if is_last:
-            # Only now: who sees that it is done reads the answers.
+            # Only now: a thread that sees the request done reads the answers.
             self._pending.discard(host)
         return not self._pending
 
 
 class PendingReplies:
-    """All requests that are not done.
+    """Requests that are not done.
 
-    What is late, or comes twice, or was not asked for, changes nothing: an answer carries the number of the
-    request, and numbers are not used again.
+    Replies that are late, duplicate or unexpected change nothing: they carry the number of the request, and
+    numbers are not used again.
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._requests: dict[int, HostRequest] = {}
 
-    def ask(self, hosts: Iterable[int], deadline: float | None = None, sink: Any = None) -> HostRequest:
-        """A new request; of no hosts it is done at once."""
+    def create_request(
+        self, hosts: Iterable[int], deadline: float | None = None, sink: Any = None
+    ) -> HostRequest:
+        """Returns a new request; without hosts it is done at once."""
         request = HostRequest(next(self._numbers), hosts, deadline, sink)
         if not request.is_done():
             self._requests[request.number] = request
         return request
 
     def get(self, number: int) -> HostRequest | None:
-        """A request that is not done."""
+        """Returns a request that is not done."""
         return self._requests.get(number)
 
-    def answer(self, host: int, number: int, value: Any, *, is_last: bool = True) -> HostRequest | None:
-        """Takes an answer, or a piece of one; the request, if it is done with it."""
+    def receive(self, host: int, number: int, value: Any, *, is_last: bool = True) -> HostRequest | None:
+        """Accepts a reply, or a piece of one; returns the request if it is done with it."""
         request = self._requests.get(number)
-        if request is None or not request._take(host, value, is_last):
+        if request is None or not request._accept(host, value, is_last):
             return None
         return self._requests.pop(number)
 
     def lose(self, hosts: Iterable[int], failure: Failure) -> list[HostRequest]:
-        """Some hosts answer no more; the requests that are done with that."""
+        """Fails the requests to lost hosts; returns the requests that are done with that."""
         hosts = tuple(hosts)
         done = [
             request
             for request in self._requests.values()
-            if any(request._take(host, failure, True) for host in hosts)
+            if any(request._accept(host, failure, True) for host in hosts)
         ]
         return self._drop(done)
 
     def expire(self, now: float) -> list[HostRequest]:
-        """The requests that have had their time, done with what has come."""
+        """Ends the requests whose deadline has passed, with the replies so far; returns them."""
         done = [r for r in self._requests.values() if r.deadline is not None and r.deadline <= now]
         for request in done:
             request._pending.clear()
         return self._drop(done)
 
     def drop(self, request: HostRequest) -> None:
-        """Forgets a request whose answer is no longer wanted."""
+        """Removes a request whose reply is no longer wanted."""
         self._drop([request])
 
     def _drop(self, requests: list[HostRequest]) -> list[HostRequest]:

@@ -1,4 +1,4 @@
-"""What workers say that they are at. Plain data, which travels as it is."""
+"""Reports of workers about their state: plain data, which is sent as it is."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitReport:
-    """Arrays of another host that are not there yet.
+    """Wait for arrays of another host.
 
     Attributes:
       host: the other host.
-      address: where it is asked for them.
+      address: the address of the other host for such requests.
       channel: the channel.
       src: the slice that they come from.
       dst: the slice that they go to.
       index: the number of the transfer.
-      seconds: since when they were asked for.
-      is_sure: whether they are known not to be there; else they have been passed on to XLA, which may wait.
+      seconds: the time since the request.
+      is_sure: whether they are known to be missing; else they have been passed on to XLA, which may wait.
     """
 
     host: int
@@ -38,13 +38,13 @@ class WaitReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step that is not done on a host.
+    """Step that is not done on a host.
 
     Attributes:
       program: the name of its program.
       run: its number.
-      seconds: since when it is issued.
-      is_issued: whether all of it is.
+      seconds: the time since it began.
+      is_issued: whether all of it is issued.
       waiting: what it waits for, or may wait for.
     """
 
@@ -57,13 +57,13 @@ class StepReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallReport:
-    """A call of a function that has not ended on a host.
+    """Call of a function that has not ended on a host.
 
     Attributes:
       number: its number.
-      about: what it is at, as the end of a phrase; nothing when that is not known.
-      seconds: since when it runs.
-      place: the function, file and line where it is.
+      about: its current operation, as the end of a phrase; empty when that is not known.
+      seconds: the time since it began.
+      place: its current function, file and line.
     """
 
     number: int
@@ -74,15 +74,15 @@ class CallReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostReport:
-    """How a worker is.
+    """State of a worker.
 
     Attributes:
-      arrays: how many arrays it holds.
+      arrays: the number of arrays that it holds.
       bytes: the bytes of all their shards.
       programs: the names of the programs that it has loaded.
-      steps: the steps that it has begun and that are not done.
+      steps: the steps that it has begun, and that are not done.
       calls: the calls of functions that run there.
-      clients: of arrays of clients, for each client their number and their bytes.
+      clients: for each client, the number and the bytes of its arrays.
     """
 
     arrays: int

@@ -1,4 +1,4 @@
-"""One step: which hosts are done with it, and what went wrong."""
+"""Steps: which hosts are done with one, and what failed."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ SESSION_BITS = 40
 
 _NOTHING: Mapping[int, Failure] = {}
 _GOOD = Failure(HostError, "")
-"""The verdict on what nothing can spoil any more."""
+"""The verdict on a step that nothing can spoil any more."""
 
 
 class Step:
-    """A run of a program.
+    """Run of a program.
 
-    Whoever waits for it may look at it from other threads: each call that changes it ends with the one
-    assignment that shows.
+    Threads that wait for it may read it at any time: each call that changes it ends with the one assignment
+    that readers can see.
 
     Args:
       program: the name of the program.
-      number: its number, which no other step of the cluster has; see `SESSION_BITS`.
-      hosts: the hosts that have a part of it.
+      number: its number, unique in the cluster; see `SESSION_BITS`.
+      hosts: the hosts that run it.
       loaded: the number of the program.
       began: when it was issued, in seconds.
-      share: for how many steps under way it counts: one of a program of which few may be, for more.
+      share: its weight in the limit of steps in flight; larger for programs with a smaller limit.
 
     Attributes:
-      hosts: the hosts that have a part of it.
-      is_beside: whether steps that are issued later need not wait for it.
+      hosts: the hosts that run it.
+      is_unordered: whether later steps do not wait for it.
     """
 
-    is_beside = False
+    is_unordered = False
 
     __slots__ = (
         "_before",
@@ -71,9 +71,9 @@ class Step:
         self.hosts = frozenset(hosts)
         self._pending = set(self.hosts)
         self._errors: dict[int, Failure] = {}
-        # Of single results, by their hosts and positions there.
+        # The failures of single results, by their hosts and positions there.
         self._failed: dict[tuple[int, int], Failure] = {}
-        # Of hosts that may be at it for ever.
+        # The failures of hosts that may never be done with it.
         self._cut: Mapping[int, Failure] = _NOTHING
         self._lost: Failure | None = None
         self._spoiled: Failure | None = None
@@ -88,43 +88,44 @@ class Step:
 
     @property
     def subject(self) -> str:
-        """What it is a run of."""
+        """The program, for messages."""
         return f"program {self.program}"
 
     def follow(self, before: Iterable[Step]) -> None:
-        """Notes the steps that its hosts had last: what they made, it may read."""
+        """Notes the steps in flight on its hosts: it may read their results."""
         self._before = list(before)
 
-    def read(self, made: Iterable[Step | None]) -> None:
-        """Notes the steps that made what it reads: what fails there fails here."""
-        self._reads = [step for step in dict.fromkeys(made) if step is not None and not step._is_good()]
+    def read(self, producers: Iterable[Step | None]) -> None:
+        """Notes the steps that computed its arguments: their failures are its own."""
+        self._reads = [step for step in dict.fromkeys(producers) if step is not None and not step._is_good()]
 
     def _is_good(self) -> bool:
-        """Whether all hosts are done, and nothing went wrong."""
+        """Returns whether all hosts are done, without failures."""
         return not self._pending and not self._errors and not self._failed and not self._cut
 
     def done(self, host: int, failure: Failure | None, failed: Mapping[int, Failure] = _NOTHING) -> bool:
-        """Notes that a host is done; True when it was the last one. Twice changes nothing.
+        """Notes that a host is done; returns whether it was the last one. A repetition changes nothing.
 
         Args:
           host: the host.
-          failure: why its whole part failed.
-          failed: what is wrong with single results, by their positions.
+          failure: why all results of the host failed.
+          failed: the failures of single results, by their positions.
         """
         if failure is not None:
             self._errors.setdefault(host, failure)
         for position, what in failed.items():
             self._failed.setdefault((host, position), what)
-        # Only now: who sees that it is done reads the errors.
+        # Only now: a thread that sees the step done reads the errors.
         self._pending.discard(host)
         if self._is_good():
             self._reads = ()
         return not self._pending
 
     def lose(self, host: int, failure: Failure) -> bool:
-        """Notes that a host is gone; True when it was the last one.
+        """Notes that a host is lost; returns whether it was the last one.
 
-        Whatever else fails does so because of it, also when it was done: others may wait for what it sent.
+        Other failures are reported as consequences of it, also if the host was done: others may wait for its
+        messages.
         """
         if not self._pending:
             return True
@@ -132,35 +133,35 @@ class Step:
         return self.done(host, failure) if host in self._pending else False
 
     def cut(self, hosts: Iterable[int], failure: Failure) -> None:
-        """Notes that what some hosts make is an error, whether they are done with it some time or not."""
+        """Notes that the results of some hosts are errors, whether they ever are done with it or not."""
         self._cut = {**dict.fromkeys(hosts, failure), **self._cut}
 
     def has_cut_hosts(self, hosts: Iterable[int] | None = None) -> bool:
-        """Says if what one of some hosts, or of all, makes is an error, so that nothing waits for it."""
+        """Returns whether results of some hosts, or of any, are errors early: no thread waits for them."""
         return bool(self._cut) and (hosts is None or not self._cut.keys().isdisjoint(hosts))
 
     def cut_hosts(self) -> Mapping[int, Failure]:
-        """Returns the hosts of which what they make is an error, and why."""
+        """Returns the hosts whose results are errors early, and why."""
         return self._cut
 
     def is_lost(self) -> bool:
-        """Whether a host is gone that others waited for."""
+        """Returns whether a host is lost that others waited for."""
         return self._lost is not None
 
     def spoil(self, failure: Failure) -> None:
-        """Notes that it is unknown what any host has made of it."""
+        """Notes that the results of all hosts are unknown."""
         self._spoiled = self._spoiled or failure
 
     def is_done(self, hosts: Iterable[int] | None = None) -> bool:
-        """Whether some hosts, or all, are done."""
+        """Returns whether some hosts, or all, are done."""
         return not self._pending if hosts is None else self._pending.isdisjoint(hosts)
 
     def is_settled(self) -> bool:
-        """Whether nothing can spoil it any more: all hosts are done with it and with all before it."""
+        """Returns whether nothing can spoil it any more: all hosts are done with it and all before it."""
         return self._verdict() is not None
 
     def _verdict(self) -> Failure | None:
-        """What spoils it, `_GOOD` when nothing can any more; None while something may."""
+        """Returns what spoils it, `_GOOD` when nothing can any more, or None while something may."""
         if self._spoiled is not None:
             return self._spoiled
         if self._pending:
@@ -176,30 +177,30 @@ class Step:
         return _GOOD
 
     def pending(self) -> tuple[int, ...]:
-        """The hosts that are not done."""
+        """Returns the hosts that are not done."""
         return tuple(sorted(self._pending))
 
     def status(self, now: float) -> StepStatus:
-        """What is known of it."""
+        """Returns its status."""
         return StepStatus(self.program, self.number, now - self.began, self.pending())
 
     def check_spoiled(self) -> None:
-        """Checks that what it made is what it should be.
+        """Checks that its results are not spoiled.
 
         Raises:
-          HostError: it is unknown.
+          HostError: they are unknown.
         """
         verdict = self._verdict()
         if verdict is not None and verdict is not _GOOD:
-            # What did not come from a host may be missed before it is known that the host is gone.
+            # A missing value may be noticed before the loss of the host that was to send it.
             raise (self._loss() or verdict).error(self.subject)
 
     def check(self, hosts: Iterable[int] | None = None, number: int | None = None) -> None:
-        """Checks that what some hosts, or all, have done went well.
+        """Checks that some hosts, or all, have not failed.
 
         Args:
           hosts: the hosts; None for all.
-          number: the number of an array that their parts make; None for all.
+          number: the number of one of their arrays; None for all.
 
         Raises:
           HostError: it failed.
@@ -209,7 +210,7 @@ class Step:
             return
         which = self.hosts if hosts is None else frozenset(hosts)
         position = None if number is None else number - self.number - 1
-        # Copies: answers of other hosts may come in between.
+        # Copies: replies of other hosts may change the originals meanwhile.
         found = [failure for of, failure in [*self._errors.items()] if of in which]
         failed = [*self._failed.items()]
         found += [failure for of, failure in [*self._cut.items()] if of in which]
@@ -218,21 +219,20 @@ class Step:
             raise (self._loss() or found[0]).error(self.subject)
 
     def _loss(self) -> Failure | None:
-        """The loss of a host because of which it fails, if there is one."""
+        """Returns the loss of a host that caused its failure, if there is one."""
         return self._lost or next((loss for step in self._reads if (loss := step._loss())), None)
 
 
 class FunctionCall(Step):
-    """A call of a function on hosts: in the order of steps, and beside those that follow.
+    """Call of a function on hosts: ordered after earlier steps, but later steps do not wait for it.
 
-    Who follows does not wait for it, and one that fails leaves its host as it was: nothing of other hosts was
-    to meet it.
+    When it fails, its host is as before, since it exchanges nothing with other hosts.
 
     Attributes:
-      answers: what each host has said of it; without those that have not ended it.
+      answers: the returned value of each host; without hosts that have not finished it.
     """
 
-    is_beside = True
+    is_unordered = True
 
     __slots__ = ("answers",)
 
@@ -245,14 +245,14 @@ class FunctionCall(Step):
 
     @property
     def subject(self) -> str:
-        """What it is a run of."""
+        """The function, for messages."""
         return self.program
 
     def failures(self) -> dict[int, Failure]:
-        """What went wrong, by hosts."""
+        """Returns the failures, by hosts."""
         return {**self._cut, **self._errors}
 
 
 def serial(number: int) -> int:
-    """Returns the number that a session gives what has this number in the cluster, for messages."""
+    """Returns the number within its session, for messages."""
     return number & ((1 << SESSION_BITS) - 1)

@@ -1,4 +1,4 @@
-"""How many steps may be under way on an island."""
+"""Limit of the steps in flight on an island."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathways.runtime.control.records.step import Step
 
 
 class Window:
-    """The steps that an island has a part of and that may not be done, in their order.
+    """Steps of an island that may not be done, in their order.
 
-    Hosts have room for the arrays of so many steps and no more, by what was planned when programs were
-    compiled. Steps of other islands do not count: a flood on one delays none on another.
+    Hosts have room for the arrays of this many steps and no more, as planned when programs were compiled.
+    Steps of other islands do not count: a flood on one delays none on another.
 
     Args:
-      most: how many may be under way; a step may count for several, see `Step.share`.
+      limit: the maximum of steps in flight; a step may count for several, see `Step.share`.
     """
 
-    __slots__ = ("_beside", "_most", "_steps")
+    __slots__ = ("_limit", "_steps", "_unordered")
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        # Each with the shares of all steps up to it: Ctrl-C may come between any two lines, and would leave a
-        # total beside them wrong.
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # Each with the shares of all steps up to it: Ctrl-C may come between any two lines, and would make a
+        # separate total wrong.
         self._steps: collections.deque[tuple[Step, int]] = collections.deque()
-        # Those that take no room, see `Step.is_beside`.
-        self._beside: list[Step] = []
+        # Steps that need no room, see `Step.is_unordered`.
+        self._unordered: list[Step] = []
 
     def add(self, step: Step) -> None:
-        """Notes that a step is under way; twice changes nothing."""
-        if step.is_beside:
-            self._beside = [o for o in self._beside if o is not step and not o.is_done()] + [step]
+        """Adds a step in flight; a repetition changes nothing."""
+        if step.is_unordered:
+            self._unordered = [o for o in self._unordered if o is not step and not o.is_done()] + [step]
             return
         steps = self._steps
         if not steps or steps[-1][0] is not step:
@@ -39,19 +39,19 @@ class Window:
             steps.append((step, before + step.share))
 
     def unfinished(self) -> list[Step]:
-        """The steps that are not done, in their order; behind them those that take no room."""
-        return [step for step in [*(step for step, _ in self._steps), *self._beside] if not step.is_done()]
+        """Returns the steps that are not done, in their order; unordered ones last."""
+        return [step for step in [*(step for step, _ in self._steps), *self._unordered] if not step.is_done()]
 
     def blocker(self, share: int = 1) -> Step | None:
-        """The step that has to be done before there is room for another one; None when there is room.
+        """Returns the step that has to be done before there is room for another one; None when there is room.
 
         Args:
-          share: for how many the other one counts.
+          share: the share of the other step.
         """
         self._drop_done()
         if self._steps:
             (oldest, first), (_, last) = self._steps[0], self._steps[-1]
-            if last - first + oldest.share + share > self._most:
+            if last - first + oldest.share + share > self._limit:
                 return oldest
         return None
 

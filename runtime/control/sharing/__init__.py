@@ -1,6 +1,6 @@
-"""What decides for many clients that share islands.
+"""Scheduling of the steps of many clients that share islands.
 
-- `scheduler.py` decides whose step is next; `items.py` are its words.
+- `scheduler.py` chooses the next step; `scheduler_events.py` has its events and effects.
 
 Imports `runtime.control.records`; `runtime.control` owns it.
 """

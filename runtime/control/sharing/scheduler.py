@@ -1,30 +1,30 @@
-"""Whose step is next: the core of a service that lets many clients share islands.
+"""Fair-share scheduler for the steps of many clients.
 
-Each client has a line of its own on each island. What is in a line keeps its order: steps, and between them
-whatever else has an order, such as frees and fetches. So a step passes an earlier one of its client only if
-they share no island. One that is first in all its lines, and whose arrays are all there or on their way, is
-ready. For what a call of a function makes it waits here, and so it does before it donates what a call takes:
-workers have one line for all clients.
+Each client has a queue on each island, which keeps the order of its steps and of requests between them, such
+as frees and fetches. So a step passes an earlier one of its client only if they share no island. A step is
+ready when it is first in all its queues, and all its arrays have arrived or are on their way. It also waits
+here for the results of calls of functions, and, before it donates an array, for the calls that read it:
+workers have one queue for all clients.
 
-A ready step gets its places on all its islands in one decision, for good: workers run what they have in the
-order in which they got it. Few places are given: `ahead` on an island, and beyond the second only for
-`WORK_SECONDS` of work and the round trip, so that whoever comes next waits for little.
+A ready step gets its places on all its islands in one decision, which is final: workers run steps in the
+order in which they receive them. Few places exist: `ahead` on an island, and beyond the second only for
+`WORK_SECONDS` of work and the round trip, so that new steps wait for little.
 
-Next is who was served least on the island where he was served most (start-time fair queueing: Goyal, Vin and
-Cheng, 1996, by virtual times of each client on each island): the device time that hosts measure, by the
-client's weight. What a client did not use while it had nothing that could run earns it `IDLE_SECONDS` at
-most.
+The next step is that of the client with the least service on the island where it had most (start-time fair
+queueing: Goyal, Vin and Cheng, 1996, by virtual times of each client on each island). Service is the device
+time that hosts measure, divided by the client's weight. A client that had nothing to run keeps a credit of at
+most `IDLE_SECONDS`.
 
-How long a step takes is estimated from those of its program that are done. Of programs of which none is, a
-client has one step under way on an island at a time: others would wait behind a window of unknown work.
+The time of a step is estimated from the finished steps of its program. Of programs without any, a client has
+one step in flight on an island at a time: others would wait for an unknown amount of work.
 
-A step of several islands that has no place on one of them claims the others from when the last of them is
-free: what comes after it passes only if it ends before. Without claims it would starve, and with claims
-alone its islands would idle (backfilling: Lifka, 1995). It gets its places when all of them are free at
-the same time, but for a round trip: until its last island is free it keeps the others from all other steps.
+A step of several islands that lacks a place on one of them claims the others from the time when the last of
+them is free: later steps pass it only if they end before. Without claims it would starve, and with claims
+alone its islands would idle (backfilling: Lifka, 1995). It gets its places when all of them are free at the
+same time, up to a round trip: until its last island is free it blocks the others for all other steps.
 
-All state of the scheduler is in this file. `handle` takes what happened and the time, and returns what is to
-be done; nothing here waits, sends or looks at a clock.
+All state of the scheduler is in this file. `handle` gets an event and the time, and returns the effects to
+carry out; no method waits, sends, or reads a clock.
 """
 
 from __future__ import annotations
@@ -59,34 +59,34 @@ from pathways.runtime.control.sharing.scheduler_events import (
 )
 
 WORK_SECONDS = 0.02
-"""How much work an island may have behind its second step, besides its round trip."""
+"""Seconds of work that an island may have after its first step, besides its round trip."""
 
 IDLE_SECONDS = 0.05
-"""How much service a client may make up for that it had no use for, in seconds of a device."""
+"""Maximal credit of a client for service that it did not use, in seconds of a device."""
 
-MOST_UNFINISHED = 32
-"""How many steps of a client may be unfinished, those in its lines and those under way."""
+MAX_UNFINISHED = 32
+"""Maximum of unfinished steps of a client, queued or in flight."""
 
-_MOST_UNDER_WAY = MOST_UNFINISHED // 2
-"""How many steps may be under way on an island, unless its round trip takes longer than they do. With more,
-all that a client may have unfinished could be under way: who should have most would have none in its line."""
+_MAX_IN_FLIGHT = MAX_UNFINISHED // 2
+"""Maximum of steps in flight on an island, unless its round trip takes longer than they do. With more, all
+unfinished steps of a client could be in flight: the one with the largest weight would have none queued."""
 
 _LEARNED = 0.3
-_LOOKS = 16
-"""How many steps behind one that waits are looked at, so that an event takes no longer with more clients."""
+_MAX_SKIPPED = 16
+"""Maximum of waiting steps that a search skips, so that an event takes no longer with more clients."""
 
 Policy = Literal["fair", "fifo"]
 
 
 class ScheduledClient:
-    """A client, as the scheduler sees it.
+    """State of a client in the scheduler.
 
     Attributes:
       number: its number.
-      weight: its share of a device that others want, too, is this over the sum of theirs.
-      steps_done: how many of its steps are done.
-      device_seconds: for how long it had devices of islands, added up.
-      unfinished: how many of its steps are not done.
+      weight: its weight: its share of a contended device is this over the sum of all clients' weights.
+      steps_done: the number of its finished steps.
+      device_seconds: the device time that it had, over all islands.
+      unfinished: the number of its unfinished steps.
     """
 
     def __init__(self, number: int, weight: float, islands: int) -> None:
@@ -95,53 +95,53 @@ class ScheduledClient:
         self.steps_done = 0
         self.device_seconds = 0.0
         self.unfinished = 0
-        self._lines: list[collections.deque[QueuedStep | OrderedRequest]] = [
+        self._queues: list[collections.deque[QueuedStep | OrderedRequest]] = [
             collections.deque() for _ in range(islands)
         ]
         self._served = [0.0] * islands
         self._arrays: list[set[int]] = [set() for _ in range(islands)]
-        # What waits for an array, by its island and number.
+        # Items that wait for an array, by its island and number.
         self._awaited: dict[tuple[int, int], list[QueuedStep | OrderedRequest]] = {}
-        # What its unfinished calls make, by islands and numbers, and how many of them take an array.
-        self._promised: set[tuple[int, int]] = set()
-        self._held: collections.Counter[tuple[int, int]] = collections.Counter()
-        # How long steps of its programs take.
+        # Results of its unfinished calls, by islands and numbers, and how many of these calls read an array.
+        self._call_results: set[tuple[int, int]] = set()
+        self._call_arguments: collections.Counter[tuple[int, int]] = collections.Counter()
+        # Estimated times of steps, by their programs.
         self._estimates: dict[int, float] = {}
-        # The last step of a program without an estimate that was issued on each island.
+        # On each island, the last issued step of a program without an estimate.
         self._tried: list[QueuedStep | None] = [None] * islands
-        # How many of its steps are under way on each island.
-        self._under_way = [0] * islands
+        # The number of its steps in flight on each island.
+        self._in_flight = [0] * islands
 
     @property
     def queued(self) -> int:
-        """How many of its steps wait for a place."""
-        return len({id(item) for line in self._lines for item in line if isinstance(item, QueuedStep)})
+        """The number of its steps that wait for a place."""
+        return len({id(item) for queue in self._queues for item in queue if isinstance(item, QueuedStep)})
 
     def is_full(self) -> bool:
-        """Whether it may not ask for another step."""
-        return self.unfinished >= MOST_UNFINISHED
+        """Returns whether it may not submit another step."""
+        return self.unfinished >= MAX_UNFINISHED
 
 
 class _SharedIsland:
-    """An island: what is under way on it, and who is ready for it."""
+    """State of an island: its steps in flight, and the ready ones."""
 
     __slots__ = (
         "busy_until",
         "claim",
+        "in_flight",
         "is_lost",
         "problem",
         "ready",
         "round_trip",
-        "under_way",
         "used",
         "virtual",
         "work",
     )
 
     def __init__(self) -> None:
-        self.under_way: collections.OrderedDict[QueuedStep, float] = collections.OrderedDict()
+        self.in_flight: collections.OrderedDict[QueuedStep, float] = collections.OrderedDict()
         self.used = 0
-        # Of what is under way, as estimated.
+        # Estimated work of the steps in flight.
         self.work = 0.0
         self.busy_until = 0.0
         self.ready: list[tuple[float, int, QueuedStep]] = []
@@ -153,15 +153,15 @@ class _SharedIsland:
 
 
 class Scheduler:
-    """Decides whose step is next.
+    """Scheduler of one cluster: chooses which step is issued next.
 
     Args:
-      islands: how many islands there are.
-      ahead: how many steps may be under way on an island.
-      policy: `fair`, or `fifo`: in the order in which they were asked for.
+      islands: the number of islands.
+      ahead: the maximum of steps in flight on an island.
+      policy: `fair`, or `fifo`: in the order of submission.
 
     Attributes:
-      clients: those that are there, by their numbers.
+      clients: the connected clients, by their numbers.
     """
 
     def __init__(self, islands: int, ahead: int = 4, policy: Policy = "fair") -> None:
@@ -171,90 +171,90 @@ class Scheduler:
         self._is_fair = policy == "fair"
         self._orders = itertools.count()
         self._effects: list[SchedulerEffect] = []
-        # Islands on which something may be issued that was not possible before.
+        # Islands on which a step may be issued that could not be before.
         self._open: set[int] = set()
-        # What is added to the number of an island to say which comes first.
-        self._first = 0
+        # Rotation of the order in which islands are filled.
+        self._rotation = 0
 
-    def under_way(self, island: int) -> int:
-        """How many steps are under way on an island."""
-        return len(self._islands[island].under_way)
+    def in_flight(self, island: int) -> int:
+        """Returns the number of steps in flight on an island."""
+        return len(self._islands[island].in_flight)
 
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerEffect]:
-        """Takes note of what happened, and returns what is to be done, in this order."""
+        """Handles an event, and returns the effects to carry out, in this order."""
         return self.handle_all([event], now)
 
     def handle_all(self, events: Sequence[SchedulerEvent], now: float) -> list[SchedulerEffect]:
-        """The same for what happened at the same time; islands are looked at once for all of it.
+        """Handles simultaneous events; each island is filled once for all of them.
 
-        A step that comes last, and that nothing keeps back, skips the lines: nothing else could be chosen.
+        A last step that is not blocked skips the queues: no other one could be chosen.
         """
         if not events:
             return []
         self._effects = []
         *earlier, last = events
         for event in earlier:
-            self._take(event, now)
+            self._handle_one(event, now)
         match last:
             case WorkSubmitted(QueuedStep() as step):
-                self._ask_step(step, now)
+                self._submit_step(step, now)
             case _:
-                self._take(last, now)
+                self._handle_one(last, now)
         while self._open:
             number = min(self._open, key=self._rotated)
             self._open.remove(number)
             self._fill(number, now)
-        # Steps of several islands would have all of one that is always first.
-        self._first += 1
+        # Steps of several islands would get all places of an island that is always first.
+        self._rotation += 1
         return self._effects
 
     def _rotated(self, number: int) -> int:
-        return (number + self._first) % len(self._islands)
+        return (number + self._rotation) % len(self._islands)
 
-    def _take(self, event: SchedulerEvent, now: float) -> None:
+    def _handle_one(self, event: SchedulerEvent, now: float) -> None:
         match event:
             case WorkSubmitted(QueuedStep() as step):
-                self._ask_step(step, None)
+                self._submit_step(step, None)
             case WorkSubmitted(OrderedRequest() as item):
-                self._ask(item)
+                self._submit_request(item)
             case IslandStepDone():
-                self._done(event, now)
+                self._finish_step(event, now)
             case ArrayArrived():
-                self._arrive(event)
+                self._add_array(event)
             case CallFinished(call):
                 self._end_call(call)
             case ClientJoined(client, weight):
                 self.clients[client] = ScheduledClient(client, weight, len(self._islands))
             case ClientLeft(client):
-                self._leave(self.clients.pop(client))
+                self._remove_client(self.clients.pop(client))
             case IslandLeaving(number, why):
                 self._islands[number].problem = why
                 for each in self.clients.values():
                     self._refuse_all(each, number, why)
             case IslandLost():
-                self._lose(event)
+                self._lose_island(event)
             case IslandReturned(number):
                 self._islands[number].problem, self._islands[number].is_lost = None, False
             case RoundTripMeasured(number, seconds):
                 self._islands[number].round_trip = seconds
 
-    # Lines.
+    # Queues.
 
-    def _ask(self, item: OrderedRequest) -> None:
+    def _submit_request(self, item: OrderedRequest) -> None:
         client = self.clients[item.client]
-        line = client._lines[item.island]
-        line.append(item)
-        client._arrays[item.island].update(item.makes)
-        if len(line) == 1:
+        queue = client._queues[item.island]
+        queue.append(item)
+        client._arrays[item.island].update(item.results)
+        if len(queue) == 1:
             self._advance(client, item.island)
 
-    def _ask_step(self, item: QueuedStep, now: float | None) -> None:
-        """Notes a step that a client asks for; `now` is the time if it may be issued at once."""
+    def _submit_step(self, item: QueuedStep, now: float | None) -> None:
+        """Queues or refuses a submitted step; `now` is the time if it may be issued at once."""
         client = self.clients[item.client]
         if client.is_full():
             self._effects.append(
                 DisconnectClient(
-                    client.number, f"it has asked for more than {MOST_UNFINISHED} unfinished steps"
+                    client.number, f"it has requested more than {MAX_UNFINISHED} unfinished steps"
                 )
             )
             return
@@ -263,135 +263,139 @@ class Scheduler:
             self._effects.append(RefuseStep(item, problem))
             return
         if any(
-            n not in item.sent and n not in client._arrays[at] for at in item.islands for n in item.takes[at]
+            n not in item.sent and n not in client._arrays[at]
+            for at in item.islands
+            for n in item.arguments[at]
         ):
-            self._effects.append(RefuseStep(item, "it takes an array that is not there"))
+            self._effects.append(RefuseStep(item, "an argument is not available"))
             return
         item._order = next(self._orders)
         client.unfinished += 1
         for n in item.islands:
-            there = client._arrays[n]
-            for array in item.takes[n]:
-                if array not in there:
+            arrays = client._arrays[n]
+            for array in item.arguments[n]:
+                if array not in arrays:
                     client._awaited.setdefault((n, array), []).append(item)
                     item._missing += 1
-            there.update(item.makes[n])
+            arrays.update(item.results[n])
         if now is not None and self._is_free_for(client, item, now):
             for n in item.islands:
-                self._forget_idleness(client, n)
+                self._limit_credit(client, n)
             self._take_places(client, item, now)
             self._open.update(item.islands)
             return
         for n in item.islands:
-            line = client._lines[n]
-            if not line:
-                self._forget_idleness(client, n)
-            line.append(item)
-            if len(line) == 1:
+            queue = client._queues[n]
+            if not queue:
+                self._limit_credit(client, n)
+            queue.append(item)
+            if len(queue) == 1:
                 item._firsts += 1
-        self._see_if_ready(client, item)
+        self._check_ready(client, item)
 
     def _advance(self, client: ScheduledClient, island: int) -> None:
-        """Goes on with a line of which the first has changed."""
-        line = client._lines[island]
-        while line:
-            first = line[0]
+        """Continues a queue whose first item has changed."""
+        queue = client._queues[island]
+        while queue:
+            first = queue[0]
             if isinstance(first, QueuedStep):
                 first._firsts += 1
-                self._see_if_ready(client, first)
+                self._check_ready(client, first)
                 return
-            there = client._arrays[island]
+            arrays = client._arrays[island]
             coming = next(
-                (n for n in (*first.frees, *first.takes) if n in first.sent and n not in there), None
+                (n for n in (*first.frees, *first.arguments) if n in first.sent and n not in arrays), None
             )
             if coming is not None and not self._islands[island].is_lost:
                 client._awaited.setdefault((island, coming), []).append(first)
                 return
-            line.popleft()
-            is_there = there.issuperset(first.takes)
-            frees = tuple([number for number in first.frees if number in there])
-            there.difference_update(frees)
+            queue.popleft()
+            has_arguments = arrays.issuperset(first.arguments)
+            frees = tuple([number for number in first.frees if number in arrays])
+            arrays.difference_update(frees)
             if first.is_call and not self._islands[island].is_lost:
-                client._promised.update((island, number) for number in first.makes)
-                client._held.update((island, number) for number in first.takes)
-            self._effects.append(DispatchRequest(first, frees, is_there))
+                client._call_results.update((island, number) for number in first.results)
+                client._call_arguments.update((island, number) for number in first.arguments)
+            self._effects.append(DispatchRequest(first, frees, has_arguments))
 
-    def _see_if_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
+    def _check_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
         if step._missing or step._firsts < len(step.islands) or step._state != "waits":
             return
-        has_calls = client._promised or client._held
-        if has_calls and (key := _kept_by_calls(client, step)) is not None:
+        has_calls = client._call_results or client._call_arguments
+        if has_calls and (key := _blocking_array(client, step)) is not None:
             client._awaited.setdefault(key, []).append(step)
             step._missing = 1
             return
         step._state = "ready"
         for n in step.islands:
-            # It may have waited for an array of its client.
-            if not client._under_way[n]:
-                self._forget_idleness(client, n)
+            # Before, it may have waited for an array of its client.
+            if not client._in_flight[n]:
+                self._limit_credit(client, n)
         self._push(client, step)
         self._open.update(step.islands)
 
-    def _forget_idleness(self, client: ScheduledClient, island: int) -> None:
-        """Forgets what a client was not served while it had nothing that could run, but for a little."""
+    def _limit_credit(self, client: ScheduledClient, island: int) -> None:
+        """Limits the credit of a client for the time in which it had nothing to run."""
         earned = self._islands[island].virtual - IDLE_SECONDS / client.weight
         client._served[island] = max(client._served[island], earned)
 
     def _push(self, client: ScheduledClient, step: QueuedStep) -> None:
         """Sorts a ready step among the others of its islands."""
         islands = self._islands
-        # What has another one is of no account any more.
+        # Entries with an earlier token are obsolete.
         token = step._token = next(self._orders)
         if not self._is_fair:
             step._keys = dict.fromkeys(step.islands, step._order)
         else:
-            more = self._more(step)
+            more = self._excess_service(step)
             step._keys = {n: more + islands[n].virtual for n in step.islands}
         for n, key in step._keys.items():
             heapq.heappush(islands[n].ready, (key, token, step))
 
-    def _more(self, step: QueuedStep) -> float:
-        """By how much its client was served more than others now, where that is most."""
+    def _excess_service(self, step: QueuedStep) -> float:
+        """Returns the client's excess service over others, on the island where it is largest."""
         served, islands = self.clients[step.client]._served, self._islands
         return max([served[n] - islands[n].virtual for n in step.islands])
 
     def _is_before(self, step: QueuedStep, other: QueuedStep, island: int) -> bool:
-        """Whether it is the turn of a ready step on an island before it is that of another one."""
+        """Returns whether a ready step comes before another one on an island."""
         if not self._is_fair:
             return step._order < other._order
         if len(step.islands) > 1 and len(other.islands) > 1:
-            # One order for all islands: else each of two could wait for the other. By what both were served
-            # until now: what others were served while a step waits brings it forward.
-            return (self._more(step), step._order) < (self._more(other), other._order)
+            # One order for all islands: otherwise each of two could wait for the other. It is by the service
+            # of both until now: service of other clients while a step waits brings it forward.
+            return (self._excess_service(step), step._order) < (self._excess_service(other), other._order)
         return (step._keys[island], step._order) < (other._keys[island], other._order)
 
     # Places.
 
     def _is_free_for(self, client: ScheduledClient, step: QueuedStep, now: float) -> bool:
-        """Says if a new step would be issued at once, and nothing else could be in its place."""
-        if step._missing or self._is_kept_back(client, step) or self._is_too_early(step):
+        """Returns whether a new step would be issued at once, and no other one could take its place."""
+        if step._missing or self._is_blocked(client, step) or self._is_too_early(step):
             return False
         islands = [self._islands[n] for n in step.islands]
         if any(island.ready or island.claim or not self._has_room(island, step.share) for island in islands):
             return False
-        return len(islands) < 2 or not self._idles_others(step, now)
+        return len(islands) < 2 or not self._leaves_islands_idle(step, now)
 
-    def _is_kept_back(self, client: ScheduledClient, step: QueuedStep) -> bool:
-        """Says if a new step waits for something that its client has asked for before."""
-        has_calls = client._promised or client._held
-        return bool(has_calls and _kept_by_calls(client, step)) or any(client._lines[n] for n in step.islands)
+    def _is_blocked(self, client: ScheduledClient, step: QueuedStep) -> bool:
+        """Returns whether a new step waits for an earlier item of its client."""
+        has_calls = client._call_results or client._call_arguments
+        return bool(has_calls and _blocking_array(client, step)) or any(
+            client._queues[n] for n in step.islands
+        )
 
     def _fill(self, number: int, now: float) -> None:
-        """Issues what there is room for on an island."""
+        """Issues the steps that fit on an island."""
         island = self._islands[number]
         skipped: list[tuple[float, int, QueuedStep]] = []
-        while island.ready and len(skipped) < _LOOKS and self._has_room(island, 1):
+        while island.ready and len(skipped) < _MAX_SKIPPED and self._has_room(island, 1):
             _, token, step = island.ready[0]
             if step._token != token or step._state != "ready":
                 heapq.heappop(island.ready)
                 continue
             if self._is_too_early(step):
-                # Without a claim: nobody knows from when.
+                # Without a claim: it is unknown from when.
                 skipped.append(heapq.heappop(island.ready))
                 continue
             if self._fits(step) and self._may_pass(step, now) and not self._backfill(step, now):
@@ -405,7 +409,7 @@ class Scheduler:
             heapq.heappush(island.ready, entry)
 
     def _is_too_early(self, step: QueuedStep) -> bool:
-        """Whether it is unknown how long it takes, as of another one that its client has under way there."""
+        """Returns whether its time is unknown, and its client has such a step in flight there already."""
         client = self.clients[step.client]
         if step.loaded in client._estimates:
             return False
@@ -419,14 +423,14 @@ class Scheduler:
             return True
         if island.used + share > self._ahead:
             return False
-        if len(island.under_way) < 2:
+        if len(island.in_flight) < 2:
             return True
-        behind = island.work - next(iter(island.under_way.values()))
-        window = WORK_SECONDS if len(island.under_way) < _MOST_UNDER_WAY else 0.0
-        return behind <= window + island.round_trip
+        waiting = island.work - next(iter(island.in_flight.values()))
+        window = WORK_SECONDS if len(island.in_flight) < _MAX_IN_FLIGHT else 0.0
+        return waiting <= window + island.round_trip
 
     def _fits(self, step: QueuedStep) -> bool:
-        # From the island that had no room the last time: places come one by one.
+        # It starts at the island that had no room the last time: places become free one by one.
         islands, at = step.islands, step._blocked_at
         for _ in islands:
             if not self._has_room(self._islands[islands[at]], step.share):
@@ -448,11 +452,11 @@ class Scheduler:
         return claim
 
     def _start_of(self, step: QueuedStep, now: float) -> float:
-        """When the last of its islands is free, as estimated."""
+        """Returns the estimated time when the last of its islands is free."""
         return max(now, *[self._islands[n].busy_until for n in step.islands])
 
     def _may_pass(self, step: QueuedStep, now: float) -> bool:
-        """Whether it would delay none that waits and comes before it."""
+        """Returns whether it would delay no waiting step that comes before it."""
         claims = [(n, claim) for n in step.islands if (claim := self._claim_of(n)) not in (None, step)]
         if not claims:
             return True
@@ -465,49 +469,51 @@ class Scheduler:
         )
 
     def _has_room_beside(self, number: int, step: QueuedStep, claim: QueuedStep) -> bool:
-        """Whether a place is left for one that waits: else there never is one on all its islands."""
+        """Returns whether a place remains for a waiting step, which might never get one otherwise."""
         island = self._islands[number]
         return not island.used or island.used + step.share + claim.share <= self._ahead
 
     def _backfill(self, step: QueuedStep, now: float) -> bool:
-        """Issues what ends on some islands of a step before the others are free; whether the step waits for
-        more of it. It does while one of them would idle for long, or while all of them have so much that
-        there is another look before they do."""
+        """Issues steps that end on some islands of a step before the others are free.
+
+        Returns whether the step waits for more of them: while an island would idle for long, or while all
+        have so much work that the step is checked again before they idle.
+        """
         if len(step.islands) < 2:
             return False
         start = self._start_of(step, now)
-        # All of them: no `any`, which would stop at the first.
+        # All of them: `any` of a generator would stop at the first.
         is_left = [self._fill_until(n, step, start, now) for n in step.islands]
-        if not self._fits(step) or self._idles_others(step, now):
+        if not self._fits(step) or self._leaves_islands_idle(step, now):
             return True
-        return any(is_left) and all(len(self._islands[n].under_way) > 1 for n in step.islands)
+        return any(is_left) and all(len(self._islands[n].in_flight) > 1 for n in step.islands)
 
-    def _idles_others(self, step: QueuedStep, now: float) -> bool:
-        """Says if some islands of a step would wait for others for longer than a round trip."""
+    def _leaves_islands_idle(self, step: QueuedStep, now: float) -> bool:
+        """Returns whether some islands of a step would wait for others for longer than a round trip."""
         islands = [self._islands[n] for n in step.islands]
         first = max(now, min([island.busy_until for island in islands]))
         return self._start_of(step, now) - first > max([island.round_trip for island in islands])
 
     def _fill_until(self, number: int, step: QueuedStep, until: float, now: float) -> bool:
-        """Issues what ends on an island in time; whether there is more that would, if there were places."""
+        """Issues steps that end on an island in time; returns whether there are more, without places."""
         island = self._islands[number]
-        looked: list[tuple[float, int, QueuedStep]] = []
+        skipped: list[tuple[float, int, QueuedStep]] = []
         is_left = False
-        while island.ready and len(looked) < _LOOKS and max(now, island.busy_until) < until:
+        while island.ready and len(skipped) < _MAX_SKIPPED and max(now, island.busy_until) < until:
             entry = heapq.heappop(island.ready)
             _, token, other = entry
             if other._token != token or other._state != "ready":
                 continue
             end = max(now, island.busy_until) + self._estimate(other)
             if other.islands != (number,) or end > until or self._is_too_early(other):
-                looked.append(entry)
+                skipped.append(entry)
             elif self._has_room(island, other.share) and self._has_room_beside(number, other, step):
                 self._issue(other, now)
             else:
-                looked.append(entry)
+                skipped.append(entry)
                 is_left = True
                 break
-        for entry in looked:
+        for entry in skipped:
             heapq.heappush(island.ready, entry)
         return is_left
 
@@ -515,10 +521,10 @@ class Scheduler:
         client = self.clients[step.client]
         self._take_places(client, step, now)
         for n in step.islands:
-            client._lines[n].popleft()
+            client._queues[n].popleft()
         for n in step.islands:
             self._advance(client, n)
-        # Others may be first on its islands now, or there is room yet.
+        # Other steps may be first on its islands now, or there is still room.
         self._open.update(step.islands)
 
     def _take_places(self, client: ScheduledClient, step: QueuedStep, now: float) -> None:
@@ -530,17 +536,17 @@ class Scheduler:
             if is_tried:
                 client._tried[n] = step
             island = self._islands[n]
-            island.under_way[step] = estimate
+            island.in_flight[step] = estimate
             island.used += step.share
             island.work += estimate
             island.busy_until = start + estimate
             island.virtual = max(island.virtual, client._served[n])
             client._served[n] += estimate / client.weight
-            client._under_way[n] += 1
+            client._in_flight[n] += 1
 
-    # Ends.
+    # Ends of steps, calls, clients and islands.
 
-    def _done(self, done: IslandStepDone, now: float) -> None:
+    def _finish_step(self, done: IslandStepDone, now: float) -> None:
         step, n = done.step, done.island
         island = self._islands[n]
         if n not in step._left:
@@ -555,43 +561,44 @@ class Scheduler:
         before = client._estimates.get(step.loaded)
         guess = done.took if before is None else before + _LEARNED * (done.took - before)
         client._estimates[step.loaded] = guess
-        self._note_end(client, step)
+        self._count_done(client, step)
         if self._is_fair and not step._left:
             self._sort_again(client, step.islands)
 
     def _sort_again(self, client: ScheduledClient, islands: Iterable[int]) -> None:
-        """Sorts what is ready of a client by what it was served, which was an estimate until now."""
-        firsts = [line[0] for n in islands if (line := client._lines[n])]
+        """Sorts a client's ready steps by its measured service, which was an estimate until now."""
+        firsts = [queue[0] for n in islands if (queue := client._queues[n])]
         for first in dict.fromkeys(item for item in firsts if isinstance(item, QueuedStep)):
             if first._state == "ready":
                 self._push(client, first)
 
     def _free_place(self, step: QueuedStep, number: int) -> float:
-        """Gives back the place of a step on an island; returns how long it was to take there."""
+        """Frees the place of a step on an island; returns its estimated time."""
         island = self._islands[number]
         step._left.discard(number)
-        estimate = island.under_way.pop(step)
+        estimate = island.in_flight.pop(step)
         island.used -= step.share
         if (client := self.clients.get(step.client)) is not None:
-            client._under_way[number] -= 1
-        # Sums of floats drift: of nothing the work is none.
-        island.work = max(0.0, island.work - estimate) if island.under_way else 0.0
+            client._in_flight[number] -= 1
+        # Sums of floats drift: without steps there is no work.
+        island.work = max(0.0, island.work - estimate) if island.in_flight else 0.0
         self._open.add(number)
-        # One of several islands may have waited for this place; else only those look again that idle.
+        # A step of several islands may have waited for this place; otherwise only idle islands are filled
+        # again.
         if (claim := self._claim_of(number)) is not None:
             fits = self._fits(claim)
-            self._open.update(n for n in claim.islands if fits or not self._islands[n].under_way)
+            self._open.update(n for n in claim.islands if fits or not self._islands[n].in_flight)
         return estimate
 
-    def _note_end(self, client: ScheduledClient, step: QueuedStep) -> None:
+    def _count_done(self, client: ScheduledClient, step: QueuedStep) -> None:
         if not step._left:
             client.unfinished -= 1
             client.steps_done += 1
 
-    def _arrive(self, arrived: ArrayArrived) -> None:
+    def _add_array(self, arrived: ArrayArrived) -> None:
         client = self.clients.get(arrived.client)
         if client is None:
-            # The rest of what it sent; nobody is left who would free it.
+            # The end of an array of a client that has left, and that no client would free.
             self._effects.append(FreeClientArrays(arrived.client, arrived.island, (arrived.array,)))
             return
         client._arrays[arrived.island].add(arrived.array)
@@ -601,94 +608,94 @@ class Scheduler:
         client = self.clients.get(call.client)
         if client is None:
             return
-        for number in call.makes:
-            client._promised.discard((call.island, number))
+        for number in call.results:
+            client._call_results.discard((call.island, number))
             self._wake(client, (call.island, number))
-        for number in call.takes:
+        for number in call.arguments:
             key = call.island, number
-            client._held[key] -= 1
-            # Of an island that was lost nothing is known any more.
-            if client._held[key] <= 0:
-                del client._held[key]
+            client._call_arguments[key] -= 1
+            # The entries of a lost island were dropped.
+            if client._call_arguments[key] <= 0:
+                del client._call_arguments[key]
                 self._wake(client, key)
 
     def _wake(self, client: ScheduledClient, key: tuple[int, int]) -> None:
-        """Goes on with what has waited for an array."""
+        """Continues the items that have waited for an array."""
         for item in client._awaited.pop(key, ()):
             if isinstance(item, OrderedRequest):
                 self._advance(client, item.island)
             else:
                 item._missing -= 1
-                self._see_if_ready(client, item)
+                self._check_ready(client, item)
 
-    def _leave(self, client: ScheduledClient) -> None:
-        for n, line in enumerate(client._lines):
-            for item in line:
+    def _remove_client(self, client: ScheduledClient) -> None:
+        for n, queue in enumerate(client._queues):
+            for item in queue:
                 if isinstance(item, QueuedStep):
                     item._state = "dropped"
-                    client._arrays[n].difference_update(item.makes[n])
+                    client._arrays[n].difference_update(item.results[n])
                 else:
-                    client._arrays[n].difference_update(item.makes)
+                    client._arrays[n].difference_update(item.results)
             if client._arrays[n]:
                 self._effects.append(FreeClientArrays(client.number, n, tuple(sorted(client._arrays[n]))))
         self._open.update(range(len(self._islands)))
 
-    def _lose(self, lost: IslandLost) -> None:
+    def _lose_island(self, lost: IslandLost) -> None:
         n = lost.island
         island = self._islands[n]
         island.problem, island.is_lost = lost.why, True
-        for step in [*island.under_way]:
+        for step in [*island.in_flight]:
             self._free_place(step, n)
             if (client := self.clients.get(step.client)) is not None:
-                self._note_end(client, step)
+                self._count_done(client, step)
         island.busy_until = 0.0
         island.claim = None
         for client in self.clients.values():
             client._arrays[n].clear()
             self._refuse_all(client, n, lost.why)
-            for keys in (client._awaited, client._held):
+            for keys in (client._awaited, client._call_arguments):
                 for key in [key for key in keys if key[0] == n]:
                     del keys[key]
-            client._promised = {key for key in client._promised if key[0] != n}
-            # Only what has an order is left, which waits for nothing there any more.
+            client._call_results = {key for key in client._call_results if key[0] != n}
+            # Only ordered requests are left, which wait for nothing there any more.
             self._advance(client, n)
         self._open.update(range(len(self._islands)))
 
     def _refuse_all(self, client: ScheduledClient, island: int, why: str) -> None:
-        """Refuses the steps that a client wants on an island that takes none, and those that need them."""
+        """Refuses the steps of a client on an island that accepts none, and the steps that depend on them."""
         refused: set[QueuedStep] = set()
-        made: set[tuple[int, int]] = set()
-        waiting = {item for line in client._lines for item in line if isinstance(item, QueuedStep)}
-        # In the order in which they were asked for: on whatever island, what makes an array comes first.
+        missing: set[tuple[int, int]] = set()
+        waiting = {item for queue in client._queues for item in queue if isinstance(item, QueuedStep)}
+        # In the order of submission: on whatever island, the step that returns an array comes first.
         for step in sorted(waiting, key=lambda step: step._order):
-            if island in step.islands or _takes_any(step, made):
+            if island in step.islands or _reads_any(step, missing):
                 refused.add(step)
-                made |= {(n, array) for n in step.islands for array in step.makes[n]}
+                missing |= {(n, array) for n in step.islands for array in step.results[n]}
         for items in client._awaited.values():
             items[:] = [item for item in items if item not in refused]
         for step in sorted(refused, key=lambda step: step._order):
             step._state = "dropped"
             client.unfinished -= 1
             self._effects.append(RefuseStep(step, why))
-        for n, array in made:
+        for n, array in missing:
             client._arrays[n].discard(array)
-        for n, line in enumerate(client._lines):
-            if any(item in refused for item in line):
-                was = line[0]
-                kept = [item for item in line if item not in refused]
-                line.clear()
-                line.extend(kept)
+        for n, queue in enumerate(client._queues):
+            if any(item in refused for item in queue):
+                was = queue[0]
+                kept = [item for item in queue if item not in refused]
+                queue.clear()
+                queue.extend(kept)
                 if kept and kept[0] is not was:
                     self._advance(client, n)
 
 
-def _kept_by_calls(client: ScheduledClient, step: QueuedStep) -> tuple[int, int] | None:
-    """An array that a step takes and a call has not made yet, or that it donates and a call still has."""
-    taken = [(n, array) for n in step.islands for array in step.takes[n]]
+def _blocking_array(client: ScheduledClient, step: QueuedStep) -> tuple[int, int] | None:
+    """Returns an argument that a call has not returned yet, or a donated one that a call still reads."""
+    arguments = [(n, array) for n in step.islands for array in step.arguments[n]]
     donated = [(n, array) for n, own in step.donates.items() for array in own]
-    making = next((key for key in taken if key in client._promised), None)
-    return making or next((key for key in donated if key in client._held), None)
+    pending = next((key for key in arguments if key in client._call_results), None)
+    return pending or next((key for key in donated if key in client._call_arguments), None)
 
 
-def _takes_any(step: QueuedStep, made: Iterable[tuple[int, int]]) -> bool:
-    return any((n, array) in made for n in step.islands for array in step.takes[n])
+def _reads_any(step: QueuedStep, arrays: Iterable[tuple[int, int]]) -> bool:
+    return any((n, array) in arrays for n in step.islands for array in step.arguments[n])

@@ -1,4 +1,4 @@
-"""What clients of a service ask for, what happens to it, and what is to be done: the scheduler's words."""
+"""Events and effects of the scheduler: submissions of clients, their progress, and the resulting actions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pathways.runtime.control.records.step import Step
 
 FIRST_ESTIMATE = 1e-3
-"""How long a step of a new program may take, in seconds."""
+"""Estimated seconds of a step of a new program."""
 
 
 _NOTHING: Mapping[int, Sequence[int]] = {}
@@ -17,20 +17,20 @@ _NEVER: Mapping[int, int] = {}
 
 
 class QueuedStep(Step):
-    """A step of a session that shares the islands with others: it waits in lines until it is issued.
+    """Step of a session that shares the islands with others: it waits in queues until it is issued.
 
     Args:
       client: the number of the session.
-      number: that of the step, see `Step`.
-      loaded: that of the program: its steps take about as long as each other.
-      takes: the numbers of the arrays that it takes on each of its islands.
-      makes: those of the arrays that it makes there.
-      sent: those that it takes and that its client sends itself: they are waited for.
-      share: for how many places it counts.
-      donates: those of the arrays that it takes on each of its islands that end with it.
-      starts: how often workers of each of its islands were started before those that it is for.
+      number: the number of the step, see `Step`.
+      loaded: the number of its program, whose steps take about the same time.
+      arguments: the numbers of the arrays that it reads on each of its islands.
+      results: the numbers of the arrays that it returns there.
+      sent: the arguments that its client sends itself, and that it waits for.
+      share: the number of places that it arguments.
+      donates: the numbers of its donated arguments on each of its islands.
+      starts: for each of its islands, how often workers were started before its own.
       program: the name of its program.
-      hosts: the numbers of the hosts that have a part of it.
+      hosts: the numbers of its hosts.
 
     Attributes:
       islands: the numbers of its islands.
@@ -45,13 +45,13 @@ class QueuedStep(Step):
         "_order",
         "_state",
         "_token",
+        "arguments",
         "client",
         "donates",
         "islands",
-        "makes",
+        "results",
         "sent",
         "starts",
-        "takes",
     )
 
     def __init__(
@@ -59,8 +59,8 @@ class QueuedStep(Step):
         client: int,
         number: int,
         loaded: int,
-        takes: Mapping[int, Sequence[int]],
-        makes: Mapping[int, Sequence[int]],
+        arguments: Mapping[int, Sequence[int]],
+        results: Mapping[int, Sequence[int]],
         sent: frozenset[int] = frozenset(),
         share: int = 1,
         donates: Mapping[int, Sequence[int]] = _NOTHING,
@@ -70,16 +70,16 @@ class QueuedStep(Step):
     ) -> None:
         super().__init__(program, number, hosts, loaded, share=share)
         self.client = client
-        self.islands = tuple(takes)
-        self.takes = takes
-        self.makes = makes
+        self.islands = tuple(arguments)
+        self.arguments = arguments
+        self.results = results
         self.sent = sent
         self.donates = donates
         self.starts = starts
-        # In how many lines it is first, how many arrays are not there, and on which islands it is not done.
+        # The number of queues in which it is first, and of arrays that are missing.
         self._firsts = 0
         self._missing = 0
-        # Which of its islands had no room for it when it was looked at last.
+        # Index of the island that had no room for it when it was last checked.
         self._blocked_at = 0
         self._left = set(self.islands)
         self._state: Literal["waits", "ready", "issued", "dropped"] = "waits"
@@ -98,28 +98,28 @@ class QueuedStep(Step):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OrderedRequest:
-    """What is done on an island when all is issued there that the client asked for before.
+    """Request on an island that runs once all earlier steps and requests of its client are issued there.
 
     Attributes:
       client: the number of the client.
-      island: that of the island.
-      frees: the numbers of the arrays that end with it.
-      takes: those of the arrays that it looks at.
-      makes: those of the arrays that it makes.
-      sent: those of all that its client sends itself: they are waited for.
+      island: the number of the island.
+      frees: the numbers of the arrays that it frees.
+      arguments: the numbers of the arrays that it reads.
+      results: the numbers of the arrays that it returns.
+      sent: the numbers of its arrays that its client sends itself, and that it waits for.
       is_call: whether its dispatch only starts it, and `CallFinished` ends it. Until then no step is issued
-        that takes its results, or that donates its arguments.
-      number: that of a call, see `Step`.
-      name: what a call is called.
-      hosts: the numbers of the hosts that make a call.
-      what: for the shell.
+        that reads its results, or that donates its arguments.
+      number: the number of a call, see `Step`.
+      name: the name of a call.
+      hosts: the numbers of the hosts of a call.
+      what: context for the shell.
     """
 
     client: int
     island: int
     frees: tuple[int, ...] = ()
-    takes: tuple[int, ...] = ()
-    makes: tuple[int, ...] = ()
+    arguments: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
     sent: frozenset[int] = frozenset()
     is_call: bool = False
     number: int = 0
@@ -128,12 +128,12 @@ class OrderedRequest:
     what: Any = dataclasses.field(default=None, repr=False)
 
 
-# What happens.
+# Events.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientJoined:
-    """A client is there."""
+    """Notice that a client has connected."""
 
     client: int
     weight: float = 1.0
@@ -141,26 +141,26 @@ class ClientJoined:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientLeft:
-    """A client is gone, however it ended."""
+    """Notice that a client has disconnected, for whatever reason."""
 
     client: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkSubmitted:
-    """A client asks for a step, or for what has an order among its steps."""
+    """Submission of a step, or of a request that is ordered among the steps of its client."""
 
     item: QueuedStep | OrderedRequest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArrayArrived:
-    """All of an array that a client sends is on its way to an island, in front of all that follows.
+    """Notice that an array of a client is on its way to an island, completely, before all later messages.
 
     Attributes:
       client: the number of the client.
-      island: that of the island.
-      start: how often its workers were started before those that the array was sent to.
+      island: the number of the island.
+      start: how often the island's workers were started before the receiving ones.
       array: the number of the array.
     """
 
@@ -172,14 +172,14 @@ class ArrayArrived:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A call that had its turn has ended, or is not made: what it makes is there, or an error instead."""
+    """End of a dispatched call, or notice that it is not begun: its results, or errors, are available."""
 
     call: OrderedRequest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IslandStepDone:
-    """An island is done with its part of a step; `took` is how long it had the devices, in seconds."""
+    """End of a step on an island; `took` is the time for which it had the devices there, in seconds."""
 
     step: QueuedStep
     island: int
@@ -188,7 +188,7 @@ class IslandStepDone:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IslandLeaving:
-    """An island takes no more steps; those under way go on, and what it has can be looked at."""
+    """Notice that an island accepts no more steps; those in flight continue, and its arrays can be read."""
 
     island: int
     why: str
@@ -196,7 +196,7 @@ class IslandLeaving:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IslandLost:
-    """An island is gone, with all arrays there and all that was under way."""
+    """Loss of an island, with all its arrays and steps in flight."""
 
     island: int
     why: str
@@ -204,14 +204,14 @@ class IslandLost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IslandReturned:
-    """An island is there again, and empty."""
+    """Return of an island, without arrays."""
 
     island: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RoundTripMeasured:
-    """A message to the farthest host of an island and its answer take so many seconds."""
+    """Measured round trip of a message to the farthest host of an island, in seconds."""
 
     island: int
     seconds: float
@@ -231,36 +231,36 @@ SchedulerEvent = (
 )
 
 
-# What is to be done.
+# Effects.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IssueStep:
-    """The step is sent to all its islands."""
+    """Issue of a step: it is sent to all its islands."""
 
     step: QueuedStep
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DispatchRequest:
-    """It is the turn of what has an order.
+    """Dispatch of an ordered request.
 
     Attributes:
-      item: what.
-      frees: those of the arrays that end with it that are there.
-      is_there: whether all are that it looks at.
-      why: the `Failure` because of which a call is not made; None where it is.
+      item: the request.
+      frees: the arrays to free that exist.
+      has_arguments: whether all its arguments exist.
+      why: the `Failure` that prevents a call; None if it is begun.
     """
 
     item: OrderedRequest
     frees: tuple[int, ...]
-    is_there: bool = True
+    has_arguments: bool = True
     why: Any = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RefuseStep:
-    """The step will not run; why is said."""
+    """Refusal of a step, with the reason."""
 
     step: QueuedStep
     why: str
@@ -268,7 +268,7 @@ class RefuseStep:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FreeClientArrays:
-    """The client is gone, and an island frees these arrays of it."""
+    """Request to free the arrays of a client that has left on an island."""
 
     client: int
     island: int
@@ -277,7 +277,7 @@ class FreeClientArrays:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DisconnectClient:
-    """The client asks for what cannot be; it is to end, and `ClientLeft` follows."""
+    """Request to disconnect a client that breaks a rule; `ClientLeft` follows."""
 
     client: int
     why: str

@@ -15,7 +15,7 @@ from pathways.runtime.control.cluster_view import REPORT_SECONDS
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import FunctionCall, Step
-from pathways.runtime.control.stalls import described
+from pathways.runtime.control.stalls import describe_step
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
@@ -248,7 +248,7 @@ class Client:
         request = self.session.request_reports(call.pending())
         self.session.wait_for(request, 2 * REPORT_SECONDS)
         reports = {host: said[-1] for host, said in request.answers.items()}
-        return described(call, time.monotonic() - call.began, reports)
+        return describe_step(call, time.monotonic() - call.began, reports)
 
     def has_ended(self, call: FunctionCall) -> bool:
         """Returns whether all hosts have ended a call, or are lost."""

@@ -50,7 +50,7 @@ class DeviceAllocator(ResourceManager[VirtualSlice]):
 
     def take_released(self) -> tuple[int, ...]:
         """The numbers of slices that the service has not been told of yet that they need no devices."""
-        return self._released.take()
+        return self._released.take_all()
 
     def _asked(self, slice: VirtualSlice) -> SliceRequest:
         # The number of a set is that of the first slice that asked.

@@ -52,7 +52,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         self._loop = loop
         self.traces = traces
         self.cluster = pool.cluster
-        self.is_multi_host = core.core.is_several
+        self.is_multi_host = core.core.has_multi_host_islands
         self.waits = WindowWaits()
         self._closed = threading.Event()
 

@@ -19,7 +19,7 @@ from pathways.runtime.control.records.errors import ClusterClosedError, Failure,
 from pathways.runtime.control.records.events import GangClosed, GangKey, Tick
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.step import SESSION_BITS, Step
-from pathways.runtime.control.sharing.scheduler import MOST_UNFINISHED
+from pathways.runtime.control.sharing.scheduler import MAX_UNFINISHED
 from pathways.runtime.hosts.client.device_allocator import DeviceAllocator
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.relayed import relayed_host
@@ -191,9 +191,9 @@ class RemoteSession(HostSession):
         for life in program.lives:
             life.check_open()
         steps = self._mirror.steps
-        if len(steps) >= MOST_UNFINISHED:
+        if len(steps) >= MAX_UNFINISHED:
             began = steps.unfinished()[:1]
-            self._loop.wait(lambda: len(steps) < MOST_UNFINISHED)
+            self._loop.wait(lambda: len(steps) < MAX_UNFINISHED)
             if began:
                 self.waits.add(time.monotonic() - began[0].began)
             for life in program.lives:
@@ -213,7 +213,7 @@ class RemoteSession(HostSession):
         self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
     ) -> list[bytes]:
         taken = {gang.number: tuple(arguments[gang.number]) for gang in program.gangs}
-        free = {gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take())}
+        free = {gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take_all())}
         sent = self._sent_of([*taken.values(), *free.values()])
         self._sent.difference_update(*free.values())
         return [encode(Submit(step.number, program.number, taken, sent, free))]
@@ -301,7 +301,7 @@ class RemoteSession(HostSession):
         """Notifies the service of what is no longer held, where no step does so."""
         while not self._closed.wait(_FREE_SECONDS):
             for gang in [*self.pool.gangs]:
-                unused = gang.life.unused.take()
+                unused = gang.life.unused.take_all()
                 if unused and not gang.is_lost():
                     sent = self._sent_of([unused])
                     self._sent.difference_update(unused)
@@ -309,7 +309,7 @@ class RemoteSession(HostSession):
                         self._tell("steps", ReleaseArrays(gang.number, gang.life.key.start, unused, sent))
             with contextlib.suppress(HostError):
                 self._tell_released()
-            for program in self._unneeded.take():
+            for program in self._unneeded.take_all():
                 if program.is_there():
                     with contextlib.suppress(HostError):
                         self._tell("watch", Unload(program.number))

@@ -84,7 +84,7 @@ class HostedProgram:
         # Islands that take and free nothing are told the same.
         plain: bytes | None = None
         for gang in self.gangs:
-            own, unused = tuple(arguments[gang.number]), gang.life.unused.take()
+            own, unused = tuple(arguments[gang.number]), gang.life.unused.take_all()
             if own or unused:
                 frame = encode(Run(self.number, run, first, own, unused))
             else:

@@ -74,7 +74,7 @@ class SharedCore:
     def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
         """See `ClusterCore.called`."""
         with self._lock:
-            self.core.called(host, call, answer, failure)
+            self.core.end_call(host, call, answer, failure)
 
     def take_numbers(self, count: int = 1) -> int:
         """See `ClusterCore.take_numbers`."""
@@ -84,14 +84,14 @@ class SharedCore:
     def ask(self, hosts: Iterable[int], sink: Any = None) -> HostRequest:
         """A new request to hosts."""
         with self._lock:
-            return self.core.replies.ask(hosts, sink=sink)
+            return self.core.replies.create_request(hosts, sink=sink)
 
     def ask_reports(self, hosts: Iterable[int]) -> HostRequest:
-        """See `ClusterCore.ask_reports`."""
+        """See `ClusterCore.request_reports`."""
         requests: list[HostRequest] = []
 
         def asked(now: float) -> Sequence[Effect]:
-            request, effects = self.core.ask_reports(hosts, now)
+            request, effects = self.core.request_reports(hosts, now)
             requests.append(request)
             return effects
 

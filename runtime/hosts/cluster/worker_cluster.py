@@ -213,10 +213,10 @@ class WorkerCluster:
         """Frees what is no longer held, in batches, where no step does so."""
         while not self._closed.wait(_FREE_SECONDS):
             for gang in [*self.pool.gangs]:
-                unused = gang.life.unused.take()
+                unused = gang.life.unused.take_all()
                 if unused and not gang.is_lost():
                     self._send_in_order(gang.hosts, Free(unused))
-            for program in self._unneeded.take():
+            for program in self._unneeded.take_all():
                 # Steps that were issued still run.
                 self._send_in_order(
                     [h for h in program.hosts if not h.gang.is_lost()], Unload(program.number)

@@ -95,7 +95,7 @@ class Acceptor:
                 continue
             where = address[0] if isinstance(address, tuple) else "this machine"
             with self._lock:
-                evicted = self._pending.enter(sock, where)
+                evicted = self._pending.add(sock, where)
             for other in evicted:
                 # Only shut it down: the thread of its handshake closes it.
                 with contextlib.suppress(OSError):
@@ -123,11 +123,11 @@ class Acceptor:
 
     def _remove(self, sock: socket.socket) -> None:
         with self._lock:
-            self._pending.leave(sock)
+            self._pending.remove(sock)
 
     def _warn(self, where: str, text: str, *args: object) -> None:
         with self._lock:
-            if self._pending.may_warn(where, time.monotonic()):
+            if self._pending.should_warn(where, time.monotonic()):
                 log.warning(text, *args)
 
 

@@ -160,7 +160,7 @@ class RequestParser:
         sent = frozenset((fetch.array,)) if message.is_sent else frozenset()
         relayed = RelayedFetch(fetch, host)
         return [
-            OrderedRequest(client.number, host.gang.number, takes=(fetch.array,), sent=sent, what=relayed)
+            OrderedRequest(client.number, host.gang.number, arguments=(fetch.array,), sent=sent, what=relayed)
         ]
 
 

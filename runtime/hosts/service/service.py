@@ -372,7 +372,7 @@ class Service:
                     self._say(step.owner, service_messages.StepCutOff(number, (host,), RemoteError.of(why)))
             if step.is_done():
                 del self._issued[number]
-                if self._core.core.is_several and step not in self._unsettled:
+                if self._core.core.has_multi_host_islands and step not in self._unsettled:
                     self._unsettled.append(step)
 
     def _act(self, effect: Effect) -> None:
@@ -408,7 +408,7 @@ class Service:
         program.queued -= 1
         self._issued[step.number] = step
         hosted = program.hosted
-        frames = hosted.frames(step.number, step.number + 1, step.takes)
+        frames = hosted.frames(step.number, step.number + 1, step.arguments)
         for host, frame in zip(hosted.hosts, frames, strict=True):
             try:
                 host.steps.send_frames(frame)
@@ -427,7 +427,7 @@ class Service:
         elif isinstance(what, ServedTrace):
             self._trace(client, what.host, what.message)
         else:
-            self._begin_fetch(client, what, is_there=turn.is_there)
+            self._begin_fetch(client, what, is_there=turn.has_arguments)
 
     def _call(self, served: ServedCall, turn: DispatchRequest) -> None:
         """Has hosts call a function."""
@@ -511,7 +511,7 @@ class Service:
         step = self._issued.get(done.run)
         if step is None:
             return
-        if not step.unsaid and not self._core.core.is_several:
+        if not step.unsaid and not self._core.core.has_multi_host_islands:
             self._unsaid.append((host.pulse.heard, step))
         step.unsaid.append(host.index)
         self._note_end(step, host.gang, done.took)
@@ -527,7 +527,7 @@ class Service:
 
     def _note_end(self, step: ServedStep, gang: HostGang, seconds: float) -> None:
         """Notes that a host of an island is done with a step, or that it failed there."""
-        is_several = self._core.core.is_several
+        is_several = self._core.core.has_multi_host_islands
         took = step.took[gang.number] = max(step.took.get(gang.number, 0.0), seconds)
         if len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
             self._events.append(IslandStepDone(step, gang.number, took))

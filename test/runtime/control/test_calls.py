@@ -10,7 +10,7 @@ from pathways.runtime.control.records.errors import CallFailedError, Failure, Ho
 from pathways.runtime.control.records.events import HostLost, LeaveRequested, Tick
 from pathways.runtime.control.records.reports import CallReport, HostReport
 from pathways.runtime.control.records.step import FunctionCall, Step
-from pathways.runtime.control.stalls import described
+from pathways.runtime.control.stalls import describe_step
 
 BAD = Failure(CallFailedError, "host 0 (island0) raised ValueError: x")
 
@@ -52,7 +52,7 @@ def test_calls_that_fail_leave_an_island_of_several_hosts_running():
     before, one = step(core, 0, 1), call(core, 0, 1)
     after = step(core, 0, 1, made=(one,))
     for host, failure in ((0, BAD), (1, None)):
-        core.called(host, one.number, f"answer {host}", failure)
+        core.end_call(host, one.number, f"answer {host}", failure)
     assert type(core.gangs[0].state) is Running
     assert one.answers == {0: "answer 0", 1: "answer 1"}
     # Its result reads what steps before it made, which another host may still spoil.
@@ -83,7 +83,7 @@ def test_calls_are_lost_with_their_island_and_delay_its_leaving():
         first.check()
     assert core.steps.of(core.gangs[1]) == [second]
     assert isinstance(core.gangs[1].state, Draining)
-    core.called(1, second.number, None, None)
+    core.end_call(1, second.number, None, None)
     assert core.steps.of(core.gangs[1]) == []
 
 
@@ -91,9 +91,9 @@ def test_calls_are_lost_with_their_island_and_delay_its_leaving():
 def test_calls_ignore_answers_to_other_requests(host):
     core = core_of((0,), (1,))
     one, other = call(core, 0), step(core, 0)
-    core.called(host, one.number, None, None)
-    core.called(0, other.number, None, BAD)
-    core.called(0, 99, None, None)
+    core.end_call(host, one.number, None, None)
+    core.end_call(0, other.number, None, BAD)
+    core.end_call(0, 99, None, None)
     assert not one.is_done()
     assert not other.is_done()
 
@@ -106,9 +106,9 @@ def test_calls_that_take_long_are_reported_and_never_ended():
         core.handle(Tick(), float(second))
     assert type(core.gangs[0].state) is Running
     running = CallReport(one.number, ", batch 7", 5.2, "rows at mydata.py:3")
-    text = described(one, 5.0, {0: HostReport(0, 0, (), (), (running,))})
+    text = describe_step(one, 5.0, {0: HostReport(0, 0, (), (), (running,))})
     assert text.splitlines() == [
         f"call {one.number} of m:f has been running for 5 seconds",
-        "  host 0: is at it, batch 7 for 5 s, in rows at mydata.py:3",
+        "  host 0: has been running for 5 s, batch 7, in rows at mydata.py:3",
     ]
-    assert described(one, 5.0, {0: HostReport(0, 0, (), ())}).splitlines()[1] == "  host 0: has not begun it"
+    assert describe_step(one, 5.0, {0: HostReport(0, 0, (), ())}).splitlines()[1] == "  host 0: not started"

@@ -11,7 +11,7 @@ import pytest
 
 from pathways.runtime.control.effects import AttachGang, Log, RequestExit, RestartGang
 from pathways.runtime.control.gang import (
-    MOST_RESTARTS,
+    MAX_RESTARTS,
     TRANSITIONS,
     Dead,
     Draining,
@@ -107,7 +107,7 @@ def test_gang_transitions_are_drawn_in_the_manual():
     drawn = set(re.findall(r"^  (\w+) --> (\w+): (\w+)$", text, re.MULTILINE))
     arrows = set()
     for (state, event), hosts, restarts, late in itertools.product(
-        TRANSITIONS, ((7,), (7, 8)), (0, MOST_RESTARTS), (1.0, 1e3)
+        TRANSITIONS, ((7,), (7, 8)), (0, MAX_RESTARTS), (1.0, 1e3)
     ):
         one = gang(*hosts, restarts=restarts)
         for each in TO[state]:
@@ -121,7 +121,7 @@ def test_gang_transitions_are_drawn_in_the_manual():
 
 def test_gang_refuses_impossible_events():
     one = after(*TO[Replaced])
-    with pytest.raises(AssertionError, match="island3 is Replaced, and takes no GangTerminated"):
+    with pytest.raises(AssertionError, match="island3 is Replaced, and accepts no GangTerminated"):
         one.handle(EVENTS[GangTerminated], 2.0)
     assert type(one.state) is Replaced
 
@@ -154,7 +154,7 @@ def test_gang_that_is_asked_to_leave_accepts_nothing_new_and_can_be_read():
     one = gang(7, 8)
     (said,) = texts(one.handle(LeaveRequested(KEY, 8), 5.0))
     assert said == (
-        "host 8 (island3) is leaving: its process was asked to end (SIGTERM); its island accepts nothing "
+        "host 8 (island3) is leaving: its process received SIGTERM; its island accepts nothing "
         "more; its arrays can be read for up to 20 seconds"
     )
     assert one.handle(LeaveRequested(KEY, 7), 6.0) == []
@@ -171,7 +171,7 @@ def test_gang_is_not_lost_when_processes_end_as_told():
     for host in (8, 8):
         assert one.handle(HostLost(KEY, host, "its process has ended (exit code 0)"), 9.1) == []
     assert texts(one.handle(HostLost(KEY, 7, "its process has ended (exit code 0)"), 9.2)) == [
-        "host 8 (island3) has left: its process was asked to end (SIGTERM)"
+        "host 8 (island3) has left: its process received SIGTERM"
     ]
 
 
@@ -179,7 +179,7 @@ def test_gang_leaves_though_its_processes_do_not_end():
     unfinished = ", and was not done with step 4 of program f after 20 seconds"
     one = after(LeaveRequested(KEY, 7), GangDrained(KEY, unfinished))
     (said,) = texts(one.handle(ExitOverdue(KEY), 11.0))
-    assert said == f"host 7 (island3) has left: its process was asked to end (SIGTERM){unfinished}"
+    assert said == f"host 7 (island3) has left: its process received SIGTERM{unfinished}"
 
 
 def test_gang_is_lost_when_a_process_ends_before_it_has_drained():
@@ -190,7 +190,7 @@ def test_gang_is_lost_when_a_process_ends_before_it_has_drained():
 
 def test_gang_that_is_lost_again_and_again_is_given_up():
     one = gang()
-    for _ in range(MOST_RESTARTS):
+    for _ in range(MAX_RESTARTS):
         one.handle(ENDED, 0.0)
         assert RestartGang(one.key, 15.0) in one.handle(GangTerminated(KEY), 0.0)
         one.handle(GangStarted(KEY), 0.0)
@@ -247,7 +247,7 @@ def test_gang_that_is_cut_off_again_and_again_is_given_up_after_some_time():
             break
         one.handle(GangStarted(KEY), now)
         one, now, starts = one.successor(now), now + 20.0, starts + 1
-    assert starts > MOST_RESTARTS
+    assert starts > MAX_RESTARTS
     assert 300 < now <= 320
     with pytest.raises(
         HostLostError, match="not restarted, because it was cut off again and again for 320 seconds"
@@ -257,7 +257,7 @@ def test_gang_that_is_cut_off_again_and_again_is_given_up_after_some_time():
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_gang_that_did_a_step_or_left_counts_no_restarts(leaves: bool):
-    one = gang(restarts=MOST_RESTARTS)
+    one = gang(restarts=MAX_RESTARTS)
     if leaves:
         one.handle(LeaveRequested(KEY, 7), 1.0)
     else:

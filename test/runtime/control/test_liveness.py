@@ -16,10 +16,10 @@ def gangs() -> list[Gang]:
 def looks(liveness: Liveness, islands: list[Gang], until: float, *, heard: tuple[int, ...]) -> list[HostLost]:
     """Returns the lost hosts, where some answer at once each time they are asked."""
     gone: list[HostLost] = []
-    now = liveness._looked
+    now = liveness._checked
     while now < until and not gone:
         now += 0.1
-        gone, pings = liveness.look(islands, now)
+        gone, pings = liveness.check(islands, now)
         for gang in islands if pings else ():
             for host in heard:
                 if host in gang.pulses:
@@ -29,9 +29,9 @@ def looks(liveness: Liveness, islands: list[Gang], until: float, *, heard: tuple
 
 def test_liveness_asks_all_every_half_second_at_most():
     liveness, islands = Liveness(10.0, 0.0), gangs()
-    assert liveness.look(islands, 0.1) == ([], [PingGang(gang.key, 0) for gang in islands])
-    assert liveness.look(islands, 0.5) == ([], [])
-    assert liveness.look(islands, 0.7) == ([], [PingGang(gang.key, 1) for gang in islands])
+    assert liveness.check(islands, 0.1) == ([], [PingGang(gang.key, 0) for gang in islands])
+    assert liveness.check(islands, 0.5) == ([], [])
+    assert liveness.check(islands, 0.7) == ([], [PingGang(gang.key, 1) for gang in islands])
 
 
 def test_liveness_ends_hosts_silent_for_longer_than_the_heartbeat():
@@ -46,7 +46,7 @@ def test_liveness_forgives_silence_while_this_process_is_stopped():
     """As by Ctrl-Z; who is silent afterwards, too, is gone."""
     liveness, islands = Liveness(2.0, 0.0), gangs()
     assert looks(liveness, islands, 5.0, heard=(0, 1, 2)) == []
-    gone, pings = liveness.look(islands, 3600.0)
+    gone, pings = liveness.check(islands, 3600.0)
     assert (gone, len(pings)) == ([], 2)
     assert looks(liveness, islands, 3610.0, heard=(0, 1, 2)) == []
     (gone_now,) = looks(liveness, islands, 3620.0, heard=(0, 1))
@@ -57,7 +57,7 @@ def test_liveness_asks_only_hosts_that_answer():
     """Such as one that was asked to end and is not done; not one that was told to, or is gone."""
     liveness, (first, second) = Liveness(2.0, 0.0), gangs()
     first.handle(LeaveRequested(first.key, 1), 0.0)
-    assert liveness.look([first, second], 0.1)[1] == [PingGang(first.key, 0), PingGang(second.key, 0)]
+    assert liveness.check([first, second], 0.1)[1] == [PingGang(first.key, 0), PingGang(second.key, 0)]
     first.handle(GangDrained(first.key), 1.0)
     second.handle(GangClosed(second.key, "is closed"), 1.0)
-    assert liveness.look([first, second], 30.0) == ([], [])
+    assert liveness.check([first, second], 30.0) == ([], [])

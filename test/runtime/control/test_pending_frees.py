@@ -19,15 +19,15 @@ def test_unused_numbers_are_taken_once():
     unused: PendingFrees[int] = PendingFrees()
     for number in (5, 6):
         unused.add(number)
-    assert unused.take() == (5, 6)
-    assert unused.take() == ()
+    assert unused.take_all() == (5, 6)
+    assert unused.take_all() == ()
 
 
 def test_unused_numbers_may_be_taken_by_two_threads():
     unused: PendingFrees[int] = PendingFrees()
     unused._queue = Contended([5, 6, 7])
-    assert unused.take() == (5, 6, 7)
-    assert unused.take() == ()
+    assert unused.take_all() == (5, 6, 7)
+    assert unused.take_all() == ()
 
 
 class Holder:
@@ -41,10 +41,10 @@ def test_unused_numbers_of_holders_are_taken_once():
         unused.add_after(holder, number)
     unused.add(2)
     del holder, collected, released
-    assert sorted(unused.take()) == [1, 2]
-    assert unused.take() == ()
+    assert sorted(unused.take_all()) == [1, 2]
+    assert unused.take_all() == ()
     del kept
-    assert unused.take() == (0,)
+    assert unused.take_all() == (0,)
 
 
 def test_unused_numbers_of_holders_are_noted_without_a_line_that_can_be_interrupted():
@@ -60,4 +60,4 @@ def test_unused_numbers_of_holders_are_noted_without_a_line_that_can_be_interrup
         del holder
     finally:
         sys.settrace(None)
-    assert unused.take() == (1,)
+    assert unused.take_all() == (1,)

@@ -35,7 +35,7 @@ def loss_ends_no_requests(patch: pytest.MonkeyPatch) -> None:
 
 
 def late_answers_go_to_the_next_request(patch: pytest.MonkeyPatch) -> None:
-    answer = PendingReplies.answer
+    answer = PendingReplies.receive
 
     def misled(
         self: PendingReplies, host: int, number: int, value: Any, *, is_last: bool = True
@@ -44,7 +44,7 @@ def late_answers_go_to_the_next_request(patch: pytest.MonkeyPatch) -> None:
             number = next((n for n, other in self._requests.items() if host in other._pending), number)
         return answer(self, host, number, value, is_last=is_last)
 
-    patch.setattr(PendingReplies, "answer", misled)
+    patch.setattr(PendingReplies, "receive", misled)
 
 
 def requests_never_expire(patch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def windows_have_room_too_early(patch: pytest.MonkeyPatch) -> None:
     def blocker(self: Window) -> Step | None:
         while self._steps and self._steps[0].is_done():
             self._steps.popleft()
-        return self._steps[0] if len(self._steps) > self._most else None
+        return self._steps[0] if len(self._steps) > self._limit else None
 
     patch.setattr(Window, "blocker", blocker)
 
@@ -95,12 +95,12 @@ def the_end_of_one_that_may_end_is_a_loss(patch: pytest.MonkeyPatch) -> None:
 
 
 def frees_are_lost(patch: pytest.MonkeyPatch) -> None:
-    take = PendingFrees.take
+    take = PendingFrees.take_all
 
     def once(self: PendingFrees[int]) -> tuple[int, ...]:
         return take(self)[:3]
 
-    patch.setattr(PendingFrees, "take", once)
+    patch.setattr(PendingFrees, "take_all", once)
 
 
 def a_failure_on_one_host_spares_the_others_of_its_island(patch: pytest.MonkeyPatch) -> None:
@@ -127,16 +127,22 @@ def an_island_that_holds_arrays_may_end(patch: pytest.MonkeyPatch) -> None:
     """Nothing is wrong with what it says then; that it has left too early shows in what is read."""
 
     def drained(self: ClusterCore, gang: Gang, reports: Any, now: float) -> list[Any]:
-        return self._change(cores.GangDrained(gang.key), now) if isinstance(gang.state, Draining) else []
+        return (
+            self._handle_gang_event(cores.GangDrained(gang.key), now)
+            if isinstance(gang.state, Draining)
+            else []
+        )
 
-    patch.setattr(ClusterCore, "_drained", drained)
+    patch.setattr(ClusterCore, "_decide_drained", drained)
 
 
 def the_word_of_one_alone_ends_another(patch: pytest.MonkeyPatch) -> None:
-    def look(self: PeerReports, now: float) -> list[HostLost]:
-        return [HostLost(of.gang, of.host, f"{self._named(by)} does not reach it") for by, of in self._words]
+    def check(self: PeerReports, now: float) -> list[HostLost]:
+        return [
+            HostLost(of.gang, of.host, f"{self._named(by)} does not reach it") for by, of in self._reports
+        ]
 
-    patch.setattr(PeerReports, "look", look)
+    patch.setattr(PeerReports, "check", check)
 
 
 def starts_are_tried_once(patch: pytest.MonkeyPatch) -> None:
@@ -153,18 +159,18 @@ def calls_do_not_follow_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_made_of_nothing_is_good(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ClusterCore, "_miss", lambda self, event: None)
+    patch.setattr(ClusterCore, "_note_missed_input", lambda self, event: None)
 
 
 def a_slot_is_kept_after_a_loss(patch: pytest.MonkeyPatch) -> None:
-    lose = Scheduler._lose
+    lose = Scheduler._lose_island
 
     def keeps(self: Scheduler, lost: IslandLost) -> None:
-        kept = [*self._islands[lost.island].under_way.items()]
+        kept = [*self._islands[lost.island].in_flight.items()]
         lose(self, lost)
-        self._islands[lost.island].under_way.update(kept[:1])
+        self._islands[lost.island].in_flight.update(kept[:1])
 
-    patch.setattr(Scheduler, "_lose", keeps)
+    patch.setattr(Scheduler, "_lose_island", keeps)
 
 
 def steps_are_issued_after_an_island_has_closed(patch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ LOST = lost("host 1 (island1) is lost: of a test")
 
 def test_replies_of_all_hosts_complete_a_request():
     replies = PendingReplies()
-    request = replies.ask([0, 1])
-    assert replies.answer(1, request.number, "b") is None
+    request = replies.create_request([0, 1])
+    assert replies.receive(1, request.number, "b") is None
     assert replies.get(request.number) is request
-    assert replies.answer(0, request.number, "a") is request
+    assert replies.receive(0, request.number, "a") is request
     assert request.is_done()
     assert request.answers == {0: ["a"], 1: ["b"]}
     assert len(replies) == 0
@@ -26,32 +26,32 @@ def test_replies_of_all_hosts_complete_a_request():
 
 def test_replies_may_come_in_pieces():
     replies = PendingReplies()
-    request = replies.ask([0])
-    assert replies.answer(0, request.number, "a", is_last=False) is None
-    assert replies.answer(0, request.number, "b") is request
+    request = replies.create_request([0])
+    assert replies.receive(0, request.number, "a", is_last=False) is None
+    assert replies.receive(0, request.number, "b") is request
     assert request.answers == {0: ["a", "b"]}
 
 
 def test_replies_that_are_late_do_not_answer_the_next_request():
     """A host would be ended or released for a state that it was in before."""
     replies = PendingReplies()
-    first = replies.ask([0], deadline=2.0)
+    first = replies.create_request([0], deadline=2.0)
     assert replies.expire(1.9) == []
     assert replies.expire(2.0) == [first]
     assert first.answers == {}
-    second = replies.ask([0], deadline=4.0)
-    assert replies.answer(0, first.number, "late") is None
+    second = replies.create_request([0], deadline=4.0)
+    assert replies.receive(0, first.number, "late") is None
     assert second.answers == {}
-    assert replies.answer(0, second.number, "in time") is second
+    assert replies.receive(0, second.number, "in time") is second
     assert second.answers == {0: ["in time"]}
 
 
 def test_replies_that_are_repeated_or_of_other_hosts_change_nothing():
     replies = PendingReplies()
-    request = replies.ask([0, 1])
+    request = replies.create_request([0, 1])
     for value in ("a", "again"):
-        replies.answer(0, request.number, value)
-        replies.answer(2, request.number, value)
+        replies.receive(0, request.number, value)
+        replies.receive(2, request.number, value)
     assert request.answers == {0: ["a"]}
     assert not request.is_done()
 
@@ -59,23 +59,27 @@ def test_replies_that_are_repeated_or_of_other_hosts_change_nothing():
 def test_replies_of_lost_hosts_are_failures():
     """Answers of the other hosts are kept, and the request is pending until they have come."""
     replies = PendingReplies()
-    alone, both, other = replies.ask([1]), replies.ask([0, 1]), replies.ask([0])
+    alone, both, other = (
+        replies.create_request([1]),
+        replies.create_request([0, 1]),
+        replies.create_request([0]),
+    )
     assert replies.lose([1], LOST) == [alone]
     assert alone.first_failure() == [(1, LOST)]
-    assert replies.answer(0, both.number, "a") is both
+    assert replies.receive(0, both.number, "a") is both
     assert (both.answers, both.failures) == ({0: ["a"]}, {1: LOST})
-    assert replies.answer(1, both.number, "late") is None
+    assert replies.receive(1, both.number, "late") is None
     assert other.first_failure() == []
     assert len(replies) == 1
 
 
 def test_replies_to_no_hosts_or_dropped_requests_are_not_pending():
     replies = PendingReplies()
-    assert replies.ask([]).is_done()
-    request = replies.ask([0])
+    assert replies.create_request([]).is_done()
+    request = replies.create_request([0])
     replies.drop(request)
     replies.drop(request)
-    assert replies.answer(0, request.number, "nobody wants it") is None
+    assert replies.receive(0, request.number, "nobody wants it") is None
     assert len(replies) == 0
 
 
@@ -101,14 +105,14 @@ def test_replies_end_each_request_once_with_its_own_answers(acts):
         done: list[HostRequest | None] = []
         match act:
             case "ask", hosts, deadline:
-                asked.append(replies.ask(hosts, deadline))
+                asked.append(replies.create_request(hosts, deadline))
                 said[asked[-1].number] = {}
                 ended[asked[-1].number] += asked[-1].is_done()
             case "answer", host, number, is_last:
                 request = replies.get(number)
                 if request is not None and host in request.hosts and host in request._pending:
                     said[number].setdefault(host, []).append(act)
-                done = [replies.answer(host, number, act, is_last=is_last)]
+                done = [replies.receive(host, number, act, is_last=is_last)]
             case "lose", hosts:
                 done = [*replies.lose(hosts, LOST)]
             case "expire", now:

@@ -68,8 +68,8 @@ def test_scheduler_refuses_steps_that_need_refused_ones():
     scheduler = Scheduler(3, ahead=1)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
     steps = [
-        QueuedStep(0, number, 1, takes, makes, frozenset())
-        for number, (takes, makes) in enumerate(
+        QueuedStep(0, number, 1, arguments, results, frozenset())
+        for number, (arguments, results) in enumerate(
             [
                 ({0: (), 1: (), 2: ()}, {0: (), 1: (), 2: ()}),
                 ({1: (), 2: ()}, {1: (), 2: (10,)}),
@@ -92,7 +92,7 @@ def test_scheduler_holds_steps_for_the_operands_and_results_of_calls():
         scheduler.handle(ClientJoined(client, 1.0), 0.0)
     for array in (1, 2):
         scheduler.handle(ArrayArrived(0, 0, 0, array), 0.0)
-    calls = [OrderedRequest(0, 0, takes=(1,), makes=(10 + n,), is_call=True) for n in range(2)]
+    calls = [OrderedRequest(0, 0, arguments=(1,), results=(10 + n,), is_call=True) for n in range(2)]
     for call in calls:
         assert scheduler.handle(WorkSubmitted(call), 0.0) == [DispatchRequest(call, ())]
     beside = QueuedStep(0, 1, 1, {0: (1,)}, {0: ()}, donates={0: ()})
@@ -113,7 +113,7 @@ def test_scheduler_holds_steps_for_the_operands_and_results_of_calls():
 def test_scheduler_frees_results_of_calls_in_flight():
     scheduler = Scheduler(1, ahead=4)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
-    call = OrderedRequest(0, 0, makes=(10, 11), is_call=True)
+    call = OrderedRequest(0, 0, results=(10, 11), is_call=True)
     free = OrderedRequest(0, 0, frees=(10,))
     scheduler.handle(WorkSubmitted(call), 0.0)
     assert scheduler.handle(WorkSubmitted(free), 0.0) == [DispatchRequest(free, (10,))]
@@ -139,59 +139,61 @@ def places_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
 
 def frees_pass_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        Scheduler, "_ask", lambda self, item: self._effects.append(DispatchRequest(item, item.frees))
+        Scheduler,
+        "_submit_request",
+        lambda self, item: self._effects.append(DispatchRequest(item, item.frees)),
     )
 
 
 def new_steps_pass_earlier_ones(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> bool:
-        return bool(client._promised or client._held)
+        return bool(client._call_results or client._call_arguments)
 
-    patch.setattr(Scheduler, "_is_kept_back", hasty)
+    patch.setattr(Scheduler, "_is_blocked", hasty)
 
 
 def new_steps_pass_calls(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> bool:
-        return any(client._lines[n] for n in step.islands)
+        return any(client._queues[n] for n in step.islands)
 
-    patch.setattr(Scheduler, "_is_kept_back", hasty)
+    patch.setattr(Scheduler, "_is_blocked", hasty)
 
 
 def arrays_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
-    see = Scheduler._see_if_ready
+    see = Scheduler._check_ready
 
     def blind(self: Scheduler, client: object, step: QueuedStep) -> None:
         step._missing = 0
         see(self, client, step)
 
-    patch.setattr(Scheduler, "_see_if_ready", blind)
+    patch.setattr(Scheduler, "_check_ready", blind)
 
 
 def the_first_line_is_enough(patch: pytest.MonkeyPatch) -> None:
-    see = Scheduler._see_if_ready
+    see = Scheduler._check_ready
 
     def hasty(self: Scheduler, client: object, step: QueuedStep) -> None:
         step._firsts = len(step.islands) if step._firsts else 0
         see(self, client, step)
 
-    patch.setattr(Scheduler, "_see_if_ready", hasty)
+    patch.setattr(Scheduler, "_check_ready", hasty)
 
 
 def queues_outlive_clients(patch: pytest.MonkeyPatch) -> None:
     def leave(self: Scheduler, client: object) -> None:
         self.clients[client.number] = client
 
-    patch.setattr(Scheduler, "_leave", leave)
+    patch.setattr(Scheduler, "_remove_client", leave)
 
 
 def late_arrays_stay(patch: pytest.MonkeyPatch) -> None:
-    arrive = Scheduler._arrive
+    arrive = Scheduler._add_array
 
     def keep(self: Scheduler, arrived: ArrayArrived) -> None:
         if arrived.client in self.clients:
             arrive(self, arrived)
 
-    patch.setattr(Scheduler, "_arrive", keep)
+    patch.setattr(Scheduler, "_add_array", keep)
 
 
 def losses_refuse_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -218,11 +220,11 @@ def any_work_waits_behind_the_second_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_number_of_steps_is_under_way(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(schedulers, "_MOST_UNDER_WAY", 1000)
+    patch.setattr(schedulers, "_MAX_IN_FLIGHT", 1000)
 
 
 def clients_have_any_number_of_steps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(schedulers, "MOST_UNFINISHED", 1000)
+    patch.setattr(schedulers, "MAX_UNFINISHED", 1000)
 
 
 def new_programs_fill_the_window(patch: pytest.MonkeyPatch) -> None:
@@ -230,23 +232,23 @@ def new_programs_fill_the_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_a_call_makes_is_there_at_once(patch: pytest.MonkeyPatch) -> None:
-    see = Scheduler._see_if_ready
+    see = Scheduler._check_ready
 
     def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> None:
-        client._promised.clear()
+        client._call_results.clear()
         see(self, client, step)
 
-    patch.setattr(Scheduler, "_see_if_ready", hasty)
+    patch.setattr(Scheduler, "_check_ready", hasty)
 
 
 def what_a_call_has_is_donated(patch: pytest.MonkeyPatch) -> None:
-    see = Scheduler._see_if_ready
+    see = Scheduler._check_ready
 
     def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> None:
-        client._held.clear()
+        client._call_arguments.clear()
         see(self, client, step)
 
-    patch.setattr(Scheduler, "_see_if_ready", hasty)
+    patch.setattr(Scheduler, "_check_ready", hasty)
 
 
 def nobody_hears_of_the_ends_of_calls(patch: pytest.MonkeyPatch) -> None:
@@ -398,18 +400,18 @@ def test_scheduler_issues_one_step_at_a_time_of_new_programs():
     """Nobody knows how long they take, and others would wait for all of them."""
     timers = DeviceTimers((1, 1))
     timers.keep_busy(0, (0,), 1.0, steps=32)
-    assert timers.core.under_way(0) == 1
+    assert timers.core.in_flight(0) == 1
     timers.keep_busy(1, (0,), 0.003, steps=1)
     timers.run(1.1)
     assert timers.served[1] == pytest.approx(0.003)
-    assert timers.core.under_way(0) == 2
+    assert timers.core.in_flight(0) == 2
     scheduler = Scheduler(1, ahead=MAX_AHEAD)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
     steps = [QueuedStep(0, number, number, {0: ()}, {0: ()}) for number in range(3)]
     for step in steps:
         scheduler.handle(WorkSubmitted(step), 0.0)
     for number, step in enumerate(steps[:-1]):
-        assert scheduler.under_way(0) == 1
+        assert scheduler.in_flight(0) == 1
         assert scheduler.handle(IslandStepDone(step, 0, 1.0), number + 1.0) == [IssueStep(steps[number + 1])]
 
 
@@ -417,7 +419,7 @@ def test_scheduler_issues_new_programs_of_all_clients():
     timers = DeviceTimers((1, 1, 1))
     for client in range(3):
         timers.keep_busy(client, (0,), 0.003)
-    assert timers.core.under_way(0) == 3
+    assert timers.core.in_flight(0) == 3
 
 
 def test_scheduler_issues_nothing_of_clients_that_left():
@@ -425,4 +427,4 @@ def test_scheduler_issues_nothing_of_clients_that_left():
     timers.keep_busy(0, (0,), 0.003)
     timers.handle(ClientLeft(0))
     assert 0 not in timers.core.clients
-    assert timers.core.under_way(0) <= 4
+    assert timers.core.in_flight(0) <= 4

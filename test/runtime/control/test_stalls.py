@@ -6,7 +6,7 @@ from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.control.records.reports import HostReport, StepReport, WaitReport
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.control.stalls import Stall, Stalls, causes, described
+from pathways.runtime.control.stalls import Stall, Stalls, causes, describe_step
 
 
 def waits(host: int, is_sure: bool = True) -> WaitReport:
@@ -26,14 +26,14 @@ def test_stalls_describe_each_host_by_its_wait():
         4: report(6),
     }
     waited = "has waited for host 0 at 10.0.0.5:9 on channel c0 (s0 -> s1, transfer 3) for 12 s"
-    assert described(Step("f", 7, range(6)), 61, reports).splitlines() == [
+    assert describe_step(Step("f", 7, range(6)), 61, reports).splitlines() == [
         "step 7 of program f has made no progress for 61 seconds",
         "  host 0: computes",
         f"  host 1: {waited}",
         f"  host 2: computes, or {waited}",
         "  host 3: has been issuing it for 20 s",
-        "  host 4: has not begun it; it is at step 6 of program f",
-        "  host 5: does not say what it is doing",
+        "  host 4: not started; running step 6 of program f",
+        "  host 5: did not report",
     ]
 
 
@@ -59,7 +59,7 @@ def step_and_gang() -> tuple[Step, Gang]:
 def test_stalls_are_reported_after_some_time_and_whenever_it_has_doubled():
     step, gang = step_and_gang()
     stalls = Stalls(10.0, None)
-    found = {now: stalls.look([step], [gang], float(now)) for now in range(45)}
+    found = {now: stalls.check([step], [gang], float(now)) for now in range(45)}
     assert {now: stalls for now, stalls in found.items() if stalls} == {
         10: [Stall(step, 0.0, 10.0, False)],
         20: [Stall(step, 0.0, 20.0, False)],
@@ -72,18 +72,18 @@ def test_stalls_end_with_any_progress_of_the_hosts():
     step, gang = step_and_gang()
     stalls = Stalls(10.0, None)
     gang.pulses[1].progressed = 8.0
-    assert stalls.look([step], [gang], 12.0) == []
-    assert stalls.look([step], [gang], 18.0) == [Stall(step, 8.0, 10.0, False)]
+    assert stalls.check([step], [gang], 12.0) == []
+    assert stalls.check([step], [gang], 18.0) == [Stall(step, 8.0, 10.0, False)]
     gang.pulses[1].progressed = 19.0
-    assert stalls.look([step], [gang], 28.0) == []
-    assert stalls.look([step], [gang], 29.0) == [Stall(step, 19.0, 10.0, False)]
+    assert stalls.check([step], [gang], 28.0) == []
+    assert stalls.check([step], [gang], 29.0) == [Stall(step, 19.0, 10.0, False)]
 
 
 def test_stalls_name_the_first_of_steps_in_line():
     step, gang = step_and_gang()
     after, other = Step("f", 8, [0], began=0.0), Step("f", 9, [0, 2], began=0.0)
     far = Gang(GangKey(1, 0), [2], ahead=9, grace=1.0, now=0.0)
-    assert [stall.step for stall in Stalls(10.0, None).look([step, after, other], [gang, far], 10.0)] == [
+    assert [stall.step for stall in Stalls(10.0, None).check([step, after, other], [gang, far], 10.0)] == [
         step,
         other,
     ]
@@ -91,5 +91,5 @@ def test_stalls_name_the_first_of_steps_in_line():
 
 def test_stalls_end_a_step_at_its_deadline():
     step, gang = step_and_gang()
-    assert Stalls(None, 30.0).look([step], [gang], 29.0) == []
-    assert Stalls(10.0, 30.0).look([step], [gang], 30.0) == [Stall(step, 0.0, 30.0, True)]
+    assert Stalls(None, 30.0).check([step], [gang], 29.0) == []
+    assert Stalls(10.0, 30.0).check([step], [gang], 30.0) == [Stall(step, 0.0, 30.0, True)]

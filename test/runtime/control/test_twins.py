@@ -101,7 +101,7 @@ def test_leaving_worker_first_does_accepted_steps():
     twin.go_on(5)
     assert twin.cluster.ended_how == {slow: "exit code 0"}
     assert twin.said("island0", "lost") == []
-    assert twin.said("has left") == ["host 0 (island0) has left: its process was asked to end (SIGTERM)"]
+    assert twin.said("has left") == ["host 0 (island0) has left: its process received SIGTERM"]
     assert twin.said("island0 is back")
     (again,) = twin.run(0)
     twin.go_on()
