@@ -27,7 +27,6 @@ PENDING = (
     "runtime/hosts/client",
     "runtime/hosts/cluster",
     "runtime/hosts/service",
-    "test/runtime/control",
     "test/runtime/hosts/service",
     "test/support/fake_service.py",
 )

@@ -58,7 +58,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "jax"
 
 
-def test_what_differs_is_printed_by_reason(source: Path, tmp_path: Path) -> None:
+def test_differences_are_printed_by_reason(source: Path, tmp_path: Path) -> None:
     done = run(source, tmp_path / "state", "-k", "test_[abcfg]_")
     assert "some_test: 3 of 4 pass locally, 2 of 4 through the server" in done.stdout, done.stderr
     assert "1 NOT KNOWN: failed: AssertionError: True is not false : number N\n" in done.stdout
@@ -69,7 +69,7 @@ def test_what_differs_is_printed_by_reason(source: Path, tmp_path: Path) -> None
     assert done.stdout.startswith("once: 0 chunks of tests\nagain: 0 chunks of tests\n")
 
 
-def test_what_ends_its_process_or_hangs_is_one_outcome(source: Path, tmp_path: Path) -> None:
+def test_an_exit_or_a_hang_is_one_outcome(source: Path, tmp_path: Path) -> None:
     done = run(source, tmp_path / "state", "-k", "test_[de]_", "--timeout", "5")
     assert "some_test: 2 of 2 pass locally, 0 of 2 through the server" in done.stdout, done.stderr
     assert "ended: the process ended with code N\n      SomeTest.test_d_ends" in done.stdout

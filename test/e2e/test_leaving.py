@@ -51,7 +51,7 @@ def ended(processes):
 
 
 @pytest.mark.feature("hosts", "hosts")
-def test_sigterm_lets_a_worker_do_first_what_it_has_accepted(devices, caplog):
+def test_sigterm_lets_a_worker_finish_accepted_steps(devices, caplog):
     """The worker accepts no new steps, its arrays can be read, and it exits when no handle holds one."""
     caplog.set_level("WARNING", "pathways")
     pw.connect(hosts=2, options=pw.HostOptions(grace=60))
@@ -129,7 +129,7 @@ def test_sigterm_ends_a_worker_that_is_not_ready():
         sock.close()
 
 
-def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
+def test_sigterm_is_named_by_reads_while_the_worker_exits(devices):
     pw.connect(hosts=1, options=pw.HostOptions(grace=30))
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
     held = double(np.float32(1)).block_until_ready()
@@ -142,7 +142,7 @@ def test_sigterm_is_named_by_what_is_read_while_the_worker_ends(devices):
 
 
 @pytest.mark.quick
-def test_ready_says_what_platforms_ask(devices, tmp_path, monkeypatch):
+def test_ready_reports_the_state_of_hosts_to_platforms(devices, tmp_path, monkeypatch):
     """A worker has a file from when it is ready until it exits or receives SIGTERM, in whatever way."""
 
     def ready(*options):

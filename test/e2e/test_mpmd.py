@@ -128,7 +128,7 @@ def test_from_mpmd_refuses_what_is_not_of_front_end():
 
 
 @pytest.mark.needs("no shardy")
-def test_from_mpmd_error_says_how_to_install_front_end():
+def test_from_mpmd_error_explains_how_to_install_front_end():
     with pytest.raises(
         ImportError, match=r"needs Shardy's MPMD front end .*: pip install \"shardy-mpmd @ git"
     ):

@@ -95,7 +95,7 @@ def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatc
     ],
     ids=["name", "command", "python", "platform"],
 )
-def test_named_machines_say_what_does_not_start(ssh: str, machines, settings, first, last):
+def test_named_machines_report_a_failed_start(ssh: str, machines, settings, first, last):
     """The message has the machine, the exit status of the command and its last output."""
     with pytest.raises(HostError) as error:
         pw.connect(hosts=machines, bind="127.0.0.1", **{"start": f"{ssh} {{host}} {{command}}", **settings})

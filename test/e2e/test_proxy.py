@@ -106,7 +106,7 @@ def test_a_killed_client_leaves_nothing(server: ProxyServer) -> None:
     assert session.counts == (0, 0, 0, 0)
 
 
-def test_a_stopped_client_keeps_nobody_else_waiting(server: ProxyServer) -> None:
+def test_a_stopped_client_delays_no_other_client(server: ProxyServer) -> None:
     program = """if True:
         import jax, jax.numpy as jnp
         x = jnp.ones(100)
@@ -146,7 +146,7 @@ def test_the_end_of_the_server_is_an_error_of_its_clients() -> None:
     assert not server.path.parent.exists()
 
 
-def test_reshards_as_pathwaysutils_asks_for_them(server: ProxyServer) -> None:
+def test_reshards_requested_by_pathwaysutils(server: ProxyServer) -> None:
     program = """if True:
         import base64, json
         import jax, numpy as np

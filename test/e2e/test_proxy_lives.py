@@ -227,7 +227,7 @@ def test_a_client_that_forks(server: ProxyServer) -> None:
     [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(512), bytes(100_000), b""],
     ids=["http", "tls", "zeros", "nothing"],
 )
-def test_a_stranger_keeps_nobody_else_waiting(server: ProxyServer, data: bytes) -> None:
+def test_an_unknown_peer_delays_no_client(server: ProxyServer, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(server.path))
         stranger.sendall(data)

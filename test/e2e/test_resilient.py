@@ -312,7 +312,7 @@ def test_resilient_steps_go_on_after_a_break_and_end_with_the_source() -> None:
     assert_equal((found, run.state), expected)
 
 
-def test_resilient_status_says_where_versions_are() -> None:
+def test_resilient_status_shows_the_places_of_versions() -> None:
     step, state, source = small()
     with pw.resilient(step, state, source, every=3) as run:
         list(run.steps(6))

@@ -241,7 +241,7 @@ def test_service_fails_steps_that_need_a_failed_call(service, ann, devices):
 
 @pytest.mark.feature("clients", "hosts")
 @pytest.mark.process
-def test_service_traces_only_the_client_that_asks(service, start, devices, tmp_path):
+def test_service_traces_only_the_requesting_client(service, start, devices, tmp_path):
     """Other clients run meanwhile; the client sees all of its own steps, on the clock of its process."""
     start("bob", "steps")
     f, g = (
@@ -516,7 +516,7 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
 
 
 @pytest.mark.feature("clients", "hosts")
-def test_service_frees_what_calls_of_a_client_kept(service):
+def test_service_frees_objects_kept_by_calls_of_a_client(service):
     """Copies for a checkpoint and inputs of batches are freed; the client may have died without notice."""
 
     def kept(one: Client) -> Any:

@@ -36,7 +36,7 @@ def _problem(player: HistoryPlayer) -> str | None:
 
 
 def shrunk(history: History, attempts: int = 400) -> History:
-    """A history that goes wrong with as little left as still does: fewer acts, each alone and in halves."""
+    """Returns a history that still fails with few acts: removes them in blocks, down to single ones."""
     size = max(1, len(history.acts) // 2)
     while True:
         begin = 0
@@ -53,8 +53,8 @@ def shrunk(history: History, attempts: int = 400) -> History:
         size = max(1, size // 2)
 
 
-def told(history: History, *, with_events: bool = True) -> str:
-    """A history for a reader: what is done, what the core was told and said, and what is wrong."""
+def describe(history: History, *, with_events: bool = True) -> str:
+    """Returns a history as text: its acts, the events and effects of the core, and the problem."""
     player = HistoryPlayer(history)
     wrong = _problem(player)
     shape = history.shape
@@ -62,7 +62,7 @@ def told(history: History, *, with_events: bool = True) -> str:
     lines += [f"{channel}: {quality}" for channel, quality in shape.links.items()]
     lines += ["what is done:", *(f"  {act}" for act in history.acts)]
     if with_events:
-        lines.append("what the core was told, and said:")
+        lines.append("events and effects of the core:")
         for at, event, effects in player.cluster.handled:
             shown = [effect for effect in effects if not isinstance(effect, PingGang)]
             if shown or not isinstance(event, Tick):
@@ -72,16 +72,16 @@ def told(history: History, *, with_events: bool = True) -> str:
 
 
 def failing(first: int, count: int) -> tuple[int, str] | None:
-    """The first seed of some whose history goes wrong, and that history, shrunk."""
+    """Returns the first of some seeds whose history fails, and that history, shrunk."""
     for seed in range(first, first + count):
         history = random_history(seed)
         if problem(history) is not None:
-            return seed, told(shrunk(history))
+            return seed, describe(shrunk(history))
     return None
 
 
 def main() -> int:
-    """Plays histories; 1 when one goes wrong."""
+    """Plays histories; returns 1 when one fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -95,10 +95,10 @@ def main() -> int:
     for seed in range(arguments.first, arguments.first + arguments.count):
         player = HistoryPlayer(random_history(seed))
         if _problem(player) is not None:
-            print(f"seed {seed}\n{told(shrunk(player.history))}")
+            print(f"seed {seed}\n{describe(shrunk(player.history))}")
             return 1
         if arguments.verbose:
-            print(f"seed {seed}\n{told(player.history)}")
+            print(f"seed {seed}\n{describe(player.history)}")
         outcomes += player.clients.outcomes
         outcomes["steps"] += len(player.clients.verdicts)
         outcomes["islands lost"] += sum("is lost" in text for _, text in player.cluster.logged)

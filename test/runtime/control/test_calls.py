@@ -1,4 +1,4 @@
-"""Calls of functions among steps: they have their place, and nothing that follows waits for them."""
+"""Calls of functions among steps: they keep their order, and later steps do not wait for them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def core_of(*islands: tuple[int, ...], **limits: object) -> ClusterCore:
     return ClusterCore(islands, Limits(**limits), 0.0)
 
 
-def issued(core: ClusterCore, step: Step, made: tuple[Step, ...] = ()) -> Step:
-    core.issue(step, [gang for gang in core.gangs if step.hosts & set(gang.hosts)], made)
+def issued(core: ClusterCore, step: Step, producers: tuple[Step, ...] = ()) -> Step:
+    core.issue(step, [gang for gang in core.gangs if step.hosts & set(gang.hosts)], producers)
     return step
 
 
-def call(core: ClusterCore, *hosts: int, made: tuple[Step, ...] = ()) -> FunctionCall:
+def call(core: ClusterCore, *hosts: int, producers: tuple[Step, ...] = ()) -> FunctionCall:
     one = FunctionCall("m:f", core.take_numbers(), hosts, 0.0)
-    issued(core, one, made)
+    issued(core, one, producers)
     return one
 
 
-def step(core: ClusterCore, *hosts: int, made: tuple[Step, ...] = ()) -> Step:
-    return issued(core, Step("f", core.take_numbers(), hosts), made)
+def step(core: ClusterCore, *hosts: int, producers: tuple[Step, ...] = ()) -> Step:
+    return issued(core, Step("f", core.take_numbers(), hosts), producers)
 
 
 def test_calls_take_no_room_in_the_window():
@@ -50,12 +50,12 @@ def test_calls_take_no_room_in_the_window():
 def test_calls_that_fail_leave_an_island_of_several_hosts_running():
     core = core_of((0, 1))
     before, one = step(core, 0, 1), call(core, 0, 1)
-    after = step(core, 0, 1, made=(one,))
+    after = step(core, 0, 1, producers=(one,))
     for host, failure in ((0, BAD), (1, None)):
         core.end_call(host, one.number, f"answer {host}", failure)
     assert type(core.gangs[0].state) is Running
     assert one.answers == {0: "answer 0", 1: "answer 1"}
-    # Its result reads what steps before it made, which another host may still spoil.
+    # Its result depends on earlier steps, which another host may still spoil.
     assert not one.is_settled()
     for running in (before, after):
         for host in (0, 1):

@@ -1,4 +1,4 @@
-"""Copy of a cluster of a client: steps without progress, and a closed cluster."""
+"""Copy of a cluster for a client: steps without progress, and a closed cluster."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from pathways.runtime.control.records.step import Step
 
 
 def core_and_step() -> tuple[ClusterMirror, Step]:
-    """Two islands of a host each, and a step on both."""
+    """Returns a cluster of two islands of a host each, and a step on both."""
     core = ClusterMirror([(0, [0]), (0, [1])], 1, stall_report=10.0)
     step = Step("f", core.take_numbers(), [0, 1], began=0.0)
     core.issue(step, core.gangs, ())
     return core, step
 
 
-def answered(core: ClusterMirror, asked: Effect, host: int, now: float) -> list[Effect]:
-    assert isinstance(asked, RequestReports)
+def reply(core: ClusterMirror, request: Effect, host: int, now: float) -> list[Effect]:
+    assert isinstance(request, RequestReports)
     report = HostReport(0, 0, (), (StepReport("f", 1, 9.0, True, ()),) if host == 1 else ())
-    return core.handle(ReplyReceived(host, asked.request, report), now)
+    return core.handle(ReplyReceived(host, request.request, report), now)
 
 
 def test_cluster_mirror_reports_a_stalled_step_whenever_its_time_has_doubled():
     core, _ = core_and_step()
     assert core.handle(Tick(), 9.0) == []
     for now, seconds in ((11.0, 11), (23.0, 23)):
-        (asked,) = core.handle(Tick(), now)
+        (request,) = core.handle(Tick(), now)
         assert core.handle(Tick(), now + 0.6) == []
-        assert answered(core, asked, 0, now + 1) == []
-        assert answered(core, asked, 1, now + 1) == [
+        assert reply(core, request, 0, now + 1) == []
+        assert reply(core, request, 1, now + 1) == [
             Log(
                 logging.WARNING,
                 f"step 1 of program f has made no progress for {seconds} seconds\n"
                 "  host 0: not started\n  host 1: computes",
             )
         ]
-    # Who does not answer is said not to.
-    (asked,) = core.handle(Tick(), 47.0)
-    answered(core, asked, 1, 47.5)
-    (told,) = core.handle(Tick(), 60.0)
-    assert isinstance(told, Log)
-    assert "host 0: did not report" in told.text
+    # A host that does not reply is reported so.
+    (request,) = core.handle(Tick(), 47.0)
+    reply(core, request, 1, 47.5)
+    (log,) = core.handle(Tick(), 60.0)
+    assert isinstance(log, Log)
+    assert "host 0: did not report" in log.text
 
 
 def test_cluster_mirror_reports_no_step_that_has_ended_meanwhile():
     for end in ("done", "lost"):
         core, step = core_and_step()
-        (asked,) = core.handle(Tick(), 11.0)
-        answered(core, asked, 0, 11.5)
+        (request,) = core.handle(Tick(), 11.0)
+        reply(core, request, 0, 11.5)
         if end == "lost":
-            core.handle(GangLost(GangKey(1, 0), lost("it is gone"), True), 12.0)
-            core.handle(GangLost(GangKey(0, 0), lost("it is gone"), True), 12.0)
+            core.handle(GangLost(GangKey(1, 0), lost("it is lost"), True), 12.0)
+            core.handle(GangLost(GangKey(0, 0), lost("it is lost"), True), 12.0)
         for host, gang in enumerate(core.gangs):
             core.done(gang, host, step.number, 12.0)
-        assert answered(core, asked, 1, 12.5) == []
+        assert reply(core, request, 1, 12.5) == []
         assert not core._subjects
         assert core.handle(Tick(), 40.0) == []
 

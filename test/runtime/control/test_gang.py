@@ -1,4 +1,4 @@
-"""The life of a gang: what each event makes of each state, and what is told of it."""
+"""Gangs: the transitions between their states, and their log lines."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TO: dict[type[State], list[GangEvent]] = {
     Replaced: [ENDED, EVENTS[GangTerminated], EVENTS[GangStarted]],
     Dead: [EVENTS[GangClosed]],
 }
-"""What leads to each state."""
+"""The events that lead to each state."""
 
 
 def gang(*hosts: int, restarts: int = 0) -> Gang:
@@ -88,7 +88,7 @@ def test_gang_reaches_each_state():
 
 @pytest.mark.parametrize("state", [state for state in TO if state is not Replaced], ids=lambda s: s.__name__)
 def test_gang_accepts_events_from_outside_in_every_state(state: type[State]):
-    """Hosts end, are asked to, and are closed at any time."""
+    """Hosts exit, receive signals, and are closed at any time."""
     for event in (LeaveRequested, HostLost, GangClosed):
         assert (state, event) in TRANSITIONS
         after(*TO[state]).handle(EVENTS[event], 2.0)
@@ -96,7 +96,7 @@ def test_gang_accepts_events_from_outside_in_every_state(state: type[State]):
 
 @pytest.mark.parametrize("state", [Restarting, Dead], ids=lambda state: state.__name__)
 def test_gang_accepts_results_of_its_requests_when_they_come_late(state: type[State]):
-    """Also when nothing needs them any more."""
+    """The results are accepted when they are no longer needed, too."""
     for event in (GangTerminated, GangStarted, GangStartFailed):
         after(*TO[state]).handle(EVENTS[event], 2.0)
 
@@ -133,27 +133,27 @@ def test_gang_transitions_lead_to_known_states():
         assert type(one.state) in TO
 
 
-def test_gang_that_is_lost_is_buried_and_replaced():
+def test_gang_that_is_lost_is_terminated_and_replaced():
     one = gang()
     assert texts(one.handle(ENDED, 5.0)) == [
         "host 7 (island3) is lost: its process has ended (killed by signal 9)"
     ]
     with pytest.raises(HostLostError, match="host 7"):
         one.check()
-    # Others see the end of the same process.
+    # Other reports are about the end of the same process.
     assert one.handle(ENDED, 5.1) == []
     assert RestartGang(KEY, 15.0) in one.handle(GangTerminated(KEY), 6.0)
     assert AttachGang(GangKey(3, 1)) in one.handle(GangStarted(KEY), 9.0)
     assert isinstance(one.state, Replaced)
-    # What they had is as lost as before.
+    # Its arrays stay lost.
     with pytest.raises(HostLostError, match="host 7"):
         one.check()
 
 
-def test_gang_that_is_asked_to_leave_accepts_nothing_new_and_can_be_read():
+def test_gang_that_drains_accepts_nothing_new_and_can_be_read():
     one = gang(7, 8)
-    (said,) = texts(one.handle(LeaveRequested(KEY, 8), 5.0))
-    assert said == (
+    (line,) = texts(one.handle(LeaveRequested(KEY, 8), 5.0))
+    assert line == (
         "host 8 (island3) is leaving: its process received SIGTERM; its island accepts nothing "
         "more; its arrays can be read for up to 20 seconds"
     )
@@ -164,8 +164,8 @@ def test_gang_that_is_asked_to_leave_accepts_nothing_new_and_can_be_read():
     assert one.state == Draining(8, 25.0)
 
 
-def test_gang_is_not_lost_when_processes_end_as_told():
-    """Several may see it, in any order: the gang has left when all its processes have."""
+def test_gang_is_not_lost_when_processes_exit_as_requested():
+    """Several hosts may notice it, in any order: the gang has left when all its processes have exited."""
     one = after(LeaveRequested(KEY, 8), hosts=(7, 8))
     assert one.handle(GangDrained(KEY), 9.0) == [RequestExit(KEY)]
     for host in (8, 8):
@@ -178,14 +178,14 @@ def test_gang_is_not_lost_when_processes_end_as_told():
 def test_gang_leaves_though_its_processes_do_not_end():
     unfinished = ", and was not done with step 4 of program f after 20 seconds"
     one = after(LeaveRequested(KEY, 7), GangDrained(KEY, unfinished))
-    (said,) = texts(one.handle(ExitOverdue(KEY), 11.0))
-    assert said == f"host 7 (island3) has left: its process received SIGTERM{unfinished}"
+    (line,) = texts(one.handle(ExitOverdue(KEY), 11.0))
+    assert line == f"host 7 (island3) has left: its process received SIGTERM{unfinished}"
 
 
 def test_gang_is_lost_when_a_process_ends_before_it_has_drained():
     one = after(LeaveRequested(KEY, 7))
-    (said,) = texts(one.handle(ENDED, 9.0))
-    assert said.startswith("host 7 (island3) is lost")
+    (line,) = texts(one.handle(ENDED, 9.0))
+    assert line.startswith("host 7 (island3) is lost")
 
 
 def test_gang_that_is_lost_again_and_again_is_given_up():
@@ -196,22 +196,22 @@ def test_gang_that_is_lost_again_and_again_is_given_up():
         one.handle(GangStarted(KEY), 0.0)
         one = one.successor(0.0)
     one.handle(ENDED, 0.0)
-    (said,) = texts(one.handle(GangTerminated(KEY), 0.0))
-    assert said == ("island3: it is not restarted, because it was lost 3 times before it had done a step")
+    (line,) = texts(one.handle(GangTerminated(KEY), 0.0))
+    assert line == ("island3: it is not restarted, because it was lost 3 times before it had done a step")
     assert one.is_dead()
     with pytest.raises(HostLostError, match=r"is lost: its process has ended.*; it is not restarted"):
         one.check()
 
 
-def test_gang_tries_a_failed_start_again_until_its_deadline():
-    """With more time each time; the user is told once, and at the end."""
+def test_gang_retries_a_failed_start_until_its_deadline():
+    """Each start gets more time; the user is warned once, and at the end."""
     one = gang()
     one.handle(ENDED, 0.0)
     one.handle(GangTerminated(KEY), 0.0)
-    now, contacts, said = 0.0, [], []
+    now, contacts, lines = 0.0, [], []
     while not one.is_dead():
         effects = one.handle(GangStartFailed(KEY, "it cannot be restarted: no route"), now)
-        said += [
+        lines += [
             effect.text for effect in effects if isinstance(effect, Log) and effect.level >= logging.WARNING
         ]
         if isinstance(one.state, Pausing):
@@ -223,7 +223,7 @@ def test_gang_tries_a_failed_start_again_until_its_deadline():
     assert contacts[:5] == [30.0, 60.0, 120.0, 120.0, 120.0]
     assert contacts[-1] < 20
     assert 300 < now < 315
-    assert said == [
+    assert lines == [
         "island3: it cannot be restarted: no route; it is tried again for 300 seconds",
         "island3: it cannot be restarted: no route",
     ]
@@ -231,7 +231,7 @@ def test_gang_tries_a_failed_start_again_until_its_deadline():
         one.check()
 
 
-def test_gang_does_not_try_a_hopeless_start_again():
+def test_gang_does_not_retry_after_a_final_failure():
     one = after(ENDED, EVENTS[GangTerminated])
     one.handle(GangStartFailed(KEY, "it came back with different devices", is_final=True), 1.0)
     assert one.is_dead()

@@ -1,4 +1,4 @@
-"""Failures of steps wait a moment for the loss that may be their cause."""
+"""Failures of steps are held for a moment, for a loss may be their cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def begun(hosts: int = 2) -> tuple[ClusterCore, Step]:
 
 
 def failed_at(core: ClusterCore, now: float) -> list[str | None]:
-    """Lets time go by; returns the failures that are released then."""
+    """Advances the time; returns the failures that are released then."""
     return [effect.failure.error for effect in core.handle(Tick(), now) if isinstance(effect, StepFailed)]
 
 
@@ -67,7 +67,7 @@ def test_failure_on_the_only_host_is_not_held():
     assert error_of(step) == f"host 0 (island0): {FAILED}"
 
 
-def test_held_failure_is_explained_by_the_loss_of_what_it_reads():
+def test_held_failure_is_explained_by_the_loss_of_an_argument():
     """The copy from host 0 to host 1 fails there, and with it a step of host 1 alone."""
     core, copy = begun()
     step = Step("g", core.take_numbers(), [1])

@@ -1,8 +1,8 @@
-"""Random histories of clusters of which only the cores are real; what was found in them stays."""
+"""Random histories of clusters: only the cores are real."""
 
 from __future__ import annotations
 
-from histories import failing, problem, shrunk, told
+from histories import describe, failing, problem, shrunk
 from random_histories import random_history
 from simulated_histories import ACTS, Act, HistoryPlayer
 
@@ -12,20 +12,20 @@ HISTORIES = examples(160)
 
 
 def test_histories_end_each_step_once_and_show_no_wrong_value():
-    """To see one: `python test/runtime/control/histories.py --first SEED --count 1 -v`."""
+    """To play one: `python test/runtime/control/histories.py --first SEED --count 1 -v`."""
     found = failing(0, HISTORIES)
     assert found is None, f"seed {found[0]}\n{found[1]}"
 
 
 def test_histories_of_one_seed_are_the_same():
-    assert [told(random_history(seed)) for seed in range(5)] == [
-        told(random_history(seed)) for seed in range(5)
+    assert [describe(random_history(seed)) for seed in range(5)] == [
+        describe(random_history(seed)) for seed in range(5)
     ]
 
 
 def test_histories_that_go_wrong_are_shrunk(monkeypatch):
     def refuse(player: HistoryPlayer, act: Act) -> None:
-        raise AssertionError("somebody is killed")
+        raise AssertionError("a worker is killed")
 
     monkeypatch.setitem(ACTS, "kill", refuse)
     history = next(
@@ -35,4 +35,4 @@ def test_histories_that_go_wrong_are_shrunk(monkeypatch):
     )
     smallest = shrunk(history)
     assert [act.what for act in smallest.acts] == ["kill"]
-    assert told(smallest).endswith("what is wrong: AssertionError: somebody is killed")
+    assert describe(smallest).endswith("what is wrong: AssertionError: a worker is killed")

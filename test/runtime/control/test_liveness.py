@@ -1,4 +1,4 @@
-"""Hosts that say nothing are gone, unless it was this process that did not listen."""
+"""Hosts that do not respond are lost, unless it was this process that did not run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ def gangs() -> list[Gang]:
     return [Gang(GangKey(n, 0), of, ahead=4, grace=9.0, now=0.0) for n, of in enumerate(hosts)]
 
 
-def looks(liveness: Liveness, islands: list[Gang], until: float, *, heard: tuple[int, ...]) -> list[HostLost]:
-    """Returns the lost hosts, where some answer at once each time they are asked."""
-    gone: list[HostLost] = []
+def check_until(
+    liveness: Liveness, islands: list[Gang], until: float, *, responding: tuple[int, ...]
+) -> list[HostLost]:
+    """Returns the lost hosts, where some hosts respond to each ping at once."""
+    silent: list[HostLost] = []
     now = liveness._checked
-    while now < until and not gone:
+    while now < until and not silent:
         now += 0.1
-        gone, pings = liveness.check(islands, now)
+        silent, pings = liveness.check(islands, now)
         for gang in islands if pings else ():
-            for host in heard:
+            for host in responding:
                 if host in gang.pulses:
                     gang.pulses[host].heard = now
-    return gone
+    return silent
 
 
-def test_liveness_asks_all_every_half_second_at_most():
+def test_liveness_pings_all_every_half_second_at_most():
     liveness, islands = Liveness(10.0, 0.0), gangs()
     assert liveness.check(islands, 0.1) == ([], [PingGang(gang.key, 0) for gang in islands])
     assert liveness.check(islands, 0.5) == ([], [])
@@ -36,25 +38,25 @@ def test_liveness_asks_all_every_half_second_at_most():
 
 def test_liveness_ends_hosts_silent_for_longer_than_the_heartbeat():
     islands = gangs()
-    assert looks(Liveness(2.0, 0.0), islands, 60.0, heard=(0, 1, 2)) == []
-    assert looks(Liveness(2.0, 60.0), islands, 120.0, heard=(0, 2)) == [
+    assert check_until(Liveness(2.0, 0.0), islands, 60.0, responding=(0, 1, 2)) == []
+    assert check_until(Liveness(2.0, 60.0), islands, 120.0, responding=(0, 2)) == [
         HostLost(GangKey(0, 0), 1, "it has not responded for 2 seconds", is_cut=True)
     ]
 
 
 def test_liveness_forgives_silence_while_this_process_is_stopped():
-    """As by Ctrl-Z; who is silent afterwards, too, is gone."""
+    """The process is stopped as by Ctrl-Z; a host that is silent afterwards, too, is lost."""
     liveness, islands = Liveness(2.0, 0.0), gangs()
-    assert looks(liveness, islands, 5.0, heard=(0, 1, 2)) == []
-    gone, pings = liveness.check(islands, 3600.0)
-    assert (gone, len(pings)) == ([], 2)
-    assert looks(liveness, islands, 3610.0, heard=(0, 1, 2)) == []
-    (gone_now,) = looks(liveness, islands, 3620.0, heard=(0, 1))
-    assert gone_now.host == 2
+    assert check_until(liveness, islands, 5.0, responding=(0, 1, 2)) == []
+    silent, pings = liveness.check(islands, 3600.0)
+    assert (silent, len(pings)) == ([], 2)
+    assert check_until(liveness, islands, 3610.0, responding=(0, 1, 2)) == []
+    (lost,) = check_until(liveness, islands, 3620.0, responding=(0, 1))
+    assert lost.host == 2
 
 
-def test_liveness_asks_only_hosts_that_answer():
-    """Such as one that was asked to end and is not done; not one that was told to, or is gone."""
+def test_liveness_pings_only_hosts_that_reply():
+    """A draining host is pinged; one that is terminating or lost is not."""
     liveness, (first, second) = Liveness(2.0, 0.0), gangs()
     first.handle(LeaveRequested(first.key, 1), 0.0)
     assert liveness.check([first, second], 0.1)[1] == [PingGang(first.key, 0), PingGang(second.key, 0)]

@@ -7,8 +7,8 @@ import random
 from pathways.runtime.control.pending_connections import WARNING_SECONDS, PendingConnections
 
 
-def test_lobby_drops_the_oldest_for_the_newest():
-    """Of the same address, if it has too many; else of any."""
+def test_pending_connections_drop_the_oldest_for_the_newest():
+    """The oldest of the same address is dropped if that has too many; otherwise the oldest of all."""
     pending: PendingConnections[int] = PendingConnections(4, 2)
     assert [pending.add(n, "a") for n in range(3)] == [[], [], [0]]
     assert [pending.add(n, address) for n, address in ((3, "b"), (4, "c"), (5, "d"))] == [[], [], [1]]
@@ -16,24 +16,24 @@ def test_lobby_drops_the_oldest_for_the_newest():
     assert pending.add(6, "e") == []
 
 
-def test_lobby_never_holds_more_than_its_limits():
+def test_pending_connections_never_exceed_their_limits():
     chance = random.Random(0)
     pending: PendingConnections[int] = PendingConnections(20, 5)
     inside: dict[int, str] = {}
-    for guest in range(5000):
+    for connection in range(5000):
         if inside and chance.random() < 0.3:
-            gone = chance.choice([*inside])
-            pending.remove(gone)
-            del inside[gone]
-        inside[guest] = chance.choice("abcdefgh")
-        for other in pending.add(guest, inside[guest]):
+            removed = chance.choice([*inside])
+            pending.remove(removed)
+            del inside[removed]
+        inside[connection] = chance.choice("abcdefgh")
+        for other in pending.add(connection, inside[connection]):
             del inside[other]
-        assert guest in inside
+        assert connection in inside
         assert len(pending) == len(inside) <= 20
         assert all(list(inside.values()).count(address) <= 5 for address in "abcdefgh")
 
 
-def test_lobby_warns_of_an_address_once_in_a_minute():
+def test_pending_connections_warn_of_an_address_once_in_a_minute():
     pending: PendingConnections[int] = PendingConnections(4, 2)
     assert [pending.should_warn(address, now) for address, now in (("a", 0.0), ("a", 1.0), ("b", 1.0))] == [
         True,

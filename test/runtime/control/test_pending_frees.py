@@ -1,4 +1,4 @@
-"""Numbers of arrays that nobody holds, of which hosts are told once."""
+"""Arrays that are no longer held: hosts are notified of each once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathways.runtime.control.records.pending_frees import PendingFrees
 
 
 class Contended(collections.deque[int]):
-    """Of what it says that it holds, another thread has taken one when that is taken."""
+    """Queue from which another thread pops an entry between the check and the pop."""
 
     def __len__(self) -> int:
         return super().__len__() + 1
 
 
-def test_unused_numbers_are_taken_once():
+def test_pending_frees_are_taken_once():
     unused: PendingFrees[int] = PendingFrees()
     for number in (5, 6):
         unused.add(number)
@@ -23,7 +23,7 @@ def test_unused_numbers_are_taken_once():
     assert unused.take_all() == ()
 
 
-def test_unused_numbers_may_be_taken_by_two_threads():
+def test_pending_frees_may_be_taken_by_two_threads():
     unused: PendingFrees[int] = PendingFrees()
     unused._queue = Contended([5, 6, 7])
     assert unused.take_all() == (5, 6, 7)
@@ -34,7 +34,7 @@ class Holder:
     pass
 
 
-def test_unused_numbers_of_holders_are_taken_once():
+def test_pending_frees_of_holders_are_taken_once():
     unused: PendingFrees[int] = PendingFrees()
     kept, collected, released = Holder(), Holder(), Holder()
     for number, holder in enumerate((kept, collected, released)):
@@ -47,7 +47,7 @@ def test_unused_numbers_of_holders_are_taken_once():
     assert unused.take_all() == (0,)
 
 
-def test_unused_numbers_of_holders_are_noted_without_a_line_that_can_be_interrupted():
+def test_pending_frees_of_holders_are_noted_without_an_interruptible_line():
     unused: PendingFrees[int] = PendingFrees()
     holder = Holder()
     unused.add_after(holder, 1)

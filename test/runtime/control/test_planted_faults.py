@@ -25,7 +25,7 @@ from pathways.runtime.control.sharing.scheduler_events import IslandLeaving, Isl
 from pathways.runtime.control.steps import IssuedSteps
 
 SEEDS = 260
-"""As many as `test_histories.py` plays at least."""
+"""Seeds to try: as many as `test_histories.py` plays at least."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -34,15 +34,15 @@ def loss_ends_no_requests(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PendingReplies, "lose", lambda self, hosts, failure: [])
 
 
-def late_answers_go_to_the_next_request(patch: pytest.MonkeyPatch) -> None:
-    answer = PendingReplies.receive
+def late_replies_go_to_the_next_request(patch: pytest.MonkeyPatch) -> None:
+    receive = PendingReplies.receive
 
     def misled(
         self: PendingReplies, host: int, number: int, value: Any, *, is_last: bool = True
     ) -> HostRequest | None:
         if self.get(number) is None:
             number = next((n for n, other in self._requests.items() if host in other._pending), number)
-        return answer(self, host, number, value, is_last=is_last)
+        return receive(self, host, number, value, is_last=is_last)
 
     patch.setattr(PendingReplies, "receive", misled)
 
@@ -51,7 +51,7 @@ def requests_never_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PendingReplies, "expire", lambda self, now: [])
 
 
-def word_of_earlier_workers_counts(patch: pytest.MonkeyPatch) -> None:
+def reports_of_earlier_workers_count(patch: pytest.MonkeyPatch) -> None:
     def gang(self: ClusterCore, key: GangKey) -> Gang:
         return self.gangs[key.island]
 
@@ -70,10 +70,10 @@ def windows_have_room_too_early(patch: pytest.MonkeyPatch) -> None:
 def steps_of_a_lost_island_are_not_ended(patch: pytest.MonkeyPatch) -> None:
     lose = Step.lose
 
-    def forgets(self: Step, host: int, failure: Failure) -> bool:
+    def skips_one(self: Step, host: int, failure: Failure) -> bool:
         return host != min(self.hosts) and lose(self, host, failure)
 
-    patch.setattr(Step, "lose", forgets)
+    patch.setattr(Step, "lose", skips_one)
 
 
 def steps_that_follow_are_not_spoiled(patch: pytest.MonkeyPatch) -> None:
@@ -86,11 +86,11 @@ def steps_that_follow_are_not_spoiled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Step, "follow", lambda self, before: None)
 
 
-def nobody_waits_until_a_step_is_settled(patch: pytest.MonkeyPatch) -> None:
+def results_are_shown_before_a_step_is_settled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Step, "is_settled", Step.is_done)
 
 
-def the_end_of_one_that_may_end_is_a_loss(patch: pytest.MonkeyPatch) -> None:
+def a_permitted_exit_is_a_loss(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(TRANSITIONS, (Terminating, HostLost), Gang._lose)
 
 
@@ -103,7 +103,7 @@ def frees_are_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PendingFrees, "take_all", once)
 
 
-def a_failure_on_one_host_spares_the_others_of_its_island(patch: pytest.MonkeyPatch) -> None:
+def a_failure_on_one_host_spares_its_island(patch: pytest.MonkeyPatch) -> None:
     handle = ClusterCore.handle
 
     def spared(self: ClusterCore, event: Any, now: float) -> list[Any]:
@@ -118,13 +118,13 @@ def failures_are_held_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldFailures, "release", lambda self, now: [])
 
 
-def what_is_kept_for_lost_workers_is_not_cancelled(patch: pytest.MonkeyPatch) -> None:
-    bury = cores.TerminateGang
-    patch.setattr(cores, "TerminateGang", lambda gang, cancelled: bury(gang, {}))
+def values_for_lost_workers_are_not_cancelled(patch: pytest.MonkeyPatch) -> None:
+    terminate = cores.TerminateGang
+    patch.setattr(cores, "TerminateGang", lambda gang, cancelled: terminate(gang, {}))
 
 
 def an_island_that_holds_arrays_may_end(patch: pytest.MonkeyPatch) -> None:
-    """Nothing is wrong with what it says then; that it has left too early shows in what is read."""
+    """The island behaves well until then; its early exit shows in what clients read."""
 
     def drained(self: ClusterCore, gang: Gang, reports: Any, now: float) -> list[Any]:
         return (
@@ -136,7 +136,7 @@ def an_island_that_holds_arrays_may_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterCore, "_decide_drained", drained)
 
 
-def the_word_of_one_alone_ends_another(patch: pytest.MonkeyPatch) -> None:
+def one_report_alone_ends_another_host(patch: pytest.MonkeyPatch) -> None:
     def check(self: PeerReports, now: float) -> list[HostLost]:
         return [
             HostLost(of.gang, of.host, f"{self._named(by)} does not reach it") for by, of in self._reports
@@ -154,11 +154,11 @@ def calls_are_not_lost_with_their_island(patch: pytest.MonkeyPatch) -> None:
 
 
 def calls_do_not_follow_steps(patch: pytest.MonkeyPatch) -> None:
-    """Their answers about an array may be about one that a host has spoiled."""
+    """Calls that read a spoiled array may return wrong values."""
     patch.setattr(FunctionCall, "is_settled", Step.is_done)
 
 
-def what_is_made_of_nothing_is_good(patch: pytest.MonkeyPatch) -> None:
+def results_of_a_missed_input_are_good(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterCore, "_note_missed_input", lambda self, event: None)
 
 
@@ -196,23 +196,23 @@ PLANTS: list[Plant] = [
     a_slot_is_kept_after_a_loss,
     steps_are_issued_after_an_island_has_closed,
     sessions_are_issued_in_two_orders,
-    what_is_made_of_nothing_is_good,
+    results_of_a_missed_input_are_good,
     calls_are_not_lost_with_their_island,
     calls_do_not_follow_steps,
-    the_word_of_one_alone_ends_another,
+    one_report_alone_ends_another_host,
     starts_are_tried_once,
     loss_ends_no_requests,
-    late_answers_go_to_the_next_request,
+    late_replies_go_to_the_next_request,
     requests_never_expire,
-    word_of_earlier_workers_counts,
+    reports_of_earlier_workers_count,
     windows_have_room_too_early,
     steps_of_a_lost_island_are_not_ended,
     steps_that_follow_are_not_spoiled,
-    nobody_waits_until_a_step_is_settled,
-    the_end_of_one_that_may_end_is_a_loss,
+    results_are_shown_before_a_step_is_settled,
+    a_permitted_exit_is_a_loss,
     frees_are_lost,
-    a_failure_on_one_host_spares_the_others_of_its_island,
-    what_is_kept_for_lost_workers_is_not_cancelled,
+    a_failure_on_one_host_spares_its_island,
+    values_for_lost_workers_are_not_cancelled,
     failures_are_held_for_ever,
 ]
 

@@ -79,15 +79,15 @@ def test_replies_to_no_hosts_or_dropped_requests_are_not_pending():
     request = replies.create_request([0])
     replies.drop(request)
     replies.drop(request)
-    assert replies.receive(0, request.number, "nobody wants it") is None
+    assert replies.receive(0, request.number, "unwanted") is None
     assert len(replies) == 0
 
 
 HOSTS = st.integers(0, 3)
 ACTS = st.lists(
     st.one_of(
-        st.tuples(st.just("ask"), st.frozensets(HOSTS), st.none() | st.floats(0, 9)),
-        st.tuples(st.just("answer"), HOSTS, st.integers(0, 30), st.booleans()),
+        st.tuples(st.just("create"), st.frozensets(HOSTS), st.none() | st.floats(0, 9)),
+        st.tuples(st.just("receive"), HOSTS, st.integers(0, 30), st.booleans()),
         st.tuples(st.just("lose"), st.frozensets(HOSTS, min_size=1)),
         st.tuples(st.just("expire"), st.floats(0, 9)),
         st.tuples(st.just("drop"), st.integers(0, 30)),
@@ -99,19 +99,19 @@ ACTS = st.lists(
 @given(ACTS)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_replies_end_each_request_once_with_its_own_answers(acts):
-    replies, asked, ended = PendingReplies(), list[HostRequest](), collections.Counter[int]()
-    said: dict[int, dict[int, list[object]]] = {}
+    replies, requests, ended = PendingReplies(), list[HostRequest](), collections.Counter[int]()
+    expected: dict[int, dict[int, list[object]]] = {}
     for act in acts:
         done: list[HostRequest | None] = []
         match act:
-            case "ask", hosts, deadline:
-                asked.append(replies.create_request(hosts, deadline))
-                said[asked[-1].number] = {}
-                ended[asked[-1].number] += asked[-1].is_done()
-            case "answer", host, number, is_last:
+            case "create", hosts, deadline:
+                requests.append(replies.create_request(hosts, deadline))
+                expected[requests[-1].number] = {}
+                ended[requests[-1].number] += requests[-1].is_done()
+            case "receive", host, number, is_last:
                 request = replies.get(number)
                 if request is not None and host in request.hosts and host in request._pending:
-                    said[number].setdefault(host, []).append(act)
+                    expected[number].setdefault(host, []).append(act)
                 done = [replies.receive(host, number, act, is_last=is_last)]
             case "lose", hosts:
                 done = [*replies.lose(hosts, LOST)]
@@ -124,9 +124,9 @@ def test_replies_end_each_request_once_with_its_own_answers(acts):
             if request is not None:
                 ended[request.number] += 1
                 assert request.is_done()
-    for request in asked:
-        assert request.answers == said[request.number]
+    for request in requests:
+        assert request.answers == expected[request.number]
         assert ended[request.number] == (replies.get(request.number) is None)
-    assert len(replies) == sum(not ended[request.number] for request in asked)
+    assert len(replies) == sum(not ended[request.number] for request in requests)
     assert all(done.is_done() for done in replies.lose(range(4), LOST))
     assert len(replies) == 0

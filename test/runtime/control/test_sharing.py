@@ -30,7 +30,7 @@ from pathways.runtime.hosts.launch.options import MAX_AHEAD
 
 SEEDS = examples(200)
 FOUND = 50
-"""Within so many seeds each planted fault is found."""
+"""Seeds within which each planted fault is found."""
 
 
 def test_scheduler_keeps_its_rules_in_random_histories():
@@ -38,14 +38,14 @@ def test_scheduler_keeps_its_rules_in_random_histories():
 
 
 class WithoutShortcut(Scheduler):
-    """A scheduler in which each step goes through the lines."""
+    """Scheduler in which each step goes through the queues."""
 
     def _is_free_for(self, client: ScheduledClient, step: QueuedStep, now: float) -> bool:
         return False
 
 
 def decisions(seed: int, make: type[Scheduler]) -> list[tuple[float, list[str]]]:
-    """Returns what a scheduler decides in a history, each time as a set: only islands have an order."""
+    """Returns the decisions of a scheduler in a history, each time as a set: only islands have an order."""
     found = []
 
     class Recorded(make):
@@ -58,13 +58,13 @@ def decisions(seed: int, make: type[Scheduler]) -> list[tuple[float, list[str]]]
     return found
 
 
-def test_scheduler_decides_the_same_where_steps_skip_the_lines():
+def test_scheduler_decides_the_same_where_steps_skip_the_queues():
     for seed in range(examples(50)):
         assert decisions(seed, Scheduler) == decisions(seed, WithoutShortcut), seed
 
 
 def test_scheduler_refuses_steps_that_need_refused_ones():
-    """At any distance: from island 1 over island 2 to island 0."""
+    """Refusals spread from island 1 over island 2 to island 0."""
     scheduler = Scheduler(3, ahead=1)
     scheduler.handle(ClientJoined(0, 1.0), 0.0)
     steps = [
@@ -103,7 +103,7 @@ def test_scheduler_holds_steps_for_the_operands_and_results_of_calls():
     scheduler.handle(IslandStepDone(beside, 0, 0.003), 0.0)
     assert scheduler.handle_all([WorkSubmitted(takes), WorkSubmitted(donates)], 0.0) == []
     assert scheduler.handle(WorkSubmitted(other), 0.0) == [IssueStep(other)]
-    # The array is there and may be freed or fetched, which is no matter of this line.
+    # The array exists and may be freed or fetched, which is not up to this queue.
     free = OrderedRequest(0, 0, frees=(11,))
     assert scheduler.handle(CallFinished(calls[0]), 0.0) == [IssueStep(takes)]
     assert scheduler.handle(WorkSubmitted(free), 0.0) == []
@@ -169,7 +169,7 @@ def arrays_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_check_ready", blind)
 
 
-def the_first_line_is_enough(patch: pytest.MonkeyPatch) -> None:
+def the_first_queue_is_enough(patch: pytest.MonkeyPatch) -> None:
     see = Scheduler._check_ready
 
     def hasty(self: Scheduler, client: object, step: QueuedStep) -> None:
@@ -215,11 +215,11 @@ def steps_are_issued_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_issue", twice)
 
 
-def any_work_waits_behind_the_second_step(patch: pytest.MonkeyPatch) -> None:
+def any_work_waits_after_the_second_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(schedulers, "WORK_SECONDS", 1000.0)
 
 
-def any_number_of_steps_is_under_way(patch: pytest.MonkeyPatch) -> None:
+def any_number_of_steps_is_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(schedulers, "_MAX_IN_FLIGHT", 1000)
 
 
@@ -231,7 +231,7 @@ def new_programs_fill_the_window(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_is_too_early", lambda self, step: False)
 
 
-def what_a_call_makes_is_there_at_once(patch: pytest.MonkeyPatch) -> None:
+def results_of_calls_are_available_at_once(patch: pytest.MonkeyPatch) -> None:
     see = Scheduler._check_ready
 
     def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> None:
@@ -241,7 +241,7 @@ def what_a_call_makes_is_there_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_check_ready", hasty)
 
 
-def what_a_call_has_is_donated(patch: pytest.MonkeyPatch) -> None:
+def arguments_of_calls_are_donated(patch: pytest.MonkeyPatch) -> None:
     see = Scheduler._check_ready
 
     def hasty(self: Scheduler, client: ScheduledClient, step: QueuedStep) -> None:
@@ -251,27 +251,27 @@ def what_a_call_has_is_donated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_check_ready", hasty)
 
 
-def nobody_hears_of_the_ends_of_calls(patch: pytest.MonkeyPatch) -> None:
+def ends_of_calls_are_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_end_call", lambda self, call: None)
 
 
 @pytest.mark.parametrize(
     "plant",
     [
-        any_work_waits_behind_the_second_step,
-        any_number_of_steps_is_under_way,
+        any_work_waits_after_the_second_step,
+        any_number_of_steps_is_in_flight,
         clients_have_any_number_of_steps,
         new_programs_fill_the_window,
-        what_a_call_makes_is_there_at_once,
-        what_a_call_has_is_donated,
-        nobody_hears_of_the_ends_of_calls,
+        results_of_calls_are_available_at_once,
+        arguments_of_calls_are_donated,
+        ends_of_calls_are_ignored,
         new_steps_pass_earlier_ones,
         new_steps_pass_calls,
         windows_are_open,
         places_are_not_given_back,
         frees_pass_steps,
         arrays_are_not_waited_for,
-        the_first_line_is_enough,
+        the_first_queue_is_enough,
         queues_outlive_clients,
         late_arrays_stay,
         losses_refuse_nothing,
@@ -284,7 +284,7 @@ def test_scheduler_histories_find_planted_faults(plant: Callable[[pytest.MonkeyP
     assert any(problem(seed) for seed in range(FOUND))
 
 
-def test_scheduler_keeps_an_island_busy_behind_steps_that_wait_for_another():
+def test_scheduler_keeps_an_island_busy_after_steps_that_wait_for_another():
     timers = DeviceTimers((1,) * 10, islands=2)
     timers.keep_busy(8, (1,), 0.2, steps=4)
     timers.keep_busy(9, (0,), 0.003)
@@ -323,7 +323,7 @@ def test_scheduler_histories_find_planted_unfairness(
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
 def test_scheduler_gives_shares_by_weight(weights):
     timers = DeviceTimers(weights)
-    # Of unlike steps, too.
+    # The steps of clients differ.
     for client in range(4):
         timers.keep_busy(client, (0,), 0.003 * (1 + client % 2))
     timers.run(20)
@@ -384,7 +384,7 @@ def test_scheduler_limits_credit_of_idle_clients():
 
 
 def test_scheduler_limits_credit_of_clients_that_waited_for_an_array():
-    """Such as a client that was stopped while it sent the array."""
+    """A client that was stopped while it sent the array is one."""
     timers = DeviceTimers((1, 1))
     timers.submit(QueuedStep(1, 1000, 1, {0: (77,)}, {0: ()}, frozenset([77])), 0.003)
     timers.keep_busy(0, (0,), 0.003)
@@ -397,7 +397,7 @@ def test_scheduler_limits_credit_of_clients_that_waited_for_an_array():
 
 
 def test_scheduler_issues_one_step_at_a_time_of_new_programs():
-    """Nobody knows how long they take, and others would wait for all of them."""
+    """The times of new programs are unknown, and other clients would wait for all of them."""
     timers = DeviceTimers((1, 1))
     timers.keep_busy(0, (0,), 1.0, steps=32)
     assert timers.core.in_flight(0) == 1

@@ -1,4 +1,4 @@
-"""Reports of steps that do not end, and the hosts that are ended for them."""
+"""Reports of steps without progress, and the hosts that are lost for them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_stalls_describe_each_host_by_its_wait():
 def test_stalls_are_not_caused_by_waiting_hosts():
     step = Step("f", 7, range(3))
     assert causes(step, {0: report(7), 1: report(7, waits(0)), 2: report(7, waits(1, is_sure=False))}) == [0]
-    # It may compute, or wait for one that computes for sure.
+    # It may compute, or wait for a host that certainly computes.
     assert causes(step, {n: report(7, waits((n + 1) % 3, is_sure=n > 0)) for n in range(3)}) == [0]
-    # Each waits for the next: nobody is the cause, and all end.
+    # Each waits for the next: none is the cause, and all are lost.
     assert causes(step, {n: report(7, waits((n + 1) % 3)) for n in range(3)}) == [0, 1, 2]
 
 
@@ -79,7 +79,7 @@ def test_stalls_end_with_any_progress_of_the_hosts():
     assert stalls.check([step], [gang], 29.0) == [Stall(step, 19.0, 10.0, False)]
 
 
-def test_stalls_name_the_first_of_steps_in_line():
+def test_stalls_name_the_first_of_queued_steps():
     step, gang = step_and_gang()
     after, other = Step("f", 8, [0], began=0.0), Step("f", 9, [0, 2], began=0.0)
     far = Gang(GangKey(1, 0), [2], ahead=9, grace=1.0, now=0.0)

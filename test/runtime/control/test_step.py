@@ -11,7 +11,7 @@ LOST = lost("host 0 is lost")
 
 
 def chain(*hosts: list[int]) -> list[Step]:
-    """Steps of some hosts, each behind those before."""
+    """Returns steps of some hosts, each after the ones before."""
     steps: list[Step] = []
     for number, of_step in enumerate(hosts):
         step = Step("f", number, of_step)
@@ -27,7 +27,7 @@ def test_step_is_settled_when_all_hosts_are_done_with_it_and_those_before():
         third.done(host, None)
     first.done(1, None)
     assert all(step.is_done() for step in (second, third))
-    # Host 0 may have failed, and host 1 have taken something else for what it sends.
+    # Host 0 may have failed, and host 1 may have received another message for the missing one.
     assert not any(step.is_settled() for step in (first, second, third))
     first.done(0, None)
     assert all(step.is_settled() for step in (third, second, first))
@@ -65,13 +65,13 @@ def test_step_is_done_once_on_each_host():
     assert step.is_done([0])
     assert not step.is_done()
     assert step.done(1, None)
-    # Its results were there before the host was gone.
+    # Its results were available before the host was lost.
     assert step.lose(1, LOST)
     assert not step.is_lost()
 
 
 def test_step_may_have_one_failed_result():
-    """The first array that a step makes has the number after its own."""
+    """The first array of a step has the number after its own."""
     step = Step("f", 7, [0])
     step.done(0, None, {1: failed("host 0: a result on slice s0: out of memory")})
     step.check(number=8)
@@ -81,7 +81,7 @@ def test_step_may_have_one_failed_result():
 
 
 def test_step_that_reads_a_lost_one_names_the_loss():
-    """As a step that takes what the lost host should have made: what its host says of it explains nothing."""
+    """A step that reads a result of the lost host fails with the loss, not with its own host's error."""
     first, second = Step("f", 1, [0, 1]), Step("g", 2, [1])
     second.read([first, None, first])
     first.lose(0, LOST)

@@ -17,9 +17,9 @@ def gang(island: int, *hosts: int, start: int = 0) -> Gang:
     return Gang(GangKey(island, start), hosts, ahead=9, grace=1.0, now=0.0)
 
 
-def issued(steps: IssuedSteps, number: int, *gangs: Gang, made: tuple[Step, ...] = ()) -> Step:
+def issued(steps: IssuedSteps, number: int, *gangs: Gang, producers: tuple[Step, ...] = ()) -> Step:
     step = Step("f", number, [host for gang in gangs for host in gang.hosts])
-    steps.issue(step, gangs, made)
+    steps.issue(step, gangs, producers)
     return step
 
 
@@ -45,7 +45,7 @@ def test_issued_steps_of_a_lost_island_go_on_elsewhere():
 
 
 def test_issued_steps_do_not_pass_to_successors():
-    """They would wait for these when they are asked to leave, and be told to have been late with them."""
+    """A draining successor would wait for them, and be reported as late with them."""
     first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
     before = issued(steps, 1, first, second)
     steps.lose(first, LOST)
@@ -57,7 +57,7 @@ def test_issued_steps_do_not_pass_to_successors():
 
 
 def test_issued_steps_hold_a_step_once():
-    """Ctrl-C between the note and the messages has the shell do both again."""
+    """After Ctrl-C between the note and the messages, the shell repeats both."""
     only, steps = gang(0, 0), IssuedSteps(True)
     step = issued(steps, 1, only)
     steps.issue(step, [only], [])
@@ -69,8 +69,8 @@ def test_issued_steps_hold_a_step_once():
     assert only.window.blocker() is None
 
 
-def test_issued_steps_spoil_whatever_followed_a_lost_island_of_several_hosts():
-    """As far as it may have gone: from island to island, and not to what nothing of it went to."""
+def test_issued_steps_spoil_followers_of_a_lost_multi_host_island():
+    """The loss spreads from island to island as far as its values may have spread, and no further."""
     wide, second, third, steps = gang(0, 0, 1), gang(1, 2), gang(2, 3), IssuedSteps(True)
     settled = issued(steps, 1, wide)
     for host in wide.hosts:
@@ -86,7 +86,7 @@ def test_issued_steps_spoil_whatever_followed_a_lost_island_of_several_hosts():
         with pytest.raises(HostError, match="of a test"):
             step.check_spoiled()
         with pytest.raises(HostError, match="of a test"):
-            issued(steps, 5, third, made=(step,))
+            issued(steps, 5, third, producers=(step,))
     apart.done(4, None)
     apart.check()
 

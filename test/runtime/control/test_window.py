@@ -21,7 +21,7 @@ def test_window_is_blocked_by_the_oldest_unfinished_step():
     for one in (first, second):
         assert window.blocker() is None
         window.add(one)
-    # Steps are done in their order: that the second one is says that the first will be soon.
+    # Steps are done in order: when the second one is done, the first soon is, too.
     second.done(0, None)
     assert window.blocker() is first
     first.done(0, None)
@@ -48,7 +48,7 @@ def test_window_delays_only_islands_with_shared_steps():
 
 
 def test_window_may_count_a_step_for_several():
-    """One of a program of which few may be under way, beside those of a program of which many may."""
+    """A step of a program with a small limit counts for more than one of a program with a large limit."""
     window = Window(8)
     large = Step("g", 1, (0,), share=4)
     small = [step(n) for n in range(2, 6)]
@@ -63,7 +63,7 @@ def test_window_may_count_a_step_for_several():
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt in front of a line of the module of windows, counted as they are reached."""
+    """Tracer that raises KeyboardInterrupt before a line of the window module, in order of execution."""
 
     def __init__(self, line: int) -> None:
         self._lines = line
