@@ -1,6 +1,6 @@
 """Service of islands whose steps have no work, and its clients, each in a process of its own.
 
-The service is that of `pw-cluster`; only programs are not proved, since they have no computations.
+The service is that of `pw-cluster`; only programs are not verified, since they have no computations.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ WARM_UP = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class ServedSteps:
-    """Steps of clients that are processes, over some time.
+    """Steps of clients that are processes, within some time.
 
     Attributes:
-      done: the number of finished steps of each.
-      seconds: the time.
+      done: the number of finished steps of each client.
+      seconds: the elapsed time.
       service: seconds of CPU of the service.
-      hosts: those of all hosts, if their devices are timers.
-      clients: those of all clients.
+      hosts: seconds of CPU of all hosts, if their devices are timers.
+      clients: seconds of CPU of all clients.
       idle: idle seconds of all cores, added up.
     """
 
@@ -79,9 +79,9 @@ class ServedIslands:
 
     Args:
       count: the number of islands.
-      weights: the shares of clients, by their names.
+      weights: the weights of clients, by their names.
       hosts: the number of hosts of each island.
-      is_timed: whether their devices are timers; else they are workers with JAX.
+      is_timed: whether their devices are timers; otherwise they are workers with JAX.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ServedIslands:
 
     def __exit__(self, *_: object) -> None:
         self.end_clients()
-        # This closes its input, at which it exits.
+        # This closes its standard input, at which it exits.
         self._process.communicate()
         self._folder.cleanup()
 
@@ -121,15 +121,15 @@ class ServedIslands:
         return attach_at(self._place, _SECRET, Attachment("bench", name))
 
     def start(self, name: str, way: str, **settings: Any) -> subprocess.Popen[str]:
-        """Starts a client that is a process; `way` is one of the functions of `WAYS`."""
+        """Starts a client in a process of its own; `way` is a key of `WAYS`."""
         arguments = json.dumps({"place": self._place, "name": name, "way": way, "settings": settings})
-        process = _python("be_client", arguments)
+        process = _python("run_client", arguments)
         self._clients.append(process)
         _line(process)
         return process
 
     def end_clients(self) -> None:
-        """Terminates clients that are processes, and waits until the service has removed them."""
+        """Kills the client processes, and waits until the service has removed them."""
         for process in self._clients:
             process.kill()
             process.communicate()
@@ -187,8 +187,7 @@ class _NoSplitter:
 
 
 def serve(arguments: str) -> None:
-    """Runs the process of a service; it replies to a line with its status, and exits when its input
-    closes."""
+    """Runs the process of a service: it replies to each input line with its status, and exits at the end."""
     config = json.loads(arguments)
     settings = Settings((Island(hosts=config["hosts"]),) * config["count"])
     timers = TimerHosts(config["count"] * config["hosts"]) if config["is_timed"] else None
@@ -200,18 +199,18 @@ def serve(arguments: str) -> None:
         server.listen(128)
         Acceptor(server, _SECRET, service.admits, decode_for_service, service.greet)
 
-        def answer() -> None:
+        def reply_with_status() -> None:
             print([] if timers is None else [timers.process.pid], flush=True)
             for _ in sys.stdin:
                 print(msgspec.json.encode(service.status()).decode(), flush=True)
             server.shutdown(socket.SHUT_RDWR)
             service.close()
 
-        start_thread(answer, "status")
+        start_thread(reply_with_status, "status")
         service.serve()
 
 
-def be_client(arguments: str) -> None:
+def run_client(arguments: str) -> None:
     """Runs the process of a client."""
     config = json.loads(arguments)
     controller = attach_at(config["place"], _SECRET, Attachment("bench", config["name"]))
@@ -219,7 +218,7 @@ def be_client(arguments: str) -> None:
         WAYS[config["way"]](controller, **config["settings"])
 
 
-def keep(controller: Client, islands: Sequence[Sequence[int]], seconds: float) -> None:
+def keep_busy(controller: Client, islands: Sequence[Sequence[int]], seconds: float) -> None:
     """Requests steps on islands in turn, up to the limit of unfinished ones."""
     programs = [load(controller, own, seconds) for own in islands]
     print(flush=True)
@@ -234,10 +233,10 @@ def hold(controller: Client, arrays: int) -> None:
         location = gang.location(DeviceLayout((0,), (1,), ("x",), ((),)))
         for _ in range(arrays):
             controller.put(np.zeros(1 << 10, np.float32), location, controller.take_numbers())
-    keep(controller, [[0, 1]], 0.0)
+    keep_busy(controller, [[0, 1]], 0.0)
 
 
-WAYS: dict[str, Callable[..., None]] = {"keep": keep, "hold": hold}
+WAYS: dict[str, Callable[..., None]] = {"keep": keep_busy, "hold": hold}
 
 
 def _python(function: str, arguments: str) -> subprocess.Popen[str]:
