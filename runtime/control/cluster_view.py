@@ -30,7 +30,7 @@ class ClusterView[G: GangView](abc.ABC):
       stalls: finds steps without progress.
 
     Attributes:
-      gangs: see above.
+      gangs: the current gang of each island.
       has_multi_host_islands: whether any island has several hosts: a loss can spoil steps that were done.
       steps: the steps that were issued and are not done.
       replies: the requests that are not answered.

@@ -408,7 +408,7 @@ class Gang(GangView):
         again = now + _PAUSES[min(state.tries, len(_PAUSES) - 1)]
         if event.is_final or again > state.until:
             return self._give_up(state, event.why)
-        text = f"{self.name}: {event.why}; it is tried again for {state.until - now:.0f} seconds"
+        text = f"{self.name}: {event.why}; retrying for {state.until - now:.0f} seconds"
         # Warns the user once.
         level = logging.INFO if state.tries else logging.WARNING
         before = dataclasses.replace(state, tries=state.tries + 1)

@@ -16,7 +16,7 @@ HOLD_SECONDS = 0.1
 """Time for which a failure is held."""
 
 EXIT_SECONDS = 2.0
-"""The same from when another host has closed its connections: its process is about to exit."""
+"""Time for which failures are held once another host has closed its connections: it is about to exit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -82,8 +82,8 @@ class Session[Program, Workers, Location](abc.ABC):
     ) -> None:
         """Issues a step: it reaches all of its hosts or none, also if Ctrl-C comes meanwhile.
 
-        step: its record. The first array that an island produces has the number after that of the step.
-          step: its record. The first array that an island makes has the number after that of the step.
+        Args:
+          step: its record. The first array that an island produces has the number after that of the step.
           program: its program.
           arguments: for each island the numbers of the arrays that it reads.
           producers: the steps that computed these arrays.

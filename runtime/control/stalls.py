@@ -19,7 +19,7 @@ _PAUSE = 0.5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stall:
-    """A step that has made no progress for too long.
+    """Step that has made no progress for too long.
 
     Attributes:
       step: the step.
@@ -41,8 +41,7 @@ class Stalls:
       report: seconds without progress after which a step is reported, and again whenever they have doubled;
         None for never.
       deadline: seconds without progress after which a step is terminated; None for never. It does not apply
-        to
-        calls of functions: their authors know how long they may take.
+        to calls of functions: their authors know how long they may take.
     """
 
     def __init__(self, report: float | None, deadline: float | None) -> None:

@@ -26,7 +26,7 @@ class QueuedStep(Step):
       arguments: the numbers of the arrays that it reads on each of its islands.
       results: the numbers of the arrays that it returns there.
       sent: the arguments that its client sends itself, and that it waits for.
-      share: the number of places that it arguments.
+      share: the number of places that it takes.
       donates: the numbers of its donated arguments on each of its islands.
       starts: for each of its islands, how often workers were started before its own.
       program: the name of its program.

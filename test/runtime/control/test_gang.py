@@ -224,7 +224,7 @@ def test_gang_retries_a_failed_start_until_its_deadline():
     assert contacts[-1] < 20
     assert 300 < now < 315
     assert lines == [
-        "island3: it cannot be restarted: no route; it is tried again for 300 seconds",
+        "island3: it cannot be restarted: no route; retrying for 300 seconds",
         "island3: it cannot be restarted: no route",
     ]
     with pytest.raises(HostLostError, match=r"killed by signal 9\); it cannot be restarted: no route"):
