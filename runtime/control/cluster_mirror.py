@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.effects import Effect, GangLeaving, GangLost, GangReturned
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.control.records.errors import Failure, failed
+from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.events import GangClosed, GangKey, ReplyReceived, Tick
 from pathways.runtime.control.stalls import Stalls
 
@@ -150,10 +150,7 @@ class ClusterMirror(ClusterView[MirroredGang]):
         if step is not None:
             if not step.is_unordered:
                 gang.pulses[host].progressed = now
-            name = f"host {host} ({gang.name})"
-            failure = None if error is None else failed(f"{name}: {error}")
-            if step.done(host, failure, {at: failed(f"{name}: {what}") for at, what in wrong.items()}):
-                self.steps.end(step)
+            self._finish(step, gang.key, host, error, wrong)
         return []
 
     def handle(self, event: ReplyReceived | Tick | ServiceEvent, now: float) -> list[Effect]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pathways.runtime.control.effects import Effect, Log, RequestReports
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.control.records.errors import Failure
+from pathways.runtime.control.records.errors import Failure, failed
 from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.reports import HostReport
@@ -83,6 +83,15 @@ class ClusterView[G: GangView](abc.ABC):
           now: the time.
           took: the time for which the step had the devices there, in seconds.
         """
+
+    def _finish(
+        self, step: Step, gang: GangKey, host: int, error: str | None, wrong: Mapping[int, str]
+    ) -> None:
+        """Notes that a host is done with a step, with the failures there."""
+        name = gang.host_name(host)
+        failure = None if error is None else failed(f"{name}: {error}")
+        if step.done(host, failure, {at: failed(f"{name}: {what}") for at, what in wrong.items()}):
+            self.steps.end(step)
 
     def take_numbers(self, count: int = 1) -> int:
         """Returns the first of `count` consecutive numbers, for steps, arrays and programs."""

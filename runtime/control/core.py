@@ -108,9 +108,7 @@ class ClusterCore(ClusterView[Gang]):
         super().__init__(gangs, 1, Stalls(limits.stall_report, limits.step_deadline))
         self.scheduler = Scheduler(len(gangs), limits.ahead, policy)
         self._liveness = Liveness(limits.heartbeat, now)
-        self._peers = PeerReports(
-            limits.heartbeat, lambda peer: f"host {peer.host} (island{peer.gang.island})"
-        )
+        self._peers = PeerReports(limits.heartbeat)
         self._held = HeldFailures(sum(len(gang.hosts) for gang in gangs))
 
     # The hot path.
@@ -154,14 +152,7 @@ class ClusterCore(ClusterView[Gang]):
             is_ending = isinstance(gang.state, Terminating)
             lost_there = ExitOverdue(gang.key) if is_ending else HostLost(gang.key, host, why)
             effects += self.handle(lost_there, now)
-        name = f"host {host} (island{failure.gang.island})"
-        is_last = step.done(
-            host,
-            None if error is None else failed(f"{name}: {error}"),
-            {position: failed(f"{name}: {what}") for position, what in failure.wrong.items()},
-        )
-        if is_last:
-            self.steps.end(step)
+        self._finish(step, failure.gang, host, error, failure.wrong)
         return [*effects, StepFailed(failure)]
 
     def _release(self, now: float) -> list[Effect]:

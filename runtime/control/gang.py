@@ -202,7 +202,7 @@ class GangView(abc.ABC):
 
     def host_name(self, host: int) -> str:
         """Returns the name of a host in messages."""
-        return f"host {host} ({self.name})"
+        return self.key.host_name(host)
 
     def closed_failure(self, how: str) -> Failure:
         """Returns the failure of all its arrays and steps once this process has closed the cluster.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
 
 from pathways.runtime.control.records.events import GangKey, HostLost
 
@@ -26,6 +25,9 @@ class Peer:
     gang: GangKey
     host: int
 
+    def __str__(self) -> str:
+        return self.gang.host_name(self.host)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PeerReport:
@@ -38,12 +40,10 @@ class PeerReports:
 
     Args:
       heartbeat: seconds without a message after which a host is lost.
-      named: returns the name of a host in messages.
     """
 
-    def __init__(self, heartbeat: float, named: Callable[[Peer], str]) -> None:
+    def __init__(self, heartbeat: float) -> None:
         self._patience = heartbeat + SETTLE_SECONDS
-        self._named = named
         # By the reporter and the host that it does not reach.
         self._reports: dict[tuple[Peer, Peer], _PeerReport] = {}
         # When both hosts of a pair had reported each other.
@@ -82,10 +82,8 @@ class PeerReports:
                     (other,) = pair - {peer}
                     if counts[peer] == highest:
                         why = self._reports[other, peer].why
-                        losses.setdefault(peer, f"{self._named(other)} does not reach it: {why}")
+                        losses.setdefault(peer, f"{other} does not reach it: {why}")
         for (by, of), report in self._reports.items():
             if frozenset((by, of)) not in self._cut and now - report.since >= self._patience:
-                losses.setdefault(
-                    by, f"it does not reach {self._named(of)}, which does not confirm it: {report.why}"
-                )
+                losses.setdefault(by, f"it does not reach {of}, which does not confirm it: {report.why}")
         return [HostLost(peer.gang, peer.host, why, is_cut=True) for peer, why in losses.items()]

@@ -17,6 +17,10 @@ class GangKey(NamedTuple):
     island: int
     start: int
 
+    def host_name(self, host: int) -> str:
+        """Returns the name of a host in messages."""
+        return f"host {host} (island{self.island})"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaveRequested:

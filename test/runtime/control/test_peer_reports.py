@@ -11,7 +11,7 @@ LATER = 5.0 + SETTLE_SECONDS
 
 
 def peers() -> PeerReports:
-    return PeerReports(HEARTBEAT, lambda peer: f"host {peer.host}")
+    return PeerReports(HEARTBEAT)
 
 
 def cut(all_peers: PeerReports, *pairs: tuple[Peer, Peer], now: float = 5.0) -> None:
@@ -31,8 +31,8 @@ def test_peers_that_report_each_other_are_both_lost():
     assert not two.add(A, B, "timed out", 5.1)
     assert lost_hosts(two, 5.5) == []
     assert sorted(two.check(LATER), key=lambda event: event.host) == [
-        HostLost(A.gang, 0, "host 1 does not reach it: timed out", is_cut=True),
-        HostLost(B.gang, 1, "host 0 does not reach it: timed out", is_cut=True),
+        HostLost(A.gang, 0, "host 1 (island1) does not reach it: timed out", is_cut=True),
+        HostLost(B.gang, 1, "host 0 (island0) does not reach it: timed out", is_cut=True),
     ]
 
 
@@ -53,7 +53,7 @@ def test_peers_lose_a_reporter_without_confirmation():
     assert lost_hosts(one, HEARTBEAT) == []
     (event,) = one.check(HEARTBEAT + SETTLE_SECONDS)
     assert (event.host, event.is_cut) == (0, True)
-    assert event.why == "it does not reach host 1, which does not confirm it: timed out"
+    assert event.why == "it does not reach host 1 (island1), which does not confirm it: timed out"
 
 
 def test_peers_ignore_the_report_of_one_alone():

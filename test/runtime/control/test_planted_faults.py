@@ -138,9 +138,7 @@ def an_island_that_holds_arrays_may_end(patch: pytest.MonkeyPatch) -> None:
 
 def one_report_alone_ends_another_host(patch: pytest.MonkeyPatch) -> None:
     def check(self: PeerReports, now: float) -> list[HostLost]:
-        return [
-            HostLost(of.gang, of.host, f"{self._named(by)} does not reach it") for by, of in self._reports
-        ]
+        return [HostLost(of.gang, of.host, f"{by} does not reach it") for by, of in self._reports]
 
     patch.setattr(PeerReports, "check", check)
 
