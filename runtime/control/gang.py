@@ -377,6 +377,7 @@ class Gang(GangView):
 
     def _lose(self, state: State, event: HostLost, now: float) -> tuple[State, list[Effect]]:
         has_done_a_step = any(pulse.progressed > self._began for pulse in self.pulses.values())
+        # Workers that have done a step, or leave, were well: the count of restarts starts again.
         is_well = has_done_a_step or isinstance(state, Draining)
         restarts, cut_since = (0, None) if is_well else (self._restarts, self._cut_since)
         if event.is_cut:
@@ -415,6 +416,7 @@ class Gang(GangView):
         return Pausing(state.failure, before, again), [Log(level, text)]
 
     def _try_again(self, state: Pausing, event: RestartDue, now: float) -> tuple[State, list[Effect]]:
+        # Each try has at least the time of the first one, even beyond the deadline.
         left = max(_FIRST_CONTACT, state.before.until - now)
         seconds = min(START_SECONDS, _FIRST_CONTACT * 2**state.before.tries, left)
         return state.before, [RestartGang(self.key, seconds)]

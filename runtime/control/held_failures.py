@@ -71,6 +71,7 @@ class HeldFailures:
         """Returns the failures that are no longer held: their time is over, or their cause is known."""
         if not self._held:
             return []
+        # The exit of a host does not explain its own failure.
         exiting = {key for key, until in self._exiting.items() if now < until}
         released = [
             held

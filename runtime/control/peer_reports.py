@@ -77,6 +77,7 @@ class PeerReports:
         counts = collections.Counter(peer for pair in self._cut for peer in pair)
         for pair, since in self._cut.items():
             if now - since >= SETTLE_SECONDS:
+                # At a tie both are lost: it is unknown which one is cut off.
                 highest = max(counts[peer] for peer in pair)
                 for peer in pair:
                     (other,) = pair - {peer}

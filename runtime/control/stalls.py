@@ -79,10 +79,10 @@ class Stalls:
                 since = max([step.began, *(progressed[host] for host in first)])
                 stalled[step.number, since] = Stall(step, since, now - since, False)
         self._next = {key: after for key, after in self._next.items() if key in stalled}
-        found = (self._judged(stall) for stall in stalled.values())
+        found = (self._judge(stall) for stall in stalled.values())
         return [stall for stall in found if stall is not None]
 
-    def _judged(self, stall: Stall) -> Stall | None:
+    def _judge(self, stall: Stall) -> Stall | None:
         key, seconds = (stall.step.number, stall.since), stall.seconds
         deadline = None if stall.step.is_unordered else self._deadline
         if deadline is not None and seconds >= deadline:
@@ -113,6 +113,7 @@ def describe_stall(stall: Stall, gangs: Iterable[GangView], reports: Mapping[int
 def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
     """Returns the hosts that others wait for and that wait for none; if there is none, all pending ones."""
     pending = step.pending()
+    # When all possible waits leave no cause, some of them are not real: then only certain ones count.
     for is_sure in (False, True):
         waiting = {
             host

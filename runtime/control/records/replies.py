@@ -102,6 +102,7 @@ class PendingReplies:
         """Ends the requests whose deadline has passed, with the replies so far; returns them."""
         done = [r for r in self._requests.values() if r.deadline is not None and r.deadline <= now]
         for request in done:
+            # Hosts without a reply are neither in the answers nor in the failures.
             request._pending.clear()
         return self._drop(done)
 

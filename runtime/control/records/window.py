@@ -33,6 +33,7 @@ class Window:
             self._unordered = [o for o in self._unordered if o is not step and not o.is_done()] + [step]
             return
         steps = self._steps
+        # A retry after Ctrl-C adds the last step again.
         if not steps or steps[-1][0] is not step:
             self._drop_done()
             before = steps[-1][1] if steps else 0

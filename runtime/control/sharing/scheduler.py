@@ -277,6 +277,7 @@ class Scheduler:
                 if array not in arrays:
                     client._awaited.setdefault((n, array), []).append(item)
                     item._missing += 1
+            # Later items of the client may use its results at once: they come after it in every queue.
             arrays.update(item.results[n])
         if now is not None and self._is_free_for(client, item, now):
             for n in item.islands:
@@ -419,6 +420,7 @@ class Scheduler:
         return self.clients[step.client]._estimates.get(step.loaded, FIRST_ESTIMATE)
 
     def _has_room(self, island: _SharedIsland, share: int) -> bool:
+        # An empty island accepts any step, since a share may be larger than `ahead`.
         if not island.used:
             return True
         if island.used + share > self._ahead:
@@ -541,6 +543,8 @@ class Scheduler:
             island.work += estimate
             island.busy_until = start + estimate
             island.virtual = max(island.virtual, client._served[n])
+            # The estimate is charged now, and corrected when the step is done: otherwise one client could get
+            # all places before its first step ends.
             client._served[n] += estimate / client.weight
             client._in_flight[n] += 1
 
@@ -549,6 +553,7 @@ class Scheduler:
     def _finish_step(self, done: IslandStepDone, now: float) -> None:
         step, n = done.step, done.island
         island = self._islands[n]
+        # Late: the island was lost in the meantime.
         if n not in step._left:
             return
         estimate = self._free_place(step, n)
