@@ -51,7 +51,7 @@ def check(
 ) -> pw.Program:
     """Runs a step on slices, and as one module of `jax.jit`; returns the program."""
     program = pw.program(build(*on_slices(*shapes)), **options)
-    # First: the program may consume what it gets.
+    # First: the program may consume its arguments.
     wanted = jax.jit(build(*[jax.jit] * len(shapes)))(*args)
     assert_close(program(*args), wanted, tolerance)
     return program
@@ -169,7 +169,7 @@ def test_accumulate_inside_placed_function_is_scan():
     assert len(launches(program, weights(1)[0], BATCH[0])) == 2
 
 
-# What is reduced, and how.
+# Reductions.
 
 
 def test_accumulate_reduces_auxiliary_results():

@@ -176,7 +176,7 @@ def test_bundle_takes_trees_by_the_names_of_their_leaves(model, expected):
         assert_same_leaves(result, expected)
     assert isinstance(result[0], OrderedDict)
     assert result[1]["rest"][1] is None
-    # What comes out goes in again.
+    # Results are arguments of the next call.
     again = loaded(result[0], batch, **kwargs)
     assert int(again[0]["count"]) == 5
 
@@ -406,7 +406,7 @@ def test_bundle_has_executables_from_caches(compiled, tmp_path, monkeypatch, req
         request.getfixturevalue("cache_of_jax")
     loaded = []
     for path in (tmp_path / "first.pwb", tmp_path / "second.pwb"):
-        # Another process has nothing but the caches.
+        # Another process shares only the caches.
         monkeypatch.setattr(compile_cache, "_loaded", type(compile_cache._loaded)())
         compiled._lowered.compile().save(path, executables=True)
         monkeypatch.setattr(compile_cache, "_loaded", type(compile_cache._loaded)())
@@ -415,7 +415,7 @@ def test_bundle_has_executables_from_caches(compiled, tmp_path, monkeypatch, req
     assert_same_leaves(*(program(*args, **kwargs) for program in loaded))
 
 
-# What has no place in a bundle.
+# Programs that cannot be bundled.
 
 
 def test_bundle_refuses_callbacks_by_name(tmp_path):
@@ -445,7 +445,7 @@ def test_bundle_needs_a_folder(compiled, tmp_path):
         compiled.save(tmp_path / "nowhere" / "model.pwb")
 
 
-# What is refused when it is loaded.
+# Bundles that are refused when they are loaded.
 
 
 def test_bundle_refuses_other_platforms(model, tmp_path):

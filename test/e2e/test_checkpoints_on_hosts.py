@@ -246,7 +246,7 @@ def test_checkpoint_on_hosts_has_to_be_seen_by_the_controller(devices, tmp_path,
 
 @pytest.mark.not_attached
 @pytest.mark.needs("root")
-@pytest.mark.leaves_arrays  # What the error of the save refers to.
+@pytest.mark.leaves_arrays  # The error of the save refers to them.
 def test_checkpoint_on_hosts_reports_a_full_disk_once(devices, tmp_path, capfd):
     pw.connect(islands=ISLANDS, options=OPTIONS)
     large = pw.jit(

@@ -284,7 +284,7 @@ def test_program_refuses_more_devices_than_there_are():
         pw.ResourceError, match=rf"program step: .*needs 9.*{large.name}: 8.*there are 8"
     ) as raised:
         step(1.0)
-    # Even without slices of others there would be too few.
+    # There would be too few even without other slices.
     assert "release" not in str(raised.value)
     # The program that has the devices keeps them.
     assert second(0.0) == 1

@@ -164,7 +164,7 @@ def test_trace_has_a_track_for_each_host_of_an_island(devices, shared_workers, t
         assert {(e.slice, e.dst) for e in timeline.transfers} >= {(third, first), (third, second)}
         # A device may be delayed at the end of a launch whose shards another host has received already.
         assert backwards(timeline) < 0.05
-        # Each has half of what the slice has.
+        # Each has half of the slice's bytes.
         assert timeline.peak_bytes(first) == timeline.peak_bytes(second) > 0
     named = [e["args"]["name"] for e in json.loads(text) if e["name"] == "process_name"]
     assert named == [f"{track} (host {host})" for host, track in enumerate(tracks)]

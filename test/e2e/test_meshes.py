@@ -126,7 +126,7 @@ def test_meshes_second_order_gradients_of_types_without_mesh():
 
 
 def test_meshes_do_not_duplicate_results_of_forward():
-    # What the backward call reads and the result are one array, and so one result of the launch.
+    # The residual of the backward call and the result are one array, hence one result of the launch.
     loss = chain(placed(jnp.exp))
     text = pw.program(jax.grad(loss)).lower(X / 10).as_text("placed")
     forward = [line for line in text.splitlines() if 'kind = "fwd"' in line]

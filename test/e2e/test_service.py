@@ -553,5 +553,5 @@ def test_service_counts_chunks_of_a_loop_as_steps(
         theirs = jax.jit(lambda x, end: iterate(x, end, jnp.sin, jnp.cos))(x, end)
         assert int(count) == end
         np.testing.assert_allclose(np.asarray(y), theirs[1], rtol=1e-6)
-    # What comes before the loop is a step, and so are 1, 1, 2 and 5 chunks, and what comes after them.
+    # A step before each loop, 1, 1, 2 and 5 chunks, and a step after each.
     wait_until(lambda: client(service, "ann").steps_done == 17)

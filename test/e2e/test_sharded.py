@@ -83,7 +83,7 @@ def test_sharded_figure2_of_paper():
     assert_sharding(z, P("data"), on_a)
     assert [shard.data.tolist() for shard in y.addressable_shards] == [[3.0], [5.0]]
     assert not y.devices() & z.devices()
-    # Equal shards on equal meshes: copies are all that a move takes.
+    # Equal shards on equal meshes are moved by copies.
     cost = f.lower(jnp.array([1.0, 2.0])).compile().cost_analysis()
     assert (cost["launches"], cost["transfers"]) == (4, 3)
 
@@ -475,7 +475,7 @@ def test_sharded_arguments_of_other_sharding_are_moved(moves):
         assert again.sharding == result.sharding
     (message,) = moves()
     assert "argument x lives on" in message
-    # As written, or with what the spec leaves out: the same place.
+    # Equivalent specs: the same placement.
     for spec in (P("data", "model"), P(("data",), ("model",))):
         np.testing.assert_array_equal(f(jax.device_put(MATRIX, NamedSharding(mesh, spec))), MATRIX * 2)
     np.testing.assert_array_equal(f(MATRIX), MATRIX * 2)
@@ -615,7 +615,7 @@ def test_sharded_threads_alternate_programs_with_collectives():
     assert int(done.stdout.split()[1]) >= 4
 
 
-# What is refused, before anything runs.
+# Errors before anything runs.
 
 
 def physical() -> NamedSharding:

@@ -452,7 +452,7 @@ def test_transforms_jacobians():
     check(build, array(5))
 
 
-# What no result needs is never lowered, also where JAX could not.
+# Operations that no result needs are never lowered, also where JAX could not.
 
 
 @jax.custom_vjp

@@ -92,7 +92,7 @@ def is_split(array: Any) -> bool:
 
 
 def assert_state_is_shared(state: Any, params: Any) -> None:
-    """Checks that what divides is split, and the rest whole."""
+    """Checks that divisible arrays are split, and the others whole."""
     for leaf in jax.tree.leaves(state):
         assert is_split(leaf) == (leaf.size > 1), f"{leaf.shape}: {leaf.sharding.spec}"
     assert not any(map(is_split, jax.tree.leaves(params)))
