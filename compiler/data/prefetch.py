@@ -96,6 +96,7 @@ class Prefetched[T](Iterator[T]):
         """
         self._stop()
         self._reader.join()
+        self._error = None
 
     def get_state(self) -> Any:
         """Returns the position of the input after the last batch that was returned, not after those read
@@ -279,6 +280,7 @@ class _Reader:
         """Stops the thread, and frees the batches that are ready."""
         with self._changed:
             self._ended = True
+            self._error = None
             self._ready.clear()
             self._changed.notify_all()
         atexit.unregister(self._exit)
@@ -302,7 +304,9 @@ class _Reader:
                 self._read_all()
         except BaseException as error:
             error.add_note(f"pw.prefetch: batch {self._number_of_input()} of the input")
-            self._error = error
+            with self._changed:
+                # Its traceback refers to batches, and to this object, which keeps none of them after `stop`.
+                self._error = None if self._ended else error
         finally:
             if isinstance(self._iterator, InputBatches):
                 self._iterator.close()
@@ -372,6 +376,9 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
     # JAX reads memory of NumPy later, or for as long as the array lives.
     leaves = [_copied(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     for executable in _executables(step):
+        # One whose workers are lost is compiled again by the next call.
+        if executable.context is None and not isinstance(step, Bound):
+            continue
         numbers, wanted = executable.argument(argument)
         if tree != wanted and isinstance(step, Bound):
             raise TypeError(

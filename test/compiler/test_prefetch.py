@@ -166,6 +166,26 @@ def test_prefetch_is_collected_after_an_error(compiled: pw.Compiled) -> None:
     assert collected() is None
 
 
+def test_prefetch_frees_batches_when_it_is_closed_after_an_error(compiled: pw.Compiled) -> None:
+    """Not only when Python collects cycles: a host that leaves waits until none of its arrays is held."""
+    collected = []
+
+    def wrong() -> Iterator[dict[str, np.ndarray]]:
+        wrong = [{"x": np.ones((4, 7), np.float32), "y": BATCH["y"]}]
+        collected.append(weakref.ref(wrong[0]["x"]))
+        yield wrong.pop()
+
+    gc.disable()
+    try:
+        with pw.prefetch(wrong(), compiled, "batch") as batches:
+            while threads():
+                time.sleep(0.001)
+        assert collected[0]() is None
+        del batches
+    finally:
+        gc.enable()
+
+
 def test_prefetch_refuses_an_input_shorter_than_count(compiled: pw.Compiled) -> None:
     batches = pw.prefetch(numbered(3), compiled, "batch", count=10)
     with pytest.raises(ValueError, match="the input ended after 3 of 10 batches"):
