@@ -6,5 +6,5 @@
   and removes what dead processes have left.
 
 A folder has one for each cluster, that one for each host, and that one for each version:
-`pathways-1000/run1/host2/20.1/from2.blocks`. Imports `runtime.resilience` and `runtime.timelines`; no jax.
+`pathways-1000/run1/host2/20.1/copy7.blocks`. Imports `runtime.resilience` and `runtime.timelines`; no jax.
 """

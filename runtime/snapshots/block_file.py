@@ -97,6 +97,34 @@ def read_blocks(file: int, where: str, names: Collection[str] | None = None) -> 
     Raises:
       SnapshotError: the file is not complete, or not as it was written, or does not have a block.
     """
+    content, records = _table(file, where)
+    found: dict[str, StateBlock] = {}
+    for name in records if names is None else names:
+        if name not in records:
+            raise SnapshotError(f"{where} has no block {name}")
+        found[name] = _read_block(content, records[name], where)
+    return found
+
+
+def block_names(file: int, where: str) -> tuple[str, ...]:
+    """Returns the names of the blocks of a file.
+
+    Args:
+      file: its file descriptor.
+      where: what the file is called in messages.
+
+    Raises:
+      SnapshotError: the file is not complete, or its table is not as it was written.
+    """
+    return tuple(_table(file, where)[1])
+
+
+def _table(file: int, where: str) -> tuple[memoryview, dict[str, _BlockRecord]]:
+    """Returns the content of a file without its table, and the table by the names of blocks.
+
+    Raises:
+      SnapshotError: the table is not as it was written.
+    """
     size = os.fstat(file).st_size
     if size < _END.size:
         raise _corrupt(where, f"it has {size} bytes")
@@ -111,12 +139,7 @@ def read_blocks(file: int, where: str, names: Collection[str] | None = None) -> 
         records = {record.name: record for record in msgspec.json.decode(table, type=list[_BlockRecord])}
     except msgspec.DecodeError as error:
         raise _corrupt(where, str(error)) from None
-    found: dict[str, StateBlock] = {}
-    for name in records if names is None else names:
-        if name not in records:
-            raise SnapshotError(f"{where} has no block {name}")
-        found[name] = _read_block(content[: size - _END.size - length], records[name], where)
-    return found
+    return content[: size - _END.size - length], records
 
 
 def _read_block(content: memoryview, record: _BlockRecord, where: str) -> StateBlock:

@@ -14,12 +14,12 @@ import fcntl
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from pathways.runtime.resilience.records import VersionKey
-from pathways.runtime.snapshots.block_file import file_bytes, read_blocks, write_blocks
+from pathways.runtime.snapshots.block_file import block_names, file_bytes, read_blocks, write_blocks
 from pathways.runtime.snapshots.block_record import StateBlock
 from pathways.runtime.snapshots.private_folder import (
     SnapshotError,
@@ -36,7 +36,7 @@ LOCK = "lock"
 
 _COMMITTED = "committed"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
-_BLOCKS = re.compile(r"from(\d+)\.blocks")
+_BLOCKS = re.compile(r"copy(\d+)\.blocks")
 _WRITTEN = ".tmp"
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -51,11 +51,11 @@ class StoredCopies:
     """Copies of a version that a host has.
 
     Attributes:
-      sources: the hosts whose blocks they are.
+      numbers: the numbers of the copies.
       is_committed: whether the version is recorded as committed.
     """
 
-    sources: frozenset[int]
+    numbers: frozenset[int]
     is_committed: bool
 
 
@@ -102,43 +102,26 @@ class HostSnapshots:
                 os.close(self._folder)
                 self._folder = self._lock = -1
 
-    def check_space(self, needed: int) -> None:
-        """Checks that versions fit that are to be written.
-
-        Args:
-          needed: the bytes that they take, those included that are there already.
-
-        Raises:
-          SnapshotError: they do not; says how many bytes are free.
-        """
-        with self._guard:
-            free = self._free_bytes() + self._used_bytes()
-        if needed > free:
-            raise SnapshotError(
-                f"snapshots need {size(needed)}, {size(free)} free on host{self._host} in {self.path}; give "
-                "the machine or container more shared memory, or set HostOptions(snapshot_folder=)"
-            )
-
-    def write(self, key: VersionKey, source: int, blocks: Sequence[StateBlock]) -> None:
-        """Writes the blocks of a host, all or nothing.
+    def write(self, key: VersionKey, copy: int, blocks: Sequence[StateBlock]) -> None:
+        """Writes a copy, all or nothing.
 
         Args:
           key: the version.
-          source: the host whose blocks they are.
+          copy: the number of the copy, which no other copy of the version has.
           blocks: the blocks.
 
         Raises:
           SnapshotError: there is no space.
           TypeError: a block has elements without a fixed size.
         """
-        self._write_file(key, source, file_bytes(blocks), lambda file: write_blocks(file, blocks))
+        self._write_file(key, copy, file_bytes(blocks), lambda file: write_blocks(file, blocks))
 
-    def receive(self, key: VersionKey, source: int, count: int, chunks: Iterator[bytes | memoryview]) -> None:
+    def receive(self, key: VersionKey, copy: int, count: int, chunks: Iterator[bytes | memoryview]) -> None:
         """Writes a file that another host has, all or nothing.
 
         Args:
           key: the version.
-          source: the host whose blocks they are.
+          copy: the number of the copy, which no other copy of the version has.
           count: the size of the file.
           chunks: its content, in pieces.
 
@@ -153,37 +136,35 @@ class HostSnapshots:
                     left = left[os.write(file, left) :]
             if _position(file) != count:
                 raise SnapshotError(
-                    f"{self._named(key, source)}: {_position(file)} of {count} bytes were received"
+                    f"{self._named(key, copy)}: {_position(file)} of {count} bytes were received"
                 )
-            read_blocks(file, self._named(key, source))
+            read_blocks(file, self._named(key, copy))
 
-        self._write_file(key, source, count, write)
+        self._write_file(key, copy, count, write)
 
-    def open_copy(self, key: VersionKey, source: int) -> int:
-        """Returns a file descriptor of the blocks of a host, to be sent to another one and closed.
+    def open_copy(self, key: VersionKey, copy: int) -> int:
+        """Returns a file descriptor of a copy, to be sent to another one and closed.
 
         Raises:
           SnapshotError: there is no such copy.
         """
-        with self._open_version(key, source) as version:
-            return self._open_file(version, key, source)
+        with self._open_version(key, copy) as version:
+            return self._open_file(version, key, copy)
 
-    def read(
-        self, key: VersionKey, source: int, names: Collection[str] | None = None
-    ) -> dict[str, StateBlock]:
-        """Returns blocks of a host by their names; their data is not copied, and must not be changed.
+    def read(self, key: VersionKey, copy: int, names: Collection[str] | None = None) -> dict[str, StateBlock]:
+        """Returns blocks of a copy by their names; their data is not copied, and must not be changed.
 
         Args:
           key: the version.
-          source: the host whose blocks they are.
+          copy: the number of the copy, which no other copy of the version has.
           names: the blocks that are wanted; all by default.
 
         Raises:
           SnapshotError: there is no such copy, or it is corrupt.
         """
-        file = self.open_copy(key, source)
+        file = self.open_copy(key, copy)
         try:
-            return read_blocks(file, self._named(key, source), names)
+            return read_blocks(file, self._named(key, copy), names)
         finally:
             os.close(file)
 
@@ -195,9 +176,9 @@ class HostSnapshots:
                 folder = open_private_folder(Path(name), self._folder, create=False)
                 files = names_in(folder)
                 os.close(folder)
-                sources = frozenset(int(m[1]) for file in files if (m := _BLOCKS.fullmatch(file)))
-                if sources:
-                    found[key] = StoredCopies(sources, _COMMITTED in files)
+                numbers = frozenset(int(m[1]) for file in files if (m := _BLOCKS.fullmatch(file)))
+                if numbers:
+                    found[key] = StoredCopies(numbers, _COMMITTED in files)
         return found
 
     def commit(self, key: VersionKey) -> None:
@@ -209,19 +190,49 @@ class HostSnapshots:
         with self._open_version(key, None) as version, contextlib.suppress(FileExistsError):
             os.close(os.open(_COMMITTED, _CREATE, 0o600, dir_fd=version))
 
-    def keep(self, keys: Collection[VersionKey]) -> None:
+    def names(self, key: VersionKey, copy: int) -> tuple[str, ...]:
+        """Returns the names of the blocks of a copy.
+
+        Raises:
+          SnapshotError: there is no such copy, or its table of blocks is corrupt.
+        """
+        file = self.open_copy(key, copy)
+        try:
+            return block_names(file, self._named(key, copy))
+        finally:
+            os.close(file)
+
+    def keep(self, keys: Container[VersionKey]) -> None:
         """Removes all other versions. Blocks of them that were read stay as long as they are used."""
         with self._guard:
             for name, key in self._version_folders():
                 if key not in keys:
                     remove_files(self._folder, name)
 
+    def remove(self) -> None:
+        """Removes all versions and the folder; nothing may be written any more."""
+        with self._guard:
+            above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
+            try:
+                remove_files(above, self.path.name)
+            finally:
+                os.close(above)
+        # Of the cluster, the last host removes it.
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+        self.close()
+
+    def space(self) -> tuple[int, int]:
+        """Returns the number of the file system, and the bytes there that versions may take in all."""
+        with self._guard:
+            return os.fstat(self._folder).st_dev, self._free_bytes() + self._used_bytes()
+
     # Files.
 
-    def _write_file(self, key: VersionKey, source: int, count: int, write: Callable[[int], None]) -> None:
+    def _write_file(self, key: VersionKey, copy: int, count: int, write: Callable[[int], None]) -> None:
         with self._guard:
             version = open_private_folder(Path(_name(key)), self._folder)
-        name = f"from{source}.blocks"
+        name = f"copy{copy}.blocks"
         # Another thread may write the same one.
         written = f"{name}.{threading.get_ident()}{_WRITTEN}"
         try:
@@ -235,47 +246,47 @@ class HostSnapshots:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 raise SnapshotError(
-                    f"{self._named(key, source)} needs {size(count)}, {size(self._free_bytes())} free on "
+                    f"{self._named(key, copy)} needs {size(count)}, {size(self._free_bytes())} free on "
                     f"host{self._host} in {self.path}"
                 ) from None
             finally:
                 os.close(file)
             os.rename(written, name, src_dir_fd=version, dst_dir_fd=version)
         except FileNotFoundError:
-            raise SnapshotError(f"{self._named(key, source)} was dropped while it was written") from None
+            raise SnapshotError(f"{self._named(key, copy)} was dropped while it was written") from None
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(written, dir_fd=version)
             os.close(version)
 
     @contextlib.contextmanager
-    def _open_version(self, key: VersionKey, source: int | None) -> Iterator[int]:
+    def _open_version(self, key: VersionKey, copy: int | None) -> Iterator[int]:
         try:
             version = open_private_folder(Path(_name(key)), self._folder, create=False)
         except FileNotFoundError:
-            raise SnapshotError(f"{self._named(key, source)} does not exist") from None
+            raise SnapshotError(f"{self._named(key, copy)} does not exist") from None
         try:
             yield version
         finally:
             os.close(version)
 
-    def _open_file(self, version: int, key: VersionKey, source: int) -> int:
-        name = f"from{source}.blocks"
+    def _open_file(self, version: int, key: VersionKey, copy: int) -> int:
+        name = f"copy{copy}.blocks"
         try:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=version)
         except FileNotFoundError:
-            raise SnapshotError(f"{self._named(key, source)} does not exist") from None
+            raise SnapshotError(f"{self._named(key, copy)} does not exist") from None
         except OSError as error:
             what = "is a link" if is_link(name, version) else f"cannot be read: {error.strerror}"
-            raise SnapshotError(f"{self._named(key, source)} {what}") from None
+            raise SnapshotError(f"{self._named(key, copy)} {what}") from None
         if os.fstat(file).st_uid != os.geteuid():
             os.close(file)
-            raise SnapshotError(f"{self._named(key, source)} belongs to another user")
+            raise SnapshotError(f"{self._named(key, copy)} belongs to another user")
         return file
 
-    def _named(self, key: VersionKey, source: int | None) -> str:
-        of_host = "" if source is None else f" of host{source}"
-        return f"snapshot {_name(key)}{of_host} in {self.path}"
+    def _named(self, key: VersionKey, copy: int | None) -> str:
+        which = "" if copy is None else f", copy {copy},"
+        return f"snapshot {_name(key)}{which} in {self.path}"
 
     def _version_folders(self) -> list[tuple[str, VersionKey]]:
         names = ((name, _VERSION.fullmatch(name)) for name in names_in(self._folder))

@@ -8,7 +8,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pathways.runtime.snapshots.host_snapshots import LOCK
@@ -55,16 +55,23 @@ def find_leftovers(folder: str | os.PathLike[str]) -> list[SnapshotLeftover]:
     return sorted(found, key=lambda leftover: (leftover.cluster, leftover.host))
 
 
-def remove_leftovers(folder: str | os.PathLike[str], seconds: float) -> list[SnapshotLeftover]:
-    """Removes snapshots that no process has and that were not changed for some time; returns them.
+def remove_leftovers(
+    folder: str | os.PathLike[str], seconds: float, is_over: Callable[[str], bool] = lambda cluster: False
+) -> list[SnapshotLeftover]:
+    """Removes snapshots that no process has and that are of no use any more; returns them.
 
     A process that begins to use one at the same time keeps it, or finds it empty.
 
     Args:
       folder: the folder of all snapshots of the user.
-      seconds: the time.
+      seconds: the time after which those are of no use that were not changed.
+      is_over: returns whether the cluster of a name will never use its snapshots again.
     """
-    old = {(one.cluster, one.host): one for one in find_leftovers(folder) if one.seconds >= seconds}
+    old = {
+        (one.cluster, one.host): one
+        for one in find_leftovers(folder)
+        if one.seconds >= seconds or is_over(one.cluster)
+    }
     removed = []
     for cluster, host, lock, opened in _unused(Path(folder)):
         # Locked from here on.

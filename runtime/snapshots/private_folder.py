@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -62,16 +63,27 @@ def is_link(path: Path | str, within: int | None = None) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def _entries(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    # Anew: descriptors of one open folder share the position in it, and another thread may be reading it.
+    own = os.open(".", _FLAGS, dir_fd=folder)
+    try:
+        with os.scandir(own) as entries:
+            yield entries
+    finally:
+        os.close(own)
+
+
 def names_in(folder: int) -> list[str]:
     """Returns the names in a folder, sorted."""
-    with os.scandir(folder) as entries:
+    with _entries(folder) as entries:
         return sorted(entry.name for entry in entries)
 
 
 def files_below(folder: int) -> list[os.stat_result]:
     """Returns what is known of the files in a folder, and of those in folders in it; follows no links."""
     found: list[os.stat_result] = []
-    with os.scandir(folder) as entries:
+    with _entries(folder) as entries:
         for entry in entries:
             # Another thread may remove it.
             with contextlib.suppress(FileNotFoundError):

@@ -79,7 +79,7 @@ def test_snapshots_have_small_types(snapshots: HostSnapshots, dtype: type):
 @hypothesis.given(st.data())
 def test_snapshots_that_are_changed_are_refused(snapshots: HostSnapshots, data: st.DataObject):
     snapshots.write(KEY, 2, some_blocks())
-    file = snapshots.path / "10.1" / "from2.blocks"
+    file = snapshots.path / "10.1" / "copy2.blocks"
     content = bytearray(file.read_bytes())
     if data.draw(st.booleans()):
         del content[data.draw(st.integers(0, len(content) - 1)) :]
@@ -92,7 +92,7 @@ def test_snapshots_that_are_changed_are_refused(snapshots: HostSnapshots, data: 
     except SnapshotError as error:
         why = str(error)
     if why:
-        assert why.startswith(f"snapshot 10.1 of host2 in {snapshots.path} is corrupt: ")
+        assert why.startswith(f"snapshot 10.1, copy 2, in {snapshots.path} is corrupt: ")
         return
     # Between blocks there is room that nobody reads.
     for one in some_blocks():
@@ -102,9 +102,9 @@ def test_snapshots_that_are_changed_are_refused(snapshots: HostSnapshots, data: 
 def test_snapshots_read_some_blocks_alone(snapshots: HostSnapshots):
     snapshots.write(KEY, 2, some_blocks())
     assert [*snapshots.read(KEY, 2, ["b"])] == ["b"]
-    with pytest.raises(SnapshotError, match=r"of host2 in .* has no block c"):
+    with pytest.raises(SnapshotError, match=r"copy 2, in .* has no block c"):
         snapshots.read(KEY, 2, ["c"])
-    with pytest.raises(SnapshotError, match=r"snapshot 10.1 of host3 in .* does not exist"):
+    with pytest.raises(SnapshotError, match=r"snapshot 10.1, copy 3, in .* does not exist"):
         snapshots.read(KEY, 3)
     with pytest.raises(SnapshotError, match=r"snapshot 20.1 in .* does not exist"):
         snapshots.commit(NEXT)
@@ -112,7 +112,7 @@ def test_snapshots_read_some_blocks_alone(snapshots: HostSnapshots):
 
 def test_snapshots_are_sent_to_a_buddy(snapshots: HostSnapshots, tmp_path: Path):
     snapshots.write(KEY, 2, some_blocks())
-    content = (snapshots.path / "10.1" / "from2.blocks").read_bytes()
+    content = (snapshots.path / "10.1" / "copy2.blocks").read_bytes()
     with HostSnapshots(tmp_path / "mine", "run", 3) as buddy:
         with pytest.raises(SnapshotError, match=r"9 of \d+ bytes were received"):
             buddy.receive(KEY, 2, len(content), iter([content[:9]]))
@@ -131,7 +131,7 @@ def test_snapshots_are_kept_committed_and_dropped(snapshots: HostSnapshots):
     snapshots.commit(NEXT)
     snapshots.commit(NEXT)
     found = snapshots.versions()
-    assert {key: (sorted(one.sources), one.is_committed) for key, one in found.items()} == {
+    assert {key: (sorted(one.numbers), one.is_committed) for key, one in found.items()} == {
         KEY: ([2], False),
         NEXT: ([2, 3], True),
     }
@@ -141,6 +141,14 @@ def test_snapshots_are_kept_committed_and_dropped(snapshots: HostSnapshots):
     # Its memory is free once nobody reads it.
     assert held.sum() == 66.0
     assert sorted(path.name for path in snapshots.path.iterdir()) == ["20.1", "lock"]
+
+
+def test_snapshots_are_found_while_another_thread_finds_them(snapshots: HostSnapshots):
+    snapshots.write(KEY, 2, some_blocks())
+    with os.scandir(snapshots._folder) as entries:
+        # The system has given it all of the folder.
+        next(entries)
+        assert snapshots.versions().keys() == {KEY}
 
 
 def test_snapshots_stay_when_their_process_ends(tmp_path: Path):
@@ -156,7 +164,7 @@ def test_snapshots_are_for_their_user_alone(snapshots: HostSnapshots):
     snapshots.write(KEY, 2, some_blocks())
     folders = [snapshots.path.parents[1], snapshots.path.parent, snapshots.path, snapshots.path / "10.1"]
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
-    assert (snapshots.path / "10.1" / "from2.blocks").stat().st_mode & 0o777 == 0o600
+    assert (snapshots.path / "10.1" / "copy2.blocks").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -189,10 +197,10 @@ def test_snapshots_refuse_folders_of_others(tmp_path: Path, monkeypatch: pytest.
 
 def test_snapshots_refuse_a_file_that_is_a_link(snapshots: HostSnapshots):
     snapshots.write(KEY, 2, some_blocks())
-    file = snapshots.path / "10.1" / "from2.blocks"
+    file = snapshots.path / "10.1" / "copy2.blocks"
     file.rename(file.with_name("other"))
     file.symlink_to("other")
-    with pytest.raises(SnapshotError, match=r"of host2 in .* is a link"):
+    with pytest.raises(SnapshotError, match=r"copy 2, in .* is a link"):
         snapshots.read(KEY, 2)
 
 
@@ -206,15 +214,14 @@ def test_snapshots_refuse_odd_names_and_types(tmp_path: Path, snapshots: HostSna
     assert snapshots.versions() == {}
 
 
-def test_snapshots_need_space_before_the_first_step(snapshots: HostSnapshots, monkeypatch):
+def test_snapshots_know_their_blocks_and_the_space_for_them(snapshots: HostSnapshots, monkeypatch):
     monkeypatch.setattr(HostSnapshots, "_free_bytes", lambda self: 64 << 20)
-    snapshots.check_space(64 << 20)
-    with pytest.raises(SnapshotError) as refused:
-        snapshots.check_space(256 << 20)
-    assert str(refused.value) == (
-        f"snapshots need 256 MiB, 64 MiB free on host2 in {snapshots.path}; give the machine or container "
-        "more shared memory, or set HostOptions(snapshot_folder=)"
-    )
+    snapshots.write(KEY, 2, some_blocks())
+    written = (snapshots.path / "10.1" / "copy2.blocks").stat().st_size
+    assert snapshots.names(KEY, 2) == ("w", "b")
+    assert snapshots.space() == (snapshots.path.stat().st_dev, (64 << 20) + written)
+    snapshots.remove()
+    assert not snapshots.path.parent.exists()
 
 
 def test_snapshots_that_do_not_fit_leave_nothing(snapshots: HostSnapshots, monkeypatch):
@@ -224,7 +231,7 @@ def test_snapshots_that_do_not_fit_leave_nothing(snapshots: HostSnapshots, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(host_snapshots.os, "posix_fallocate", full)
-    with pytest.raises(SnapshotError, match=r"snapshot 20.1 of host2 in .* needs .*, .* free on host2 in"):
+    with pytest.raises(SnapshotError, match=r"snapshot 20.1, copy 2, in .* needs .*, .* free on host2 in"):
         snapshots.write(NEXT, 2, some_blocks())
     assert snapshots.versions().keys() == {KEY}
     assert [*(snapshots.path / "20.1").iterdir()] == []
@@ -266,7 +273,8 @@ def test_snapshots_of_dead_processes_are_found_and_removed(tmp_path: Path):
         assert [(one.cluster, one.host) for one in found] == [("old", "host0"), ("old", "host1")]
         assert all(one.count > 100 for one in found)
         assert remove_leftovers(tmp_path / "mine", 3600.0) == []
-        removed = remove_leftovers(tmp_path / "mine", 0.0)
+        assert remove_leftovers(tmp_path / "mine", 3600.0, lambda cluster: cluster == "new") == []
+        removed = remove_leftovers(tmp_path / "mine", 3600.0, lambda cluster: cluster == "old")
         assert [(one.cluster, one.host) for one in removed] == [("old", "host0"), ("old", "host1")]
         assert alive.versions().keys() == {KEY}
     assert [path.name for path in (tmp_path / "mine" / "old").iterdir()] == []
