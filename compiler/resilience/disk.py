@@ -10,6 +10,7 @@ import jax
 
 from pathways.compiler.data import checkpoint
 from pathways.compiler.resilience.source import SourcePosition
+from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.resilience.events import DiskSaveCompleted, DiskSaveFailed, ResilienceEvent
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.resources.threads import RunningThread, start_thread
@@ -86,6 +87,9 @@ class DiskVersions:
 
 def _type_of(leaf: Any) -> Any:
     """Returns what says how a leaf is restored, without its data."""
+    if isinstance(leaf, Array):
+        # Those of this process: it may be donated, and the workers lost that have it.
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
     if not isinstance(leaf, jax.Array):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)

@@ -101,6 +101,9 @@ class LocalSnapshotStore(SnapshotStore):
         self._events: collections.deque[ResilienceEvent] = collections.deque()
         self._changed = threading.Condition()
 
+    def open(self, state: Any) -> None:
+        """See `SnapshotStore.open`."""
+
     def take(self, key: VersionKey, state: Any) -> Holdings:
         """See `SnapshotStore.take`."""
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)

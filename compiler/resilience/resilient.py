@@ -17,6 +17,7 @@ import jax
 from pathways.compiler.data.prefetch import Prefetched
 from pathways.compiler.program import Program
 from pathways.compiler.resilience.disk import DiskVersions
+from pathways.compiler.resilience.host_store import HostStore
 from pathways.compiler.resilience.local_store import LocalSnapshotStore
 from pathways.compiler.resilience.settings import (
     check_minimum,
@@ -56,6 +57,7 @@ from pathways.runtime.resilience.events import (
     RunEnded,
     SnapshotStarted,
 )
+from pathways.runtime.resilience.phases import WaitingForIslands
 from pathways.runtime.resilience.records import RecoveryPolicy
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -110,6 +112,8 @@ class ResilientRun:
         self._read_steps = 0
         self._ready: collections.deque[tuple[int, Any]] = collections.deque()
         self._has_ended = False
+        # The step whose batch is the next one of the source, which has to be opened there; None where it is.
+        self._rewound_to: int | None = None
         self._abandoned: str | None = None
         self._last_tick = 0.0
 
@@ -126,6 +130,7 @@ class ResilientRun:
         if self._core is not None:
             raise RuntimeError("pw.resilient: a run begins once; call pw.resilient again")
         self._positions[0] = self._source.open()
+        self._store.open(self._state)
         disk_step = None
         if self._disk is not None:
             self._source.check_saved(self._positions[0])
@@ -254,14 +259,16 @@ class ResilientRun:
         """Issues a step. One that fails because an island is lost is issued again later."""
         core = self._core_of_open_run()
         try:
+            if self._rewound_to is not None:
+                self._source.open(self._positions[self._rewound_to])
+                self._rewound_to = None
             batch, position = self._source.next()
+            result = self._train_step(self._state, batch)
         except StopIteration:
             self._has_ended = True
             return
-        try:
-            result = self._train_step(self._state, batch)
-        except Exception:
-            if self._drain():
+        except Exception as error:
+            if self._is_of_loss(error):
                 return
             raise
         if not isinstance(result, tuple) or len(result) != 2:
@@ -280,8 +287,8 @@ class ResilientRun:
         first = self._in_flight[0]
         try:
             metrics = self._store.read(first.metrics)
-        except Exception:
-            if self._drain():
+        except Exception as error:
+            if self._is_of_loss(error):
                 return
             raise
         self._in_flight.popleft()
@@ -289,6 +296,10 @@ class ResilientRun:
             self._ready.append((first.number, metrics))
             self._read_steps += 1
         self._handle(MetricsRead(first.number + 1))
+
+    def _is_of_loss(self, error: Exception) -> bool:
+        """Returns whether steps in flight were lost, which is why one fails."""
+        return self._drain() or (self._store.awaits_loss(error) and self._drain())
 
     # What the core decides.
 
@@ -351,6 +362,9 @@ class ResilientRun:
                 self._positions = {n: own for n, own in self._positions.items() if n >= oldest}
             case HoldSteps():
                 self._is_held = True
+                if isinstance(self._core_of_open_run().phase, WaitingForIslands):
+                    # An island that leaves is back when nothing of it is held any more.
+                    self._drop_state()
             case RestoreState():
                 self._restore(effect)
             case ResumeSteps():
@@ -368,15 +382,19 @@ class ResilientRun:
 
     def _restore(self, restore: RestoreState) -> None:
         self._is_held = True
-        self._in_flight.clear()
-        self._state = None
+        self._drop_state()
         if restore.key is not None:
             self._state = self._store.restore(restore)
         else:
             self._restore_from_disk(restore)
         self.step = restore.step
         self._has_ended = False
-        self._source.open(self._positions[restore.step])
+        self._rewound_to = restore.step
+
+    def _drop_state(self) -> None:
+        self._in_flight.clear()
+        self._state = None
+        self._source.close()
 
     def _restore_from_disk(self, restore: RestoreState) -> None:
         assert self._disk is not None
@@ -478,7 +496,7 @@ def resilient(
       TypeError: `feeds` is missing or no program, or an argument has a wrong type.
       ValueError: a number out of range, a `minimum` that no number of replicas meets, or a `step` without
         such an argument.
-      RuntimeError: the cluster has hosts.
+      RuntimeError: the hosts are those of a service, or `minimum` is given on hosts.
 
     Example:
       ```python
@@ -499,11 +517,18 @@ def resilient(
         check_minimum(minimum, program)
     if not jax.tree.leaves(state):
         raise ValueError("pw.resilient: the state has no leaves")
-    if controller() is not None:
+    hosts = controller()
+    if hosts is not None and minimum is not None:
         raise RuntimeError(
-            "pw.resilient: snapshots over hosts are not supported yet; it runs on the devices of this "
-            "process, as of pw.connect(cpu_devices=..., islands=...)"
+            "pw.resilient: minimum= is not supported on hosts yet; leave it out, and lost islands are waited "
+            "for"
         )
+    if hosts is not None and isinstance(program, Bound):
+        raise TypeError(
+            "pw.resilient: a compiled program is bound to workers, which may be lost; pass the program "
+            "itself, which is compiled again for new workers"
+        )
+    store = LocalSnapshotStore() if hosts is None else HostStore(hosts)
     # In this process islands return at once, so all replicas run.
     policy = RecoveryPolicy(
         interval.steps,
@@ -513,4 +538,4 @@ def resilient(
     )
     batches = RewindableSource(source, program, argument, rows=rows, shards=shards)
     disk_versions = None if disk is None else DiskVersions(disk, state)
-    return ResilientRun(train_step, state, batches, LocalSnapshotStore(), policy, disk_versions)
+    return ResilientRun(train_step, state, batches, store, policy, disk_versions)

@@ -23,6 +23,14 @@ class SnapshotStore(abc.ABC):
     topology: ReplicaTopology
 
     @abc.abstractmethod
+    def open(self, state: Any) -> None:
+        """Begins a run with a state; before that there is no topology.
+
+        Raises:
+          OSError: the state cannot be kept.
+        """
+
+    @abc.abstractmethod
     def take(self, key: VersionKey, state: Any) -> Holdings:
         """Begins a version of a state that the next step may donate; returns which host has what of it."""
 
@@ -83,6 +91,10 @@ class SnapshotStore(abc.ABC):
     @abc.abstractmethod
     def poll(self) -> list[ResilienceEvent]:
         """Returns the events since the last call."""
+
+    def awaits_loss(self, error: Exception) -> bool:
+        """Waits until the loss is noticed that may be the cause of an error; returns whether it was."""
+        return False
 
     @abc.abstractmethod
     def wait(self, seconds: float) -> None:

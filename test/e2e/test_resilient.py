@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -665,11 +666,18 @@ def test_resilient_is_a_context_manager() -> None:
         pass
 
 
-def test_resilient_does_not_run_on_hosts_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resilient_says_what_is_not_there_on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     step, state, source = small()
-    monkeypatch.setattr(resilient_module, "controller", object)
-    with pytest.raises(RuntimeError, match="snapshots over hosts are not supported yet"):
+    compiled = step.lower(state, source[0]).compile()
+    monkeypatch.setattr(resilient_module, "check_minimum", lambda *_: None)
+    client = types.SimpleNamespace(session=object())
+    monkeypatch.setattr(resilient_module, "controller", lambda: client)
+    with pytest.raises(RuntimeError, match=r"hosts of a service \(attach=\) are not supported yet"):
         pw.resilient(step, state, source)
+    with pytest.raises(RuntimeError, match="minimum= is not supported on hosts yet; leave it out"):
+        pw.resilient(step, state, source, minimum=1)
+    with pytest.raises(TypeError, match="a compiled program is bound to workers, which may be lost"):
+        pw.resilient(compiled, state, source)
 
 
 def test_resilient_reads_times() -> None:

@@ -22,6 +22,8 @@ Steps = Annotated[int, Meta(ge=1)]
 Deadline = Annotated[float, Meta(gt=0, lt=_MAX_SECONDS, description="seconds, or None for never")]
 Seconds = Annotated[float, Meta(ge=0, lt=_MAX_SECONDS, description="seconds, 0 for none")]
 Spares = Annotated[int, Meta(ge=0, le=256, description="a number of spare workers from 0 to 256")]
+Folder = Annotated[str, Meta(pattern="^/.", description="an absolute path")]
+Rate = Annotated[float, Meta(gt=0, lt=_MOST, description="bytes per second, or None for any")]
 Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
 
 
@@ -50,6 +52,10 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
       spares: number of spare workers on this machine that replace lost ones, for all islands together;
         `Island(spares=)` adds to it. A spare has imported JAX, so that an island of one host is back in
         tenths of a second, and takes some memory. Only for workers that are children of this process.
+      snapshot_folder: the folder on each host in which `pathways.resilient` keeps copies of the state: of
+        memory that outlives workers, and for its user alone. None for one in `/dev/shm`.
+      snapshot_rate: the maximum of bytes per second that a host sends of these copies to others. None for no
+        maximum.
       ports: the first and the last port that the controller and its workers may listen on; None for any.
         Requires `bind=`.
       advertise: the address at which workers find the controller; None for that of `bind=`.
@@ -69,6 +75,8 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     step_deadline: Deadline | None = None
     restart_seconds: Seconds = 300.0
     spares: Spares = 0
+    snapshot_folder: Folder | None = None
+    snapshot_rate: Rate | None = None
     ports: Annotated[tuple[Port, Port], Meta(description="a first and a last port")] | None = None
     advertise: Annotated[str, Meta(min_length=1, description="an address")] | None = None
 

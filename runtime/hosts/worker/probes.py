@@ -64,6 +64,7 @@ class Probes:
         self._deadline = deadline
         self._pause = min(_PAUSE, deadline / 4)
         self._known: dict[int, str] = {}
+        self._services: dict[str, Callable[[Connection[Any]], None]] = {}
         self._lock = threading.Lock()
         self._server = server
         address, port = server.getsockname()[:2]
@@ -84,6 +85,33 @@ class Probes:
             # reach it.
             start_thread(functools.partial(self._probe, host, address), f"probe host {host}")
 
+    def serve(self, channel: str, answer: Callable[[Connection[Any]], None]) -> None:
+        """Accepts connections of other workers for something else from now on.
+
+        Args:
+          channel: the channel of their `Purpose`.
+          answer: is called with each, in a thread of its own.
+        """
+        self._services[channel] = answer
+
+    def connect(self, host: int, address: str, channel: str, decode: Decode) -> Connection[Any]:
+        """Connects to another worker, which serves a channel.
+
+        Args:
+          host: its number.
+          address: the address of its `Probes`.
+          channel: the channel.
+          decode: decodes what it sends.
+
+        Raises:
+          OSError: it cannot be reached.
+          MessageError: it is no worker of this cluster.
+        """
+        name, _, port = address.rpartition(":")
+        purpose = Purpose(channel, "worker", self._host, self._epoch, f"host {host}")
+        sock = socket.create_connection((name, int(port)), timeout=min(_TRY, self._deadline))
+        return call(sock, self._secret, purpose, decode, self._deadline)
+
     def close(self) -> None:
         """Stops to ping peers and to accept their connections."""
         with self._lock:
@@ -93,10 +121,14 @@ class Probes:
         self._server.close()
 
     def _admits(self, purpose: Purpose) -> bool:
-        return (purpose.channel, purpose.role, purpose.to) == (PEER, "worker", f"host {self._host}")
+        is_served = purpose.channel == PEER or purpose.channel in self._services
+        return is_served and (purpose.role, purpose.to) == ("worker", f"host {self._host}")
 
     def _answer(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
         """Answers the pings of a peer until it disconnects; detecting a failure is up to the peer."""
+        if (purpose := keeper.purpose) is not None and purpose.channel in self._services:
+            self._services[purpose.channel](connection)
+            return
         with contextlib.suppress(ConnectionEnded, MessageError):
             while isinstance(message := connection.receive(), Ping):
                 connection.send(Pong(message.number))
@@ -128,13 +160,11 @@ class Probes:
           OSError: the peer does not answer in time.
           MessageError: the handshake failed: another process listens there.
         """
-        name, _, port = address.rpartition(":")
-        purpose = Purpose(PEER, "worker", self._host, self._epoch, f"host {host}")
         deadline = time.monotonic() + self._deadline
         while True:
             try:
-                sock = socket.create_connection((name, int(port)), timeout=min(_TRY, self._deadline))
-                return open_connection(sock, self._secret, purpose, decode_for_controller, self._deadline)
+                return self._deadline))
+                return open_connection(host, address, PEER, decode_for_controller)
             except (ConnectionEnded, TimeoutError):
                 # The peer has too many pending connections, or the network drops packets.
                 if time.monotonic() > deadline:

@@ -56,6 +56,7 @@ from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.hosts.worker.program_description import describe
 from pathways.runtime.hosts.worker.sigterm import SigtermHandler
+from pathways.runtime.hosts.worker.snapshots import serve_snapshots
 from pathways.runtime.hosts.worker.steps_in_progress import StepsInProgress
 from pathways.runtime.hosts.worker.worker_target import Peers, TransferIds, WorkerTarget
 from pathways.runtime.local import stalls
@@ -577,6 +578,7 @@ def main() -> int:
         config.heartbeat,
     )
     own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
+    serve_snapshots(probes, config.heartbeat)
     worker = Worker(config, connections, peers, cluster.devices, probes)
     connections["watch"].send(
         m.Ready(

@@ -1,0 +1,659 @@
+"""Versions of the state in the memory of hosts, by calls of `runtime.hosts.worker.snapshots` there."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler.data.on_hosts import call_of, lanes, values_of
+from pathways.compiler.resilience.host_layouts import ArrayPlace, HostArrayLayout, layout_of_array
+from pathways.compiler.resilience.store import SnapshotStore
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.step import FunctionCall
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.local_session import LocalSession
+from pathways.runtime.hosts.cluster.host import HostGang, Location
+from pathways.runtime.hosts.protocol import plain
+from pathways.runtime.hosts.worker import snapshots
+from pathways.runtime.resilience.effects import RestoreState
+from pathways.runtime.resilience.events import (
+    CopyCompleted,
+    CopyFailed,
+    HostRestored,
+    IslandAbandoned,
+    ReplicasPrepared,
+    ResilienceEvent,
+    RestoreFailed,
+    WorkersLost,
+    WorkersReturned,
+)
+from pathways.runtime.resilience.placement import place_buddy_copies, place_own_copies, plan_loads
+from pathways.runtime.resilience.records import (
+    BlockCopy,
+    BlockLoad,
+    Blocks,
+    Holdings,
+    HostPlace,
+    ReplicaTopology,
+    VersionKey,
+)
+from pathways.runtime.snapshots.private_folder import SnapshotError
+from pathways.runtime.timelines.tables import size
+
+_MODULE = snapshots.__name__
+
+_NAME = "pw.resilient"
+"""Name of the calls in messages."""
+
+_POLL_SECONDS = 0.002
+
+_LOSS_SECONDS = 2.0
+"""Time from an error of a step to the report of the loss that is its cause."""
+
+_VERSIONS = 2
+"""Number of versions in memory at most."""
+
+_NO_BLOCKS: Blocks = frozenset()
+
+
+@dataclasses.dataclass
+class _StateOnHosts:
+    """State that is copied.
+
+    Attributes:
+      tree: its structure.
+      leaves: the layout of each array on hosts; any other leaf itself.
+      arrays: the arrays on hosts, until copies of them have begun, by positions of leaves.
+      copies: the blocks that each host has in its memory.
+    """
+
+    tree: Any
+    leaves: list[Any]
+    arrays: dict[int, Array]
+    copies: dict[int, Blocks] = dataclasses.field(default_factory=dict)
+
+    @property
+    def layouts(self) -> list[HostArrayLayout]:
+        """The layouts of all arrays on hosts."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, HostArrayLayout)]
+
+    @property
+    def holdings(self) -> Holdings:
+        """The blocks that each host has on its devices."""
+        holdings: dict[int, set[str]] = {}
+        for layout in self.layouts:
+            for place in layout.places:
+                for block in place.blocks:
+                    holdings.setdefault(block.host, set()).add(block.name)
+        return {host: frozenset(blocks) for host, blocks in sorted(holdings.items())}
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The bytes of each block."""
+        return collections.ChainMap(*(layout.sizes for layout in self.layouts))
+
+
+@dataclasses.dataclass
+class _KnownIsland:
+    """An island, as the core of resilience knows it.
+
+    Attributes:
+      gang: its last workers that were ready.
+      is_present: whether these are.
+      opening: the workers that have a request to open their memory; None for none.
+      is_abandoned: whether it was reported that it will have no workers again.
+    """
+
+    gang: HostGang
+    is_present: bool = True
+    opening: HostGang | None = None
+    is_abandoned: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _PendingCall:
+    """A call in flight; `on_end` returns the events that its end is."""
+
+    call: FunctionCall
+    on_end: Callable[[], list[ResilienceEvent]]
+
+
+class HostStore(SnapshotStore):
+    """Versions in the memory of hosts; see `SnapshotStore`.
+
+    Args:
+      client: the client of the hosts.
+
+    Raises:
+      RuntimeError: the hosts are those of a service.
+    """
+
+    def __init__(self, client: Client) -> None:
+        if not isinstance(client.session, LocalSession):
+            raise RuntimeError(
+                "pw.resilient: snapshots on the hosts of a service (attach=) are not supported yet; it runs "
+                "on hosts of this process, as of pw.connect(hosts=...), or on devices of this process"
+            )
+        self._client = client
+        self._options = client.session.options
+        self._run = snapshots.run_name(secrets.token_hex(8))
+        self._islands = [_KnownIsland(gang) for gang in client.pool.gangs]
+        self._kept: dict[VersionKey, _StateOnHosts] = {}
+        self._newest: VersionKey | None = None
+        self._space: dict[int, dict[str, Any]] = {}
+        self._has_space = False
+        self._pending: list[_PendingCall] = []
+        # Copies of what hosts do not have in their memory yet.
+        self._waiting: list[tuple[VersionKey, BlockCopy]] = []
+        self._events: collections.deque[ResilienceEvent] = collections.deque()
+        # In one lane what changes memory, in its order; streams and restores do not wait for each other.
+        self._memory_lane, self._stream_lane, self._restore_lane = next(lanes), next(lanes), next(lanes)
+
+    def open(self, state: Any) -> None:
+        """See `SnapshotStore.open`.
+
+        Raises:
+          SnapshotError: a host has too little memory, or no folder for it.
+          HostError: a host was lost.
+        """
+        gangs = self._client.pool.current(range(len(self._islands)))
+        self._islands = [_KnownIsland(gang) for gang in gangs]
+        calls = [self._open_island(gang) for gang in gangs]
+        for gang, call in zip(gangs, calls, strict=True):
+            self._client.wait_for_call(call)
+            for host in gang.hosts:
+                if (why := self._failure(call, host.index)) is not None:
+                    raise SnapshotError(f"pw.resilient: {host}: {why}")
+            for host, found in zip(gang.hosts, values_of(self._client, call), strict=True):
+                self._space[host.index] = found
+        numbers = range(len(self._islands))
+        self.topology = ReplicaTopology(
+            {
+                host.index: HostPlace(gang.number, self._space[host.index]["machine"])
+                for gang in gangs
+                for host in gang.hosts
+            },
+            (frozenset(numbers),),
+            lambda replicas: next(iter(self._kept.values())).holdings if self._kept else {},
+        )
+        self._check_space_at_start(state)
+
+    # Space.
+
+    def _check_space_at_start(self, state: Any) -> None:
+        """Checks that versions fit in the memory of all hosts, wherever steps will have the state."""
+        leaves = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes")]
+        if all(isinstance(leaf, Array) for leaf in leaves):
+            # When it is copied, it is known where all of it is.
+            return
+        copies = _VERSIONS * min(2, len(self._islands))
+        needed = copies * sum(_nbytes(leaf) for leaf in leaves)
+        free = sum(found["bytes"] for found in self._file_systems().values())
+        if needed > free:
+            raise self._no_space(f"at least {size(needed)}", free, self._space)
+
+    def _check_space(self, kept: _StateOnHosts) -> None:
+        """Checks that versions fit in the memory of each host."""
+        holdings, sizes, hosts = kept.holdings, kept.sizes, self.topology.hosts
+        own = place_own_copies(holdings, hosts)
+        needs = {host: sum(sizes[name] for name in names) for host, names in own.items()}
+        for (_, target), names in place_buddy_copies(own, [*hosts], hosts).items():
+            needs[target] = needs.get(target, 0) + sum(sizes[name] for name in names)
+        for system, found in self._file_systems().items():
+            sharing = [host for host, own in self._space.items() if _file_system(own) == system]
+            needed = _VERSIONS * sum(needs.get(host, 0) for host in sharing)
+            if needed > found["bytes"]:
+                raise self._no_space(size(needed), found["bytes"], sharing)
+        self._has_space = True
+
+    def _file_systems(self) -> dict[tuple[str, int], dict[str, Any]]:
+        return {_file_system(found): found for found in self._space.values()}
+
+    def _no_space(self, needed: str, free: int, hosts: Collection[int]) -> SnapshotError:
+        first = min(hosts)
+        folder = self._space[first]["folder"]
+        named = ", ".join(f"host {host}" for host in sorted(hosts))
+        return SnapshotError(
+            f"pw.resilient: snapshots need {needed}, {size(free)} free on {named} in {folder}; give the "
+            "machine or container more shared memory, or set HostOptions(snapshot_folder=)"
+        )
+
+    # Versions.
+
+    def take(self, key: VersionKey, state: Any) -> Holdings:
+        """See `SnapshotStore.take`.
+
+        Raises:
+          SnapshotError: a host has too little memory.
+        """
+        leaves, tree = jax.tree_util.tree_flatten_with_path(state)
+        kept = _StateOnHosts(tree, [], {})
+        for path, leaf in leaves:
+            if isinstance(leaf, Array) and leaf.is_of(self._client):
+                kept.arrays[len(kept.leaves)] = leaf
+                kept.leaves.append(layout_of_array(f"state{jax.tree_util.keystr(path)}", leaf))
+            else:
+                kept.leaves.append(_copied(leaf))
+        holdings = kept.holdings
+        if holdings and not self._has_space:
+            self._check_space(kept)
+        self._kept[key] = kept
+        self._newest = key
+        return holdings
+
+    def make_copies(self, key: VersionKey, copies: Sequence[BlockCopy]) -> None:
+        """See `SnapshotStore.make_copies`."""
+        for copy in copies:
+            if copy.source == copy.target:
+                self._begin_own_copy(key, copy)
+            else:
+                self._waiting.append((key, copy))
+        self._kept[key].arrays.clear()
+        self._begin_waiting_copies()
+
+    def _begin_own_copy(self, key: VersionKey, copy: BlockCopy) -> None:
+        kept, gang = self._kept[key], self._gang_of(copy.target)
+        taken: list[tuple[Array, Location]] = []
+        names: list[str] = []
+        blocks: list[Any] = []
+        wanted = set(copy.blocks)
+        for n, array in kept.arrays.items():
+            for place in kept.leaves[n].at(gang.number):
+                own = [block for block in place.blocks if block.host == copy.target and block.name in wanted]
+                if not own:
+                    continue
+                for block in own:
+                    if block.name in wanted:
+                        wanted.discard(block.name)
+                        blocks.append((len(taken), block.shard, block.name, block.rows))
+                taken.append((array, gang.location(place.layout, place.part)))
+                names.append(kept.leaves[n].name)
+        named = {"key": _plain(key), "copy": copy.number, "names": names, "blocks": blocks}
+        tree = {"t": [{"l": [*range(len(taken))]}]}
+        self._copy("write", self._memory_lane, key, copy, named, taken, tree)
+
+    def _begin_waiting_copies(self) -> None:
+        """Begins copies whose source has the blocks in its memory."""
+        waiting, self._waiting = self._waiting, []
+        for key, copy in waiting:
+            kept = self._kept.get(key)
+            if kept is None:
+                # It was dropped, and nobody waits for it.
+                continue
+            if not self._is_present(copy.source):
+                if self._is_present(copy.target):
+                    self._events.append(CopyFailed(copy.number, f"host {copy.source} is lost"))
+            elif copy.blocks <= kept.copies.get(copy.source, _NO_BLOCKS):
+                self._copy(
+                    "receive", self._stream_lane, key, copy, self._source(key, copy.source, copy.blocks)
+                )
+            else:
+                self._waiting.append((key, copy))
+
+    def _source(self, key: VersionKey, host: int, blocks: Collection[str]) -> dict[str, Any]:
+        """Returns the arguments of a function that reads blocks of another host."""
+        address = self._client.hosts[host].ready.probe_address
+        return {"key": _plain(key), "host": host, "address": address, "blocks": sorted(blocks)}
+
+    def _copy(
+        self,
+        function: str,
+        lane: int,
+        key: VersionKey,
+        copy: BlockCopy,
+        named: dict[str, Any],
+        taken: Sequence[tuple[Array, Location]] = (),
+        tree: Any = None,
+    ) -> None:
+        """Calls the function that makes a copy, on its target."""
+        gang = self._gang_of(copy.target)
+
+        def on_end() -> list[ResilienceEvent]:
+            if gang.is_lost():
+                # When it returns it reports what it has.
+                return []
+            if (why := self._failure(call, copy.target)) is not None:
+                return [CopyFailed(copy.number, why)]
+            if (kept := self._kept.get(key)) is not None:
+                kept.copies[copy.target] = kept.copies.get(copy.target, _NO_BLOCKS) | copy.blocks
+            return [CopyCompleted(copy.number)]
+
+        try:
+            call = self._call(function, gang, [copy.target], lane, named | {"copy": copy.number}, taken, tree)
+        except (HostError, RuntimeError, KeyError) as error:
+            # Arrays of a step that failed, or of a lost island.
+            if not gang.is_lost():
+                self._events.append(CopyFailed(copy.number, str(error)))
+            return
+        self._pending.append(_PendingCall(call, on_end))
+
+    def commit(self, key: VersionKey) -> None:
+        """See `SnapshotStore.commit`."""
+
+    def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
+        """See `SnapshotStore.keep`."""
+        self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
+        newest = None if self._newest is None else _plain(self._newest)
+        named = {"keys": [_plain(key) for key in keys], "newest": newest}
+        if newest is not None:
+            self._call_all("keep", named)
+
+    def restore(self, restore: RestoreState) -> Any:
+        """See `SnapshotStore.restore`."""
+        assert restore.key is not None
+        loading = {load.host for load in restore.loads}
+        for host in restore.hosts:
+            if host not in loading:
+                self._events.append(HostRestored(restore.attempt, host))
+        return self._read_arrays(restore.key, restore.loads, restore.attempt)
+
+    def _read_arrays(self, key: VersionKey, loads: Sequence[BlockLoad], attempt: int | None) -> Any:
+        """Begins to read a version from memory; returns its state.
+
+        Args:
+          key: the version.
+          loads: what each host reads from where.
+          attempt: that of `RestoreState`, whose answers are reported; None for another purpose.
+        """
+        kept = self._kept[key]
+        # Each time in a lane of its own: what an earlier attempt waits for may not come.
+        lane = next(lanes)
+        leaves = [
+            Array(self._client, leaf.aval, {}, None) if isinstance(leaf, HostArrayLayout) else _copied(leaf)
+            for leaf in kept.leaves
+        ]
+        for island in self._islands:
+            hosts = [host.index for host in island.gang.hosts]
+            own = [load for load in loads if load.host in hosts]
+            if own and island.is_present:
+                with contextlib.suppress(HostError):
+                    self._read_island(key, kept, island.gang, own, leaves, lane, attempt)
+        return jax.tree.unflatten(kept.tree, leaves)
+
+    def _read_island(
+        self,
+        key: VersionKey,
+        kept: _StateOnHosts,
+        gang: HostGang,
+        loads: Sequence[BlockLoad],
+        leaves: Sequence[Any],
+        lane: int,
+        attempt: int | None,
+    ) -> None:
+        for load in loads:
+            if load.source != load.host:
+                named = self._source(key, load.source, load.blocks)
+                call = self._call("fetch", gang, [load.host], lane, named)
+                self._pending.append(_PendingCall(call, self._on_fetched(call, gang, load, attempt)))
+        places: list[tuple[int, ArrayPlace]] = [
+            (n, place)
+            for n, leaf in enumerate(kept.leaves)
+            if isinstance(leaf, HostArrayLayout)
+            for place in leaf.at(gang.number)
+        ]
+        blocks = [[(block.own_rows, block.name) for block in place.blocks] for _, place in places]
+        outputs = tuple(kept.leaves[n].result(place) for n, place in places)
+        hosts = sorted({load.host for load in loads})
+        named = {"key": _plain(key), "leaves": blocks}
+        call = self._call("read", gang, hosts, lane, named, outputs=outputs)
+        for number, (n, place) in enumerate(places, call.number + 1):
+            leaves[n].add_copy(gang.location(place.layout, place.part), number, call)
+
+        def on_end() -> list[ResilienceEvent]:
+            if gang.is_lost() or attempt is None:
+                return []
+            failed = {host: why for host in hosts if (why := self._failure(call, host)) is not None}
+            return [
+                RestoreFailed(attempt, host, host, failed[host], is_corrupt=True)
+                if host in failed
+                else HostRestored(attempt, host)
+                for host in hosts
+            ]
+
+        self._pending.append(_PendingCall(call, on_end))
+
+    def _on_fetched(
+        self, call: FunctionCall, gang: HostGang, load: BlockLoad, attempt: int | None
+    ) -> Callable[[], list[ResilienceEvent]]:
+        def on_end() -> list[ResilienceEvent]:
+            if gang.is_lost() or attempt is None:
+                return []
+            why, is_corrupt = self._failure(call, load.host), False
+            if why is None:
+                found = plain.decode(call.answers[load.host].value)
+                why, is_corrupt = found.get("why"), found.get("is_corrupt", False)
+            if why is None:
+                return []
+            return [RestoreFailed(attempt, load.host, load.source, why, is_corrupt=is_corrupt)]
+
+        return on_end
+
+    def prepare(self, replicas: tuple[int, ...]) -> None:
+        """See `SnapshotStore.prepare`."""
+        self._events.append(ReplicasPrepared(replicas))
+
+    def release(self, island: int) -> None:
+        """See `SnapshotStore.release`. Islands that leave are lost, see `poll`."""
+
+    def read(self, tree: Any) -> Any:
+        """See `SnapshotStore.read`."""
+        for leaf in jax.tree.leaves(tree):
+            if isinstance(leaf, Array):
+                leaf.copy_to_host_async()
+        return jax.tree.map(_as_numpy, tree)
+
+    def version(self, key: VersionKey) -> Any:
+        """See `SnapshotStore.version`. Its arrays are read on the hosts, beside those of the steps."""
+        kept = self._kept[key]
+        present = {host: blocks for host, blocks in kept.copies.items() if self._is_present(host)}
+        planned = plan_loads(kept.holdings, present, self.topology.hosts)
+        if planned is None:
+            raise KeyError(f"{key} is in no memory any more")
+        loads = [BlockLoad(host, source, blocks) for (source, host), blocks in planned.items()]
+        return self._read_arrays(key, loads, None)
+
+    def sizes(self) -> dict[int, int]:
+        """See `SnapshotStore.sizes`."""
+        counts = dict.fromkeys(self.topology.hosts, 0)
+        for kept in self._kept.values():
+            block_sizes = kept.sizes
+            for host, blocks in kept.copies.items():
+                counts[host] += sum(block_sizes[name] for name in blocks)
+        return counts
+
+    # Losses.
+
+    def lose(self, island: int, *, memory: bool, arrays: Sequence[Any]) -> None:
+        """See `SnapshotStore.lose`: kills the workers of the island."""
+        gang = self._client.pool.gangs[island]
+        if memory:
+            with contextlib.suppress(HostError):
+                call = self._call("close_run", gang, [host.index for host in gang.hosts], next(lanes), {})
+                self._client.wait_for_call(call)
+        for host in gang.hosts:
+            host.process.kill()
+
+    def poll(self) -> list[ResilienceEvent]:
+        """See `SnapshotStore.poll`."""
+        self._client.session.poll()
+        # Losses first: they explain what else fails.
+        events = self._poll_islands()
+        pending, self._pending = self._pending, []
+        for one in pending:
+            if one.call.is_done():
+                events += one.on_end()
+            else:
+                self._pending.append(one)
+        self._begin_waiting_copies()
+        events += self._events
+        self._events.clear()
+        return events
+
+    def _poll_islands(self) -> list[ResilienceEvent]:
+        events: list[ResilienceEvent] = []
+        for number, island in enumerate(self._islands):
+            # Workers that leave accept no calls, so that nothing can be copied any more.
+            if island.is_present and (problem := island.gang.life.problem) is not None:
+                island.is_present = False
+                why = problem.text.partition(": ")[2] or problem.text
+                events.append(WorkersLost(number, why.partition("\n")[0]))
+            current = self._client.pool.gangs[number]
+            if island.is_present or current is island.gang:
+                if not island.is_present and not island.is_abandoned and current.life.is_dead():
+                    island.is_abandoned = True
+                    events.append(IslandAbandoned(number))
+            elif current is not island.opening and current.life.problem is None:
+                with contextlib.suppress(HostError):
+                    call = self._open_island(current)
+                    island.opening = current
+                    self._pending.append(_PendingCall(call, self._on_opened(call, island, current)))
+        return events
+
+    def _open_island(self, gang: HostGang) -> FunctionCall:
+        named = {"folder": self._options.snapshot_folder, "rate": self._options.snapshot_rate}
+        return self._call("open_run", gang, [host.index for host in gang.hosts], self._memory_lane, named)
+
+    def _on_opened(
+        self, call: FunctionCall, island: _KnownIsland, gang: HostGang
+    ) -> Callable[[], list[ResilienceEvent]]:
+        def on_end() -> list[ResilienceEvent]:
+            if gang.life.problem is not None:
+                return []
+            copies: dict[int, dict[VersionKey, Blocks]] = {}
+            for host in gang.hosts:
+                if (why := self._failure(call, host.index)) is not None:
+                    raise SnapshotError(f"pw.resilient: {host}: {why}")
+                found = plain.decode(call.answers[host.index].value)
+                copies[host.index] = {
+                    VersionKey(step, attempt): frozenset(names) for step, attempt, names in found["versions"]
+                }
+            island.gang, island.is_present, island.opening = gang, True, None
+            for number, versions in copies.items():
+                for key, kept in self._kept.items():
+                    kept.copies[number] = versions.get(key, _NO_BLOCKS)
+            return [WorkersReturned(gang.number, copies)]
+
+        return on_end
+
+    def awaits_loss(self, error: Exception) -> bool:
+        """See `SnapshotStore.awaits_loss`."""
+        if not isinstance(error, HostError):
+            return False
+        deadline = time.monotonic() + _LOSS_SECONDS
+        while time.monotonic() < deadline:
+            self._client.session.poll()
+            if any(island.is_present and island.gang.life.problem is not None for island in self._islands):
+                return True
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    def wait(self, seconds: float) -> None:
+        """See `SnapshotStore.wait`."""
+        deadline = time.monotonic() + seconds
+        while not self._events and time.monotonic() < deadline:
+            self._events.extend(self.poll())
+            if not self._events:
+                time.sleep(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """See `SnapshotStore.close`."""
+        self._kept.clear()
+        for call in self._call_all("close_run", {}):
+            with contextlib.suppress(HostError):
+                self._client.wait_for_call(call)
+
+    # Calls.
+
+    def _gang_of(self, host: int) -> HostGang:
+        return self._islands[self.topology.hosts[host].island].gang
+
+    def _is_present(self, host: int) -> bool:
+        return self._islands[self.topology.hosts[host].island].is_present
+
+    def _call_all(self, function: str, named: dict[str, Any]) -> list[FunctionCall]:
+        """Calls a function on all hosts that have workers; what fails there is of no matter."""
+        calls = []
+        for island in self._islands:
+            if island.is_present:
+                hosts = [host.index for host in island.gang.hosts]
+                with contextlib.suppress(HostError):
+                    calls.append(self._call(function, island.gang, hosts, self._memory_lane, named))
+        return calls
+
+    def _call(
+        self,
+        function: str,
+        gang: HostGang,
+        hosts: Sequence[int],
+        lane: int,
+        named: Mapping[str, Any],
+        taken: Sequence[tuple[Array, Location]] = (),
+        tree: Any = None,
+        outputs: tuple[Any, ...] | None = None,
+    ) -> FunctionCall:
+        """Calls a function of `snapshots` on hosts of an island, in the order of steps.
+
+        Raises:
+          HostError: the island is lost.
+          RuntimeError, KeyError: an array was deleted, or is not there.
+        """
+        arguments = plain.encode([[], tree or {"t": []}, {"run": self._run, **named}], _NAME)
+        structure = plain.encode({"l": [*range(len(outputs or ()))]}, _NAME)
+        with self._client.order:
+            arrays = [(array.number_at(where), array.aval) for array, where in taken]
+            message = call_of(f"{_MODULE}:{function}", 0, lane, arrays, arguments, outputs, structure)
+            workers = [host for host in gang.hosts if host.index in hosts]
+            producers = [array.step_at(where) for array, where in taken]
+            return self._client.call(f"{_NAME}: {function}", gang, workers, message, producers)
+
+    def _failure(self, call: FunctionCall, host: int) -> str | None:
+        """Returns why a call failed on a host; None if it did not."""
+        answer = call.answers.get(host)
+        if answer is not None and answer.failure is not None:
+            what = answer.failure
+            return (
+                what.text
+                if what.kind == snapshots.SNAPSHOT_FAILURE
+                else f"{what.type or what.kind}: {what.text}"
+            )
+        failure = call.failures().get(host)
+        return None if failure is None else failure.text
+
+
+def _plain(key: VersionKey) -> tuple[int, int]:
+    return key.step, key.attempt
+
+
+def _file_system(found: Mapping[str, Any]) -> tuple[str, int]:
+    return found["machine"], found["device"]
+
+
+def _nbytes(leaf: Any) -> int:
+    """Returns the bytes of an array; typed PRNG keys are small."""
+    return 0 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else int(leaf.nbytes)
+
+
+def _copied(leaf: Any) -> Any:
+    """Returns a copy of what is in this process, which a step may donate or change."""
+    return leaf.copy() if isinstance(leaf, np.ndarray | jax.Array) else leaf
+
+
+def _as_numpy(leaf: Any) -> Any:
+    if isinstance(leaf, Array):
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+        data = np.asarray(leaf)
+        if not is_key:
+            return data
+        return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=jax.random.key_impl(leaf.aval))
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.device_get(leaf)

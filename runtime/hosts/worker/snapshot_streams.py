@@ -1,0 +1,156 @@
+"""Streams of blocks of snapshots between workers, over authenticated connections.
+
+The worker that wants blocks connects to the one that has them, and reads a file of blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from pathways.runtime.hosts.protocol.frames import CHUNK
+from pathways.runtime.hosts.protocol.messages import MessageError
+from pathways.runtime.hosts.protocol.snapshot_messages import (
+    SNAPSHOTS,
+    BlocksChunk,
+    BlocksFound,
+    BlocksRefused,
+    RequestBlocks,
+    decode_for_source,
+    decode_from_source,
+)
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.worker.probes import Probes
+from pathways.runtime.resilience.records import VersionKey
+from pathways.runtime.snapshots.private_folder import SnapshotError
+
+_CHUNKS_A_SECOND = 4
+"""Least number of chunks a second of a stream with a pace: between two of them the reader hears nothing."""
+
+OpenBlocks = Callable[[str, VersionKey, Collection[str]], int]
+"""Returns the file descriptor of a file with blocks of a version of a run; raises `SnapshotError`."""
+
+
+class StreamError(OSError):
+    """Blocks of another host that were not received.
+
+    Args:
+      text: the reason.
+      is_corrupt: whether no host can read them there.
+    """
+
+    def __init__(self, text: str, *, is_corrupt: bool = False) -> None:
+        super().__init__(text)
+        self.is_corrupt = is_corrupt
+
+
+class SnapshotStreams:
+    """The streams of a worker to and from others.
+
+    Args:
+      probes: its connections to other workers.
+      heartbeat: the seconds that another worker may send or read nothing.
+      open_blocks: opens what is requested of this worker.
+      rate_of: returns the maximum of bytes a second of what is sent of a run; None for no maximum.
+    """
+
+    def __init__(
+        self,
+        probes: Probes,
+        heartbeat: float,
+        open_blocks: OpenBlocks,
+        rate_of: Callable[[str], float | None],
+    ) -> None:
+        self._probes = probes
+        self._heartbeat = heartbeat
+        self._open_blocks = open_blocks
+        self._rate_of = rate_of
+        probes.serve(SNAPSHOTS, self._serve)
+
+    @contextlib.contextmanager
+    def read(
+        self, host: int, address: str, run: str, key: VersionKey, blocks: Collection[str]
+    ) -> Iterator[tuple[int, Iterator[memoryview]]]:
+        """Requests blocks of another host; yields the size of a file with them, and its content in pieces.
+
+        Args:
+          host: the number of the other host.
+          address: the address of its `Probes`.
+          run: the name of the run.
+          key: the version.
+          blocks: the names of the blocks.
+
+        Raises:
+          StreamError: it does not have them, or does not answer.
+        """
+        try:
+            connection = self._probes.connect(host, address, SNAPSHOTS, decode_from_source)
+            with contextlib.closing(connection):
+                connection.limit(self._heartbeat)
+                connection.send(RequestBlocks(run, key.step, key.attempt, tuple(blocks)))
+                answer = connection.receive()
+                if isinstance(answer, BlocksRefused):
+                    raise StreamError(answer.why, is_corrupt=answer.is_corrupt)
+                if not isinstance(answer, BlocksFound):
+                    raise _unexpected(answer)
+                yield answer.count, _chunks(connection, answer.count)
+        except (ConnectionError, TimeoutError, MessageError) as error:
+            raise StreamError(f"host {host} does not send them: {error}") from None
+
+    def _serve(self, connection: Connection[Any]) -> None:
+        """Answers another worker until it requests nothing more."""
+        connection.read_with(decode_for_source)
+        with contextlib.suppress(ConnectionEnded, MessageError), contextlib.closing(connection):
+            connection.limit(self._heartbeat)
+            while True:
+                request = connection.receive()
+                if not isinstance(request, RequestBlocks):
+                    raise _unexpected(request)
+                key = VersionKey(request.step, request.attempt)
+                try:
+                    file = self._open_blocks(request.run, key, request.blocks)
+                except SnapshotError as error:
+                    connection.send(BlocksRefused(str(error), is_corrupt=True))
+                    continue
+                try:
+                    self._send(connection, file, self._rate_of(request.run))
+                finally:
+                    os.close(file)
+
+    def _send(self, connection: Connection[Any], file: int, rate: float | None) -> None:
+        size = os.fstat(file).st_size
+        connection.send(BlocksFound(size))
+        most = CHUNK if rate is None else max(1, min(CHUNK, int(rate / _CHUNKS_A_SECOND)))
+        began, sent = time.monotonic(), 0
+        while sent < size:
+            chunk = memoryview(os.pread(file, most, sent))
+            connection.send_with(BlocksChunk(), chunk)
+            sent += len(chunk)
+            if rate is not None:
+                time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+
+
+def _chunks(connection: Connection[Any], count: int) -> Iterator[memoryview]:
+    """Yields the bytes of a file as they come; the memory of each is used again for the next one."""
+    buffer = bytearray(CHUNK)
+    sizes: list[int] = []
+
+    def place(message: object, size: int) -> memoryview:
+        sizes.append(size)
+        return memoryview(buffer)[:size]
+
+    connection.place = place
+    while count:
+        message = connection.receive()
+        if not isinstance(message, BlocksChunk) or not sizes:
+            raise _unexpected(message)
+        size = sizes.pop()
+        count -= size
+        yield memoryview(buffer)[:size]
+
+
+def _unexpected(message: object) -> MessageError:
+    return MessageError(f"unexpected {type(message).__name__} in a stream of snapshots")

@@ -1,0 +1,252 @@
+"""Training with `pw.resilient` on hosts: whoever is killed, the bits are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from check import assert_equal
+from models import layer, squared_error
+
+import pathways as pw
+from pathways.compiler.resilience.host_store import HostStore
+from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.snapshots.host_snapshots import default_snapshot_folder
+
+pytestmark = pytest.mark.hosts
+
+WIDTH, ROWS, STEPS = 8, 16, 16
+
+
+def batches(count: int = STEPS) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    return [tuple(rng.normal(size=(2, ROWS, WIDTH)).astype(np.float32)) for _ in range(count)]
+
+
+def trainer(layers: Any, **options: Any) -> tuple[pw.Program, Any]:
+    """Returns a program that trains layers with momentum, in two microbatches, and a state to begin with."""
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    gradients = pw.accumulate(jax.value_and_grad(squared_error(layers)), 2)
+
+    def train(state: Any, batch: Any) -> tuple[Any, Any]:
+        value, grads = gradients(state["params"], batch)
+        updates, moments = optimizer.update(grads, state["moments"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, {"loss": value}
+
+    rng = np.random.default_rng(0)
+    params = [(rng.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for _ in layers]
+    state = {"params": params, "moments": jax.device_get(optimizer.init(params))}
+    return pw.program(train, donate_argnums=0, **options), state
+
+
+def stages(islands: tuple[int, ...] = (0, 1), devices_of_stage: int = 1) -> tuple[pw.Program, Any]:
+    """A pipeline of a stage on each island: no other island has the same bytes."""
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice((devices_of_stage,), ("x",), island=f"island{n}") for n in islands]
+    return trainer([pw.jit(layer, devices=one) for one in slices])
+
+
+def undisturbed(step: Callable[..., Any], state: Any, source: list[Any]) -> tuple[list[Any], Any]:
+    metrics = []
+    for batch in source:
+        state, values = step(state, batch)
+        metrics.append(jax.device_get(values))
+    return metrics, jax.device_get(state)
+
+
+def kill(*hosts: int) -> None:
+    for host in hosts:
+        os.kill(controller().hosts[host].process.pid, signal.SIGKILL)
+
+
+def train(run: Any, losses: dict[int, Callable[[], None]], count: int = STEPS) -> list[Any]:
+    """Returns the metrics of all steps, whose numbers it checks; calls `losses` after some steps."""
+    found: list[Any] = []
+    for n, metrics in run.steps(count):
+        assert n == len(found)
+        found.append(metrics)
+        losses.get(n, lambda: None)()
+    return found
+
+
+def is_protected_again(run: Any) -> None:
+    """Waits until copies that were lost are made again, while no steps run."""
+    while not run.protected:
+        run._drain()
+        run._store.wait(0.1)
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Checks that no snapshots of this process are left."""
+    yield
+    folder = default_snapshot_folder()
+    assert [path.name for path in folder.glob(f"run-*-{os.getpid()}-*")] == []
+
+
+@pytest.mark.quick
+def test_resilient_training_survives_kills_of_any_worker(own_workers, caplog):
+    """In steps, of the host that keeps copies for another one, and of all at once."""
+    pw.connect(hosts=3)
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+    caplog.set_level("INFO", "pathways")
+    with nothing_left(), pw.resilient(step, state, source, every=3) as run:
+        losses = {
+            3: lambda: kill(1),
+            7: lambda: kill(2),
+            11: lambda: (is_protected_again(run), kill(0, 1, 2)),
+        }
+        metrics = train(run, losses)
+        assert_equal((metrics, jax.device_get(run.state)), expected)
+        assert run.status().losses >= 4
+    going_on = [record.message for record in caplog.records if "going on from version" in record.message]
+    assert going_on[0].startswith(
+        "pw.resilient: island1 is lost (its process has ended (killed by signal 9)); "
+    )
+
+
+class KillsInCalls:
+    """Kills workers when hosts have a call of a function of the store.
+
+    Args:
+      monkeypatch: changes the store.
+      function: the name of the function.
+      when: which calls, by their numbers, from 0.
+      victim: returns the host from the arguments of the call.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        function: str,
+        when: tuple[int, ...],
+        victim: Callable[[Any, Any], int],
+    ) -> None:
+        self.left = len(when)
+        count = 0
+        called = HostStore._call
+
+        def call(
+            store: Any, name: str, gang: Any, hosts: Any, lane: int, named: Any, *rest: Any, **more: Any
+        ):
+            nonlocal count
+            result = called(store, name, gang, hosts, lane, named, *rest, **more)
+            if name == function:
+                if count in when:
+                    self.left -= 1
+                    kill(victim(hosts, named))
+                count += 1
+            return result
+
+        monkeypatch.setattr(HostStore, "_call", call)
+
+
+@pytest.mark.parametrize(
+    ("function", "when", "victim"),
+    [
+        ("write", (1, 6), lambda hosts, named: hosts[0]),
+        ("receive", (1, 4), lambda hosts, named: hosts[0]),
+        ("receive", (1, 4), lambda hosts, named: named["host"]),
+        ("read", (0, 3), lambda hosts, named: hosts[0]),
+        ("fetch", (0, 1), lambda hosts, named: named["host"]),
+        ("open_run", (3, 4), lambda hosts, named: hosts[0]),
+    ],
+    ids=["snapshot", "copy by the buddy", "copy by the source", "restore", "restore of the buddy", "return"],
+)
+def test_resilient_training_survives_kills_in_snapshots_and_restores(
+    own_workers, monkeypatch, function, when, victim
+):
+    # A stream takes some tenths of a second.
+    pw.connect(hosts=3, options=pw.HostOptions(snapshot_rate=10_000))
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+    kills = KillsInCalls(monkeypatch, function, when, victim)
+    with nothing_left(), pw.resilient(step, state, source, every=3) as run:
+        losses = {}
+        if function in ("read", "fetch", "open_run"):
+            losses = {7: lambda: (is_protected_again(run), run.lose("island1", memory=True))}
+        metrics = train(run, losses)
+        final = jax.device_get(run.state)
+    assert kills.left == 0
+    assert_equal((metrics, final), expected)
+
+
+def test_resilient_training_survives_the_loss_of_memory(own_workers):
+    pw.connect(hosts=2)
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+    with nothing_left(), pw.resilient(step, state, source, every=2) as run:
+        losses = {
+            n: lambda n=n: (is_protected_again(run), run.lose(f"island{n % 2}", memory=True)) for n in (5, 10)
+        }
+        metrics = train(run, losses)
+        assert_equal((metrics, jax.device_get(run.state)), expected)
+
+
+def test_resilient_training_names_blocks_that_no_host_has(own_workers):
+    pw.connect(hosts=2)
+    step, state = stages()
+    with (  # noqa: PT012 # the error comes from the loop
+        nothing_left(),
+        pytest.raises(pw.HostLostError, match=r"no host has state\['moments'\].* any more; pass disk="),
+        pw.resilient(step, state, batches(), every=2) as run,
+    ):
+        for n, _ in run.steps(STEPS):
+            if n == 5:
+                is_protected_again(run)
+                run.lose("island0", memory=True)
+                run.lose("island1", memory=True)
+
+
+@pytest.mark.parametrize("zero1", [False, True])
+def test_resilient_training_survives_kills_of_replicas(own_workers, zero1):
+    pw.connect(islands=[pw.Island(devices_per_host=2)] * 2)
+    devices = pw.make_virtual_device_set(replicas=2)
+    layers = [pw.jit(layer, devices=devices.add_slice((1,), ("x",))) for _ in range(2)]
+    step, state = trainer(layers, schedule="1f1b", zero1=zero1)
+    source = batches()
+    expected = undisturbed(step, state, source)
+    with nothing_left(), pw.resilient(step, state, source, every=3) as run:
+        losses = {5: lambda: kill(1), 10: lambda: (is_protected_again(run), kill(0))}
+        metrics = train(run, losses)
+        assert_equal((metrics, jax.device_get(run.state)), expected)
+        if not zero1:
+            # Each replica has all of the state: nothing of it was sent.
+            assert run.status().islands["island0"] == run.status().islands["island1"]
+
+
+def test_resilient_training_survives_kills_in_islands_of_two_hosts(own_workers):
+    pw.connect(islands=[pw.Island(hosts=2)] * 2)
+    step, state = stages(devices_of_stage=2)
+    source = batches()
+    expected = undisturbed(step, state, source)
+    with nothing_left(), pw.resilient(step, state, source, every=3) as run:
+        losses = {
+            5: lambda: kill(3),
+            10: lambda: (is_protected_again(run), run.lose("island0", memory=True)),
+        }
+        metrics = train(run, losses)
+        assert_equal((metrics, jax.device_get(run.state)), expected)
+
+
+def test_resilient_training_goes_on_when_a_worker_gets_sigterm(own_workers):
+    pw.connect(hosts=2)
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+    with nothing_left(), pw.resilient(step, state, source, every=3) as run:
+        losses = {5: lambda: os.kill(controller().hosts[1].process.pid, signal.SIGTERM)}
+        metrics = train(run, losses)
+        assert_equal((metrics, jax.device_get(run.state)), expected)
+        assert run.status().losses == 1
