@@ -183,7 +183,7 @@ class HostStore(SnapshotStore):
                 for host in gang.hosts
             },
             (frozenset(numbers),),
-            lambda replicas: next(iter(self._kept.values())).holdings if self._kept else {},
+            lambda replicas, key: self._kept[key].holdings,
         )
         self._check_space_at_start(state)
 
@@ -484,7 +484,9 @@ class HostStore(SnapshotStore):
 
     def poll(self) -> list[ResilienceEvent]:
         """See `SnapshotStore.poll`."""
-        self._client.session.poll()
+        # Threads of their own notice losses; this reads the answers of calls.
+        if self._pending:
+            self._client.session.poll()
         # Losses first: they explain what else fails.
         events = self._poll_islands()
         pending, self._pending = self._pending, []

@@ -173,7 +173,11 @@ class ResilienceCore:
         """Takes note of what was seen, and returns what is to be done, in this order."""
         if isinstance(self.phase, RunAbandoned | RunOver):
             return []
-        return [*self._handle(event, now), *self._report_protection()]
+        effects = self._handle(event, now)
+        if not effects and isinstance(event, BoundaryReached | MetricsRead | RecoveryTick):
+            # The many events of steps: no copy is made or lost.
+            return effects
+        return [*effects, *self._report_protection()]
 
     def _report_protection(self) -> list[ResilienceEffect]:
         if not isinstance(self.phase, StepsRunning) or self._was_protected == self.is_protected:
