@@ -150,6 +150,7 @@ class Program[**P, R](ProcessBound):
             callbacks=traced.callbacks,
             keepalive=traced.keepalive,
             schedule=schedule,
+            options=self._options,
         )
 
     def traced(self, *args: Any, **kwargs: Any) -> tuple[Signature, Traced]:
@@ -174,17 +175,22 @@ class Program[**P, R](ProcessBound):
           ProgramError: a pass rejects the program, when it is compiled for a new signature.
         """
         dynamic, named, static = self._conventions.split_static(args, kwargs)
+        executable = self.loaded(*args, **kwargs)
+        leaves, structure = flatten(dynamic)
+        placed = unflatten(
+            structure, list(executable.put_arguments(dict(enumerate(leaves)), copy=True).values())
+        )
+        return join_static(placed, named, static)[0]
+
+    def loaded(self, *args: Any, **kwargs: Any) -> ProgramExecutable:
+        """Returns the executable for arguments as of `lower`, and compiles it if there is none."""
         signature = self._signature(args, kwargs)
         with self._compiling:
             executable = next((known for known in self._executables if known.is_for(signature)), None)
             if executable is None:
                 executable = self.lower(*args, **kwargs).load(strict=True)
                 self._keep(executable)
-        leaves, structure = flatten(dynamic)
-        placed = unflatten(
-            structure, list(executable.put_arguments(dict(enumerate(leaves)), copy=True).values())
-        )
-        return join_static(placed, named, static)[0]
+        return executable
 
     def with_options(self, **changes: Any) -> Program[P, R]:
         """Returns the same program with some options of the compiler changed.

@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jaxlib.mlir import ir
 
 from pathways.compiler.backends.backend import backend
 from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, Scheduled
+from pathways.compiler.backends.replica_executable import ReplicaExecutable
 from pathways.compiler.backends.replicated import with_replicas
 from pathways.compiler.chunks import ChunkedExecutable, subprogram_ports
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.lower.bundles import save
-from pathways.compiler.lower.phases import Forms
-from pathways.dialect import form_of, ops_named
+from pathways.compiler.lower.phases import Forms, run_phases
+from pathways.dialect import form_of, make_context, ops_named
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.syntax.pretty import pretty as for_people
 from pathways.dialect.verification.forms import PARTS
 from pathways.passes.analysis.links import read_link
+from pathways.passes.pipeline import Options
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -57,6 +60,8 @@ class Lowered(ProcessBound):
         callbacks: Sequence[Any] = (),
         keepalive: Sequence[Any] = (),
         schedule: str | None = None,
+        options: Options | None = None,
+        running: tuple[int, ...] | None = None,
     ) -> None:
         self.name = forms.name
         self.schedule = schedule
@@ -65,11 +70,14 @@ class Lowered(ProcessBound):
         names = [
             (op.sym_name, op.replica_of, op.replica or 0) for op in ops_named(forms.scheduled, ["pw.slice"])
         ]
-        slices = with_replicas(interface.slices, names)
-        self._interface = dataclasses.replace(interface, slices=slices)
+        self._written = interface
+        self._interface = dataclasses.replace(
+            interface, slices=with_replicas(interface.slices, names, running)
+        )
         self._signature = signature
         self._callbacks = callbacks
         self._keepalive = keepalive
+        self._options = options
 
     def __repr__(self) -> str:
         return f"<lowered program {self.name}>"
@@ -149,6 +157,22 @@ class Lowered(ProcessBound):
           strict: whether arguments of other weak types have another signature. They do if they would be
             traced again; code that was compiled ahead accepts both, as that of `jax.jit` does.
         """
+        executable = self.load_once(strict=strict)
+        sets = {one.device_set for one in self._written.slices.values() if one.device_set.replicas > 1}
+        if self._options is None or not sets:
+            return executable
+        loader = _ReplicaLoader(
+            self._forms.bytecode["stablehlo"],
+            self.name,
+            self._options,
+            self._written,
+            dataclasses.replace(self._signature, strict=strict),
+            {"callbacks": self._callbacks, "keepalive": self._keepalive, "schedule": self.schedule},
+        )
+        return ReplicaExecutable(executable, loader, sets)
+
+    def load_once(self, *, strict: bool) -> ProgramExecutable:
+        """Compiles the program for the replicas that run, as `load` does; other replicas never run it."""
         # With `jax_debug_nans`, an error names the line that a value comes from.
         plan = plan_of(self._forms.scheduled, self.name, proved=True, located=pjrt.checks_values())
         program = Scheduled(
@@ -195,9 +219,9 @@ class ChunkedLowered(Lowered):
             jax.stages.ArgInfo(aval, n in donated) for n, aval in enumerate(self.in_avals)
         )
 
-    def load(self, *, strict: bool) -> ProgramExecutable:
-        """See `Lowered.load`."""
-        subprograms = {name: lowered.load(strict=False) for name, lowered in self._subprograms.items()}
+    def load_once(self, *, strict: bool) -> ProgramExecutable:
+        """See `Lowered.load_once`."""
+        subprograms = {name: lowered.load_once(strict=False) for name, lowered in self._subprograms.items()}
         signature = dataclasses.replace(self._signature, strict=strict)
         return ChunkedExecutable(self._calls, subprograms, self._interface, signature, self.name)
 
@@ -432,6 +456,51 @@ class Compiled(Bound):
           CompileError: the platform cannot serialise its executables.
         """
         self._lowered._save(path, self.executable.requests() if executables else {})
+
+
+@dataclasses.dataclass
+class _ReplicaLoader:
+    """Loader of a program for some of its replicas, without tracing; see `ReplicaLoader`.
+
+    Attributes:
+      module: the program as JAX lowers it, for all replicas.
+      name: its name.
+      options: the options of the compiler.
+      interface: its arguments, results and slices, those of the first replica.
+      signature: the signature of its arguments.
+      more: further arguments of `Lowered`.
+    """
+
+    module: bytes
+    name: str
+    options: Options
+    interface: Interface
+    signature: Signature
+    more: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        # Which replicas run changes their devices alone: all passes see is how many there are.
+        self._forms: dict[int, Forms] = {}
+
+    def microbatches(self) -> tuple[int, ...]:
+        """Returns the number of microbatches of each loop."""
+        with make_context():
+            return tuple(op.count for op in ops_named(ir.Module.parse(self.module), ["pw.loop"]))
+
+    def load(self, running: tuple[int, ...]) -> ProgramExecutable:
+        """Loads the program on the slices of some replicas."""
+        count = len(running)
+        if count not in self._forms:
+            self._forms[count] = dataclasses.replace(self._lower(count), bytecode={})
+        lowered = lowered_of(self._forms[count], self.interface, self.signature, running=running, **self.more)
+        return lowered.load_once(strict=self.signature.strict)
+
+    def _lower(self, count: int) -> Forms:
+        with make_context() as context:
+            module = ir.Module.parse(self.module, context)
+            for op in ops_named(module, ["pw.slice"]):
+                op.replicas = count if count > 1 else None
+        return run_phases(module, self.name, self.options)
 
 
 def lowered_of(forms: Forms, interface: Interface, signature: Signature, **more: Any) -> Lowered:

@@ -28,12 +28,15 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
     islands = {device.id: device.island for device in manager.cluster.devices}
     slices: dict[Hashable, VirtualSlice] = {}
     holders = manager.holders()
+    for slice_ in holders:
+        running = slice_.running
+        replicas = [holders[replica] for replica in running if replica in holders]
+        # First: the slice of a single replica that runs stands for that of the first one.
+        if len(slice_.replicas) > 1 and len(replicas) == len(running):
+            slices.setdefault(_mesh_key(replicas), slice_)
     for slice_, binding in holders.items():
         # Programs may share devices: then the devices of an array do not determine its slice.
         slices.setdefault(_mesh_key([binding]), slice_)
-        replicas = [holders[replica] for replica in slice_.replicas if replica in holders]
-        if 1 < len(replicas) == len(slice_.replicas):
-            slices.setdefault(_mesh_key(replicas), slice_)
     named: dict[str, VirtualSlice] = {}
 
     def home(leaf: Any) -> ArgumentHome | None:

@@ -87,17 +87,24 @@ def _split(spec: PartitionSpec, dim: int) -> PartitionSpec:
 
 
 def with_replicas(
-    slices: Mapping[str, VirtualSlice], names: Sequence[tuple[str, str | None, int]]
+    slices: Mapping[str, VirtualSlice],
+    names: Sequence[tuple[str, str | None, int]],
+    running: Sequence[int] | None = None,
 ) -> dict[str, VirtualSlice]:
-    """Returns the slices of all replicas, by their names in a program.
+    """Returns the slices of the replicas that run, by their names in a program.
 
     Args:
       slices: the slices that the program was written for, by name.
       names: for each slice of the program its name, the name of the replica-0 slice that it stands for, and
-        its replica number.
+        its replica number in the program.
+      running: the numbers of the replicas that run; by default those that programs of these slices run on.
     """
+
+    def slices_of(name: str) -> tuple[VirtualSlice, ...]:
+        return slices[name].running if running is None else slices[name].of_replicas(running)
+
     return {
         # A program that was read as a program of replicas already has a slice for each.
-        name: slices[name] if name in slices else slices[of or name].replicas[replica]
+        name: slices_of(name)[0] if name in slices else slices_of(of or name)[replica]
         for name, of, replica in names
     }

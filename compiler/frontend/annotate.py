@@ -76,7 +76,7 @@ def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[st
     for symbol, virtual in ordered.items():
         mesh = meshes[tuple(zip(virtual.axis_names, virtual.shape, strict=True))]
         overlap = True if virtual.overlap else None
-        count = len(virtual.replicas)
+        count = len(virtual.running)
         SliceOp.build(
             sym_name=symbol,
             mesh=mesh,

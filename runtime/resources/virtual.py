@@ -131,6 +131,15 @@ class VirtualSlice(ProcessBound):
         """The slices of all replicas that this slice stands for; itself is the slice of the first."""
         return (self, *self._further_replicas)
 
+    def of_replicas(self, numbers: Sequence[int]) -> tuple[VirtualSlice, ...]:
+        """Returns the slices of some replicas; only itself where it stands for no other."""
+        return tuple(self.replicas[number] for number in numbers) if self._further_replicas else (self,)
+
+    @property
+    def running(self) -> tuple[VirtualSlice, ...]:
+        """The slices of the replicas that programs run on."""
+        return self.of_replicas(self.device_set.running)
+
     @property
     def size(self) -> int:
         """The number of devices."""
@@ -158,12 +167,15 @@ class VirtualDeviceSet(ProcessBound):
 
     Attributes:
       replicas: the number of replicas of each slice.
+      running: the numbers of the replicas that programs run on, ascending; all, unless islands are lost and
+        the others go on without.
     """
 
-    __slots__ = ("__weakref__", "_slices", "replicas")
+    __slots__ = ("__weakref__", "_slices", "replicas", "running")
 
     def __init__(self, replicas: int = 1) -> None:
         self.replicas = replicas
+        self.running = tuple(range(replicas))
         self._slices: list[weakref.ref[VirtualSlice]] = []
 
     def add_slice(

@@ -1,0 +1,187 @@
+"""Program on slices with replicas: an executable for each choice of replicas that it was loaded for."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from pathways.compiler.backends.executable import ProgramExecutable
+from pathways.runtime.local.devices import process_cluster
+from pathways.runtime.local.load import Executable
+from pathways.runtime.local.memory import MemoryAnalysis
+from pathways.runtime.resources.virtual import VirtualDeviceSet
+from pathways.runtime.xla.compile_cache import Request
+
+_programs: weakref.WeakSet[ReplicaExecutable] = weakref.WeakSet()
+_number_of_last = 0
+
+
+class ReplicaLoader(Protocol):
+    """Loader of a program for some of its replicas."""
+
+    def microbatches(self) -> tuple[int, ...]:
+        """Returns the number of microbatches of each loop."""
+
+    def load(self, running: tuple[int, ...]) -> ProgramExecutable:
+        """Loads the program on the slices of some replicas."""
+
+
+class ReplicaExecutable(ProgramExecutable):
+    """Program of one signature, on the slices of the replicas that run.
+
+    Args:
+      executable: the executable on the replicas that run.
+      loader: loads it for others.
+      device_sets: the sets of its slices.
+
+    Attributes:
+      number: the number of such programs that the process loaded up to this one.
+      device_sets: the sets of its slices.
+    """
+
+    def __init__(
+        self, executable: ProgramExecutable, loader: ReplicaLoader, device_sets: Collection[VirtualDeviceSet]
+    ) -> None:
+        super().__init__(executable.plan, executable.interface, executable._signature)
+        global _number_of_last
+        _number_of_last += 1
+        self.number = _number_of_last
+        self.device_sets = frozenset(device_sets)
+        self._loader = loader
+        self._running = executable
+        self._loaded = {next(iter(device_sets)).running: executable}
+        # Held while it is loaded: the steps go on meanwhile, in another thread.
+        self._loading = threading.Lock()
+        _programs.add(self)
+
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        """The number of microbatches of each loop."""
+        return self._loader.microbatches()
+
+    def load_for(self, replicas: tuple[int, ...]) -> ProgramExecutable:
+        """Returns the executable on some replicas, and loads it if it is not.
+
+        Raises:
+          ProgramError: the program cannot be compiled for so many replicas.
+          ResourceError: the devices have too little memory.
+          HostError: a host was lost.
+        """
+        with self._loading:
+            loaded = self._loaded.get(replicas)
+            if loaded is None or loaded.context is None:
+                loaded = self._loaded[replicas] = self._loader.load(replicas)
+        return loaded
+
+    def run_on(self, replicas: tuple[int, ...]) -> None:
+        """Makes all calls from now on run on some replicas; see `load_for`."""
+        self._running = self.load_for(replicas)
+        self.plan, self.interface = self._running.plan, self._running.interface
+
+    @property
+    def context(self) -> Any:
+        """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
+        return self._running.context
+
+    @property
+    def loaded(self) -> Executable:  # type: ignore[override]
+        """The loaded executable."""
+        return self._running.loaded
+
+    @property
+    def argument_shardings(self) -> list[Any]:
+        """The placement of each argument on the first of its slices; None for one that nothing reads."""
+        return self._running.argument_shardings
+
+    @property
+    def result_shardings(self) -> list[Any]:
+        """The placement of each result on the first of its slices."""
+        return self._running.result_shardings
+
+    def result_types(self) -> list[Any]:
+        """See `ProgramExecutable.result_types`."""
+        return self._running.result_types()
+
+    def argument_types(self, numbers: Sequence[int]) -> list[Any]:
+        """See `ProgramExecutable.argument_types`."""
+        return self._running.argument_types(numbers)
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """Returns the memory that one call needs on each slice."""
+        return self._running.memory_analysis()
+
+    def flops(self, computation: str, slice: str) -> float:
+        """Returns the floating-point operations of one launch on a slice, on all its devices."""
+        return self._running.flops(computation, slice)
+
+    @property
+    def step_deadline(self) -> float | None:
+        """See `ProgramExecutable.step_deadline`."""
+        return self._running.step_deadline
+
+    def requests(self) -> Mapping[str, Sequence[Request]]:
+        """See `ProgramExecutable.requests`."""
+        return self._running.requests()
+
+    def device_text(self) -> str:
+        """Returns XLA's optimized module of each computation on each slice."""
+        return self._running.device_text()
+
+    def transfer_arguments(self, leaves: list[Any]) -> list[Any] | None:
+        """Transfers arguments to their slices; returns None if they have another signature."""
+        return self._running.transfer_arguments(leaves)
+
+    def put_arguments(self, leaves: Mapping[int, Any], *, copy: bool) -> dict[int, Any]:
+        """See `ProgramExecutable.put_arguments`."""
+        return self._running.put_arguments(leaves, copy=copy)
+
+    def execute(self, leaves: list[Any]) -> Any:
+        """Runs the plan on arguments that are on their slices."""
+        return self._running.execute(leaves)
+
+    def try_fast_path(self, leaves: list[Any]) -> Any:
+        """Runs the plan if all arguments are arrays like those of the last call, else returns
+        `CACHE_MISS`."""
+        return self._running.try_fast_path(leaves)
+
+
+def count_of_programs() -> int:
+    """Returns how many such programs the process has loaded so far."""
+    return _number_of_last
+
+
+def programs_on(device_sets: Collection[VirtualDeviceSet]) -> list[ReplicaExecutable]:
+    """Returns the programs on slices of some device sets, in the order in which they were loaded."""
+    programs = [
+        one
+        for one in list(_programs)
+        if one.context is not None and not one.device_sets.isdisjoint(device_sets)
+    ]
+    return sorted(programs, key=lambda one: one.number)
+
+
+def run_on_replicas(device_sets: Collection[VirtualDeviceSet], replicas: tuple[int, ...]) -> None:
+    """Makes all programs on slices of some device sets run on some replicas; loads those that are not loaded.
+
+    Raises:
+      ProgramError: see `ReplicaExecutable.load_for`. All programs then run on the replicas that they ran on.
+    """
+    programs = programs_on(device_sets)
+    for program in programs:
+        program.load_for(replicas)
+    for device_set in device_sets:
+        device_set.running = replicas
+    for program in programs:
+        program.run_on(replicas)
+
+
+def _run_on_all() -> None:
+    """Makes programs that are compiled later run on all replicas again, for other devices."""
+    for program in list(_programs):
+        for device_set in program.device_sets:
+            device_set.running = tuple(range(device_set.replicas))
+
+
+process_cluster.on_disconnect(_run_on_all)
