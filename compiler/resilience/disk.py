@@ -63,15 +63,20 @@ class DiskVersions:
         """
         checkpoint.save(self.folder, state, step, data=SourcePosition(position), keep=KEPT_VERSIONS).wait()
 
-    def restore(self, step: int) -> tuple[Any, Any]:
+    def restore(self, step: int, *, places: bool = True) -> tuple[Any, Any]:
         """Reads a version; returns the state, and the position of the source.
+
+        Args:
+          step: the step of the version.
+          places: whether arrays are put where they were when the run began; else they are of NumPy.
 
         Raises:
           Exception: it cannot be read, or is that of another state.
         """
         self.wait()
         data = SourcePosition(None)
-        return checkpoint.restore(self.folder, self._like, step=step, data=data), data.position
+        like = self._like if places else jax.tree.map(_without_place, self._like)
+        return checkpoint.restore(self.folder, like, step=step, data=data), data.position
 
     def poll(self) -> list[ResilienceEvent]:
         """Returns the events since the last call."""
@@ -83,6 +88,13 @@ class DiskVersions:
         """Waits for a save that is in progress."""
         if self._thread is not None:
             self._thread.join()
+
+
+def _without_place(leaf: Any) -> Any:
+    """Returns the same type without a sharding; other leaves as they are."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
 
 
 def _type_of(leaf: Any) -> Any:

@@ -14,6 +14,8 @@ import numpy as np
 
 from pathways.compiler.frontend.jax_internals import key_data
 from pathways.compiler.lower.structures import is_key
+from pathways.compiler.resilience.array_layouts import ArrayLayout, Index, ReplicaLayouts, relative
+from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.runtime.local.devices import cluster, devices_of_cluster
 from pathways.runtime.resilience.effects import RestoreState
@@ -22,7 +24,6 @@ from pathways.runtime.resilience.events import (
     CopyFailed,
     HostRestored,
     MemoryLost,
-    ReplicasPrepared,
     ResilienceEvent,
     RestoreFailed,
     WorkersLost,
@@ -39,40 +40,25 @@ from pathways.runtime.resilience.records import (
 from pathways.runtime.xla import pjrt
 
 
-@dataclasses.dataclass(frozen=True)
-class _ArrayLayout:
-    """Layout of an array, to put it together from its blocks.
-
-    Attributes:
-      aval: its type; for typed PRNG keys that of the keys.
-      sharding: the sharding of its data.
-      shape: the shape of its data.
-      dtype: the dtype of its data.
-      is_committed: whether it has to be on its device.
-      blocks: the block on each device, in the order of the sharding's devices, and its position in the array.
-    """
-
-    aval: Any
-    sharding: jax.sharding.Sharding
-    shape: tuple[int, ...]
-    dtype: Any
-    is_committed: bool
-    blocks: tuple[tuple[jax.Device, str, tuple[slice, ...]], ...]
-
-
 @dataclasses.dataclass
 class _KeptState:
-    """State state that is copied.
+    """State that is copied.
 
     Attributes:
       tree: its structure.
+      running: the replicas that ran.
       layouts: the layout of each leaf; a leaf that is no array on devices stands here itself.
       arrays: the data of each array on devices, until its copies are made, by positions of leaves.
     """
 
     tree: Any
+    running: tuple[int, ...]
     layouts: list[Any]
     arrays: dict[int, jax.Array]
+
+    def sharding(self, layout: ArrayLayout, replicas: tuple[int, ...]) -> jax.sharding.Sharding:
+        """Returns the sharding of one of its arrays when some replicas run."""
+        return layout.sharding_of(None if replicas == self.running else replicas)
 
 
 class LocalSnapshotStore(SnapshotStore):
@@ -90,12 +76,11 @@ class LocalSnapshotStore(SnapshotStore):
             for handle, device in zip(devices_of_cluster(), described.devices, strict=True)
         }
         numbers = range(len(islands))
-        self.topology = ReplicaTopology(
-            {number: HostPlace(number, f"island{number}") for number in numbers},
-            (frozenset(numbers),),
-            lambda replicas, key: self._holdings,
-        )
-        self._holdings: Holdings = {}
+        self._hosts = {number: HostPlace(number, f"island{number}") for number in numbers}
+        self.topology = ReplicaTopology(self._hosts, (frozenset(numbers),), self._holdings)
+        self._replicas: StepReplicas | None = None
+        self._layouts: ReplicaLayouts | None = None
+        self._absent: set[int] = set()
         self._kept: dict[VersionKey, _KeptState] = {}
         self._memory: dict[int, dict[VersionKey, dict[str, np.ndarray]]] = {n: {} for n in numbers}
         self._events: collections.deque[ResilienceEvent] = collections.deque()
@@ -107,32 +92,40 @@ class LocalSnapshotStore(SnapshotStore):
     def take(self, key: VersionKey, state: Any) -> Holdings:
         """See `SnapshotStore.take`."""
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)
-        kept = _KeptState(tree, [], {})
-        holdings: dict[int, set[str]] = {}
+        kept = _KeptState(tree, self._running, [], {})
         for path, leaf in leaves:
             if not isinstance(leaf, jax.Array):
                 kept.layouts.append(np.array(leaf) if isinstance(leaf, np.ndarray) else leaf)
                 continue
             data = key_data(leaf) if is_key(leaf.aval) else leaf
-            layout = self._layout(f"state{jax.tree_util.keystr(path)}", leaf, data)
             kept.arrays[len(kept.layouts)] = data
-            kept.layouts.append(layout)
-            for device, block, _ in layout.blocks:
-                holdings.setdefault(self._island(device), set()).add(block)
+            kept.layouts.append(self._layout(f"state{jax.tree_util.keystr(path)}", leaf, data))
         self._kept[key] = kept
-        self._holdings = {host: frozenset(blocks) for host, blocks in sorted(holdings.items())}
-        return self._holdings
+        return self._holdings(self._running, key)
 
-    def _layout(self, name: str, leaf: jax.Array, data: jax.Array) -> _ArrayLayout:
-        indices = data.sharding.devices_indices_map(data.shape)
-        blocks = tuple(
-            (device, f"{name}{_rows(index, data.shape)}", index) for device, index in indices.items()
-        )
-        return _ArrayLayout(leaf.aval, data.sharding, data.shape, data.dtype, leaf.committed, blocks)
+    def _layout(self, name: str, leaf: jax.Array, data: jax.Array) -> ArrayLayout:
+        replicas = None
+        if self._layouts is not None:
+            replicas = self._layouts.find(name, data, self._running)
+        return ArrayLayout(name, leaf.aval, data.sharding, data.shape, data.dtype, leaf.committed, replicas)
 
-    def _island(self, device: jax.Device) -> int:
-        # A device that the cluster does not have is not lost with any island.
-        return self._islands.get(device, 0)
+    def _holdings(self, replicas: tuple[int, ...], key: VersionKey) -> Holdings:
+        """Returns what each host has of a version when some replicas run."""
+        kept = self._kept[key]
+        holdings: dict[int, set[str]] = {}
+        for layout in kept.layouts:
+            if isinstance(layout, ArrayLayout):
+                for device, _, blocks in layout.blocks_of(kept.sharding(layout, replicas)):
+                    host = self._host(layout, device, replicas)
+                    holdings.setdefault(host, set()).update(map(layout.block, blocks))
+        return {host: frozenset(blocks) for host, blocks in sorted(holdings.items())}
+
+    def _host(self, layout: ArrayLayout, device: jax.Device, replicas: tuple[int, ...]) -> int:
+        """Returns the host of a device; of one that the cluster does not have, the first host that runs."""
+        if not layout.is_committed or device not in self._islands:
+            # It is on no slice, so no island is lost with it.
+            return min(self.topology.islands(replicas))
+        return self._islands[device]
 
     def make_copies(self, key: VersionKey, copies: Sequence[BlockCopy]) -> None:
         """See `SnapshotStore.make_copies`."""
@@ -154,10 +147,16 @@ class LocalSnapshotStore(SnapshotStore):
         kept = self._kept[key]
         found: dict[str, np.ndarray] = {}
         for n, data in kept.arrays.items():
+            layout = kept.layouts[n]
             shards = {shard.device: shard for shard in data.addressable_shards}
-            for device, block, _ in kept.layouts[n].blocks:
-                if block in copy.blocks and block not in found and self._island(device) == copy.target:
-                    found[block] = np.array(shards[device].data)
+            for device, shard, blocks in layout.blocks_of(layout.sharding):
+                if self._host(layout, device, kept.running) != copy.target:
+                    continue
+                data_there = np.asarray(shards[device].data)
+                for block in blocks:
+                    name = layout.block(block)
+                    if name in copy.blocks and name not in found:
+                        found[name] = np.array(data_there[relative(block, shard)])
         return found
 
     def commit(self, key: VersionKey) -> None:
@@ -185,7 +184,9 @@ class LocalSnapshotStore(SnapshotStore):
             return None
         kept = self._kept[restore.key]
         leaves = [
-            self._array(layout, sources) if isinstance(layout, _ArrayLayout) else layout
+            self._array(layout, kept.sharding(layout, restore.replicas), restore.replicas, sources)
+            if isinstance(layout, ArrayLayout)
+            else layout
             for layout in kept.layouts
         ]
         self._notify(*(HostRestored(restore.attempt, host) for host in restore.hosts))
@@ -194,27 +195,33 @@ class LocalSnapshotStore(SnapshotStore):
     def _lacks(self, key: VersionKey, load: BlockLoad) -> bool:
         return not load.blocks <= self._memory[load.source].get(key, {}).keys()
 
-    def _array(self, layout: _ArrayLayout, sources: Mapping[tuple[int, str], np.ndarray | None]) -> Any:
-        # JAX may use the memory of what it is given, and a later step donate it.
-        copies = [
-            (device, np.array(sources[self._island(device), block])) for device, block, _ in layout.blocks
-        ]
+    def _array(
+        self,
+        layout: ArrayLayout,
+        sharding: jax.sharding.Sharding,
+        replicas: tuple[int, ...],
+        sources: Mapping[tuple[int, str], np.ndarray | None],
+    ) -> Any:
+        copies = []
+        for device, shard, blocks in layout.blocks_of(sharding):
+            host = self._host(layout, device, replicas)
+            # JAX may use the memory of what it is given, and a later step donate it.
+            copy = np.empty([own.stop - own.start for own in _hull(blocks)], layout.dtype)
+            for block in blocks:
+                copy[relative(block, shard)] = sources[host, layout.block(block)]
+            copies.append((device, copy))
         if layout.is_committed:
-            kind = layout.sharding.memory_kind
+            kind = sharding.memory_kind
             shards = [
                 jax.device_put(copy, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
                 for device, copy in copies
             ]
-            array = jax.make_array_from_single_device_arrays(layout.shape, layout.sharding, shards)
+            array = jax.make_array_from_single_device_arrays(layout.shape, sharding, shards)
         else:
             array = jax.device_put(copies[0][1])
         if is_key(layout.aval) or layout.aval.weak_type:
-            return pjrt.rewrap(layout.aval, array.sharding)(array)
+            return pjrt.rewrap(layout.aval, array.sharding, committed=layout.is_committed)(array)
         return array
-
-    def prepare(self, replicas: tuple[int, ...]) -> None:
-        """See `SnapshotStore.prepare`."""
-        self._notify(ReplicasPrepared(replicas))
 
     def release(self, island: int) -> None:
         """See `SnapshotStore.release`. The island returns at once."""
@@ -232,14 +239,12 @@ class LocalSnapshotStore(SnapshotStore):
             blocks.update(memory.get(key, {}))
         leaves = []
         for layout in kept.layouts:
-            if not isinstance(layout, _ArrayLayout):
+            if not isinstance(layout, ArrayLayout):
                 leaves.append(layout)
                 continue
-            whole = blocks[layout.blocks[0][1]]
-            if whole.shape != layout.shape:
-                whole = np.empty(layout.shape, layout.dtype)
-                for _, block, index in layout.blocks:
-                    whole[index] = blocks[block]
+            whole = np.empty(layout.shape, layout.dtype)
+            for block in layout.blocks_in((slice(None),) * len(layout.shape)):
+                whole[block] = blocks[layout.block(block)]
             leaves.append(_as_keys(layout.aval, whole) if is_key(layout.aval) else whole)
         return jax.tree.unflatten(kept.tree, leaves)
 
@@ -250,19 +255,36 @@ class LocalSnapshotStore(SnapshotStore):
             for host, memory in self._memory.items()
         }
 
-    def lose(self, island: int, *, memory: bool, arrays: Sequence[Any]) -> None:
+    def lose(self, island: int, *, memory: bool, arrays: Sequence[Any], returns: bool = True) -> None:
         """See `SnapshotStore.lose`."""
-        events: list[ResilienceEvent] = [WorkersLost(island, "run.lose")]
+        events: list[ResilienceEvent] = []
+        is_there = island not in self._absent
+        if is_there:
+            events.append(WorkersLost(island, "run.lose"))
         if memory:
             self._memory[island] = {}
             events.append(MemoryLost(island))
+        if not returns:
+            self._absent.add(island)
+        elif is_there:
+            events.append(WorkersReturned(island))
         # Before: who finds an array deleted reads why.
-        self._notify(*events, WorkersReturned(island))
+        self._notify(*events)
         for array in arrays:
             # One that was donated, or lost before, has no devices.
             with contextlib.suppress(RuntimeError):
-                if isinstance(array, jax.Array) and any(self._island(d) == island for d in array.devices()):
+                # An array that is not committed is on no slice.
+                if isinstance(array, jax.Array) and array.committed and self._is_on(array, island):
                     array.delete()
+
+    def _is_on(self, array: jax.Array, island: int) -> bool:
+        return any(self._islands.get(device) == island for device in array.devices())
+
+    def return_island(self, island: int) -> None:
+        """See `SnapshotStore.return_island`."""
+        if island in self._absent:
+            self._absent.discard(island)
+            self._notify(WorkersReturned(island))
 
     def _notify(self, *events: ResilienceEvent) -> None:
         with self._changed:
@@ -288,13 +310,9 @@ class LocalSnapshotStore(SnapshotStore):
             memory.clear()
 
 
-def _rows(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
-    """Returns a place in an array for messages, such as `[0:4, :]`; nothing for all of it."""
-    parts = [
-        ":" if (own.start or 0, own.stop or size) == (0, size) else f"{own.start or 0}:{own.stop or size}"
-        for own, size in zip(index, shape, strict=True)
-    ]
-    return f"[{', '.join(parts)}]" if any(part != ":" for part in parts) else ""
+def _hull(blocks: Sequence[Index]) -> Index:
+    """Returns the position of the shard that consists of some blocks, which are in order."""
+    return tuple(slice(a.start, b.stop) for a, b in zip(blocks[0], blocks[-1], strict=True))
 
 
 def _as_numpy(leaf: Any) -> Any:

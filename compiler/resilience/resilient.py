@@ -20,13 +20,15 @@ from pathways.compiler.resilience.disk import DiskVersions
 from pathways.compiler.resilience.host_store import HostStore
 from pathways.compiler.resilience.local_store import LocalSnapshotStore
 from pathways.compiler.resilience.settings import (
-    check_minimum,
+    Step,
     checked_count,
     checked_feeds,
     checked_interval,
+    executables_of,
 )
 from pathways.compiler.resilience.source import RewindableSource
 from pathways.compiler.resilience.status import TrainingStatus
+from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.stages import Bound
 from pathways.runtime.control.effects import Log
@@ -94,6 +96,7 @@ class ResilientRun:
         store: SnapshotStore,
         policy: RecoveryPolicy,
         disk: DiskVersions | None,
+        minimum: tuple[Step, int] | None = None,
     ) -> None:
         self.step = 0
         self._train_step = train_step
@@ -102,6 +105,11 @@ class ResilientRun:
         self._store = store
         self._policy = policy
         self._disk = disk
+        # The program whose replicas may be fewer, and the smallest number of them.
+        self._minimum = minimum
+        self._replicas: StepReplicas | None = None
+        if minimum is not None and (executables := executables_of(minimum[0])):
+            self._replicas = StepReplicas(executables, minimum[1])
         self._core: ResilienceCore | None = None
         self._is_open = False
         self._is_held = True
@@ -125,6 +133,7 @@ class ResilientRun:
 
         Raises:
           TypeError: the source cannot be rewound.
+          ValueError: no number of replicas meets `minimum`.
           HostError: the state cannot be protected.
         """
         if self._core is not None:
@@ -135,9 +144,10 @@ class ResilientRun:
         if self._disk is not None:
             self._source.check_saved(self._positions[0])
             disk_step = self._disk.latest()
-        self._core = ResilienceCore(self._store.topology, self._policy, disk_step=disk_step)
         self._is_open = True
         try:
+            self._prepare_replicas()
+            self._core = ResilienceCore(self._store.topology, self._policy, disk_step=disk_step)
             self._apply(self._core.start(time.monotonic()))
             self._settle()
         except BaseException:
@@ -145,6 +155,37 @@ class ResilientRun:
             raise
         self._read_steps = self.step
         return self
+
+    def _prepare_replicas(self) -> None:
+        """Loads the step for fewer replicas, if there may be fewer."""
+        if self._minimum is None:
+            return
+        step, minimum = self._minimum
+        if self._replicas is None:
+            self._replicas = StepReplicas(self._compiled(step), minimum)
+            # The batch that was read to compile it is the first one.
+            self._source.open(self._positions[0])
+        self._replicas.run_on(self._replicas.all)
+        self._store.set_replicas(self._replicas)
+        self._policy = dataclasses.replace(self._policy, counts=self._replicas.counts)
+        self._replicas.load_new(frozenset().union(*self._replicas.islands))
+
+    def _compiled(self, step: Step) -> tuple[Any, ...]:
+        """Compiles a step that was not called yet for the state and the first batch."""
+        try:
+            batch, _ = self._source.next()
+        except StopIteration:
+            raise ValueError(
+                "pw.resilient: the source has no batch to compile the step for, which minimum= needs"
+            ) from None
+        if step is self._train_step and isinstance(step, Program):
+            return (step.loaded(self._state, batch),)
+        # What it calls is known by calling it, on a copy that it may donate; its results are dropped.
+        self._train_step(jax.tree.map(_copied, self._state), batch)
+        executables = executables_of(step)
+        if not executables:
+            raise TypeError("pw.resilient: train_step does not call the program that feeds= names")
+        return executables
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -219,26 +260,42 @@ class ResilientRun:
             islands=islands,
             disk=core.disk_step,
             losses=core.losses,
+            replicas=None if self._replicas is None else len(core.replicas),
             protected=core.is_protected,
         )
 
     @boundary
-    def lose(self, island: str, *, memory: bool = False) -> None:
+    def lose(self, island: str, *, memory: bool = False, returns: bool = True) -> None:
         """Loses an island on purpose, for tests of one's own loop; may be called by any thread.
 
         Args:
           island: its name, such as "island1".
           memory: whether the copies in its memory are lost, too, as when its machine is.
+          returns: whether it returns by itself; else it stays away until `return_island`.
 
         Raises:
           ValueError: there is no such island.
         """
+        number = self._number_of(island)
+        arrays = jax.tree.leaves((self._state, [step.metrics for step in [*self._in_flight]]))
+        self._store.lose(number, memory=memory, arrays=arrays, returns=returns)
+
+    @boundary
+    def return_island(self, island: str) -> None:
+        """Returns an island that `lose(..., returns=False)` has lost; may be called by any thread.
+
+        Raises:
+          ValueError: there is no such island.
+        """
+        self._store.return_island(self._number_of(island))
+
+    def _number_of(self, island: str) -> int:
+        """Returns the number of an island."""
         self._core_of_open_run()
         islands = {f"island{place.island}": place.island for place in self._store.topology.hosts.values()}
         if island not in islands:
             raise ValueError(f"pw.resilient: there is no island {island!r}, only {', '.join(islands)}")
-        arrays = jax.tree.leaves((self._state, [step.metrics for step in [*self._in_flight]]))
-        self._store.lose(islands[island], memory=memory, arrays=arrays)
+        return islands[island]
 
     # Steps.
 
@@ -280,6 +337,9 @@ class ResilientRun:
         self._in_flight.append(_IssuedStep(self.step, metrics))
         self.step += 1
         self._positions[self.step] = position
+        if self._replicas is not None:
+            # Other programs of the step are compiled by its first call.
+            self._replicas.load_new(core.present)
         self._handle(BoundaryReached(core.attempt, self.step))
 
     def _read(self) -> None:
@@ -316,7 +376,11 @@ class ResilientRun:
         """
         core = self._core_of_open_run()
         before = core.attempt, core.losses
-        while events := [*(self._disk.poll() if self._disk is not None else ()), *self._store.poll()]:
+        while events := [
+            *(self._disk.poll() if self._disk is not None else ()),
+            *(self._replicas.poll() if self._replicas is not None else ()),
+            *self._store.poll(),
+        ]:
             for event in events:
                 self._handle(event)
         return (core.attempt, core.losses) != before
@@ -369,11 +433,14 @@ class ResilientRun:
                 self._restore(effect)
             case ResumeSteps():
                 self._is_held = False
+                if self._replicas is not None:
+                    self._replicas.load_ahead(self._core_of_open_run().present)
             case SaveToDisk(key):
                 assert self._disk is not None
                 self._disk.begin(key, self._store.version(key), self._positions[key.step])
             case PrepareReplicas(replicas):
-                self._store.prepare(replicas)
+                assert self._replicas is not None
+                self._replicas.prepare(replicas)
             case ReleaseIsland(island):
                 self._store.release(island)
             case AbandonRun(why):
@@ -399,7 +466,8 @@ class ResilientRun:
     def _restore_from_disk(self, restore: RestoreState) -> None:
         assert self._disk is not None
         try:
-            self._state, position = self._disk.restore(restore.step)
+            runs_all = self._replicas is None or restore.replicas == self._replicas.all
+            self._state, position = self._disk.restore(restore.step, places=runs_all)
         except Exception as error:
             if self._core_of_open_run().losses == 0:
                 # Nothing is lost: the folder is another one than the user thinks.
@@ -446,8 +514,14 @@ class ResilientRun:
         if self._core is not None and self._abandoned is None:
             self._apply(self._core.handle(RunEnded(keeps), time.monotonic()))
         self._is_open = False
+        if self._replicas is not None:
+            self._replicas.close()
         self._in_flight.clear()
         self._store.close()
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, jax.Array) else leaf
 
 
 @boundary
@@ -514,7 +588,7 @@ def resilient(
     if isinstance(source, Prefetched):
         raise TypeError("pw.resilient: source is read ahead already; pass what was given to pw.prefetch")
     if minimum is not None:
-        check_minimum(minimum, program)
+        checked_count("minimum", minimum)
     if not jax.tree.leaves(state):
         raise ValueError("pw.resilient: the state has no leaves")
     hosts = controller()
@@ -538,4 +612,5 @@ def resilient(
     )
     batches = RewindableSource(source, program, argument, rows=rows, shards=shards)
     disk_versions = None if disk is None else DiskVersions(disk, state)
-    return ResilientRun(train_step, state, batches, store, policy, disk_versions)
+    least = None if minimum is None else (program, minimum)
+    return ResilientRun(train_step, state, batches, store, policy, disk_versions, least)

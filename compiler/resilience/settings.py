@@ -9,7 +9,6 @@ from typing import Any
 
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Bound
-from pathways.runtime.plan.plan import Launch, Plan
 
 Step = Bound | Program[..., Any]
 
@@ -75,7 +74,7 @@ def checked_feeds(train_step: Any, feeds: Any) -> tuple[Step, str]:
                 f"(step, 'batch'), got {feeds!r}"
             )
         program, name = feeds
-        for executable in _executables(program):
+        for executable in executables_of(program):
             executable.argument(name)
         return program, name
     if not isinstance(train_step, Bound | Program):
@@ -92,35 +91,6 @@ def checked_feeds(train_step: Any, feeds: Any) -> tuple[Step, str]:
     return train_step, names[1]
 
 
-def check_minimum(minimum: Any, step: Step) -> None:
-    """Checks that a program may run with fewer replicas.
-
-    Raises:
-      TypeError: `minimum` is no whole number, or the program is not compiled.
-      ValueError: the program has no replicas, or no smaller number of them divides its microbatches.
-    """
-    checked_count("minimum", minimum)
-    executables = _executables(step)
-    if not executables:
-        raise TypeError("pw.resilient: minimum= is for a step that is compiled: step.lower(...).compile()")
-    executable = executables[0]
-    count = max((len(one.replicas) for one in executable.interface.slices.values()), default=1)
-    if count == 1:
-        raise ValueError(f"pw.resilient: minimum={minimum}: the step has no replicas; leave minimum out")
-    microbatches = _microbatches(executable.plan) * count
-    fewer = [number for number in range(1, count) if microbatches % number == 0]
-    if not any(number >= minimum for number in fewer):
-        named = ", ".join(map(str, fewer))
-        raise ValueError(
-            f"pw.resilient: minimum={minimum}: the step has {count} replicas of {microbatches} microbatches, "
-            f"which divide among {named} of them; pass one of these numbers"
-        )
-
-
-def _microbatches(plan: Plan) -> int:
-    """Returns the number of microbatches of a replica."""
-    return 1 + max((step.microbatch or 0 for step in plan.steps if isinstance(step, Launch)), default=0)
-
-
-def _executables(step: Step) -> tuple[Any, ...]:
+def executables_of(step: Step) -> tuple[Any, ...]:
+    """Returns the executables that a program has been compiled to so far."""
     return (step.executable,) if isinstance(step, Bound) else step.executables

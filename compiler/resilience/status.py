@@ -19,6 +19,7 @@ class TrainingStatus:
       islands: the bytes of all versions in the memory of each island, by its name.
       disk: the step of the last version on disk; None where there is none.
       losses: how many losses of islands were survived.
+      replicas: the number of replicas that run; None where it cannot change.
       protected: whether any one island may be lost with its memory.
     """
 
@@ -28,6 +29,7 @@ class TrainingStatus:
     islands: Mapping[str, int]
     disk: int | None
     losses: int
+    replicas: int | None
     protected: bool
 
     def __str__(self) -> str:
@@ -36,7 +38,8 @@ class TrainingStatus:
         disk = "none" if self.disk is None else f"version {self.disk}"
         protected = "protected" if self.protected else "not protected"
         memory = ", ".join(f"{name} {size(count)}" for name, count in self.islands.items())
+        replicas = "" if self.replicas is None else f"; replicas: {self.replicas}"
         return (
-            f"step {self.step}: {version}, {protected}; losses survived: {self.losses}\n"
+            f"step {self.step}: {version}, {protected}{replicas}; losses survived: {self.losses}\n"
             f"  memory: {memory}\n  disk: {disk}"
         )

@@ -6,6 +6,7 @@ import abc
 from collections.abc import Sequence
 from typing import Any
 
+from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.resilience.effects import RestoreState
 from pathways.runtime.resilience.events import ResilienceEvent
 from pathways.runtime.resilience.records import BlockCopy, Holdings, ReplicaTopology, VersionKey
@@ -21,6 +22,16 @@ class SnapshotStore(abc.ABC):
     """
 
     topology: ReplicaTopology
+
+    def set_replicas(self, replicas: StepReplicas) -> None:
+        """Sets the replicas of the topology, of which fewer may run; called before anything else, if at all.
+
+        Versions are then restored for those of `RestoreState.replicas`, on which the programs run by then.
+
+        Raises:
+          RuntimeError: the store restores versions for all replicas only.
+        """
+        raise RuntimeError("pw.resilient: minimum= is not supported over hosts yet; leave it out")
 
     @abc.abstractmethod
     def open(self, state: Any) -> None:
@@ -51,10 +62,6 @@ class SnapshotStore(abc.ABC):
         """Begins to restore a version from memory; returns the state, which need not be ready."""
 
     @abc.abstractmethod
-    def prepare(self, replicas: tuple[int, ...]) -> None:
-        """Begins to load the step for these replicas; see `PrepareReplicas`."""
-
-    @abc.abstractmethod
     def release(self, island: int) -> None:
         """Frees all arrays of an island that leaves; see `ReleaseIsland`."""
 
@@ -79,14 +86,19 @@ class SnapshotStore(abc.ABC):
         """Returns the bytes of all versions in the memory of each host."""
 
     @abc.abstractmethod
-    def lose(self, island: int, *, memory: bool, arrays: Sequence[Any]) -> None:
+    def lose(self, island: int, *, memory: bool, arrays: Sequence[Any], returns: bool = True) -> None:
         """Loses an island on purpose, for tests; may be called by any thread.
 
         Args:
           island: its number.
           memory: whether the copies in its memory are lost, too.
           arrays: the arrays that are in use; those on the island are lost.
+          returns: whether it returns by itself; else at `return_island`.
         """
+
+    @abc.abstractmethod
+    def return_island(self, island: int) -> None:
+        """Returns an island that was lost and stays away; may be called by any thread."""
 
     @abc.abstractmethod
     def poll(self) -> list[ResilienceEvent]:

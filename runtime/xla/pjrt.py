@@ -369,12 +369,12 @@ def register_handle(kind: type, refuse: Callable[[Any], NoReturn]) -> None:
     kind.__jax_array__ = property(as_array)  # type: ignore[attr-defined]
 
 
-def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
+def rewrap(aval: Aval, sharding: jax.sharding.Sharding, *, committed: bool = True) -> Callable[[Any], Any]:
     """Returns a function that wraps the buffers of an array with another aval: weak type, extended dtype.
 
     The buffers of an array are private, and the public way to get them costs ten times as much.
     """
-    handler = pxla.global_aval_to_result_handler(aval, sharding, True)
+    handler = pxla.global_aval_to_result_handler(aval, sharding, committed)
     return lambda array: handler(array._arrays)
 
 

@@ -606,7 +606,7 @@ def test_resilient_rejects_positions_that_no_file_can_have(tmp_path: Path) -> No
         ({"disk_every": 0}, ValueError, "disk_every=0: expected at least 1"),
         ({"patience": -1}, ValueError, "patience=-1: expected a number of seconds"),
         ({"feeds": "batch"}, TypeError, "feeds must be a program and the name of its argument"),
-        ({"minimum": 2}, TypeError, "minimum= is for a step that is compiled"),
+        ({"minimum": 0}, ValueError, "minimum=0: expected at least 1"),
     ],
 )
 def test_resilient_rejects_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -1,0 +1,180 @@
+"""Layouts of arrays of the state: the blocks that devices have of them, also when fewer replicas run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pathways.compiler.backends.replicated import AXIS
+from pathways.compiler.frontend.specs import dims_of
+from pathways.runtime.local.devices import mesh_of
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.virtual import VirtualSlice
+
+Index = tuple[slice, ...]
+"""Position of a block in an array."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaLayout:
+    """Layout of an array on the slices of replicas.
+
+    Attributes:
+      meshes: the devices of each replica, by its number.
+      dims: the axes that each dimension is sharded over, without that of replicas.
+      split: the dimension that replicas share, by their count; None where each has all of it.
+    """
+
+    meshes: Sequence[Mesh]
+    dims: tuple[tuple[str, ...], ...]
+    split: Mapping[int, int | None]
+
+    def sharding(self, replicas: Sequence[int]) -> NamedSharding:
+        """Returns the sharding of the array when these replicas run."""
+        first = self.meshes[replicas[0]]
+        mesh = first
+        if len(replicas) > 1:
+            devices = np.stack([self.meshes[n].devices for n in replicas])
+            mesh = Mesh(devices, (AXIS, *first.axis_names))
+        split = self.split[len(replicas)]
+        spec = [(AXIS, *axes) if n == split else axes for n, axes in enumerate(self.dims)]
+        return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in spec)))
+
+
+class ReplicaLayouts:
+    """Layouts of arrays on the slices of replicas.
+
+    Where replicas share a dimension of an array, fewer of them share it, too, if its size allows it, else
+    each has the whole array. Once the program has returned the array on so many, it is as it was then.
+
+    Args:
+      bindings: the devices of each slice.
+      counts: the numbers of replicas that may run.
+    """
+
+    def __init__(self, bindings: Mapping[VirtualSlice, Binding], counts: Sequence[int]) -> None:
+        self._meshes = [
+            [mesh_of(bindings[replica]) for replica in one.replicas] for one in bindings if not one.replica
+        ]
+        self._counts = counts
+        self._seen: dict[tuple[str, int], int | None] = {}
+
+    def find(self, name: str, array: jax.Array, running: Sequence[int]) -> ReplicaLayout | None:
+        """Returns the layout of an array while some replicas run; None if it is not on their slices.
+
+        Args:
+          name: its name, by which its layouts of other numbers of replicas are known.
+          array: the array.
+          running: the numbers of the replicas.
+        """
+        sharding, count = array.sharding, len(running)
+        if not isinstance(sharding, NamedSharding):
+            return None
+        meshes = next((own for own in self._meshes if _has_mesh(sharding, own, running)), None)
+        if meshes is None:
+            return None
+        dims = [tuple(axes) for axes in dims_of(sharding.spec).dims]
+        dims += [()] * (array.ndim - len(dims))
+        split = next((n for n, axes in enumerate(dims) if AXIS in axes), None)
+        self._seen[name, count] = split
+        plain = tuple(tuple(axis for axis in axes if axis != AXIS) for axes in dims)
+        known = [n for c in reversed(self._counts) if (n := self._seen.get((name, c))) is not None]
+
+        sizes = dict(zip(meshes[0].axis_names, meshes[0].devices.shape, strict=True))
+
+        def split_of(count: int) -> int | None:
+            if (name, count) in self._seen or count == 1:
+                return self._seen.get((name, count))
+            shards = [count * math.prod(sizes[axis] for axis in axes) for axes in plain]
+            return next((n for n in known if array.shape[n] % shards[n] == 0), None)
+
+        return ReplicaLayout(meshes, plain, {count: split_of(count) for count in self._counts})
+
+
+def _has_mesh(sharding: NamedSharding, meshes: Sequence[Mesh], running: Sequence[int]) -> bool:
+    """Returns whether a sharding is over the devices of a slice, of all replicas that run."""
+    devices = [device for n in running for device in meshes[n].devices.flat]
+    names = meshes[0].axis_names if len(running) == 1 else (AXIS, *meshes[0].axis_names)
+    return sharding.mesh.axis_names == names and [*sharding.mesh.devices.flat] == devices
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayLayout:
+    """Layout of an array, to put it together from its blocks.
+
+    Attributes:
+      name: its name in names of blocks.
+      aval: its type; for typed PRNG keys that of the keys.
+      sharding: the sharding of its data.
+      shape: the shape of its data.
+      dtype: the dtype of its data.
+      is_committed: whether it has to be on its device.
+      replicas: its layout on the slices of replicas; None if it is not on them.
+    """
+
+    name: str
+    aval: Any
+    sharding: jax.sharding.Sharding
+    shape: tuple[int, ...]
+    dtype: Any
+    is_committed: bool
+    replicas: ReplicaLayout | None
+
+    @functools.cached_property
+    def bounds(self) -> list[list[int]]:
+        """The positions along each dimension between which blocks are."""
+        shardings = [self.sharding]
+        if self.replicas is not None:
+            # Which replicas run is no matter: as many have the same blocks.
+            shardings += [self.replicas.sharding(range(count)) for count in self.replicas.split]
+        bounds: list[set[int]] = [set() for _ in self.shape]
+        for sharding in shardings:
+            for index in sharding.devices_indices_map(self.shape).values():
+                for own, of_dim, size in zip(index, bounds, self.shape, strict=True):
+                    of_dim.update(own.indices(size)[:2])
+        return [sorted(of_dim) for of_dim in bounds]
+
+    def sharding_of(self, replicas: Sequence[int] | None) -> jax.sharding.Sharding:
+        """Returns the sharding of its data when other replicas run; its own for None."""
+        if replicas is None or self.replicas is None:
+            return self.sharding
+        return self.replicas.sharding(replicas)
+
+    def blocks_of(self, sharding: jax.sharding.Sharding) -> Iterator[tuple[jax.Device, Index, list[Index]]]:
+        """Yields the shard of each device, and the blocks that it consists of, by their positions."""
+        for device, index in sharding.devices_indices_map(self.shape).items():
+            yield device, index, [*self.blocks_in(index)]
+
+    def blocks_in(self, index: Index) -> Iterator[Index]:
+        """Yields the blocks in a part of the array, by their positions."""
+        ranges = []
+        for own, of_dim, size in zip(index, self.bounds, self.shape, strict=True):
+            first, last, _ = own.indices(size)
+            points = [point for point in of_dim if first <= point <= last]
+            ranges.append([slice(a, b) for a, b in itertools.pairwise(points)] or [slice(first, last)])
+        yield from itertools.product(*ranges)
+
+    def block(self, index: Index) -> str:
+        """Returns the name of a block, such as `state['w'][0:4, :]`; without rows where it is the array."""
+        parts = [
+            ":" if (own.start, own.stop) == (0, size) else f"{own.start}:{own.stop}"
+            for own, size in zip(index, self.shape, strict=True)
+        ]
+        rows = f"[{', '.join(parts)}]" if any(part != ":" for part in parts) else ""
+        return f"{self.name}{rows}"
+
+
+def relative(index: Index, shard: Index) -> Index:
+    """Returns the position of a block in a shard, from those of both in the array."""
+    return tuple(
+        slice(own.start - (whole.start or 0), own.stop - (whole.start or 0))
+        for own, whole in zip(index, shard, strict=True)
+    )

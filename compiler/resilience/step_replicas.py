@@ -1,0 +1,207 @@
+"""Replicas of the programs of a step: which of them may run, and the loading of the programs for them."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import jax
+
+from pathways.compiler.backends.executable import ProgramExecutable
+from pathways.compiler.backends.replica_executable import (
+    ReplicaExecutable,
+    count_of_programs,
+    programs_on,
+    run_on_replicas,
+)
+from pathways.runtime.local.devices import bind
+from pathways.runtime.resilience.events import ReplicasPrepared, ResilienceEvent
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.threads import RunningThread, start_thread
+from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice
+
+Numbers = tuple[int, ...]
+"""Numbers of replicas, ascending."""
+
+_Request = tuple[Collection[Numbers], Callable[[], None]]
+"""Replicas to load the programs for, and what is called then."""
+
+log = logging.getLogger("pathways")
+
+
+class StepReplicas:
+    """Replicas of a step, some of which may run while islands are lost.
+
+    All programs on the slices of the step's programs run on the same replicas.
+
+    Args:
+      executables: the programs that read the batches.
+      minimum: the smallest number of replicas that may run.
+
+    Attributes:
+      counts: the numbers of replicas that may run, ascending; the last is all.
+      running: the replicas that programs run on.
+      islands: the islands of each replica.
+      bindings: the devices of each slice of the step.
+
+    Raises:
+      ValueError: the step has no replicas, or no smaller number of them divides its microbatches.
+    """
+
+    def __init__(self, executables: Iterable[ProgramExecutable], minimum: int) -> None:
+        programs = [one for one in executables if isinstance(one, ReplicaExecutable)]
+        if not programs:
+            raise ValueError(f"pw.resilient: minimum={minimum}: the step has no replicas; leave minimum out")
+        self._sets = _connected({one for program in programs for one in program.device_sets})
+        count = next(iter(self._sets)).replicas
+        self.counts = (*_fewer(programs, minimum, count), count)
+        self.running = self.all
+        slices = [one for device_set in self._sets for one in device_set.slices]
+        self.bindings: Mapping[VirtualSlice, Binding] = bind(
+            [replica for one in slices for replica in one.replicas], program=programs[0].name
+        )
+        islands: list[set[int]] = [set() for _ in self.all]
+        for one, binding in self.bindings.items():
+            islands[one.replica].add(int(binding.island.removeprefix("island")))
+        self.islands = tuple(map(frozenset, islands))
+        self._programs_seen = 0
+        self._x64 = jax.config.jax_enable_x64
+        self._lock = threading.Lock()
+        self._requests: collections.deque[tuple[Collection[Numbers], Callable[[], None]]] = (
+            collections.deque()
+        )
+        self._events: list[ResilienceEvent] = []
+        self._thread: RunningThread | None = None
+        self._is_closed = False
+
+    @property
+    def all(self) -> Numbers:
+        """The numbers of all replicas."""
+        return tuple(range(self.counts[-1]))
+
+    def after_loss(self, present: Collection[int]) -> list[Numbers]:
+        """Returns the replicas that run after the loss of any one of the islands that have workers."""
+        chosen: dict[Numbers, None] = {}
+        for lost in sorted(present):
+            able = [n for n in self.all if self.islands[n] <= set(present) - {lost}]
+            count = max((count for count in self.counts if count <= len(able)), default=0)
+            if count:
+                chosen[tuple(able[:count])] = None
+        return list(chosen)
+
+    def load_new(self, present: Collection[int]) -> None:
+        """Loads programs that are new for the replicas that run after the loss of any one island.
+
+        Raises:
+          ProgramError: a program cannot be compiled for so many replicas.
+          ResourceError: the devices have too little memory.
+        """
+        if self._programs_seen == count_of_programs():
+            return
+        self._programs_seen = count_of_programs()
+        for replicas in self.after_loss(present):
+            self._load(replicas)
+
+    def _load(self, replicas: Numbers) -> None:
+        self._sets = _connected(self._sets)
+        for program in programs_on(self._sets):
+            try:
+                program.load_for(replicas)
+            except Exception as error:
+                error.add_note(
+                    f"pw.resilient: while program '{program.name}' was loaded for {len(replicas)} of "
+                    f"{self.counts[-1]} replicas, which minimum= allows"
+                )
+                raise
+
+    def load_ahead(self, present: Collection[int]) -> None:
+        """Begins to load all programs for the replicas that run after the loss of any one island."""
+        self._begin(self.after_loss(present), lambda: None)
+
+    def prepare(self, replicas: Numbers) -> None:
+        """Begins to load all programs for some replicas; `poll` returns that they are."""
+        self._begin([replicas], lambda: self._events.append(ReplicasPrepared(replicas)))
+
+    def _begin(self, requests: Collection[Numbers], when_done: Callable[[], None]) -> None:
+        with self._lock:
+            self._requests.append((requests, when_done))
+            if self._thread is not None:
+                return
+            self._thread = start_thread(self._work, "replicas")
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_closed or not self._requests:
+                    self._thread = None
+                    return
+                requests, when_done = self._requests.popleft()
+            try:
+                # Settings of JAX belong to threads.
+                with jax.enable_x64(self._x64):
+                    for replicas in requests:
+                        self._load(replicas)
+            except Exception as error:
+                log.warning(
+                    "pw.resilient: the step could not be loaded for fewer replicas: %s: %s",
+                    type(error).__name__,
+                    error,
+                )
+                continue
+            with self._lock:
+                when_done()
+
+    def run_on(self, replicas: Numbers) -> None:
+        """Makes all programs run on some replicas from now on.
+
+        Raises:
+          ProgramError: a program cannot be compiled for so many replicas.
+        """
+        self._sets = _connected(self._sets)
+        run_on_replicas(self._sets, replicas)
+        self.running = replicas
+
+    def poll(self) -> list[ResilienceEvent]:
+        """Returns the events since the last call."""
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Waits for what is being loaded, and loads no more."""
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+
+def _fewer(programs: Collection[ReplicaExecutable], minimum: int, count: int) -> list[int]:
+    """Returns the smaller numbers of replicas that may run.
+
+    Raises:
+      ValueError: there is none.
+    """
+    microbatches = sorted({number for program in programs for number in program.microbatches})
+    fewer = [n for n in range(1, count) if all(number % n == 0 for number in microbatches)]
+    allowed = [n for n in fewer if n >= minimum]
+    if not allowed:
+        named = ", ".join(map(str, fewer))
+        of_what = f" of {' and '.join(map(str, microbatches))} microbatches" if microbatches else ""
+        raise ValueError(
+            f"pw.resilient: minimum={minimum}: the step has {count} replicas{of_what}, which divide among "
+            f"{named} of them; pass one of these numbers"
+        )
+    return allowed
+
+
+def _connected(device_sets: Collection[VirtualDeviceSet]) -> frozenset[VirtualDeviceSet]:
+    """Returns device sets, and those of slices that programs use together with theirs."""
+    found = frozenset(device_sets)
+    while True:
+        more = found.union(*(program.device_sets for program in programs_on(found)))
+        if more == found:
+            return found
+        found = more
