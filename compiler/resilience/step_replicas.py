@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 
@@ -47,12 +47,19 @@ class StepReplicas:
       bindings: the devices of each slice of the step.
 
     Raises:
-      ValueError: the step has no replicas, or no smaller number of them divides its microbatches.
+      ValueError: the step has no replicas, or no smaller number of them divides its microbatches, or it is
+        from a bundle.
     """
 
-    def __init__(self, executables: Iterable[ProgramExecutable], minimum: int) -> None:
+    def __init__(self, executables: Collection[ProgramExecutable], minimum: int) -> None:
         programs = [one for one in executables if isinstance(one, ReplicaExecutable)]
         if not programs:
+            for one in executables:
+                if any(argument.replicas is not None for argument in one.plan.arguments):
+                    raise ValueError(
+                        f"pw.resilient: minimum={minimum}: program '{one.name}' is from a bundle, which has "
+                        "it for all its replicas; pass the pw.program that it was saved from"
+                    )
             raise ValueError(f"pw.resilient: minimum={minimum}: the step has no replicas; leave minimum out")
         self._sets = _connected({one for program in programs for one in program.device_sets})
         count = next(iter(self._sets)).replicas

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +19,8 @@ import pytest
 from models import layer, squared_error
 
 import pathways as pw
+from pathways.compiler.backends import backend
+from pathways.runtime.resilience.events import WorkersLeaving
 
 ROWS, MICROBATCHES = 24, 12
 LONG = 400
@@ -51,8 +55,8 @@ class Trainer:
     """
 
     def __init__(self, replicas: int = 4, width: int = 12, **options: Any) -> None:
-        devices = pw.make_virtual_device_set(replicas=replicas)
-        layers = [pw.jit(layer, devices=devices.add_slice((1,), ("x",))) for _ in range(2)]
+        self.devices = pw.make_virtual_device_set(replicas=replicas)
+        layers = [pw.jit(layer, devices=self.devices.add_slice((1,), ("x",))) for _ in range(2)]
         adam = optax.adam(1e-2)
         gradients = pw.accumulate(jax.value_and_grad(squared_error(layers)), MICROBATCHES)
 
@@ -137,22 +141,25 @@ class CheckedStep:
         result = self.trainer.step(state, batch)
         count = len(result[1]["loss"].devices())
         self.counts.append(count)
-        if bits(result) != bits(self._made_for(count).step(before, on_host(batch))):
+        if bits(result) != bits(self.reference(count, batch, before)):
             self.mistakes.append(f"step {n} of {count} replicas has other values")
         self._states[n + 1].append(bits(result[0]))
         return result
 
+    def reference(self, count: int, batch: Any, state: Any = None) -> Any:
+        """Returns the results of a step that was made for as many replicas."""
+        trainer = self._made_for(count)
+        return trainer.step(trainer.state if state is None else state, on_host(batch))
+
     def resilient(self, source: Any, **options: Any) -> Any:
         """Returns a run of it."""
-        run = pw.resilient(self, self.trainer.state, source, feeds=self.trainer.feeds, **options)
-        return run
+        return pw.resilient(self, self.trainer.state, source, feeds=self.trainer.feeds, **options)
 
 
 def train(run: Any, step: CheckedStep, act: Callable[[int], bool | None]) -> None:
     """Runs steps until `act`, which is called after each of them, says so."""
     step.run = run
-    for expected, (n, metrics) in enumerate(run.steps(LONG)):
-        assert n == expected
+    for n, metrics in run.steps(LONG):
         assert np.isfinite(metrics["loss"])
         if act(n):
             break
@@ -198,3 +205,246 @@ def test_fewer_replicas_have_the_bits_of_as_many(name: str, lost: str) -> None:
         assert islands_of(run.state) == {f"island{k}" for k in range(4)}
     switches = [a for a, b in zip(step.counts, [*step.counts[1:], 0], strict=True) if a != b]
     assert switches == [4, 3, 4]
+
+
+@pytest.mark.quick
+def test_fewer_replicas_take_no_compile(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    caplog.set_level("INFO", "pathways")
+    loads = loads_of(monkeypatch)
+    step = CheckedStep(functools.partial(Trainer, zero1=True))
+    # Compiled before: the first loss may be one of any island.
+    for count in (3, 4):
+        step.reference(count, batches(1)[0])
+    with step.resilient(batches(), every=3, minimum=3) as run:
+        loads.clear()
+
+        def act(n: int) -> bool | None:
+            if n == 4:
+                run.lose("island1", returns=False)
+            if n == 7:
+                run.return_island("island1")
+            return n > 7 and step.counts[-1] == 4
+
+        train(run, step, act)
+    assert not loads
+    switches = [record.message for record in caplog.records if "going on" in record.message]
+    assert [message.partition(", with ")[2] for message in switches] == [
+        "3 of 4 replicas",
+        "4 of 4 replicas",
+    ]
+    # Nothing is lost when the island is back, so no step is run again.
+    assert switches[1].endswith("in memory, 0 steps are run again, with 4 of 4 replicas")
+
+
+def test_fewer_replicas_are_loaded_for_the_next_loss_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = loads_of(monkeypatch)
+    step = CheckedStep(Trainer)
+    for count in (2, 3, 4):
+        step.reference(count, batches(1)[0])
+    with step.resilient(batches(), every=3, minimum=2) as run:
+        loads.clear()
+
+        def lose_one(n: int) -> bool | None:
+            if n == 2:
+                run.lose("island1", returns=False)
+            # (2, 3), (0, 3) and (0, 2) of three replicas that are left.
+            return n > 2 and len(loads) == 3
+
+        def lose_another(n: int) -> bool | None:
+            if run.status().losses == 1:
+                run.lose("island3", returns=False)
+            return step.counts[-1] == 2
+
+        train(run, step, lose_one)
+        train(run, step, lose_another)
+        assert islands_of(run.state) == {"island0", "island2"}
+    assert len(loads) == 3
+
+
+def loads_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the names of the programs that are loaded from now on."""
+    loads: list[str] = []
+    load = backend.load
+
+    def counted(plan: Any, *args: Any, **kwargs: Any) -> Any:
+        loads.append(plan.name)
+        return load(plan, *args, **kwargs)
+
+    monkeypatch.setattr(backend, "load", counted)
+    return loads
+
+
+def test_fewer_replicas_when_islands_are_lost_at_once_and_one_by_one() -> None:
+    """Buddies are neighbours, and what island1 and island3 have is on island2 and island0, too."""
+    step = CheckedStep(functools.partial(Trainer, zero1=True))
+    away = ["island0", "island1", "island3"]
+    with step.resilient(batches(), every=2, minimum=1) as run:
+
+        def act(n: int) -> bool | None:
+            losses, count = run.status().losses, step.counts[-1]
+            if losses == 0 and n == 4:
+                run.lose("island1", returns=False)
+                run.lose("island3", returns=False)
+            if losses == 2 and n > 6 and run.protected:
+                assert islands_of(run.state) == {"island0", "island2"}
+                run.lose("island0", returns=False)
+            if away and losses == 3 and count == 1:
+                assert islands_of(run.state) == {"island2"}
+                while away:
+                    run.return_island(away.pop())
+            return not away and count == 4
+
+        train(run, step, act)
+    assert [a for a, b in zip(step.counts, [*step.counts[1:], 0], strict=True) if a != b][:3] == [4, 2, 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fewer_replicas_survive_random_losses(seed: int) -> None:
+    chance = random.Random(seed)
+    step = CheckedStep(MODELS[chance.choice(("zero1", "replicas", "two programs"))])
+    away: list[str] = []
+    with step.resilient(batches(), every=chance.choice((1, 3, 5)), minimum=2) as run:
+
+        def act(n: int) -> bool | None:
+            if n > 60:
+                while away:
+                    run.return_island(away.pop())
+                return step.counts[-1] == 4
+            if chance.random() < 0.2:
+                island = f"island{chance.randrange(4)}"
+                returns = len(away) == 2 or island in away or chance.random() < 0.3
+                run.lose(island, memory=run.protected and chance.random() < 0.5, returns=returns)
+                away.extend([] if returns else [island])
+            elif away and chance.random() < 0.2:
+                run.return_island(away.pop(chance.randrange(len(away))))
+            return None
+
+        train(run, step, act)
+    assert {2, 3, 4} >= set(step.counts) > {4}
+
+
+def test_fewer_replicas_run_no_step_again_when_an_island_leaves(caplog) -> None:
+    caplog.set_level("INFO", "pathways")
+    step = CheckedStep(Trainer)
+    with step.resilient(batches(), every=100, minimum=3) as run:
+
+        def act(n: int) -> bool | None:
+            if n == 4:
+                run._store._notify(WorkersLeaving(1))
+            return n > 8 and step.counts[-1] == 4
+
+        train(run, step, act)
+    assert 3 in step.counts
+    switches = [record.message for record in caplog.records if "going on" in record.message]
+    assert ["0 steps are run again" in message for message in switches] == [True, True]
+
+
+def test_fewer_replicas_go_on_from_disk(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint.experimental.v1", reason="orbax-checkpoint is not installed")
+    step = CheckedStep(functools.partial(Trainer, zero1=True))
+    with step.resilient(batches(), every=2, minimum=3, disk=tmp_path, disk_every=1) as run:
+
+        def act(n: int) -> bool | None:
+            if n > 2 and run.status().disk and not run.status().losses:
+                for island in (3, 0, 1, 2):
+                    run.lose(f"island{island}", memory=True, returns=island != 3)
+            return n > 6 and step.counts[-1] == 3
+
+        train(run, step, act)
+        assert islands_of(run.state) == {"island0", "island1", "island2"}
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_fewer_replicas_of_a_step_that_is_a_program(is_compiled: bool) -> None:
+    """A program that was not called yet is compiled for the first batch."""
+    trainer = Trainer(zero1=True)
+    source = batches(60)
+    step = trainer.step.lower(trainer.state, source[0]).compile() if is_compiled else trainer.step
+    with pw.resilient(step, trainer.state, source, every=2, minimum=3) as run:
+        for n, _ in run.steps(60):
+            if n == 4:
+                run.lose("island3", returns=False)
+        few = islands_of(run.state)
+        assert run.status().replicas == 3
+        assert "protected; replicas: 3; losses survived: 1" in str(run.status())
+    assert few == {"island0", "island1", "island2"}
+    # The programs go on with the replicas that were left, and a new run begins with all.
+    state, _ = step(run.state, source[0])
+    assert islands_of(state) == few
+    with pw.resilient(step, state, source, every=2, minimum=3) as run:
+        list(run.steps(3))
+        assert islands_of(run.state) == {f"island{n}" for n in range(4)}
+
+
+# Errors.
+
+
+def test_fewer_replicas_name_the_numbers_that_are_allowed() -> None:
+    trainer = Trainer()
+    message = (
+        "minimum=4: the step has 4 replicas of 12 microbatches, which divide among 1, 2, 3 of them; pass"
+    )
+    with (
+        pytest.raises(ValueError, match=message),
+        pw.resilient(trainer.step, trainer.state, batches(2), minimum=4),
+    ):
+        pass
+    # Compiled by now, so that it is known before the run begins.
+    with pytest.raises(ValueError, match=message):
+        pw.resilient(trainer.step, trainer.state, batches(2), minimum=4)
+
+
+def test_fewer_replicas_are_for_steps_that_have_some(tmp_path: Path) -> None:
+    alone = Trainer(1)
+    with (
+        pytest.raises(ValueError, match="minimum=1: the step has no replicas; leave minimum out"),
+        pw.resilient(alone.step, alone.state, batches(2), minimum=1),
+    ):
+        pass
+    trainer = Trainer()
+    trainer.step.lower(trainer.state, batches(1)[0]).save(tmp_path / "step.pwb")
+    loaded = pw.load(tmp_path / "step.pwb", trust=True)
+    with pytest.raises(
+        ValueError, match="program 'train' is from a bundle, which has it for all its replicas"
+    ):
+        pw.resilient(loaded, trainer.state, batches(2), minimum=3)
+
+
+def test_fewer_replicas_need_a_batch_and_the_program_that_reads_it() -> None:
+    trainer, other = Trainer(), Trainer()
+    with (
+        pytest.raises(ValueError, match="the source has no batch to compile the step for"),
+        pw.resilient(trainer.step, trainer.state, [], minimum=3),
+    ):
+        pass
+    with (
+        pytest.raises(TypeError, match="train_step does not call the program that feeds= names"),
+        pw.resilient(
+            lambda state, batch: trainer.step(state, batch),
+            trainer.state,
+            batches(2),
+            feeds=other.feeds,
+            minimum=3,
+        ),
+    ):
+        pass
+
+
+def test_fewer_replicas_name_the_program_that_cannot_run_on_them() -> None:
+    """A second program of the step, whose 8 microbatches do not divide among three."""
+    trainer = Trainer()
+    devices = trainer.devices
+    one = pw.jit(layer, devices=devices.slices[0])
+    loss = pw.accumulate(lambda w, batch: squared_error([one])([w], batch), 8)
+    check = pw.program(loss)
+
+    def step(state: Any, batch: Any) -> Any:
+        state, metrics = trainer.step(state, batch)
+        return state, {**metrics, "first": check(state["params"][0], batch)}
+
+    with (
+        pytest.raises(pw.ProgramError, match="8 microbatches, which is not divisible by 3") as caught,
+        pw.resilient(step, trainer.state, batches(3), feeds=trainer.feeds, minimum=3),
+    ):
+        pass
+    assert "while program" in caught.value.__notes__[0]
