@@ -15,6 +15,8 @@ from pathways.runtime.resources.virtual import VirtualDeviceSet
 from pathways.runtime.xla.compile_cache import Request
 
 _programs: weakref.WeakSet[ReplicaExecutable] = weakref.WeakSet()
+_lock = threading.Lock()
+"""Held while programs are added and listed, by any thread."""
 _number_of_last = 0
 
 
@@ -45,16 +47,17 @@ class ReplicaExecutable(ProgramExecutable):
         self, executable: ProgramExecutable, loader: ReplicaLoader, device_sets: Collection[VirtualDeviceSet]
     ) -> None:
         super().__init__(executable.plan, executable.interface, executable._signature)
-        global _number_of_last
-        _number_of_last += 1
-        self.number = _number_of_last
         self.device_sets = frozenset(device_sets)
         self._loader = loader
         self._running = executable
         self._loaded = {next(iter(device_sets)).running: executable}
         # Held while it is loaded: the steps go on meanwhile, in another thread.
         self._loading = threading.Lock()
-        _programs.add(self)
+        global _number_of_last
+        with _lock:
+            _number_of_last += 1
+            self.number = _number_of_last
+            _programs.add(self)
 
     @property
     def microbatches(self) -> tuple[int, ...]:
@@ -147,6 +150,11 @@ class ReplicaExecutable(ProgramExecutable):
         return self._running.try_fast_path(leaves)
 
 
+def _all_programs() -> list[ReplicaExecutable]:
+    with _lock:
+        return list(_programs)
+
+
 def count_of_programs() -> int:
     """Returns how many such programs the process has loaded so far."""
     return _number_of_last
@@ -156,7 +164,7 @@ def programs_on(device_sets: Collection[VirtualDeviceSet]) -> list[ReplicaExecut
     """Returns the programs on slices of some device sets, in the order in which they were loaded."""
     programs = [
         one
-        for one in list(_programs)
+        for one in _all_programs()
         if one.context is not None and not one.device_sets.isdisjoint(device_sets)
     ]
     return sorted(programs, key=lambda one: one.number)
@@ -179,7 +187,7 @@ def run_on_replicas(device_sets: Collection[VirtualDeviceSet], replicas: tuple[i
 
 def _run_on_all() -> None:
     """Makes programs that are compiled later run on all replicas again, for other devices."""
-    for program in list(_programs):
+    for program in _all_programs():
         for device_set in program.device_sets:
             device_set.running = tuple(range(device_set.replicas))
 

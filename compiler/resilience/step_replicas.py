@@ -48,7 +48,7 @@ class StepReplicas:
 
     Raises:
       ValueError: the step has no replicas, or no smaller number of them divides its microbatches, or it is
-        from a bundle.
+        from a bundle, or each loss of an island leaves fewer.
     """
 
     def __init__(self, executables: Collection[ProgramExecutable], minimum: int) -> None:
@@ -70,9 +70,16 @@ class StepReplicas:
             [replica for one in slices for replica in one.replicas], program=programs[0].name
         )
         islands: list[set[int]] = [set() for _ in self.all]
-        for one, binding in self.bindings.items():
-            islands[one.replica].add(int(binding.island.removeprefix("island")))
+        for bound, binding in self.bindings.items():
+            islands[bound.replica].add(int(binding.island.removeprefix("island")))
         self.islands = tuple(map(frozenset, islands))
+        everywhere = frozenset().union(*self.islands)
+        if not self.after_loss(everywhere):
+            left = max(sum(lost not in own for own in self.islands) for lost in everywhere)
+            raise ValueError(
+                f"pw.resilient: minimum={minimum}: the replicas are on {len(everywhere)} of the islands, and "
+                f"the loss of any one leaves {left} at most; connect to more islands, or leave minimum out"
+            )
         self._programs_seen = 0
         self._x64 = jax.config.jax_enable_x64
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 from models import layer, squared_error
 
 import pathways as pw
@@ -56,9 +57,8 @@ class Trainer:
 
     def __init__(self, replicas: int = 4, width: int = 12, **options: Any) -> None:
         self.devices = pw.make_virtual_device_set(replicas=replicas)
-        layers = [pw.jit(layer, devices=self.devices.add_slice((1,), ("x",))) for _ in range(2)]
         adam = optax.adam(1e-2)
-        gradients = pw.accumulate(jax.value_and_grad(squared_error(layers)), MICROBATCHES)
+        gradients = pw.accumulate(jax.value_and_grad(squared_error(self.place())), MICROBATCHES)
 
         def train(state: Any, batch: Any) -> tuple[Any, Any]:
             value, grads = gradients(state["params"], batch)
@@ -71,6 +71,18 @@ class Trainer:
         rng = np.random.default_rng(0)
         params = [(rng.normal(size=(width, width)) / 4).astype(np.float32) for _ in range(2)]
         self.state = {"params": params, "moments": jax.device_get(adam.init(params))}
+
+    def place(self) -> list[Any]:
+        """Returns the layers, on slices."""
+        return [pw.jit(layer, devices=self.devices.add_slice((1,), ("x",))) for _ in range(2)]
+
+
+class Sharded(Trainer):
+    """A step on replicas of one slice of two devices, which share the columns of its weights."""
+
+    def place(self) -> list[Any]:
+        one = self.devices.add_slice((2,), ("x",))
+        return [pw.jit(layer, devices=one, in_shardings=(P(None, "x"), P()))] * 2
 
 
 class TwoPrograms:
@@ -139,7 +151,7 @@ class CheckedStep:
         if bits(before) not in self._states[n]:
             self.mistakes.append(f"the state before step {n} was never computed")
         result = self.trainer.step(state, batch)
-        count = len(result[1]["loss"].devices())
+        count = len(islands_of(result[1]))
         self.counts.append(count)
         if bits(result) != bits(self.reference(count, batch, before)):
             self.mistakes.append(f"step {n} of {count} replicas has other values")
@@ -180,6 +192,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
     # Three replicas cannot share 8 rows of a moment, which four do.
     "zero1 that does not divide": functools.partial(Trainer, zero1=True, width=8),
     "zero1 and zero bubble": functools.partial(Trainer, zero1=True, schedule="zb-h1"),
+    "zero1 on slices of two devices": functools.partial(Sharded, zero1=True, schedule=None),
     "two programs": TwoPrograms,
 }
 
@@ -408,6 +421,20 @@ def test_fewer_replicas_are_for_steps_that_have_some(tmp_path: Path) -> None:
         ValueError, match="program 'train' is from a bundle, which has it for all its replicas"
     ):
         pw.resilient(loaded, trainer.state, batches(2), minimum=3)
+
+
+def test_fewer_replicas_are_on_islands_of_their_own() -> None:
+    pw.disconnect()
+    pw.connect(cpu_devices=8, islands=2)
+    trainer = Trainer()
+    message = (
+        "the replicas are on 2 of the islands, and the loss of any one leaves 2 at most; connect to more"
+    )
+    with (
+        pytest.raises(ValueError, match=message),
+        pw.resilient(trainer.step, trainer.state, batches(2), minimum=3),
+    ):
+        pass
 
 
 def test_fewer_replicas_need_a_batch_and_the_program_that_reads_it() -> None:
