@@ -21,7 +21,7 @@ from pathways.compiler.chunks import ChunkedExecutable, subprogram_ports
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.lower.bundles import save
-from pathways.compiler.lower.phases import Forms, run_phases
+from pathways.compiler.lower.phases import PHASES, Forms, run_phases
 from pathways.dialect import form_of, make_context, ops_named
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.syntax.bytecode import copy_of
@@ -162,7 +162,8 @@ class Lowered(ProcessBound):
         if self._options is None or not sets:
             return executable
         loader = _ReplicaLoader(
-            self._forms.bytecode["stablehlo"],
+            self._forms.bytecode[PHASES[0]],
+            {len(next(iter(sets)).running): self._forms.bytecode[PHASES[-1]]},
             self.name,
             self._options,
             self._written,
@@ -463,7 +464,8 @@ class _ReplicaLoader:
     """Loader of a program for some of its replicas, without tracing; see `ReplicaLoader`.
 
     Attributes:
-      module: the program as JAX lowers it, for all replicas.
+      module: the program as JAX lowers it, of one replica.
+      scheduled: the last form of the program for numbers of replicas that it was lowered for.
       name: its name.
       options: the options of the compiler.
       interface: its arguments, results and slices, those of the first replica.
@@ -472,15 +474,12 @@ class _ReplicaLoader:
     """
 
     module: bytes
+    scheduled: dict[int, bytes]
     name: str
     options: Options
     interface: Interface
     signature: Signature
     more: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        # Which replicas run changes their devices alone: all passes see is how many there are.
-        self._forms: dict[int, Forms] = {}
 
     def microbatches(self) -> tuple[int, ...]:
         """Returns the number of microbatches of each loop."""
@@ -489,10 +488,13 @@ class _ReplicaLoader:
 
     def load(self, running: tuple[int, ...]) -> ProgramExecutable:
         """Loads the program on the slices of some replicas."""
+        # Which replicas run changes their devices alone: all that passes see is how many there are.
         count = len(running)
-        if count not in self._forms:
-            self._forms[count] = dataclasses.replace(self._lower(count), bytecode={})
-        lowered = lowered_of(self._forms[count], self.interface, self.signature, running=running, **self.more)
+        if count not in self.scheduled:
+            self.scheduled[count] = self._lower(count).bytecode[PHASES[-1]]
+        with make_context() as context:
+            forms = Forms(self.name, ir.Module.parse(self.scheduled[count], context), {}, ())
+        lowered = lowered_of(forms, self.interface, self.signature, running=running, **self.more)
         return lowered.load_once(strict=self.signature.strict)
 
     def _lower(self, count: int) -> Forms:

@@ -162,11 +162,7 @@ def count_of_programs() -> int:
 
 def programs_on(device_sets: Collection[VirtualDeviceSet]) -> list[ReplicaExecutable]:
     """Returns the programs on slices of some device sets, in the order in which they were loaded."""
-    programs = [
-        one
-        for one in _all_programs()
-        if one.context is not None and not one.device_sets.isdisjoint(device_sets)
-    ]
+    programs = [one for one in _all_programs() if not one.device_sets.isdisjoint(device_sets)]
     return sorted(programs, key=lambda one: one.number)
 
 
@@ -185,11 +181,13 @@ def run_on_replicas(device_sets: Collection[VirtualDeviceSet], replicas: tuple[i
         program.run_on(replicas)
 
 
-def _run_on_all() -> None:
-    """Makes programs that are compiled later run on all replicas again, for other devices."""
+def _forget_all() -> None:
+    """Lets programs be compiled for all replicas again, on other devices."""
     for program in _all_programs():
         for device_set in program.device_sets:
             device_set.running = tuple(range(device_set.replicas))
+    with _lock:
+        _programs.clear()
 
 
-process_cluster.on_disconnect(_run_on_all)
+process_cluster.on_disconnect(_forget_all)

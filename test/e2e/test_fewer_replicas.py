@@ -21,6 +21,7 @@ from models import layer, squared_error
 
 import pathways as pw
 from pathways.compiler.backends import backend
+from pathways.compiler.backends.replica_executable import programs_on, run_on_replicas
 from pathways.runtime.resilience.events import WorkersLeaving
 
 ROWS, MICROBATCHES = 24, 12
@@ -387,6 +388,24 @@ def test_fewer_replicas_of_a_step_that_is_a_program(is_compiled: bool) -> None:
     with pw.resilient(step, state, source, every=2, minimum=3) as run:
         list(run.steps(3))
         assert islands_of(run.state) == {f"island{n}" for n in range(4)}
+
+
+@pytest.mark.hosts
+def test_fewer_replicas_of_programs_on_hosts(shared_workers: None) -> None:
+    """A program runs on the hosts of some of its replicas, and gets arrays that are elsewhere."""
+    pw.disconnect()
+    pw.connect(hosts=4, devices_per_host=2)
+    trainer, few = Trainer(zero1=True), Trainer(3, zero1=True)
+    state, _ = trainer.step(trainer.state, batches(1)[0])
+    before = on_host(state)
+    expected = bits(few.step(before, batches(1)[0]))
+    for program in programs_on([trainer.devices]):
+        program.load_for((0, 2, 3))
+    for running in ((0, 2, 3), (1, 2, 3)):
+        run_on_replicas([trainer.devices], running)
+        assert bits(trainer.step(before, batches(1)[0])) == expected
+    run_on_replicas([trainer.devices], (0, 1, 3))
+    assert bits(trainer.step(state, batches(1)[0])) == expected
 
 
 # Errors.
