@@ -472,8 +472,10 @@ class HostStore(SnapshotStore):
 
     # Losses.
 
-    def lose(self, island: int, *, memory: bool, arrays: Sequence[Any]) -> None:
-        """See `SnapshotStore.lose`: kills the workers of the island."""
+    def lose(self, island: int, *, memory: bool, arrays: Sequence[Any], returns: bool = True) -> None:
+        """See `SnapshotStore.lose`: kills the workers of the island, which start again by themselves."""
+        if not returns:
+            raise RuntimeError("pw.resilient: islands of hosts return by themselves; leave returns= out")
         gang = self._client.pool.gangs[island]
         if memory:
             with contextlib.suppress(HostError):
@@ -481,6 +483,14 @@ class HostStore(SnapshotStore):
                 self._client.wait_for_call(call)
         for host in gang.hosts:
             host.process.kill()
+
+    def return_island(self, island: int) -> None:
+        """See `SnapshotStore.return_island`.
+
+        Raises:
+          RuntimeError: always, since islands of hosts return by themselves.
+        """
+        raise RuntimeError("pw.resilient: islands of hosts return by themselves")
 
     def poll(self) -> list[ResilienceEvent]:
         """See `SnapshotStore.poll`."""

@@ -89,6 +89,17 @@ class LocalSnapshotStore(SnapshotStore):
     def open(self, state: Any) -> None:
         """See `SnapshotStore.open`."""
 
+    def set_replicas(self, replicas: StepReplicas) -> None:
+        """See `SnapshotStore.set_replicas`."""
+        self._layouts = ReplicaLayouts(replicas.bindings, replicas.counts)
+        self._replicas = replicas
+        self.topology = ReplicaTopology(self._hosts, replicas.islands, self._holdings)
+
+    @property
+    def _running(self) -> tuple[int, ...]:
+        """The replicas that programs run on; a single one where there cannot be fewer."""
+        return (0,) if self._replicas is None else self._replicas.running
+
     def take(self, key: VersionKey, state: Any) -> Holdings:
         """See `SnapshotStore.take`."""
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)

@@ -450,6 +450,8 @@ class ResilientRun:
     def _restore(self, restore: RestoreState) -> None:
         self._is_held = True
         self._drop_state()
+        if self._replicas is not None:
+            self._replicas.run_on(restore.replicas)
         if restore.key is not None:
             self._state = self._store.restore(restore)
         else:
@@ -603,7 +605,6 @@ def resilient(
             "itself, which is compiled again for new workers"
         )
     store = LocalSnapshotStore() if hosts is None else HostStore(hosts)
-    # In this process islands return at once, so all replicas run.
     policy = RecoveryPolicy(
         interval.steps,
         interval.seconds,

@@ -23,7 +23,7 @@ Deadline = Annotated[float, Meta(gt=0, lt=_MAX_SECONDS, description="seconds, or
 Seconds = Annotated[float, Meta(ge=0, lt=_MAX_SECONDS, description="seconds, 0 for none")]
 Spares = Annotated[int, Meta(ge=0, le=256, description="a number of spare workers from 0 to 256")]
 Folder = Annotated[str, Meta(pattern="^/.", description="an absolute path")]
-Rate = Annotated[float, Meta(gt=0, lt=_MOST, description="bytes per second, or None for any")]
+Rate = Annotated[float, Meta(gt=0, lt=_MAX_SECONDS, description="bytes per second, or None for any")]
 Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pathways.runtime.hosts.protocol.acceptor import Acceptor, open_connection
+from pathways.runtime.hosts.protocol.acceptor import Acceptor, Decode, open_connection
 from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
 from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import PEER, MessageError, Ping, Pong, Purpose
@@ -110,7 +110,7 @@ class Probes:
         name, _, port = address.rpartition(":")
         purpose = Purpose(channel, "worker", self._host, self._epoch, f"host {host}")
         sock = socket.create_connection((name, int(port)), timeout=min(_TRY, self._deadline))
-        return call(sock, self._secret, purpose, decode, self._deadline)
+        return open_connection(sock, self._secret, purpose, decode, self._deadline)
 
     def close(self) -> None:
         """Stops to ping peers and to accept their connections."""
@@ -126,7 +126,7 @@ class Probes:
 
     def _answer(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
         """Answers the pings of a peer until it disconnects; detecting a failure is up to the peer."""
-        if (purpose := keeper.purpose) is not None and purpose.channel in self._services:
+        if (purpose := handshake.purpose) is not None and purpose.channel in self._services:
             self._services[purpose.channel](connection)
             return
         with contextlib.suppress(ConnectionEnded, MessageError):
@@ -163,8 +163,7 @@ class Probes:
         deadline = time.monotonic() + self._deadline
         while True:
             try:
-                return self._deadline))
-                return open_connection(host, address, PEER, decode_for_controller)
+                return self.connect(host, address, PEER, decode_for_controller)
             except (ConnectionEnded, TimeoutError):
                 # The peer has too many pending connections, or the network drops packets.
                 if time.monotonic() > deadline:

@@ -89,7 +89,7 @@ class SnapshotStreams:
         try:
             connection = self._probes.connect(host, address, SNAPSHOTS, decode_from_source)
             with contextlib.closing(connection):
-                connection.limit(self._heartbeat)
+                connection.set_timeout(self._heartbeat)
                 connection.send(RequestBlocks(run, key.step, key.attempt, tuple(blocks)))
                 answer = connection.receive()
                 if isinstance(answer, BlocksRefused):
@@ -104,7 +104,7 @@ class SnapshotStreams:
         """Answers another worker until it requests nothing more."""
         connection.read_with(decode_for_source)
         with contextlib.suppress(ConnectionEnded, MessageError), contextlib.closing(connection):
-            connection.limit(self._heartbeat)
+            connection.set_timeout(self._heartbeat)
             while True:
                 request = connection.receive()
                 if not isinstance(request, RequestBlocks):

@@ -237,16 +237,18 @@ def read(*, run: str, key: tuple[int, int], leaves: list[list[tuple[list[list[in
     wanted = [{tuple(tuple(side) for side in index): name for index, name in leaf} for leaf in leaves]
     needed = {
         by_index[bounds]
-        for by_index, made, sharding in zip(wanted, call.made, call.shardings, strict=True)
-        for bounds in _bounds(sharding, made.shape)
+        for by_index, result, sharding in zip(wanted, call.results, call.shardings, strict=True)
+        for bounds in _bounds(sharding, result.shape)
     }
     with _refusals():
         found = fetched | own.read(VersionKey(*key), needed - fetched.keys())
     return [
         _array(
-            made, sharding, {bounds: found[by_index[bounds]].data for bounds in _bounds(sharding, made.shape)}
+            result,
+            sharding,
+            {bounds: found[by_index[bounds]].data for bounds in _bounds(sharding, result.shape)},
         )
-        for by_index, made, sharding in zip(wanted, call.made, call.shardings, strict=True)
+        for by_index, result, sharding in zip(wanted, call.results, call.shardings, strict=True)
     ]
 
 
