@@ -69,7 +69,8 @@ def flood(controller: Client, program: HostedProgram) -> None:
 def stop(controller: Client, program: HostedProgram) -> None:
     location = next(iter(program.inputs.values()))[0].location
     host = location.gang.hosts[0]
-    number = controller.session._take_number_to_put()
+    number = controller.take_numbers()
+    controller.session._sent.add(number)
     host.arrays.send(Put(number, (4,), "float32", location.placement, (0,)))
     halves = [memoryview(np.float32(half)).cast("B") for half in ([1, 2], [3, 4])]
     host.arrays.send_with(Chunk(number, 0, 0, 8), halves[0])
