@@ -318,9 +318,11 @@ class Connection[Received]:
 
     def close(self) -> None:
         """Closes the connection; threads that wait on it get `ConnectionEnded`."""
-        with contextlib.suppress(OSError):
-            # The buffer may hold the reason for closing.
-            self.flush()
+        if self._unsent is not None:
+            # The buffer may hold the reason for closing. Without one, a sender may hold the lock for ever,
+            # while the peer does not read: `shutdown` wakes it.
+            with contextlib.suppress(OSError):
+                self.flush()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -114,6 +115,21 @@ def test_wire_sends_a_buffer_in_order_as_the_peer_accepts_it(pair):
     one.close()
     reader.join()
     assert received == [large] * 64
+
+
+def test_wire_closes_while_a_sender_waits(pair):
+    """The peer does not read, so that the sender waits until the connection is closed."""
+    one = Connection(pair[0], decode_for_worker)
+    with ThreadPoolExecutor(2) as threads:
+        sender = threads.submit(one.send_frames, bytes(1 << 26))
+        while not one._sending.locked():
+            time.sleep(0.01)
+        try:
+            threads.submit(one.close).result(timeout=10)
+        finally:
+            pair[1].close()
+        with pytest.raises(ConnectionEnded):
+            sender.result(timeout=10)
 
 
 def test_wire_disconnects_a_peer_that_never_reads(pair, monkeypatch):
