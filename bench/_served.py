@@ -174,13 +174,13 @@ class _NoSplitter:
     """Splitter of programs without computations."""
 
     def split(
-        self, owner: object, program: BoundProgram, ahead: int | str, *, together: bool
+        self, owner: object, program: BoundProgram, ahead: int | str, *, multi_host: bool
     ) -> SplitProgram:
-        del owner, ahead, together
+        del owner, ahead, multi_host
         return empty_parts(program)
 
-    def forget(self, owner: object) -> None:
-        """No-op: it stores nothing for clients."""
+    def cancel(self, owner: object) -> None:
+        """No-op: it works on nothing for clients."""
 
     def close(self) -> None:
         """No-op: it has no resources."""

@@ -34,7 +34,7 @@ _TICK_SECONDS = 0.05
 _FREE_SECONDS = 0.05
 
 Split = Callable[..., SplitProgram]
-"""Cuts a program by islands: takes `ahead` and `together` of `splitting.split`."""
+"""Cuts a program by islands: takes `ahead` and `multi_host` of `splitting.split`."""
 
 
 class WorkerCluster:
@@ -128,8 +128,8 @@ class WorkerCluster:
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """Compiles a program on its hosts, see `Session.load`."""
         gangs = self.pool.current(sorted({place.island for place in program.slices.values()}))
-        together = any(len(gang.hosts) > 1 for gang in gangs)
-        cut = split(ahead=self.settings.options.ahead, together=together)
+        multi_host = any(len(gang.hosts) > 1 for gang in gangs)
+        cut = split(ahead=self.settings.options.ahead, multi_host=multi_host)
         gangs = [gang for gang in gangs if gang.number in cut.by_island]
         number = self.core.take_numbers()
         # What is sent under which number cannot be guessed.

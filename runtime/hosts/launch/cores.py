@@ -44,6 +44,6 @@ def pin(first: int, count: int) -> None:
             f"cores={count}: the worker needs {count} cores after {first} of other hosts, but may use only "
             f"{len(usable)} on its machine"
         )
-    # Imported libraries have started threads already, which keep their own affinity.
+    # Affinity belongs to threads, and imported libraries have started some already.
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), usable[first : first + count])

@@ -129,10 +129,10 @@ class JoinedMachine:
         start_thread(lambda: self._watch(connection, child), "worker")
 
     def _watch(self, connection: Connection[Any], child: Child) -> None:
-        while (how := child.exit_status(60.0)) is None:
+        while (status := child.exit_status(60.0)) is None:
             pass
         with contextlib.suppress(ConnectionEnded):
-            connection.send(WorkerEnded(how, tuple(child.last_lines())))
+            connection.send(WorkerEnded(status, tuple(child.last_lines())))
         if self._leaves:
             # Wakes `serve`, which waits for the next message.
             connection.close()

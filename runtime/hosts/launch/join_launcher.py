@@ -91,14 +91,14 @@ class JoinedWorker:
         self.pid = pid
         self._on_idle = on_idle
         self._connection = connection
-        self._how = "the process that started it disconnected"
+        self._status = "the process that started it disconnected"
         self._lines: tuple[str, ...] = ()
         self._ended = threading.Event()
         start_thread(self._listen, "joined worker")
 
     def exit_status(self, timeout: float) -> str | None:
         """See `WorkerProcess.exit_status`."""
-        return self._how if self._ended.wait(timeout) else None
+        return self._status if self._ended.wait(timeout) else None
 
     def kill(self) -> None:
         """See `WorkerProcess.kill`. While the network is cut, the worker exits when its connections fail."""
@@ -114,7 +114,7 @@ class JoinedWorker:
         with contextlib.suppress(ConnectionEnded, MessageError):
             message = self._connection.receive()
         if isinstance(message, WorkerEnded):
-            self._how, self._lines = message.how, message.lines
+            self._status, self._lines = message.status, message.lines
         else:
             self._connection.close()
         self._ended.set()

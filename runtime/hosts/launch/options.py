@@ -52,10 +52,10 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
       spares: number of spare workers on this machine that replace lost ones, for all islands together;
         `Island(spares=)` adds to it. A spare has imported JAX, so that an island of one host is back in
         tenths of a second, and takes some memory. Only for workers that are children of this process.
-      snapshot_folder: the folder on each host in which `pathways.resilient` keeps copies of the state: of
-        memory that outlives workers, and for its user alone. None for one in `/dev/shm`.
-      snapshot_rate: the maximum of bytes per second that a host sends of these copies to others. None for no
-        maximum.
+      snapshot_folder: the folder on each host in which `pathways.resilient` keeps copies of the state: in
+        memory that outlives workers, and accessible to its user only. None for one in `/dev/shm`.
+      snapshot_rate: limit on the bytes per second that a host sends of these copies to other hosts. None for
+        no limit.
       ports: the first and the last port that the controller and its workers may listen on; None for any.
         Requires `bind=`.
       advertise: the address at which workers find the controller; None for that of `bind=`.

@@ -45,8 +45,8 @@ class HostActor:
 
     def exit_report(self, timeout: float) -> tuple[str, tuple[str, ...]] | None:
         """Waits for the exit; returns how the worker exited and its last lines, None after the timeout."""
-        how = self._child.exit_status(timeout) if self._child is not None else "it was not started"
-        return None if how is None else (how, self.last_lines())
+        status = self._child.exit_status(timeout) if self._child is not None else "it was not started"
+        return None if status is None else (status, self.last_lines())
 
     def kill(self) -> None:
         """Kills the worker."""
@@ -176,9 +176,9 @@ class RayLauncher:
         Raises:
           RayError: Ray cannot start them, or not in time.
         """
-        actor = self._ray.remote(HostActor)
+        actor_class = self._ray.remote(HostActor)
         actors = [
-            actor.options(
+            actor_class.options(
                 num_cpus=config.cores or 1,
                 max_restarts=0,
                 scheduling_strategy=self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(

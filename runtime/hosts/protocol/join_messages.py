@@ -87,7 +87,7 @@ class WorkerStarted(Message, frozen=True):
 class WorkerEnded(Message, frozen=True):
     """Notice of how the worker exited, with its last lines of standard error."""
 
-    how: str
+    status: str
     lines: tuple[str, ...]
 
 

@@ -8,11 +8,11 @@ from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.messages import Handshake, Message
 
 SNAPSHOTS = "snapshots"
-"""The connection of one worker to another on which it reads blocks of snapshots."""
+"""Name of the connection on which a worker reads snapshot blocks of another."""
 
 
 class RequestBlocks(Message, frozen=True):
-    """Requests blocks of a version.
+    """Request for blocks of a version.
 
     Attributes:
       run: the name of the run.
@@ -28,20 +28,20 @@ class RequestBlocks(Message, frozen=True):
 
 
 class BlocksFound(Message, frozen=True):
-    """Announces a file of blocks of `count` bytes, which follow in `BlocksChunk`s."""
+    """Header of a file of blocks of `count` bytes, which follow in `BlocksChunk`s."""
 
     count: int
 
 
 class BlocksRefused(Message, frozen=True):
-    """Reports why blocks are not sent; `is_corrupt` says whether no host can read them there."""
+    """Error reply; `is_corrupt` if the host cannot read the blocks itself."""
 
     why: str
     is_corrupt: bool
 
 
 class BlocksChunk(Message, frozen=True):
-    """Announces the next bytes of the file, which follow the message."""
+    """Header of the next bytes of the file, which follow the message."""
 
 
 ToSource = Handshake | RequestBlocks
@@ -55,7 +55,7 @@ def decode_for_source(body: bytes | bytearray) -> ToSource:
     """Decodes a message to a worker that has copies.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_to_source, body)
 
@@ -64,6 +64,6 @@ def decode_from_source(body: bytes | bytearray) -> FromSource:
     """Decodes a message of a worker that has copies.
 
     Raises:
-      MessageError: it is none.
+      MessageError: the bytes are no such message.
     """
     return decoded(_from_source, body)

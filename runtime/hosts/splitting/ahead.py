@@ -22,7 +22,7 @@ _UNKNOWN = 256 << 20
 
 
 def steps_ahead(
-    ahead: int | str, module: ir.Module, plan: Plan, places: Mapping[str, SlicePlace], *, together: bool
+    ahead: int | str, module: ir.Module, plan: Plan, places: Mapping[str, SlicePlace], *, multi_host: bool
 ) -> int:
     """Returns how many steps of a program may be in flight.
 
@@ -31,12 +31,12 @@ def steps_ahead(
       module: the program in the form `host`, with room for one step.
       plan: the plan of the whole program.
       places: the devices of its slices.
-      together: whether an island of it has several hosts, which run collectives in its computations.
+      multi_host: whether an island of it has several hosts, which run collectives in its computations.
     """
     if ahead != AUTO:
         return int(ahead)
     hosts = read_hosts(module)
-    if not together and not any(op_has(op, Trait.SENDS) for host in hosts for op in host.ops):
+    if not multi_host and not any(op_has(op, Trait.SENDS) for host in hosts for op in host.ops):
         return _that_fit(_call_bytes(plan), None, 0, MAX_AHEAD)
     return min(
         (

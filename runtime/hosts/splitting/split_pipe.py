@@ -12,7 +12,7 @@ class SplitRequest(msgspec.Struct, frozen=True):
 
     program: BoundProgram
     ahead: int | str
-    together: bool
+    multi_host: bool
 
 
 class SplitReply(msgspec.Struct, frozen=True):

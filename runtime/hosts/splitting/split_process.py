@@ -35,7 +35,7 @@ def reply_to(request: SplitRequest) -> SplitReply:
             plan = plan_of(
                 module, program.name, Stored.of(program.computations, program.constants), proved=True
             )
-            result = split(program, plan, context, request.ahead, together=request.together)
+            result = split(program, plan, context, request.ahead, multi_host=request.multi_host)
         except (ir.MLIRError, PassFailure):
             text = " ".join(seen.errors[0].message.split()) if seen.errors else "it cannot be parsed"
             return SplitReply(None, f"program '{program.name}': {text[:500]}")

@@ -49,19 +49,21 @@ class ProgramSplitter:
         self._queue: collections.deque[Owner] = collections.deque()
         self._process = LimitedProcess(_MODULE)
 
-    def split(self, owner: Owner, program: BoundProgram, ahead: int | str, *, together: bool) -> SplitProgram:
+    def split(
+        self, owner: Owner, program: BoundProgram, ahead: int | str, *, multi_host: bool
+    ) -> SplitProgram:
         """Proves and splits a program, see `splitting.split`.
 
         Raises:
           RefusedProgramError: it cannot be proved or split, or the process exited over it; or its owner has
             disconnected.
         """
-        request = msgspec.msgpack.encode(SplitRequest(program, ahead, together))
+        request = msgspec.msgpack.encode(SplitRequest(program, ahead, multi_host))
         with self._served(owner):
             with self._changed:
                 # Under the lock: `cancel` runs either before this check, or when there is a process to kill.
                 if owner.disconnected.is_set():
-                    raise RefusedProgramError(f"program '{program.name}': its client has left")
+                    raise RefusedProgramError(f"program '{program.name}': its client has disconnected")
                 self._process.start()
             try:
                 reply = self._process.call(request, SPLIT_SECONDS)

@@ -39,7 +39,7 @@ class SplitError(PathwaysError, ValueError):
 
 
 def split(
-    program: BoundProgram, plan: Plan, context: ir.Context, ahead: int | str, *, together: bool
+    program: BoundProgram, plan: Plan, context: ir.Context, ahead: int | str, *, multi_host: bool
 ) -> SplitProgram:
     """Splits a program by islands, with room for the steps of it that may be in flight.
 
@@ -48,7 +48,7 @@ def split(
       plan: its plan.
       context: the context to parse its module in.
       ahead: the setting of the user for steps in flight.
-      together: whether an island of it has several hosts, which run collectives in its computations.
+      multi_host: whether an island of it has several hosts, which run collectives in its computations.
 
     Raises:
       SplitError: it cannot be split.
@@ -56,7 +56,7 @@ def split(
     islands = {name: place.island for name, place in program.slices.items()}
     module = _split(ir.Module.parse(program.module, context), program.name, islands)
     with module.context:
-        steps = steps_ahead(ahead, module, plan, program.slices, together=together)
+        steps = steps_ahead(ahead, module, plan, program.slices, multi_host=multi_host)
         make_room(module, steps)
     plans = host_plans_of(
         module, program.name, Stored.of(program.computations, program.constants), proved=True

@@ -303,13 +303,13 @@ def _argument(kept: KeptArray, array: Any, n: int, is_ours: bool) -> Any:
     if is_ours:
         return array
     if isinstance(array, FailedArray):
-        raise CallRefused("argument", f"array {n} that it takes is an error: {array.error}")
+        raise CallRefused("argument", f"array argument {n} is an error: {array.error}")
     if array is ELSEWHERE:
-        raise CallRefused("argument", f"array {n} that it takes is not on this host")
+        raise CallRefused("argument", f"array argument {n} is not on this host")
     try:
         own = _own_block(array)
     except ValueError as error:
-        raise CallRefused("argument", f"array {n} that it takes: {error}") from None
+        raise CallRefused("argument", f"array argument {n}: {error}") from None
     return own if kept.key is None else jax.random.wrap_key_data(own, impl=kept.key)
 
 

@@ -86,26 +86,26 @@ class Probes:
             start_thread(functools.partial(self._probe, host, address), f"probe host {host}")
 
     def serve(self, channel: str, answer: Callable[[Connection[Any]], None]) -> None:
-        """Accepts connections of other workers for something else from now on.
+        """Starts to accept connections of other workers for another channel.
 
         Args:
           channel: the channel of their `Purpose`.
-          answer: is called with each, in a thread of its own.
+          answer: handles each connection, in a thread of its own.
         """
         self._services[channel] = answer
 
     def connect(self, host: int, address: str, channel: str, decode: Decode) -> Connection[Any]:
-        """Connects to another worker, which serves a channel.
+        """Connects to another worker.
 
         Args:
-          host: its number.
+          host: the number of its host.
           address: the address of its `Probes`.
-          channel: the channel.
-          decode: decodes what it sends.
+          channel: the channel, see `serve`.
+          decode: decodes its messages.
 
         Raises:
-          OSError: it cannot be reached.
-          MessageError: it is no worker of this cluster.
+          OSError: the worker cannot be reached.
+          MessageError: the handshake failed: another process listens there.
         """
         name, _, port = address.rpartition(":")
         purpose = Purpose(channel, "worker", self._host, self._epoch, f"host {host}")

@@ -1,6 +1,6 @@
-"""Streams of blocks of snapshots between workers, over authenticated connections.
+"""Streams of snapshot blocks between workers, over authenticated connections.
 
-The worker that wants blocks connects to the one that has them, and reads a file of blocks.
+The worker that needs blocks connects to a worker that has them, and reads a file of blocks.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.snapshots.private_folder import SnapshotError
 
 _CHUNKS_A_SECOND = 4
-"""Least number of chunks a second of a stream with a pace: between two of them the reader hears nothing."""
+"""Minimum number of chunks per second at a limited rate, so that the reader does not time out between two."""
 
 OpenBlocks = Callable[[str, VersionKey, Collection[str]], int]
-"""Returns the file descriptor of a file with blocks of a version of a run; raises `SnapshotError`."""
+"""Function that returns a file descriptor with blocks of a version of a run; raises `SnapshotError`."""
 
 
 class StreamError(OSError):
-    """Blocks of another host that were not received.
+    """Error of blocks that another host did not send.
 
     Args:
-      text: the reason.
-      is_corrupt: whether no host can read them there.
+      text: the message.
+      is_corrupt: whether that host cannot read the blocks itself.
     """
 
     def __init__(self, text: str, *, is_corrupt: bool = False) -> None:
@@ -48,13 +48,13 @@ class StreamError(OSError):
 
 
 class SnapshotStreams:
-    """The streams of a worker to and from others.
+    """Streams of a worker to and from other workers.
 
     Args:
       probes: its connections to other workers.
-      heartbeat: the seconds that another worker may send or read nothing.
-      open_blocks: opens what is requested of this worker.
-      rate_of: returns the maximum of bytes a second of what is sent of a run; None for no maximum.
+      heartbeat: timeout of each send and receive, in seconds.
+      open_blocks: opens the blocks that another worker requests.
+      rate_of: returns the limit on the bytes per second that are sent of a run; None for no limit.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class SnapshotStreams:
           blocks: the names of the blocks.
 
         Raises:
-          StreamError: it does not have them, or does not answer.
+          StreamError: the other host does not have the blocks, or does not answer.
         """
         try:
             connection = self._probes.connect(host, address, SNAPSHOTS, decode_from_source)
             with contextlib.closing(connection):
                 connection.set_timeout(self._heartbeat)
                 connection.send(RequestBlocks(run, key.step, key.attempt, tuple(blocks)))
-                answer = connection.receive()
-                if isinstance(answer, BlocksRefused):
-                    raise StreamError(answer.why, is_corrupt=answer.is_corrupt)
-                if not isinstance(answer, BlocksFound):
-                    raise _unexpected(answer)
-                yield answer.count, _chunks(connection, answer.count)
+                reply = connection.receive()
+                if isinstance(reply, BlocksRefused):
+                    raise StreamError(reply.why, is_corrupt=reply.is_corrupt)
+                if not isinstance(reply, BlocksFound):
+                    raise _unexpected(reply)
+                yield reply.count, _chunks(connection, reply.count)
         except (ConnectionError, TimeoutError, MessageError) as error:
             raise StreamError(f"host {host} does not send them: {error}") from None
 
     def _serve(self, connection: Connection[Any]) -> None:
-        """Answers another worker until it requests nothing more."""
+        """Answers the requests of another worker until it disconnects."""
         connection.read_with(decode_for_source)
         with contextlib.suppress(ConnectionEnded, MessageError), contextlib.closing(connection):
             connection.set_timeout(self._heartbeat)
@@ -123,10 +123,10 @@ class SnapshotStreams:
     def _send(self, connection: Connection[Any], file: int, rate: float | None) -> None:
         size = os.fstat(file).st_size
         connection.send(BlocksFound(size))
-        most = CHUNK if rate is None else max(1, min(CHUNK, int(rate / _CHUNKS_A_SECOND)))
+        limit = CHUNK if rate is None else max(1, min(CHUNK, int(rate / _CHUNKS_A_SECOND)))
         began, sent = time.monotonic(), 0
         while sent < size:
-            chunk = memoryview(os.pread(file, most, sent))
+            chunk = memoryview(os.pread(file, limit, sent))
             connection.send_with(BlocksChunk(), chunk)
             sent += len(chunk)
             if rate is not None:
@@ -134,7 +134,7 @@ class SnapshotStreams:
 
 
 def _chunks(connection: Connection[Any], count: int) -> Iterator[memoryview]:
-    """Yields the bytes of a file as they come; the memory of each is used again for the next one."""
+    """Yields the bytes of a file as they arrive; each chunk overwrites the memory of the one before."""
     buffer = bytearray(CHUNK)
     sizes: list[int] = []
 

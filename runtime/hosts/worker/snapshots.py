@@ -1,7 +1,7 @@
-"""Versions of the state of training in the memory of this host: called by `compiler.resilience.host_store`.
+"""Versions of the training state in the memory of this host: called by `compiler.resilience.host_store`.
 
-Each run of training has a folder of its own there (`runtime.snapshots`). `write` has its place among steps,
-so that what it copies may be donated right after; `receive` and `fetch` read what other hosts have.
+Each training run has a folder of its own there (`runtime.snapshots`). `write` is ordered among steps, so that
+the arrays may be donated right after it; `receive` and `fetch` read blocks of other hosts.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from pathways.runtime.snapshots.leftovers import remove_leftovers
 from pathways.runtime.snapshots.private_folder import SnapshotError
 
 SNAPSHOT_FAILURE = "snapshot"
-"""`CallFailure.kind` of what a host cannot write, read or receive."""
+"""`CallFailure.kind` of snapshots that a host cannot write, read or receive."""
 
 _RUN = re.compile(r"run-([0-9a-f]+)-(\d+)-[0-9a-f]+")
 
 _OLD_SECONDS = 86400.0
-"""Time after which snapshots are removed of which this machine does not know whether they are of use."""
+"""Age at which snapshots are removed if this machine cannot tell whether their run has ended."""
 
 
 @dataclasses.dataclass
 class _SnapshotRun:
-    """A run of training.
+    """Training run.
 
     Attributes:
       snapshots: its versions on this host.
-      rate: the maximum of bytes a second that this host sends of them; None for no maximum.
-      kept: the versions that are of use.
-      fetched: blocks of other hosts of the version that is being restored, by names.
+      rate: limit on the bytes per second that this host sends of them; None for no limit.
+      kept: the versions that are still needed.
+      fetched: blocks of other hosts of the version that is being restored, by name.
     """
 
     snapshots: HostSnapshots
@@ -54,7 +54,7 @@ class _SnapshotRun:
     fetched: dict[str, StateBlock] = dataclasses.field(default_factory=dict)
 
     def copies(self, key: VersionKey) -> dict[str, int]:
-        """Returns the number of a copy that has each block of a version, by the names of blocks."""
+        """Returns the number of a copy for each block of a version, by the name of the block."""
         stored = self.snapshots.versions().get(key)
         numbers = () if stored is None else sorted(stored.numbers)
         return {name: number for number in numbers for name in self.snapshots.names(key, number)}
@@ -65,15 +65,15 @@ class _SnapshotRun:
         missing = next((name for name in names if name not in copies), None)
         if missing is not None:
             raise SnapshotError(f"{self.snapshots.path} has no block {missing} of {key}")
-        found: dict[str, StateBlock] = {}
+        blocks: dict[str, StateBlock] = {}
         for number in {copies[name] for name in names}:
-            wanted = [name for name in names if copies[name] == number]
-            found |= self.snapshots.read(key, number, wanted)
-        return found
+            of_copy = [name for name in names if copies[name] == number]
+            blocks |= self.snapshots.read(key, number, of_copy)
+        return blocks
 
 
 class _NewerVersions:
-    """The versions that are of use: some, and all that were begun after one."""
+    """Set of versions: some, and all that were begun after `newest`; all of them if that is None."""
 
     def __init__(self, keys: Collection[VersionKey], newest: VersionKey | None) -> None:
         self._keys = frozenset(keys)
@@ -93,11 +93,11 @@ _streams: list[SnapshotStreams] = []
 
 
 def serve_snapshots(probes: Probes, heartbeat: float) -> None:
-    """Lets other workers read snapshots of this process, and this process those of others.
+    """Starts to exchange snapshots with other workers.
 
     Args:
       probes: the connections to other workers.
-      heartbeat: the seconds that another worker may send nothing.
+      heartbeat: seconds after which a silent worker is lost.
     """
     _streams[:] = [SnapshotStreams(probes, heartbeat, _open_blocks, lambda run: _run(run).rate)]
 
@@ -113,7 +113,7 @@ def open_run(*, run: str, folder: str | None, rate: float | None) -> dict[str, A
 
     Returns:
       The machine, the folder, the number of its file system, the bytes that versions may take there, and for
-      each version its step, its attempt and the names of its blocks that this host has.
+      each version its step, its attempt and the names of its blocks on this host.
     """
     path = default_snapshot_folder() if folder is None else Path(folder)
     with _refusals():
@@ -151,7 +151,7 @@ def write(
       run: the name of the run.
       key: the version.
       copy: the number of the copy.
-      names: what each array is called.
+      names: the name of each array.
       blocks: for each block its array, its shard there, its name, and its rows in each dimension.
     """
     for name, array in zip(names, arrays, strict=True):
@@ -205,7 +205,7 @@ def fetch(*, run: str, key: tuple[int, int], host: int, address: str, blocks: li
       blocks: the names of the blocks.
 
     Returns:
-      Why they were not received, and whether no host can read them there; nothing when they were.
+      An empty dictionary; or the error, and whether the other host cannot read the blocks itself.
     """
     try:
         with _streams[0].read(host, address, run, VersionKey(*key), blocks) as (_, chunks):
@@ -234,32 +234,33 @@ def read(*, run: str, key: tuple[int, int], leaves: list[list[tuple[list[list[in
     """
     own, call = _run(run), context()
     fetched, own.fetched = own.fetched, {}
-    wanted = [{tuple(tuple(side) for side in index): name for index, name in leaf} for leaf in leaves]
+    names = [{tuple(tuple(side) for side in index): name for index, name in leaf} for leaf in leaves]
+    results = list(zip(names, call.results, call.shardings, strict=True))
     needed = {
         by_index[bounds]
-        for by_index, result, sharding in zip(wanted, call.results, call.shardings, strict=True)
+        for by_index, result, sharding in results
         for bounds in _bounds(sharding, result.shape)
     }
     with _refusals():
-        found = fetched | own.read(VersionKey(*key), needed - fetched.keys())
+        blocks = fetched | own.read(VersionKey(*key), needed - fetched.keys())
     return [
         _array(
             result,
             sharding,
-            {bounds: found[by_index[bounds]].data for bounds in _bounds(sharding, result.shape)},
+            {bounds: blocks[by_index[bounds]].data for bounds in _bounds(sharding, result.shape)},
         )
-        for by_index, result, sharding in zip(wanted, call.results, call.shardings, strict=True)
+        for by_index, result, sharding in results
     ]
 
 
 @of_package
 def keep(*, run: str, keys: list[tuple[int, int]], newest: tuple[int, int] | None) -> None:
-    """Removes all other versions up to one.
+    """Removes the versions up to `newest`, except some.
 
     Args:
       run: the name of the run.
-      keys: the versions that stay.
-      newest: the last version that was begun before; None where there is none.
+      keys: the versions that are kept.
+      newest: the last version that may be removed; None to remove none.
     """
     own = _run(run)
     own.kept = _NewerVersions(
@@ -276,19 +277,19 @@ def close_run(*, run: str) -> None:
 
 
 def this_machine() -> str:
-    """Returns a name of this machine, which it has until it is started anew."""
+    """Returns a name of this machine, which changes when it restarts."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
 
 
 def run_name(token: str) -> str:
-    """Returns the name of a run of this process; `token` tells it from others."""
+    """Returns the name of a run of this process; `token` distinguishes its runs."""
     return f"run-{this_machine()}-{os.getpid()}-{token}"
 
 
 def _is_over(run: str) -> bool:
     """Returns whether the controller of a run was a process of this machine, and has exited."""
-    found = _RUN.fullmatch(run)
-    return found is not None and found[1] == this_machine() and not Path("/proc", found[2]).exists()
+    match = _RUN.fullmatch(run)
+    return match is not None and match[1] == this_machine() and not Path("/proc", match[2]).exists()
 
 
 def _run(name: str) -> _SnapshotRun:
@@ -298,7 +299,7 @@ def _run(name: str) -> _SnapshotRun:
 
 
 def _open_blocks(run: str, key: VersionKey, blocks: Collection[str]) -> int:
-    """Returns a file with blocks of a version: that of a copy, if it has no others."""
+    """Returns a file with blocks of a version: the file of a copy, if that has no other blocks."""
     own = _run(run)
     copies = own.copies(key)
     for number in {copies[name] for name in blocks if name in copies}:
@@ -315,7 +316,7 @@ def _open_blocks(run: str, key: VersionKey, blocks: Collection[str]) -> int:
 
 @contextlib.contextmanager
 def _refusals() -> Any:
-    """Reports what is wrong with snapshots without a traceback."""
+    """Reports errors of snapshots without a traceback."""
     try:
         yield
     except (SnapshotError, StreamError) as error:
@@ -323,24 +324,24 @@ def _refusals() -> Any:
 
 
 def _bounds(sharding: Any, shape: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
-    """Returns the rows that each device of this host has in each dimension."""
+    """Returns for each device of this host the bounds of its shard in each dimension."""
     return [
         tuple(side.indices(count)[:2] for side, count in zip(index, shape, strict=True))
         for index in sharding.addressable_devices_indices_map(tuple(shape)).values()
     ]
 
 
-def _array(made: Any, sharding: Any, blocks: dict[Any, np.ndarray]) -> Any:
-    dtype = jax.numpy.dtype(made.dtype)
+def _array(result: Any, sharding: Any, blocks: dict[Any, np.ndarray]) -> Any:
+    dtype = jax.numpy.dtype(result.dtype)
     placed = []
-    # Without x64 JAX would narrow what has 64 bits.
+    # Without x64 JAX would narrow 64-bit elements.
     with jax.enable_x64(True):
         for device, bounds in zip(
-            sharding.addressable_devices_indices_map(tuple(made.shape)),
-            _bounds(sharding, made.shape),
+            sharding.addressable_devices_indices_map(tuple(result.shape)),
+            _bounds(sharding, result.shape),
             strict=True,
         ):
-            # JAX may use the memory of what it is given, and a later step donate it.
+            # A copy: JAX may use the given memory without one, and a later step may donate it.
             placed.append(jax.device_put(np.array(blocks[bounds], dtype), device))
-    # Other hosts of the island may have it alone.
-    return jax.make_array_from_single_device_arrays(made.shape, sharding, placed) if placed else None
+    # All shards may be on other hosts of the island.
+    return jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None

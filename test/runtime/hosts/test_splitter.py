@@ -47,7 +47,7 @@ class Splitter:
 
     def split(self, client: Client, name: str) -> Future[SplitProgram]:
         program = BoundProgram(name, b"", {}, {}, {}, (), ())
-        return self._threads.submit(self.splitter.split, client, program, 1, together=False)
+        return self._threads.submit(self.splitter.split, client, program, 1, multi_host=False)
 
     def begun(self) -> list[str]:
         path = self.folder / "begun"
@@ -113,5 +113,5 @@ def test_splitter_drops_programs_of_a_client_that_left(cut):
             future.result(20)
     assert cut.begun() == ["waits0", "bob"]
     cut.leave(bob)
-    with pytest.raises(RefusedProgramError, match="its client has left"):
+    with pytest.raises(RefusedProgramError, match="its client has disconnected"):
         cut.split(bob, "bob").result(20)
