@@ -1,9 +1,9 @@
-"""Training that goes on by itself on hosts: what snapshots, losses and the loop cost.
+"""Training on hosts that recovers by itself: the costs of snapshots, losses and the loop.
 
 python bench/resilience.py [--only snapshot] [--mib 64] [--hosts 4]
 
 A state of f32 is trained by a chain of stages, one on each host, that compute one after the other, as in a
-pipeline of one microbatch; hosts share the cores of this machine. A row names what is to be reached.
+pipeline of one microbatch; hosts share the cores of this machine. A row names the target.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ STAGE_S = 0.025
 
 
 class Log(logging.Handler):
-    """Log of `pw.resilient`.
+    """Log handler for the lines of `pw.resilient`.
 
     Attributes:
       again: the numbers of steps that are run again, of all recoveries.
-      killed_at: when a worker was killed last; 0 where steps have gone on since.
+      killed_at: when the last worker was killed; 0 once steps are done again.
       times: the seconds from each kill to the first step that was done after it.
     """
 
@@ -47,13 +47,13 @@ class Log(logging.Handler):
         self.again: list[int] = []
         self.killed_at = 0.0
         self.times: list[float] = []
-        self._goes_on = False
+        self._has_resumed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Notes a line."""
+        """Notes the number of repeated steps that a line reports."""
         if found := re.search(r"going on from version \d+ in memory, (a|\d+) steps? ", record.getMessage()):
             self.again.append(1 if found[1] == "a" else int(found[1]))
-            self._goes_on = True
+            self._has_resumed = True
 
     def kill(self, host: int) -> None:
         """Kills a worker."""
@@ -63,8 +63,8 @@ class Log(logging.Handler):
     def time_first(self, step: pw.Program, state: Any, batch: Any) -> Any:
         """Runs a step; waits for the first one after a kill."""
         result = step(state, batch)
-        if self._goes_on:
-            self._goes_on = False
+        if self._has_resumed:
+            self._has_resumed = False
             np.asarray(result[1])
             self.times.append(time.perf_counter() - self.killed_at)
             self.killed_at = 0.0
@@ -72,7 +72,7 @@ class Log(logging.Handler):
 
 
 def iterations_of(seconds: float) -> int:
-    """Returns how often a stage adds up, so that it computes for some seconds."""
+    """Returns the number of iterations that make a stage compute for some seconds."""
     if not seconds:
         return 1
     count = 1 << 20
@@ -112,8 +112,8 @@ def batches(count: int) -> list[np.ndarray]:
     return [np.float32(n) for n in range(count)]
 
 
-def median_step(step: pw.Program, state: Any, every: int, count: int) -> float:
-    """Returns the seconds of a step, of all of them together."""
+def mean_step(step: pw.Program, state: Any, every: int, count: int) -> float:
+    """Returns the seconds of a step, as the mean of all."""
     with pw.resilient(step, state, batches(count + 12), every=every) as run:
         list(run.steps(12))
         began = time.perf_counter()
@@ -122,10 +122,10 @@ def median_step(step: pw.Program, state: Any, every: int, count: int) -> float:
 
 
 def snapshots(options: argparse.Namespace) -> Iterable[str]:
-    """Measures what steps of 100 ms wait for snapshots at `every=10`."""
+    """Measures the delay of steps of 100 ms by snapshots at `every=10`."""
     pw.connect(hosts=options.hosts)
     step, state = trainer(options, STAGE_S)
-    pairs = [[median_step(step, state, every, 30) for every in (10, 10**6)] for _ in range(ROUNDS)]
+    pairs = [[mean_step(step, state, every, 30) for every in (10, 10**6)] for _ in range(ROUNDS)]
     ours, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
     ratio = statistics.median(own / other for own, other in pairs) - 1
     yield (
@@ -135,7 +135,7 @@ def snapshots(options: argparse.Namespace) -> Iterable[str]:
 
 
 def kills_of(options: argparse.Namespace, spares: int, seconds: float) -> Log:
-    """Kills workers, one after the other, of steps whose stages compute for some seconds."""
+    """Kills workers, one after the other, while steps run whose stages compute for some seconds."""
     pw.connect(hosts=options.hosts, options=pw.HostOptions(spares=spares))
     step, state = trainer(options, seconds)
     log = Log()

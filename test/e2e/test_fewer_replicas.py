@@ -1,6 +1,6 @@
 """Training that goes on with fewer replicas while islands are lost, and with all when they are back.
 
-Each step is compared, bit for bit, with one of a program that was made for as many replicas.
+Each step is compared, bit for bit, with that of a program for as many replicas.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pathways.runtime.resilience.events import WorkersLeaving
 
 ROWS, MICROBATCHES = 24, 12
 LONG = 400
-"""Steps in which all happens that a test waits for; it ends before."""
+"""Maximum of steps until the event that a test waits for; the test ends before."""
 
 
 @pytest.fixture(autouse=True)
 def islands() -> Iterator[None]:
-    """Has four islands of two devices, and two more devices for the steps to compare with."""
+    """Returns four islands of two devices, and two more devices for the steps to compare with."""
     pw.disconnect()
     pw.connect(cpu_devices=8, islands=4)
     yield
@@ -44,16 +44,16 @@ def batches(count: int = LONG, width: int = 12) -> list[Any]:
 
 
 class Trainer:
-    """A step on replicas of two slices, as a program.
+    """Step on replicas of two slices, as a program.
 
     Args:
-      replicas: how many there are.
+      replicas: the number of replicas.
       width: the size of its layers.
-      options: of its program.
+      options: the options of its program.
 
     Attributes:
       step: the program of a state and a batch.
-      state: the state that it begins with.
+      state: its initial state.
     """
 
     def __init__(self, replicas: int = 4, width: int = 12, **options: Any) -> None:
@@ -79,7 +79,7 @@ class Trainer:
 
 
 class Sharded(Trainer):
-    """A step on replicas of one slice of two devices, which share the columns of its weights."""
+    """Step on replicas of one slice of two devices, which share the columns of its weights."""
 
     def place(self) -> list[Any]:
         one = self.devices.add_slice((2,), ("x",))
@@ -87,7 +87,7 @@ class Sharded(Trainer):
 
 
 class TwoPrograms:
-    """A step that calls a program for gradients and another one for updates; see `Trainer`."""
+    """Step that calls a program for gradients and another one for updates; see `Trainer`."""
 
     def __init__(self, replicas: int = 4) -> None:
         devices = pw.make_virtual_device_set(replicas=replicas)
@@ -110,7 +110,7 @@ class TwoPrograms:
 
 
 def on_host(tree: Any) -> Any:
-    """Returns a copy of a tree without devices; keys are as they are."""
+    """Returns a copy of a tree without devices; keys stay as they are."""
     return jax.tree.map(lambda leaf: np.array(leaf) if not is_key(leaf) else leaf, jax.device_get(tree))
 
 
@@ -124,24 +124,24 @@ def bits(tree: Any) -> list[bytes]:
 
 
 class CheckedStep:
-    """A step whose calls are compared with those of a program that was made for as many replicas.
+    """Step whose calls are compared with those of a program for as many replicas.
 
     Args:
-      made_for: makes a trainer for some replicas.
+      create: creates a trainer for some replicas.
 
     Attributes:
       trainer: the trainer of four replicas, whose step it is.
       run: the run that calls it.
       counts: the number of replicas of each call.
-      mistakes: what was wrong. A run calls a step again that fails while an island is lost.
+      mistakes: the differences. A run calls a step again that fails while an island is lost.
     """
 
-    def __init__(self, made_for: Callable[[int], Any]) -> None:
-        self.trainer = made_for(4)
+    def __init__(self, create: Callable[[int], Any]) -> None:
+        self.trainer = create(4)
         self.run: Any = None
         self.counts: list[int] = []
         self.mistakes: list[str] = []
-        self._made_for = functools.cache(made_for)
+        self._create = functools.cache(create)
         # The bits of the states that were computed before each step.
         self._states = collections.defaultdict(list, {0: [bits(self.trainer.state)]})
 
@@ -160,8 +160,8 @@ class CheckedStep:
         return result
 
     def reference(self, count: int, batch: Any, state: Any = None) -> Any:
-        """Returns the results of a step that was made for as many replicas."""
-        trainer = self._made_for(count)
+        """Returns the results of a step for as many replicas."""
+        trainer = self._create(count)
         return trainer.step(trainer.state if state is None else state, on_host(batch))
 
     def resilient(self, source: Any, **options: Any) -> Any:
@@ -170,7 +170,7 @@ class CheckedStep:
 
 
 def train(run: Any, step: CheckedStep, act: Callable[[int], bool | None]) -> None:
-    """Runs steps until `act`, which is called after each of them, says so."""
+    """Runs steps until `act`, which is called after each of them, returns true."""
     step.run = run
     for n, metrics in run.steps(LONG):
         assert np.isfinite(metrics["loss"])
@@ -201,7 +201,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("lost", ["island0", "island2"])
 def test_fewer_replicas_have_the_bits_of_as_many(name: str, lost: str) -> None:
-    """Steps are those of four replicas, then of three, whichever are left, then of four again."""
+    """Steps run on four replicas, then on three, whichever are left, then on four again."""
     step = CheckedStep(MODELS[name])
     width = 8 if "not divide" in name else 12
     with step.resilient(batches(width=width), every=3, minimum=3) as run:
@@ -246,7 +246,7 @@ def test_fewer_replicas_take_no_compile(monkeypatch: pytest.MonkeyPatch, caplog)
         "3 of 4 replicas",
         "4 of 4 replicas",
     ]
-    # Nothing is lost when the island is back, so no step is run again.
+    # The island came back without a loss, so no step is run again.
     assert switches[1].endswith("in memory, 0 steps are run again, with 4 of 4 replicas")
 
 
@@ -289,7 +289,7 @@ def loads_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_fewer_replicas_when_islands_are_lost_at_once_and_one_by_one() -> None:
-    """Buddies are neighbours, and what island1 and island3 have is on island2 and island0, too."""
+    """Buddies are neighbours: the blocks of island1 and island3 are also on island2 and island0."""
     step = CheckedStep(functools.partial(Trainer, zero1=True))
     away = ["island0", "island1", "island3"]
     with step.resilient(batches(), every=2, minimum=1) as run:
@@ -392,7 +392,7 @@ def test_fewer_replicas_of_a_step_that_is_a_program(is_compiled: bool) -> None:
 
 @pytest.mark.hosts
 def test_fewer_replicas_of_programs_on_hosts(shared_workers: None) -> None:
-    """A program runs on the hosts of some of its replicas, and gets arrays that are elsewhere."""
+    """A program runs on the hosts of some of its replicas, and its arguments may be elsewhere."""
     pw.disconnect()
     pw.connect(hosts=4, devices_per_host=2)
     trainer, few = Trainer(zero1=True), Trainer(3, zero1=True)

@@ -1,4 +1,4 @@
-"""Training with `pw.resilient` on hosts: whoever is killed, the bits are those of an undisturbed run."""
+"""Training with `pw.resilient` on hosts: after any kills, the bits are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batches(count: int = STEPS) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def trainer(layers: Any, **options: Any) -> tuple[pw.Program, Any]:
-    """Returns a program that trains layers with momentum, in two microbatches, and a state to begin with."""
+    """Returns a program that trains layers with momentum, in two microbatches, and an initial state."""
     optimizer = optax.sgd(0.05, momentum=0.9)
     gradients = pw.accumulate(jax.value_and_grad(squared_error(layers)), 2)
 
@@ -47,7 +47,7 @@ def trainer(layers: Any, **options: Any) -> tuple[pw.Program, Any]:
 
 
 def stages(islands: tuple[int, ...] = (0, 1), devices_of_stage: int = 1) -> tuple[pw.Program, Any]:
-    """A pipeline of a stage on each island: no other island has the same bytes."""
+    """Places a pipeline with a stage on each island: no other island has the same bytes."""
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((devices_of_stage,), ("x",), island=f"island{n}") for n in islands]
     return trainer([pw.jit(layer, devices=one) for one in slices])
@@ -67,7 +67,7 @@ def kill(*hosts: int) -> None:
 
 
 def train(run: Any, losses: dict[int, Callable[[], None]], count: int = STEPS) -> list[Any]:
-    """Returns the metrics of all steps, whose numbers it checks; calls `losses` after some steps."""
+    """Returns the metrics of all steps, and checks their numbers; calls `losses` after some steps."""
     found: list[Any] = []
     for n, metrics in run.steps(count):
         assert n == len(found)
@@ -77,7 +77,7 @@ def train(run: Any, losses: dict[int, Callable[[], None]], count: int = STEPS) -
 
 
 def is_protected_again(run: Any) -> None:
-    """Waits until copies that were lost are made again, while no steps run."""
+    """Waits until lost copies are replaced, while no steps run."""
     while not run.protected:
         run._drain()
         run._store.wait(0.1)
@@ -93,7 +93,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.mark.quick
 def test_resilient_training_survives_kills_of_any_worker(own_workers, caplog):
-    """In steps, of the host that keeps copies for another one, and of all at once."""
+    """Workers are killed during steps: one that keeps copies for another, and all at once."""
     pw.connect(hosts=3)
     step, state = stages()
     source = batches()
@@ -115,12 +115,12 @@ def test_resilient_training_survives_kills_of_any_worker(own_workers, caplog):
 
 
 class KillsInCalls:
-    """Kills workers when hosts have a call of a function of the store.
+    """Injector that kills workers while hosts run a call of a function of the store.
 
     Args:
       monkeypatch: changes the store.
       function: the name of the function.
-      when: which calls, by their numbers, from 0.
+      when: the numbers of the calls, from 0.
       victim: returns the host from the arguments of the call.
     """
 
@@ -222,7 +222,7 @@ def test_resilient_training_survives_kills_of_replicas(own_workers, zero1):
         metrics = train(run, losses)
         assert_equal((metrics, jax.device_get(run.state)), expected)
         if not zero1:
-            # Each replica has all of the state: nothing of it was sent.
+            # Each replica has all of the state: no block of it was sent.
             assert run.status().islands["island0"] == run.status().islands["island1"]
 
 

@@ -26,7 +26,7 @@ import pathways as pw
 from pathways.runtime.hosts.client.connect import controller
 
 PATIENCE_S = 30.0
-"""How long hosts may take to finish steps and free arrays after the last interrupt."""
+"""Seconds that hosts may take to finish steps and free arrays after the last interrupt."""
 
 
 class Interrupter:
@@ -42,7 +42,7 @@ class Interrupter:
         while True:
             self.is_on.wait()
             time.sleep(self._random.random() * 0.004)
-            # Counted first: the main thread may switch it off as soon as the signal is there.
+            # Counted first: the main thread may switch it off as soon as the signal arrives.
             if self.is_on.is_set():
                 self.sent += 1
                 os.kill(os.getpid(), signal.SIGINT)
@@ -61,7 +61,7 @@ class Calls:
         self.expected = np.arange(1 << 10, dtype=np.int32)
         self.state: Any = self._program(self.expected)
         self.expected = self.expected + 2
-        # Compiled here: an interrupt would begin it anew each time.
+        # Compiled here: an interrupt would make it start over each time.
         np.asarray(self._program(self.state))
 
     def run(self) -> None:
@@ -97,7 +97,7 @@ class Calls:
 
 
 def interrupt(count: int, seed: int) -> None:
-    """Interrupts calls so many times.
+    """Interrupts calls the given number of times.
 
     Raises:
       AssertionError: a value or a counter is wrong.
@@ -113,7 +113,7 @@ def interrupt(count: int, seed: int) -> None:
         except KeyboardInterrupt:
             seen += 1
         try:
-            # The last signal may be on its way.
+            # The last signal may still be on its way.
             time.sleep(0.005 if seen % 100 == 0 else 0)
             if seen % 100 == 0:
                 calls.check()
