@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("dialect", "passes", "runtime", "compiler", "tools", "bench", "examples", "docs", "test")
 
 PENDING = (
-    "bench/_served.py",
     "runtime/hosts/client",
     "runtime/hosts/cluster",
     "runtime/hosts/service",
