@@ -139,13 +139,13 @@ class ResilientRun:
         if self._core is not None:
             raise RuntimeError("pw.resilient: a run begins once; call pw.resilient again")
         self._positions[0] = self._source.open()
-        self._store.open(self._state)
-        disk_step = None
-        if self._disk is not None:
-            self._source.check_saved(self._positions[0])
-            disk_step = self._disk.latest()
-        self._is_open = True
         try:
+            self._store.open(self._state)
+            disk_step = None
+            if self._disk is not None:
+                self._source.check_saved(self._positions[0])
+                disk_step = self._disk.latest()
+            self._is_open = True
             self._prepare_replicas()
             self._core = ResilienceCore(self._store.topology, self._policy, disk_step=disk_step)
             self._apply(self._core.start(time.monotonic()))

@@ -16,6 +16,7 @@ from check import assert_equal
 from models import layer, squared_error
 
 import pathways as pw
+from pathways.compiler.resilience import host_store
 from pathways.compiler.resilience.host_store import HostStore
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.snapshots.host_snapshots import default_snapshot_folder
@@ -250,3 +251,62 @@ def test_resilient_training_goes_on_when_a_worker_gets_sigterm(own_workers):
         metrics = train(run, losses)
         assert_equal((metrics, jax.device_get(run.state)), expected)
         assert run.status().losses == 1
+
+
+def test_resilient_training_needs_space_before_the_first_step(own_workers, monkeypatch, tmp_path):
+    folder = tmp_path / "mine"
+    pw.connect(hosts=2, options=pw.HostOptions(snapshot_folder=str(folder)))
+    step, state = stages()
+    source = batches()
+    placed, _ = step(state, source[0])
+    values_of, free = host_store.values_of, 2048
+    monkeypatch.setattr(
+        host_store, "values_of", lambda *call: [own | {"bytes": free} for own in values_of(*call)]
+    )
+    for given, needed in ((state, "at least 4 KiB"), (placed, "4 KiB")):
+        with pytest.raises(OSError, match="snapshots need") as refused, pw.resilient(step, given, source):
+            pass
+        assert str(refused.value) == (
+            f"pw.resilient: snapshots need {needed}, 2 KiB free on host 0, host 1 in {folder}; give the "
+            "machine or container more shared memory, or set HostOptions(snapshot_folder=)"
+        )
+    free = 4096
+    with pw.resilient(step, placed, source) as run:
+        assert run.protected
+        assert len([*folder.glob("run-*/host*/0.1/copy*.blocks")]) == 4
+    assert [*folder.iterdir()] == []
+
+
+def test_resilient_training_names_a_folder_that_no_host_can_use(own_workers, tmp_path):
+    pw.connect(hosts=1, options=pw.HostOptions(snapshot_folder=str(tmp_path / "missing" / "mine")))
+    step, state = stages((0,))
+    with (
+        pytest.raises(OSError, match=r"host 0 \(island0\): snapshot folder .*mine: .*missing does not exist"),
+        pw.resilient(step, state, batches()),
+    ):
+        pass
+
+
+def test_resilient_training_goes_on_from_disk_when_memory_is_lost_on_hosts(own_workers, tmp_path):
+    pytest.importorskip("orbax.checkpoint.experimental.v1", reason="orbax-checkpoint is not installed")
+    pw.connect(hosts=2)
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+
+    def resilient() -> Any:
+        return pw.resilient(step, state, source, every=2, disk=tmp_path / "run", disk_every=1)
+
+    def lose_all(run: Any) -> None:
+        while run.status().disk is None:
+            run._drain()
+            run._store.wait(0.1)
+        run.lose("island0", memory=True)
+        run.lose("island1", memory=True)
+
+    with nothing_left(), resilient() as run:
+        metrics = train(run, {9: lambda: lose_all(run)}, 12)
+    with nothing_left(), resilient() as run:
+        assert run.step == 12
+        metrics += [values for _, values in run.steps(STEPS)]
+        assert_equal((metrics, jax.device_get(run.state)), expected)
