@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import jax
 
@@ -24,9 +24,6 @@ from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice
 
 Numbers = tuple[int, ...]
 """Numbers of replicas, ascending."""
-
-_Request = tuple[Collection[Numbers], Callable[[], None]]
-"""Replicas to load the programs for, and what is called then."""
 
 log = logging.getLogger("pathways")
 
@@ -83,9 +80,8 @@ class StepReplicas:
         self._programs_seen = 0
         self._x64 = jax.config.jax_enable_x64
         self._lock = threading.Lock()
-        self._requests: collections.deque[tuple[Collection[Numbers], Callable[[], None]]] = (
-            collections.deque()
-        )
+        # Replicas to load the programs for, and whether the core waits for that.
+        self._requests: collections.deque[tuple[Numbers, bool]] = collections.deque()
         self._events: list[ResilienceEvent] = []
         self._thread: RunningThread | None = None
         self._is_closed = False
@@ -106,7 +102,10 @@ class StepReplicas:
         return list(chosen)
 
     def load_new(self, present: Collection[int]) -> None:
-        """Loads programs that are new for the replicas that run after the loss of any one island.
+        """Compiles programs that are new for fewer replicas.
+
+        They are loaded for those that run after the loss of a first island at once, and begin to be loaded
+        for the losses of others.
 
         Raises:
           ProgramError: a program cannot be compiled for so many replicas.
@@ -115,8 +114,13 @@ class StepReplicas:
         if self._programs_seen == count_of_programs():
             return
         self._programs_seen = count_of_programs()
+        counts: set[int] = set()
         for replicas in self.after_loss(present):
-            self._load(replicas)
+            # As many other ones differ by their devices alone.
+            if len(replicas) not in counts:
+                counts.add(len(replicas))
+                self._load(replicas)
+        self.load_ahead(present)
 
     def _load(self, replicas: Numbers) -> None:
         self._sets = _connected(self._sets)
@@ -132,18 +136,17 @@ class StepReplicas:
 
     def load_ahead(self, present: Collection[int]) -> None:
         """Begins to load all programs for the replicas that run after the loss of any one island."""
-        self._begin(self.after_loss(present), lambda: None)
+        self._begin(*((replicas, False) for replicas in self.after_loss(present)))
 
     def prepare(self, replicas: Numbers) -> None:
         """Begins to load all programs for some replicas; `poll` returns that they are."""
-        self._begin([replicas], lambda: self._events.append(ReplicasPrepared(replicas)))
+        self._begin((replicas, True))
 
-    def _begin(self, requests: Collection[Numbers], when_done: Callable[[], None]) -> None:
+    def _begin(self, *requests: tuple[Numbers, bool]) -> None:
         with self._lock:
-            self._requests.append((requests, when_done))
-            if self._thread is not None:
-                return
-            self._thread = start_thread(self._work, "replicas")
+            self._requests.extend(requests)
+            if self._thread is None:
+                self._thread = start_thread(self._work, "replicas")
 
     def _work(self) -> None:
         while True:
@@ -151,21 +154,22 @@ class StepReplicas:
                 if self._is_closed or not self._requests:
                     self._thread = None
                     return
-                requests, when_done = self._requests.popleft()
+                replicas, is_awaited = self._requests.popleft()
             try:
                 # Settings of JAX belong to threads.
                 with jax.enable_x64(self._x64):
-                    for replicas in requests:
-                        self._load(replicas)
+                    self._load(replicas)
             except Exception as error:
                 log.warning(
-                    "pw.resilient: the step could not be loaded for fewer replicas: %s: %s",
+                    "pw.resilient: the step could not be loaded for replicas %s: %s: %s",
+                    ", ".join(map(str, replicas)),
                     type(error).__name__,
                     error,
                 )
                 continue
-            with self._lock:
-                when_done()
+            if is_awaited:
+                with self._lock:
+                    self._events.append(ReplicasPrepared(replicas))
 
     def run_on(self, replicas: Numbers) -> None:
         """Makes all programs run on some replicas from now on.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from models import layer, squared_error
 import pathways as pw
 from pathways.compiler.backends import backend
 from pathways.compiler.backends.replica_executable import programs_on, run_on_replicas
+from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.resilience.events import WorkersLeaving
 
 ROWS, MICROBATCHES = 24, 12
@@ -230,6 +232,7 @@ def test_fewer_replicas_take_no_compile(monkeypatch: pytest.MonkeyPatch, caplog)
     for count in (3, 4):
         step.reference(count, batches(1)[0])
     with step.resilient(batches(), every=3, minimum=3) as run:
+        wait_for_loads(run)
         loads.clear()
 
         def act(n: int) -> bool | None:
@@ -256,6 +259,7 @@ def test_fewer_replicas_are_loaded_for_the_next_loss_after_one(monkeypatch: pyte
     for count in (2, 3, 4):
         step.reference(count, batches(1)[0])
     with step.resilient(batches(), every=3, minimum=2) as run:
+        wait_for_loads(run)
         loads.clear()
 
         def lose_one(n: int) -> bool | None:
@@ -273,6 +277,36 @@ def test_fewer_replicas_are_loaded_for_the_next_loss_after_one(monkeypatch: pyte
         train(run, step, lose_another)
         assert islands_of(run.state) == {"island0", "island2"}
     assert len(loads) == 3
+
+
+def test_fewer_replicas_go_on_if_nothing_can_be_loaded_ahead(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What could not be loaded beside the steps is loaded when it is needed."""
+    step = CheckedStep(Trainer)
+    load = StepReplicas._load
+
+    def fail(replicas: StepReplicas, numbers: Any) -> None:
+        if threading.current_thread().name != "MainThread":
+            raise MemoryError("no room")
+        load(replicas, numbers)
+
+    monkeypatch.setattr(StepReplicas, "_load", fail)
+    with step.resilient(batches(), every=2, minimum=3) as run:
+
+        def act(n: int) -> bool | None:
+            if n == 4:
+                run.lose("island2", returns=False)
+            return n > 4 and step.counts[-1] == 3
+
+        train(run, step, act)
+    assert "the step could not be loaded for replicas 0, 1, 3: MemoryError: no room" in caplog.text
+
+
+def wait_for_loads(run: Any) -> None:
+    """Waits until nothing is loaded beside the steps."""
+    while (thread := run._replicas._thread) is not None:
+        thread.join()
 
 
 def loads_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
