@@ -158,19 +158,20 @@ class Lowered(ProcessBound):
             traced again; code that was compiled ahead accepts both, as that of `jax.jit` does.
         """
         executable = self.load_once(strict=strict)
-        sets = {one.device_set for one in self._written.slices.values() if one.device_set.replicas > 1}
-        if self._options is None or not sets:
+        slices = [*self._written.slices.values()]
+        # All slices of a program have one number of replicas.
+        if self._options is None or not slices or slices[0].device_set.replicas == 1 or slices[0].replica:
             return executable
         loader = _ReplicaLoader(
             self._forms.bytecode[PHASES[0]],
-            {len(next(iter(sets)).running): self._forms.bytecode[PHASES[-1]]},
+            {len(slices[0].running): self._forms.bytecode[PHASES[-1]]},
             self.name,
             self._options,
             self._written,
             dataclasses.replace(self._signature, strict=strict),
             {"callbacks": self._callbacks, "keepalive": self._keepalive, "schedule": self.schedule},
         )
-        return ReplicaExecutable(executable, loader, sets)
+        return ReplicaExecutable(executable, loader, slices)
 
     def load_once(self, *, strict: bool) -> ProgramExecutable:
         """Compiles the program for the replicas that run, as `load` does; other replicas never run it."""

@@ -11,7 +11,7 @@ from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis
-from pathways.runtime.resources.virtual import VirtualDeviceSet
+from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice
 from pathways.runtime.xla.compile_cache import Request
 
 _programs: weakref.WeakSet[ReplicaExecutable] = weakref.WeakSet()
@@ -36,21 +36,23 @@ class ReplicaExecutable(ProgramExecutable):
     Args:
       executable: the executable on the replicas that run.
       loader: loads it for others.
-      device_sets: the sets of its slices.
+      slices: its slices, of the first replica.
 
     Attributes:
       number: the number of such programs that the process loaded up to this one.
+      slices: its slices, of the first replica.
       device_sets: the sets of its slices.
     """
 
     def __init__(
-        self, executable: ProgramExecutable, loader: ReplicaLoader, device_sets: Collection[VirtualDeviceSet]
+        self, executable: ProgramExecutable, loader: ReplicaLoader, slices: Collection[VirtualSlice]
     ) -> None:
         super().__init__(executable.plan, executable.interface, executable._signature)
-        self.device_sets = frozenset(device_sets)
+        self.slices = tuple(slices)
+        self.device_sets = frozenset(one.device_set for one in slices)
         self._loader = loader
         self._running = executable
-        self._loaded = {next(iter(device_sets)).running: executable}
+        self._loaded = {self.slices[0].device_set.running: executable}
         # Held while it is loaded: the steps go on meanwhile, in another thread.
         self._loading = threading.Lock()
         global _number_of_last

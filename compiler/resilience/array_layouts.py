@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.specs import dims_of
+from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.local.devices import mesh_of
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -56,28 +57,36 @@ class ReplicaLayouts:
     each has the whole array. Once the program has returned the array on so many, it is as it was then.
 
     Args:
-      bindings: the devices of each slice.
-      counts: the numbers of replicas that may run.
+      replicas: the replicas.
     """
 
-    def __init__(self, bindings: Mapping[VirtualSlice, Binding], counts: Sequence[int]) -> None:
-        self._meshes = [
-            [mesh_of(bindings[replica]) for replica in one.replicas] for one in bindings if not one.replica
-        ]
-        self._counts = counts
+    def __init__(self, replicas: StepReplicas) -> None:
+        self._replicas = replicas
+        self._counts = replicas.counts
+        # The devices of each slice, by replica.
+        self._meshes: list[list[Mesh]] = []
+        self._bindings: Mapping[VirtualSlice, Binding] = {}
         self._seen: dict[tuple[str, int], int | None] = {}
 
-    def find(self, name: str, array: jax.Array, running: Sequence[int]) -> ReplicaLayout | None:
-        """Returns the layout of an array while some replicas run; None if it is not on their slices.
+    def find(self, name: str, array: jax.Array) -> ReplicaLayout | None:
+        """Returns the layout of an array; None if it is not on the slices of the replicas that run.
 
         Args:
           name: its name, by which its layouts of other numbers of replicas are known.
           array: the array.
-          running: the numbers of the replicas.
         """
+        running = self._replicas.running
         sharding, count = array.sharding, len(running)
         if not isinstance(sharding, NamedSharding):
             return None
+        bindings = self._replicas.bindings
+        if bindings is not self._bindings:
+            self._bindings = bindings
+            self._meshes = [
+                [mesh_of(bindings[replica]) for replica in one.replicas]
+                for one in bindings
+                if not one.replica
+            ]
         meshes = next((own for own in self._meshes if _has_mesh(sharding, own, running)), None)
         if meshes is None:
             return None

@@ -91,7 +91,7 @@ class LocalSnapshotStore(SnapshotStore):
 
     def set_replicas(self, replicas: StepReplicas) -> None:
         """See `SnapshotStore.set_replicas`."""
-        self._layouts = ReplicaLayouts(replicas.bindings, replicas.counts)
+        self._layouts = ReplicaLayouts(replicas)
         self._replicas = replicas
         self.topology = ReplicaTopology(self._hosts, replicas.islands, self._holdings)
 
@@ -117,7 +117,7 @@ class LocalSnapshotStore(SnapshotStore):
     def _layout(self, name: str, leaf: jax.Array, data: jax.Array) -> ArrayLayout:
         replicas = None
         if self._layouts is not None:
-            replicas = self._layouts.find(name, data, self._running)
+            replicas = self._layouts.find(name, data)
         return ArrayLayout(name, leaf.aval, data.sharding, data.shape, data.dtype, leaf.committed, replicas)
 
     def _holdings(self, replicas: tuple[int, ...], key: VersionKey) -> Holdings:

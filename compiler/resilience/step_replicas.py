@@ -41,7 +41,6 @@ class StepReplicas:
       counts: the numbers of replicas that may run, ascending; the last is all.
       running: the replicas that programs run on.
       islands: the islands of each replica.
-      bindings: the devices of each slice of the step.
 
     Raises:
       ValueError: the step has no replicas, or no smaller number of them divides its microbatches, or it is
@@ -62,10 +61,8 @@ class StepReplicas:
         count = next(iter(self._sets)).replicas
         self.counts = (*_fewer(programs, minimum, count), count)
         self.running = self.all
-        slices = [one for device_set in self._sets for one in device_set.slices]
-        self.bindings: Mapping[VirtualSlice, Binding] = bind(
-            [replica for one in slices for replica in one.replicas], program=programs[0].name
-        )
+        self._bindings: Mapping[VirtualSlice, Binding] = {}
+        self._programs_bound = 0
         islands: list[set[int]] = [set() for _ in self.all]
         for bound, binding in self.bindings.items():
             islands[bound.replica].add(int(binding.island.removeprefix("island")))
@@ -85,6 +82,17 @@ class StepReplicas:
         self._events: list[ResilienceEvent] = []
         self._thread: RunningThread | None = None
         self._is_closed = False
+
+    @property
+    def bindings(self) -> Mapping[VirtualSlice, Binding]:
+        """The devices of each slice of the step; the same object until there are new programs."""
+        if self._programs_bound != count_of_programs():
+            self._programs_bound = count_of_programs()
+            self._sets = _connected(self._sets)
+            programs = programs_on(self._sets)
+            slices = [replica for program in programs for one in program.slices for replica in one.replicas]
+            self._bindings = bind(slices, program=programs[0].name)
+        return self._bindings
 
     @property
     def all(self) -> Numbers:
