@@ -32,7 +32,7 @@ from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.stages import Bound
 from pathways.runtime.control.effects import Log
-from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.resilience.core import ResilienceCore
 from pathways.runtime.resilience.effects import (
@@ -451,7 +451,12 @@ class ResilientRun:
         self._is_held = True
         self._drop_state()
         if self._replicas is not None:
-            self._replicas.run_on(restore.replicas)
+            try:
+                self._replicas.run_on(restore.replicas)
+            except HostError as error:
+                # Another island is lost, too, which an event says: then there is another order to restore.
+                log.warning("pw.resilient: %s", error)
+                return
         if restore.key is not None:
             self._state = self._store.restore(restore)
         else:

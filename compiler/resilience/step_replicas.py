@@ -89,9 +89,12 @@ class StepReplicas:
         if self._programs_bound != count_of_programs():
             self._programs_bound = count_of_programs()
             self._sets = _connected(self._sets)
-            programs = programs_on(self._sets)
-            slices = [replica for program in programs for one in program.slices for replica in one.replicas]
-            self._bindings = bind(slices, program=programs[0].name)
+            bindings: dict[VirtualSlice, Binding] = {}
+            # One by one: slices of several programs may share devices.
+            for program in programs_on(self._sets):
+                slices = [replica for one in program.slices for replica in one.replicas]
+                bindings |= bind(slices, program=program.name)
+            self._bindings = bindings
         return self._bindings
 
     @property

@@ -303,6 +303,29 @@ def test_fewer_replicas_go_on_if_nothing_can_be_loaded_ahead(
     assert "the step could not be loaded for replicas 0, 1, 3: MemoryError: no room" in caplog.text
 
 
+def test_fewer_replicas_go_on_if_another_island_is_lost_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step of three replicas has to be loaded on an island that is lost by then."""
+    step = CheckedStep(Trainer)
+    run_on = StepReplicas.run_on
+
+    def fail(replicas: StepReplicas, numbers: Any) -> None:
+        if numbers == (0, 2, 3):
+            run.lose("island2", returns=False)
+            raise pw.HostLostError("island2 is lost")
+        run_on(replicas, numbers)
+
+    monkeypatch.setattr(StepReplicas, "run_on", fail)
+    with step.resilient(batches(), every=2, minimum=2) as run:
+
+        def act(n: int) -> bool | None:
+            if n == 4:
+                run.lose("island1", returns=False)
+            return n > 4 and step.counts[-1] == 2
+
+        train(run, step, act)
+        assert islands_of(run.state) == {"island0", "island3"}
+
+
 def wait_for_loads(run: Any) -> None:
     """Waits until nothing is loaded beside the steps."""
     while (thread := run._replicas._thread) is not None:
@@ -440,6 +463,39 @@ def test_fewer_replicas_of_programs_on_hosts(shared_workers: None) -> None:
         assert bits(trainer.step(before, batches(1)[0])) == expected
     run_on_replicas([trainer.devices], (0, 1, 3))
     assert bits(trainer.step(state, batches(1)[0])) == expected
+
+
+def test_fewer_replicas_of_programs_that_are_compiled_later() -> None:
+    """A step calls a program on another slice of its device set, which no program had when the run began."""
+
+    def made_for(replicas: int) -> Trainer:
+        trainer = Trainer(replicas)
+        first, further = trainer.step, trainer.devices.add_slice((1,), ("x",))
+        halved = pw.program(pw.jit(lambda w, x: w + x.mean(0), devices=further), donate_argnums=0)
+
+        def step(state: Any, batch: Any) -> Any:
+            own, metrics = first({k: v for k, v in state.items() if k != "mean"}, batch)
+            return {**own, "mean": halved(state["mean"], batch[0])}, metrics
+
+        if replicas == 4:
+            first(trainer.state, batches(1)[0])
+        trainer.state["mean"] = np.zeros(12, np.float32)
+        trainer.step = step
+        return trainer
+
+    step = CheckedStep(made_for)
+    with step.resilient(batches(), every=2, minimum=3) as run:
+
+        def act(n: int) -> bool | None:
+            if n == 4:
+                run.lose("island1", returns=False)
+            if n == 9:
+                assert islands_of(run.state) == {"island0", "island2", "island3"}
+                run.return_island("island1")
+            return n > 9 and step.counts[-1] == 4
+
+        train(run, step, act)
+        assert islands_of(run.state["mean"]) == {f"island{n}" for n in range(4)}
 
 
 # Errors.
