@@ -282,7 +282,7 @@ def test_fewer_replicas_are_loaded_for_the_next_loss_after_one(monkeypatch: pyte
 def test_fewer_replicas_go_on_if_nothing_can_be_loaded_ahead(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What could not be loaded beside the steps is loaded when it is needed."""
+    """Programs that could not be loaded beside the steps are loaded when they are needed."""
     step = CheckedStep(Trainer)
     load = StepReplicas._load
 
@@ -468,7 +468,7 @@ def test_fewer_replicas_of_programs_on_hosts(shared_workers: None) -> None:
 def test_fewer_replicas_of_programs_that_are_compiled_later() -> None:
     """A step calls a program on another slice of its device set, which no program had when the run began."""
 
-    def made_for(replicas: int) -> Trainer:
+    def create(replicas: int) -> Trainer:
         trainer = Trainer(replicas)
         first, further = trainer.step, trainer.devices.add_slice((1,), ("x",))
         halved = pw.program(pw.jit(lambda w, x: w + x.mean(0), devices=further), donate_argnums=0)
@@ -483,7 +483,7 @@ def test_fewer_replicas_of_programs_that_are_compiled_later() -> None:
         trainer.step = step
         return trainer
 
-    step = CheckedStep(made_for)
+    step = CheckedStep(create)
     with step.resilient(batches(), every=2, minimum=3) as run:
 
         def act(n: int) -> bool | None:
