@@ -387,7 +387,7 @@ def test_bundle_has_the_same_bytes_wherever_its_code_is(tmp_path):
 
 @pytest.fixture
 def cache_of_jax(tmp_path):
-    """JAX's persistent compilation cache, in use."""
+    """Enables JAX's persistent compilation cache."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()
