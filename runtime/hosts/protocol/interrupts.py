@@ -15,10 +15,10 @@ class uninterrupted:
     """
 
     _is_active = False
-    """Whether the main thread is in one."""
+    """Whether the main thread is in such a context."""
 
     def __enter__(self) -> None:
-        # Python runs handlers in the main thread only. In other threads it does not matter what is read.
+        # Python runs handlers in the main thread only. Other threads read `_is_active` for nothing.
         self._is_set = not uninterrupted._is_active and threading.current_thread() is threading.main_thread()
         if self._is_set:
             self._pending: tuple[int, FrameType | None] | None = None

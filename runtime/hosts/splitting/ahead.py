@@ -15,7 +15,10 @@ from pathways.runtime.hosts.protocol.programs import SlicePlace
 from pathways.runtime.plan.plan import Plan
 
 _MAX_THAT_SEND = 16
-_USUAL = 4
+"""Limit for programs that send between hosts or run collectives, for which memory is reserved."""
+
+_MIN_IF_UNKNOWN = 4
+"""Minimum number of steps where memory sizes are unknown."""
 
 _UNKNOWN = 256 << 20
 """Bytes that all further steps together may take on devices whose memory size is unknown."""
@@ -43,7 +46,7 @@ def steps_ahead(
             _that_fit(further, _memory(places[name]), peak, _MAX_THAT_SEND)
             for name, (peak, further) in step_bytes(hosts).items()
         ),
-        default=_USUAL,
+        default=_MIN_IF_UNKNOWN,
     )
 
 
@@ -57,7 +60,7 @@ def _that_fit(further: int, memory: int | None, peak: int, limit: int) -> int:
     if not further:
         return limit
     if memory is None:
-        return max(_USUAL, min(limit, 1 + _UNKNOWN // further))
+        return max(_MIN_IF_UNKNOWN, min(limit, 1 + _UNKNOWN // further))
     return max(1, min(limit, 1 + (memory - peak) // further))
 
 

@@ -69,6 +69,7 @@ class HostClock:
         def error(trip: RoundTrip) -> float:
             return trip.error + _DRIFT * (now - trip.read)
 
+        # An older round trip may be better: a short one, whose error has grown by the drift since.
         best = min(self._trips, key=error)
         self.error = error(best)
         ahead = best.ahead

@@ -104,6 +104,7 @@ class ArrayStore:
 
     def get(self, number: int) -> Any:
         """Returns an array, or the `FailedArray` in its place; waits until it has arrived or is computed."""
+        # Without the lock, because most arrays are results of earlier steps, which the same thread has added.
         array = self._arrays.get(number)
         if array is None:
             with self._changed:

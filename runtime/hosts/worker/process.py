@@ -395,6 +395,7 @@ class Worker:
         results: list[Any] = []
         if failure is None:
             try:
+                # See `wait_for`, which must not read an array while a step donates it.
                 with self.issuing:
                     results = program.executable.run(arguments)
             except Exception as error:
@@ -418,6 +419,7 @@ class Worker:
             if not array.is_ready():
                 self.waiting.put((message.run, program, results, tokens))
                 return
+        # All is ready already: spares short steps the switch to the thread that waits.
         self.send_done(message.run, None, self.wait_for(program, results) if results else _NOTHING)
 
     def call(self, message: m.Call) -> None:

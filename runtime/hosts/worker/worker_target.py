@@ -75,6 +75,7 @@ class Peers:
     def lose(self, addresses: Iterable[str]) -> None:
         """Closes the connections to lost workers; pending receives from them become errors."""
         self.lost.update(addresses)
+        # A copy of the items, because the dispatch thread may add connections meanwhile.
         for key, connection in [*self._connections.items()]:
             if key[0] in self.lost:
                 transfer.poison(connection)
