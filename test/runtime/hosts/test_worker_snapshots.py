@@ -1,8 +1,7 @@
-"""Snapshots as a worker writes, sends, receives and reads them, without a controller."""
+"""Snapshots that a worker writes, sends, receives and reads, without a controller."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from check import assert_equal
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, ResultArray
 from pathways.runtime.hosts.worker import call_runner, snapshots
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallContext, CallRefused
@@ -25,19 +25,12 @@ from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.snapshots.host_snapshots import HostSnapshots
 
 SECRET, RUN, KEY = b"s" * 32, "run1", (10, 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """An array that a call makes."""
-
-    shape: tuple[int, ...]
-    dtype: str
+RESULT = ResultArray((8,), "float32", DeviceLayout((0, 1), (2,), ("x",), (("x",),)))
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Is a worker, host 3, with an open run; has the address of its connections to others."""
+    """Address of the probes of a worker in this process, host 3, with an open run."""
     server = socket.create_server(("127.0.0.1", 0))
     probes = Probes(server, SECRET, 3, 0, lambda *_: None, lambda *_: None, 5.0)
     snapshots.serve_snapshots(probes, 5.0)
@@ -60,18 +53,17 @@ def write(value: Any, copy: int = 1) -> None:
 
 
 def read() -> np.ndarray:
-    kind = Made((8,), "float32")
-    call_runner._current.context = CallContext(3, (kind,), (array().sharding,), {})
-    (found,) = snapshots.read(run=RUN, key=KEY, leaves=[[([[0, 4]], "w[0:4]"), ([[4, 8]], "w[4:8]")]])
-    return np.asarray(found)
+    call_runner._current.context = CallContext(3, (RESULT,), (array().sharding,), {})
+    (value,) = snapshots.read(run=RUN, key=KEY, leaves=[[([[0, 4]], "w[0:4]"), ([[4, 8]], "w[4:8]")]])
+    return np.asarray(value)
 
 
 def test_worker_reads_the_shards_that_it_wrote(address, tmp_path):
     write(array())
     assert_equal(read(), np.arange(8, dtype=np.float32))
-    found = snapshots.open_run(run=RUN, folder=str(tmp_path / "mine"), rate=None)
-    assert found["versions"] == [[10, 1, ["w[0:4]", "w[4:8]"]]]
-    assert found["bytes"] > 0
+    opened = snapshots.open_run(run=RUN, folder=str(tmp_path / "mine"), rate=None)
+    assert opened["versions"] == [[10, 1, ["w[0:4]", "w[4:8]"]]]
+    assert opened["bytes"] > 0
     with pytest.raises(CallRefused, match="w is an error: no memory"):
         write(FailedArray("no memory"))
 
@@ -86,7 +78,7 @@ def test_worker_keeps_versions_that_are_begun_later(address):
 
 
 def test_worker_receives_blocks_of_another_one(address):
-    """All blocks of a copy, or some of them; here of itself."""
+    """All blocks of a copy, or some of them; the worker connects to itself."""
     source: dict[str, Any] = {"run": RUN, "key": KEY, "host": 3, "address": address}
     write(array())
     snapshots.receive(**source, copy=2, blocks=["w[0:4]", "w[4:8]"])
@@ -99,7 +91,7 @@ def test_worker_receives_blocks_of_another_one(address):
     assert_equal(read(), np.arange(8, dtype=np.float32))
 
 
-def test_worker_says_which_blocks_it_does_not_receive(address):
+def test_worker_reports_blocks_that_it_does_not_receive(address):
     source: dict[str, Any] = {"run": RUN, "key": KEY, "host": 3, "blocks": ["w"]}
     why = snapshots.fetch(**source, address=address)
     assert why["is_corrupt"]
@@ -119,7 +111,7 @@ def test_worker_drops_a_stream_of_a_version_that_is_not_kept(address):
         snapshots.receive(run=RUN, key=KEY, copy=2, host=3, address=address, blocks=["w[0:4]"])
 
 
-def test_worker_refuses_blocks_to_who_does_not_know_the_secret(address):
+def test_worker_refuses_blocks_without_the_secret(address):
     server = socket.create_server(("127.0.0.1", 0))
     stranger = Probes(server, b"?" * 32, 4, 0, lambda *_: None, lambda *_: None, 5.0)
     snapshots.serve_snapshots(stranger, 5.0)
@@ -132,7 +124,7 @@ def test_worker_refuses_blocks_to_who_does_not_know_the_secret(address):
 
 
 @pytest.mark.process
-def test_worker_removes_what_runs_of_ended_controllers_left(tmp_path):
+def test_worker_removes_runs_of_exited_controllers(tmp_path):
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE)
     names = [
         snapshots.run_name("1"),
