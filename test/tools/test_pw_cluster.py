@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.launch.folders import ClusterFolder, call_service, find
+from pathways.runtime.hosts.launch.folders import ClusterFolder, call_service, find_service
 from pathways.runtime.hosts.protocol.admin import (
     ADMIN_PURPOSE,
     StatusReply,
@@ -87,7 +87,7 @@ def wait(known) -> None:
 
 
 def status(name: str) -> StatusReply:
-    connection = call_service(*find(name), ADMIN_PURPOSE, decode_for_admin)
+    connection = call_service(*find_service(name), ADMIN_PURPOSE, decode_for_admin)
     connection.send(StatusRequest())
     answer = connection.receive()
     connection.close()
@@ -97,7 +97,7 @@ def status(name: str) -> StatusReply:
 
 @pytest.mark.quick
 def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
-    address, secret = find("lab")
+    address, secret = find_service("lab")
     ann = call_service(address, secret, Purpose("watch", "client", 0, 0, "service", "ann"), decode_for_admin)
     wait(lambda: status("lab").status.clients)
     capfd.readouterr()
@@ -153,7 +153,7 @@ def test_pw_cluster_starts_no_second_cluster_of_a_name(lab, folder, capfd):
 
 def test_pw_cluster_survives_strangers_at_its_socket(lab):
     """Clients are served after messages of any bytes."""
-    address, secret = find("lab")
+    address, secret = find_service("lab")
     assert isinstance(address, str)
     for message in (
         b"",
@@ -182,7 +182,7 @@ def test_pw_cluster_starts_anew_after_a_kill(folder, capfd):
     arguments = ["up", f"{folder}/lab.toml", "--name", "killed"]
     assert pw_cluster.main(arguments) == 0
     killed = ClusterFolder("killed")
-    pid, (_, secret) = killed.pid(), find("killed")
+    pid, (_, secret) = killed.pid(), find_service("killed")
     os.kill(pid, signal.SIGKILL)
     wait(lambda: not killed.is_held())
     capfd.readouterr()
@@ -191,7 +191,7 @@ def test_pw_cluster_starts_anew_after_a_kill(folder, capfd):
         f"killed' is not up any more: its service (process {pid}) was killed; see " in capfd.readouterr().err
     )
     assert pw_cluster.main(arguments) == 0
-    assert find("killed")[1] == secret
+    assert find_service("killed")[1] == secret
     # As a service manager ends it.
     os.kill(killed.pid(), signal.SIGTERM)
     wait(lambda: not killed.is_held())

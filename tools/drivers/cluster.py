@@ -21,7 +21,7 @@ from pathways.runtime.hosts.launch.folders import (
     address_of,
     call_service,
     clusters,
-    find,
+    find_service,
     shown,
 )
 from pathways.runtime.hosts.protocol.admin import (
@@ -227,7 +227,7 @@ def _logs(options: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Yields a connection to the service of a cluster."""
-    address, secret = find(options.target, options.token)
+    address, secret = find_service(options.target, options.token)
     connection = call_service(address, secret, ADMIN_PURPOSE, decode_for_admin)
     try:
         yield connection

@@ -11,7 +11,7 @@ from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.remote_session import RemoteSession
 from pathways.runtime.hosts.client.service_listener import AttachedService
-from pathways.runtime.hosts.launch.folders import call_service, check_name, find
+from pathways.runtime.hosts.launch.folders import call_service, check_name, find_service
 from pathways.runtime.hosts.launch.sockets import Address
 from pathways.runtime.hosts.protocol.messages import CHANNELS, MessageError, Purpose
 from pathways.runtime.hosts.protocol.service_messages import AdmissionDenied, Admitted, decode_for_client
@@ -73,7 +73,7 @@ def attach(attachment: Attachment) -> Client:
       OSError: the token cannot be read.
       ValueError: it can be read by others.
     """
-    address, secret = find(attachment.where, attachment.token)
+    address, secret = find_service(attachment.where, attachment.token)
     return attach_at(address, secret, attachment)
 
 

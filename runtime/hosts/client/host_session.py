@@ -25,7 +25,7 @@ from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.frames import CHUNK
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Call, Chunk, Describe, Fetch, Free, Put
-from pathways.runtime.hosts.protocol.shards import cut
+from pathways.runtime.hosts.protocol.shards import cut_shards
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.status import SpareStatus
@@ -141,7 +141,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         value = location.part.of(value)
         try:
             for host in location.gang.hosts:
-                shards, order = cut(value, location.placement, location.holders.get(host, ()))
+                shards, order = cut_shards(value, location.placement, location.holders.get(host, ()))
                 put = Put(number, value.shape, value.dtype.name, location.placement, order)
                 self._send(host, host.arrays.send, put)
                 for n, shard in enumerate(shards):

@@ -220,7 +220,7 @@ def clusters() -> list[ClusterFolder]:
     return [cluster for cluster in map(ClusterFolder, names) if cluster.is_held()]
 
 
-def find(where: str, token: str | None = None) -> tuple[Address, bytes]:
+def find_service(where: str, token: str | None = None) -> tuple[Address, bytes]:
     """Returns the address where a service listens, and its secret.
 
     Args:

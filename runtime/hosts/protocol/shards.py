@@ -55,7 +55,7 @@ def different_shards(
             yield position, index
 
 
-def cut(
+def cut_shards(
     value: np.ndarray[Any, Any], placement: DeviceLayout, positions: Container[int]
 ) -> tuple[list[np.ndarray[Any, Any]], tuple[int, ...]]:
     """Returns the different shards of an array, and for each device the number of its shard.

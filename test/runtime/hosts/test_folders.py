@@ -19,7 +19,7 @@ from pathways.runtime.hosts.launch.folders import (
     call_service,
     clusters,
     clusters_folder,
-    find,
+    find_service,
 )
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.admin import ADMIN_PURPOSE, decode_for_admin, decode_handshake
@@ -39,9 +39,9 @@ def test_cluster_folder_finds_a_service_by_name(folder):
         with pytest.raises(
             HostError, match=rf"cluster 'lab' is starting \(process {os.getpid()}\) and not ready"
         ):
-            find("lab")
+            find_service("lab")
         lab.publish(("10.0.0.5", 7070))
-        assert find("lab") == (("10.0.0.5", 7070), secret)
+        assert find_service("lab") == (("10.0.0.5", 7070), secret)
         assert len(secret) == 64
         assert lab.token.stat().st_mode & 0o777 == 0o600
         assert (folder / "lab").stat().st_mode & 0o777 == 0o700
@@ -50,13 +50,13 @@ def test_cluster_folder_finds_a_service_by_name(folder):
         copy = folder / "copy"
         copy.write_bytes(secret)
         copy.chmod(0o600)
-        assert find("10.0.0.5:7070", str(copy)) == (("10.0.0.5", 7070), secret)
+        assert find_service("10.0.0.5:7070", str(copy)) == (("10.0.0.5", 7070), secret)
     assert clusters() == []
     # The token is kept, so that its copies are valid for the next service, too.
     with lab.held():
         assert lab.secret() == secret
         lab.publish("/a/socket")
-        assert find("lab")[0] == "/a/socket"
+        assert find_service("lab")[0] == "/a/socket"
 
 
 def test_cluster_folder_refuses_a_second_service():
@@ -83,10 +83,10 @@ def test_cluster_folder_of_a_killed_service_is_taken_over(folder):
     with subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
         service.stdout.readline()
-        _, secret = find("lab")
+        _, secret = find_service("lab")
         service.send_signal(signal.SIGKILL)
     with pytest.raises(HostError, match=rf"lab' is not up any more: its service \(process {service.pid}\) "):
-        find("lab")
+        find_service("lab")
     lab = ClusterFolder("lab")
     with lab.held():
         assert lab.address() is None
@@ -98,21 +98,21 @@ def test_cluster_folder_reports_a_service_that_is_down(folder):
     with pytest.raises(
         HostError, match=f"^no cluster 'lab' is up: there is no folder {folder}/lab; no cluster is"
     ):
-        find("lab")
+        find_service("lab")
     with (
         ClusterFolder("a").held(),
         ClusterFolder("b").held(),
         pytest.raises(HostError, match=r"running clusters: a, b$"),
     ):
-        find("lab")
+        find_service("lab")
     with pytest.raises(HostError, match=r"^no cluster 'a' is up; no cluster is up$"):
-        find("a")
+        find_service("a")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", "a b", "a\n", "ä", "x" * 65])
 def test_cluster_folder_refuses_wrong_names(name):
     with pytest.raises(ValueError, match="is not a name of a cluster: expected letters, digits"):
-        find(name)
+        find_service(name)
 
 
 def test_cluster_folder_refuses_to_be_readable_by_others(folder):
@@ -124,17 +124,17 @@ def test_cluster_folder_refuses_to_be_readable_by_others(folder):
         with pytest.raises(
             ValueError, match=rf"token='{lab.token}' can be read by others \(mode 0640\): chmod"
         ):
-            find("lab")
+            find_service("lab")
         lab.token.chmod(0o600)
         lab.path.chmod(0o755)
         with pytest.raises(HostError, match=rf"{lab.path}, the folder of cluster 'lab', is open to others"):
-            find("lab")
+            find_service("lab")
     with pytest.raises(HostError, match="is open to others"), lab.held():
         pass
     with pytest.raises(ValueError, match=r"^10\.0\.0\.5:7070: expected token=, the path of a copy"):
-        find("10.0.0.5:7070")
+        find_service("10.0.0.5:7070")
     with pytest.raises(FileNotFoundError):
-        find("10.0.0.5:7070", str(folder / "nothing"))
+        find_service("10.0.0.5:7070", str(folder / "nothing"))
 
 
 def test_cluster_folder_reports_a_failed_creation(folder):
@@ -181,9 +181,9 @@ def test_cluster_folder_reports_a_service_that_does_not_answer():
 
 def test_cluster_folder_names_a_missing_token(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"token: No such file or directory: .*none"):
-        find("127.0.0.1:9", str(tmp_path / "none"))
+        find_service("127.0.0.1:9", str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"token='a\\x00b': .*embedded null"):
-        find("127.0.0.1:9", "a\0b")
+        find_service("127.0.0.1:9", "a\0b")
     with pytest.raises(TypeError, match="attach must be the name or the address of a cluster, got 5"):
         attachment_of(5, None, None)
     with pytest.raises(TypeError, match="token must be the path of a file, got 5"):
