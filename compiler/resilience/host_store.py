@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,6 +47,7 @@ from pathways.runtime.resilience.records import (
     ReplicaTopology,
     VersionKey,
 )
+from pathways.runtime.snapshots.leftovers import remove_leftovers
 from pathways.runtime.snapshots.private_folder import SnapshotError
 from pathways.runtime.timelines.tables import size
 
@@ -582,6 +584,11 @@ class HostStore(SnapshotStore):
         for call in self._call_all("close_run", {}):
             with contextlib.suppress(HostError):
                 self._client.wait_for_call(call)
+        # Of hosts that have no workers now, where this process can.
+        machine = snapshots.this_machine()
+        for folder in {found["folder"] for found in self._space.values() if found["machine"] == machine}:
+            with contextlib.suppress(OSError):
+                remove_leftovers(folder, math.inf, lambda run: run == self._run)
 
     # Calls.
 

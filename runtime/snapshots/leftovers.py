@@ -84,6 +84,10 @@ def remove_leftovers(
             os.close(above)
             removed.append(leftover)
         os.close(lock)
+    for cluster in {leftover.cluster for leftover in removed}:
+        # Other hosts may have theirs in it.
+        with contextlib.suppress(OSError):
+            Path(folder, cluster).rmdir()
     return removed
 
 

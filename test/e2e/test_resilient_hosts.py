@@ -67,13 +67,19 @@ def kill(*hosts: int) -> None:
         os.kill(controller().hosts[host].process.pid, signal.SIGKILL)
 
 
-def train(run: Any, losses: dict[int, Callable[[], None]], count: int = STEPS) -> list[Any]:
-    """Returns the metrics of all steps, and checks their numbers; calls `losses` after some steps."""
+def train(run: Any, losses: dict[int, Callable[[], Any]], count: int = STEPS) -> list[Any]:
+    """Returns the metrics of all steps, and checks their numbers; calls `losses` after some steps.
+
+    Steps without work take less time than copies, so the body waits for each version.
+    """
     found: list[Any] = []
     for n, metrics in run.steps(count):
         assert n == len(found)
         found.append(metrics)
         losses.get(n, lambda: None)()
+        while (pending := run._core.table.pending) is not None and pending.key.step <= n + 1:
+            run._drain()
+            run._store.wait(0.1)
     return found
 
 
@@ -310,3 +316,13 @@ def test_resilient_training_goes_on_from_disk_when_memory_is_lost_on_hosts(own_w
         assert run.step == 12
         metrics += [values for _, values in run.steps(STEPS)]
         assert_equal((metrics, jax.device_get(run.state)), expected)
+
+
+def test_resilient_training_leaves_no_snapshots_of_hosts_that_are_lost(own_workers):
+    pw.connect(hosts=2)
+    step, state = stages()
+    with nothing_left(), pw.resilient(step, state, batches(), every=2) as run:
+        train(run, {}, 5)
+        kill(0, 1)
+        while not any(gang.is_lost() for gang in controller().pool.gangs):
+            run._store.wait(0.01)

@@ -277,7 +277,7 @@ def test_snapshots_of_dead_processes_are_found_and_removed(tmp_path: Path):
         removed = remove_leftovers(tmp_path / "mine", 3600.0, lambda cluster: cluster == "old")
         assert [(one.cluster, one.host) for one in removed] == [("old", "host0"), ("old", "host1")]
         assert alive.versions().keys() == {KEY}
-    assert [path.name for path in (tmp_path / "mine" / "old").iterdir()] == []
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["new"]
     assert find_leftovers(tmp_path / "missing") == []
 
 
