@@ -203,6 +203,17 @@ def test_gang_that_is_lost_again_and_again_is_given_up():
         one.check()
 
 
+def test_gang_that_has_no_steps_is_restarted_whenever_it_is_lost():
+    """As one that only keeps copies of what others compute."""
+    one, now = gang(), 0.0
+    for _ in range(2 * MAX_RESTARTS):
+        now += 121.0
+        one.handle(HostLost(one.key, 7, "its process has ended"), now)
+        assert RestartGang(one.key, 15.0) in one.handle(GangTerminated(KEY), now)
+        one.handle(GangStarted(KEY), now)
+        one = one.successor(now)
+
+
 def test_gang_retries_a_failed_start_until_its_deadline():
     """Each start gets more time; the user is warned once, and at the end."""
     one = gang()
