@@ -162,7 +162,7 @@ class Lowered(ProcessBound):
         # All slices of a program have one number of replicas.
         if self._options is None or not slices or slices[0].device_set.replicas == 1 or slices[0].replica:
             return executable
-        loader = _ReplicaLoader(
+        loader = _ProgramReloader(
             self._forms.bytecode[PHASES[0]],
             {len(slices[0].running): self._forms.bytecode[PHASES[-1]]},
             self.name,
@@ -461,7 +461,7 @@ class Compiled(Bound):
 
 
 @dataclasses.dataclass
-class _ReplicaLoader:
+class _ProgramReloader:
     """Loader of a program for some of its replicas, without tracing; see `ReplicaLoader`.
 
     Attributes:

@@ -183,8 +183,8 @@ def run_on_replicas(device_sets: Collection[VirtualDeviceSet], replicas: tuple[i
         program.run_on(replicas)
 
 
-def _forget_all() -> None:
-    """Lets programs be compiled for all replicas again, on other devices."""
+def _remove_all() -> None:
+    """Removes all programs: they are compiled again for other devices, and for all replicas."""
     for program in _all_programs():
         for device_set in program.device_sets:
             device_set.running = tuple(range(device_set.replicas))
@@ -192,4 +192,4 @@ def _forget_all() -> None:
         _programs.clear()
 
 
-process_cluster.on_disconnect(_forget_all)
+process_cluster.on_disconnect(_remove_all)

@@ -29,7 +29,7 @@ log = logging.getLogger("pathways")
 
 
 class StepReplicas:
-    """Replicas of a step, some of which may run while islands are lost.
+    """Replicas of a step; fewer may run while islands are lost.
 
     All programs on the slices of the step's programs run on the same replicas.
 

@@ -24,7 +24,7 @@ class SnapshotStore(abc.ABC):
     topology: ReplicaTopology
 
     def set_replicas(self, replicas: StepReplicas) -> None:
-        """Sets the replicas of the topology, of which fewer may run; called before anything else, if at all.
+        """Sets the replicas of the topology, if fewer may run; called before anything else is.
 
         Versions are then restored for those of `RestoreState.replicas`, on which the programs run by then.
 
