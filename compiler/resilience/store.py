@@ -24,7 +24,7 @@ class SnapshotStore(abc.ABC):
     topology: ReplicaTopology
 
     def set_replicas(self, replicas: StepReplicas) -> None:
-        """Sets the replicas of the topology, if fewer may run; called before anything else is.
+        """Sets the replicas of the topology, if fewer may run; called after `open`, before anything else.
 
         Versions are then restored for those of `RestoreState.replicas`, on which the programs run by then.
 
