@@ -394,6 +394,26 @@ def test_fewer_replicas_survive_random_losses(seed: int) -> None:
     assert {2, 3, 4} >= set(step.counts) > {4}
 
 
+def test_fewer_replicas_survive_losses_by_another_thread() -> None:
+    step = CheckedStep(functools.partial(Trainer, zero1=True))
+    is_over = threading.Event()
+    with step.resilient(batches(), every=2, minimum=3) as run:
+
+        def lose() -> None:
+            for n in range(10):
+                run.lose(f"island{n % 4}", returns=False)
+                is_over.wait(0.03)
+                run.return_island(f"island{n % 4}")
+                is_over.wait(0.03)
+            is_over.set()
+
+        thread = threading.Thread(target=lose)
+        thread.start()
+        train(run, step, lambda n: is_over.is_set() and step.counts[-1] == 4)
+        thread.join()
+    assert 3 in step.counts
+
+
 def test_fewer_replicas_run_no_step_again_when_an_island_leaves(caplog) -> None:
     caplog.set_level("INFO", "pathways")
     step = CheckedStep(Trainer)
