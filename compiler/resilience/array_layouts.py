@@ -50,11 +50,45 @@ class ReplicaLayout:
         return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in spec)))
 
 
-class ReplicaLayouts:
-    """Layouts of arrays on the slices of replicas.
+class SharedDimensions:
+    """Dimensions of arrays that replicas share, by the number of replicas.
 
     Where replicas share a dimension of an array, fewer of them share it, too, if its size allows it, else
     each has the whole array. Once the program has returned the array on so many, it is as it was then.
+
+    Args:
+      counts: the numbers of replicas that may run, ascending.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self._counts = counts
+        self._seen: dict[tuple[str, int], int | None] = {}
+
+    def find(
+        self, name: str, shape: Sequence[int], shards: Sequence[int], running: int, split: int | None
+    ) -> dict[int, int | None]:
+        """Returns the dimension of an array that each number of replicas shares; None where they share none.
+
+        Args:
+          name: the name of the array.
+          shape: its shape.
+          shards: the number of shards of each dimension on the slice of one replica.
+          running: the number of replicas that run.
+          split: the dimension that these share.
+        """
+        self._seen[name, running] = split
+        known = [n for count in reversed(self._counts) if (n := self._seen.get((name, count))) is not None]
+
+        def split_of(count: int) -> int | None:
+            if (name, count) in self._seen or count == 1:
+                return self._seen.get((name, count))
+            return next((n for n in known if shape[n] % (count * shards[n]) == 0), None)
+
+        return {count: split_of(count) for count in self._counts}
+
+
+class ReplicaLayouts:
+    """Layouts of arrays on the slices of replicas, see `SharedDimensions`.
 
     Args:
       replicas: the replicas.
@@ -62,11 +96,10 @@ class ReplicaLayouts:
 
     def __init__(self, replicas: StepReplicas) -> None:
         self._replicas = replicas
-        self._counts = replicas.counts
+        self._shared = SharedDimensions(replicas.counts)
         # The devices of each slice, by replica.
         self._meshes: list[list[Mesh]] = []
         self._bindings: Mapping[VirtualSlice, Binding] = {}
-        self._seen: dict[tuple[str, int], int | None] = {}
 
     def find(self, name: str, array: jax.Array) -> ReplicaLayout | None:
         """Returns the layout of an array; None if it is not on the slices of the replicas that run.
@@ -75,8 +108,7 @@ class ReplicaLayouts:
           name: its name, by which its layouts of other numbers of replicas are known.
           array: the array.
         """
-        running = self._replicas.running
-        sharding, count = array.sharding, len(running)
+        running, sharding = self._replicas.running, array.sharding
         if not isinstance(sharding, NamedSharding):
             return None
         bindings = self._replicas.bindings
@@ -93,19 +125,11 @@ class ReplicaLayouts:
         dims = [tuple(axes) for axes in dims_of(sharding.spec).dims]
         dims += [()] * (array.ndim - len(dims))
         split = next((n for n, axes in enumerate(dims) if AXIS in axes), None)
-        self._seen[name, count] = split
         plain = tuple(tuple(axis for axis in axes if axis != AXIS) for axes in dims)
-        known = [n for c in reversed(self._counts) if (n := self._seen.get((name, c))) is not None]
-
         sizes = dict(zip(meshes[0].axis_names, meshes[0].devices.shape, strict=True))
-
-        def split_of(count: int) -> int | None:
-            if (name, count) in self._seen or count == 1:
-                return self._seen.get((name, count))
-            shards = [count * math.prod(sizes[axis] for axis in axes) for axes in plain]
-            return next((n for n in known if array.shape[n] % shards[n] == 0), None)
-
-        return ReplicaLayout(meshes, plain, {count: split_of(count) for count in self._counts})
+        shards = [math.prod(sizes[axis] for axis in axes) for axes in plain]
+        shared = self._shared.find(name, array.shape, shards, len(running), split)
+        return ReplicaLayout(meshes, plain, shared)
 
 
 def _has_mesh(sharding: NamedSharding, meshes: Sequence[Mesh], running: Sequence[int]) -> bool:

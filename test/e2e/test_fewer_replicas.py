@@ -23,6 +23,7 @@ from models import layer, squared_error
 import pathways as pw
 from pathways.compiler.backends import backend
 from pathways.compiler.backends.replica_executable import programs_on, run_on_replicas
+from pathways.compiler.resilience.array_layouts import SharedDimensions
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.resilience.events import WorkersLeaving
 
@@ -516,6 +517,16 @@ def test_fewer_replicas_of_programs_that_are_compiled_later() -> None:
 
         train(run, step, act)
         assert islands_of(run.state["mean"]) == {f"island{n}" for n in range(4)}
+
+
+def test_fewer_replicas_share_dimensions_that_they_divide() -> None:
+    shared = SharedDimensions((1, 2, 3, 4))
+    # Of 12 columns, each slice has two shards; 8 rows do not divide by 3.
+    assert shared.find("a", (8, 12), (1, 2), 4, 1) == {1: None, 2: 1, 3: 1, 4: 1}
+    assert shared.find("b", (8, 12), (1, 2), 4, 0) == {1: None, 2: 0, 3: None, 4: 0}
+    # Three replicas have shared the columns, and four share the rows as before.
+    assert shared.find("b", (8, 12), (1, 2), 3, 1) == {1: None, 2: 0, 3: 1, 4: 0}
+    assert shared.find("c", (8, 12), (1, 2), 4, None) == {1: None, 2: None, 3: None, 4: None}
 
 
 # Errors.
