@@ -193,11 +193,11 @@ def serve(arguments: str) -> None:
     timers = TimerHosts(config["count"] * config["hosts"]) if config["is_timed"] else None
     starter = None if timers is None else Starter(settings, timers)
     service = Service(settings, weights=config["weights"], starter=starter)
-    service._questions._splitter = _NoSplitter()
+    service._control_requests._splitter = _NoSplitter()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(config["place"])
         server.listen(128)
-        Acceptor(server, _SECRET, service.admits, decode_for_service, service.greet)
+        Acceptor(server, _SECRET, service.admits, decode_for_service, service.accept)
 
         def reply_with_status() -> None:
             print([] if timers is None else [timers.process.pid], flush=True)

@@ -340,9 +340,9 @@ def test_service_disconnects_one_client_for_an_unexpected_error(service, ann, ch
     """The service and the channels of all others go on."""
 
     part, name = {
-        "steps": (service.service._requests, "read"),
-        "arrays": (IncomingArrays, "take"),
-        "watch": (service.service._questions, "take"),
+        "steps": (service.service._request_parser, "parse"),
+        "arrays": (IncomingArrays, "handle"),
+        "watch": (service.service._control_requests, "handle"),
     }[channel]
     take = getattr(part, name)
     sent = Ping(1) if channel == "watch" else ReleaseArrays(0, 0, ())
@@ -379,7 +379,7 @@ def test_service_refuses_a_program_that_does_not_verify(service, ann, program):
             bob.load(broken, lambda **_: None)
     (place,) = bound.slices.values()
     place = msgspec.structs.replace(place, devices=(99,))
-    with refused(HostError, "lies on no devices"):
+    with refused(HostError, "has invalid devices"):
         bob.load(msgspec.structs.replace(bound, slices=dict.fromkeys(bound.slices, place)), lambda **_: None)
     bob.close()
     assert_steps_go_on(service)
@@ -398,7 +398,7 @@ def test_service_reports_an_unexpected_error_of_a_program(
     bob = service.attach("bob")
     with monkeypatch.context() as patch:
         patch.setattr(child_process.subprocess, "Popen", fail)
-        service.service._questions._splitter.close()
+        service.service._control_requests._splitter.close()
         with refused(HostError, "program 'lambda'", "no more processes"):
             bob.load(bound, lambda **_: None)
     bob.load(bound, lambda **_: None)
@@ -407,12 +407,12 @@ def test_service_reports_an_unexpected_error_of_a_program(
 
 def test_service_notifies_a_client_it_disconnects(service):
     bob = service.attach("bob")
-    assert service.service.end_client("bob")
+    assert service.service.disconnect_client("bob")
     wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
-    with refused(HostError, "has ended this client: it was ended with pw-cluster end"):
+    with refused(HostError, "has ended this client: requested by pw-cluster end"):
         bob.pool.gangs[0].life.check()
     bob.close()
-    assert not service.service.end_client("bob")
+    assert not service.service.disconnect_client("bob")
 
 
 @pytest.mark.feature("clients", "error")
@@ -422,7 +422,7 @@ def test_service_end_is_an_error_to_all_clients(tmp_path, monkeypatch):
     served.close()
     for one in (ann, bob):
         wait_until(lambda one=one: one.pool.gangs[0].life.failure is not None)
-        with refused(HostError, "the service has ended"):
+        with refused(HostError, "the service is shutting down"):
             one.pool.gangs[0].life.check()
         one.close()
 

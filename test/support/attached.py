@@ -30,7 +30,7 @@ class ServiceInThreads:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(self._place)
         self._server.listen(64)
-        Acceptor(self._server, self._secret, self.service.admits, decode_for_service, self.service.greet)
+        Acceptor(self._server, self._secret, self.service.admits, decode_for_service, self.service.accept)
         self._thread = threading.Thread(target=self.service.serve, daemon=True)
         self._thread.start()
 

@@ -46,7 +46,7 @@ class FakeService:
     def admits(self, purpose: Purpose) -> bool:
         return purpose.role == "client" and purpose.channel in CHANNELS and bool(purpose.name)
 
-    def greet(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
+    def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
         assert handshake.purpose is not None
         self._clients[handshake.purpose.name] = connection
 
@@ -63,16 +63,16 @@ class FakeService:
         )
         return ServiceStatus(os.getpid(), islands, clients)
 
-    def end_client(self, name: str) -> bool:
+    def disconnect_client(self, name: str) -> bool:
         if (connection := self._clients.pop(name, None)) is None:
             return False
         connection.close()
-        daemon.log.info("client %s disconnected", name)
+        daemon.log.info("client %r disconnected", name)
         return True
 
     def close(self) -> None:
         for name in [*self._clients]:
-            self.end_client(name)
+            self.disconnect_client(name)
         self._closed.set()
 
 

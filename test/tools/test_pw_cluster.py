@@ -138,7 +138,7 @@ def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
         f"  cluster  process  address\n  lab      {lab.pid():<7}  {lab.socket}\n"
     )
     assert pw_cluster.main(["logs", "lab"]) == 0
-    assert "client ann disconnected\n" in capfd.readouterr().out
+    assert "client 'ann' disconnected\n" in capfd.readouterr().out
 
 
 def test_pw_cluster_starts_no_second_cluster_of_a_name(lab, folder, capfd):
@@ -196,8 +196,8 @@ def test_pw_cluster_starts_anew_after_a_kill(folder, capfd):
     os.kill(killed.pid(), signal.SIGTERM)
     wait(lambda: not killed.is_held())
     assert [line.split("INFO ")[1] for line in killed.log.read_text().splitlines()[-2:]] == [
-        "ends: SIGTERM",
-        "has ended",
+        "shutting down: SIGTERM",
+        "shut down",
     ]
     assert pw_cluster.main(["down", "killed"]) == 1
     assert "error: no cluster 'killed' is up" in capfd.readouterr().err
@@ -275,7 +275,7 @@ def test_pw_cluster_runs_in_the_foreground_at_an_address(folder, capfd):
         _, errors = up.communicate(timeout=30)
     assert up.returncode == 0
     assert "INFO cluster 'front' is up: 2 islands, 2 hosts, process" in errors
-    assert errors.splitlines()[-1].endswith("INFO has ended")
+    assert errors.splitlines()[-1].endswith("INFO shut down")
 
 
 def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
@@ -284,7 +284,7 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
         assert logs.stdout.readline().endswith("INFO cluster 'followed': starting 2 hosts\n")
         assert pw_cluster.main(["down", "followed"]) == 0
         rest, _ = logs.communicate(timeout=30)
-    assert rest.endswith("INFO has ended\n")
+    assert rest.endswith("INFO shut down\n")
 
 
 @pytest.mark.quick

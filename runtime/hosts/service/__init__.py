@@ -1,14 +1,15 @@
 """A controller in a process of its own, whose islands many clients share; it imports no JAX.
 
 - `configuration.py` reads the file that describes a cluster.
-- `daemon.py` is how the process begins and ends, its door, and what it does for `pw-cluster`; `process.py`
-  is run.
-- `service.py` is the controller: it admits clients (`served_client.py`), and its dispatch thread reads what
-  has an order, checks what clients ask for (`requests.py`), tells the core of the cluster, whose scheduler
-  says what is next, and sends steps.
-- `relayed_answers.py` passes on what workers say, `sending.py` sends it, `relayed_traces.py` says to whom a
-  trace is of interest. `incoming_arrays.py` are arrays that clients send, `questions.py` what else they ask,
-  `bound_slices.py` which devices the slices of all have.
+- `daemon.py` runs the process of a service, its acceptor, and the requests of `pw-cluster`; `process.py` is
+  its entry point.
+- `service.py` is the controller: it admits clients (`served_client.py`), and its dispatch thread reads their
+  ordered requests, checks them (`request_parser.py`), passes them to the core of the cluster, whose scheduler
+  chooses the next step, and sends steps.
+- `relayed_replies.py` relays replies of workers to clients, `array_sender.py` sends them in separate threads,
+  and `relayed_traces.py` relays traces. `incoming_arrays.py` relays arrays that clients send,
+  `control_requests.py` handles their unordered requests, and `bound_slices.py` binds the slices of all
+  clients to devices.
 
 The folder of a cluster, in which clients find its service, is `launch/folders.py`.
 

@@ -1,4 +1,4 @@
-"""What a client is sent by threads of its own: who does not read holds up nobody else."""
+"""Senders with a thread for each client: a client that does not read delays no other."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from pathways.runtime.hosts.protocol.service_messages import FromHost
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
 
-MOST_FETCHED = 1 << 25
-"""How many bytes of what a client fetches may be on their way to it, besides the first of each fetch."""
+MAX_FETCH_BYTES = 1 << 25
+"""Limit on the bytes in flight to one client, in addition to the first of each fetch."""
 
 FIRST_BYTES = 1 << 16
-"""How many bytes of an array a worker sends at once when it is fetched."""
+"""Bytes of a fetched array that a worker sends before it gets credit."""
 
-_MOST_QUEUED = 1 << 14
+_MAX_QUEUED = 1 << 14
+"""Limit on the messages that wait for one connection."""
 
 
 class Sender:
-    """Sends messages on a connection, in their order.
+    """Queue of messages for a connection, with a thread that sends them in order.
 
     Args:
       connection: the connection.
-      on_end: is called when it has ended.
+      on_end: is called with the reason when the connection was closed or the client does not read.
     """
 
     def __init__(self, connection: Connection[object], on_end: Callable[[str], None]) -> None:
@@ -37,22 +38,22 @@ class Sender:
         start_thread(self._run, "send")
 
     def send(self, message: Message, data: memoryview | None = None) -> None:
-        """Sends a message, later; with bytes of an array or without."""
+        """Queues a message, optionally with bytes of an array after it."""
         connection = self._connection
         if data is None:
-            self.do(lambda: connection.send(message))
+            self.submit(lambda: connection.send(message))
         else:
-            self.do(lambda: connection.send_with(message, data))
+            self.submit(lambda: connection.send_with(message, data))
 
-    def do(self, work: Callable[[], None]) -> None:
-        """Does something in the thread that sends."""
-        if self._queue.qsize() > _MOST_QUEUED:
-            self._on_end("it does not read what it is sent")
+    def submit(self, work: Callable[[], None]) -> None:
+        """Queues a function for the thread that sends."""
+        if self._queue.qsize() > _MAX_QUEUED:
+            self._on_end("it does not read its messages")
             return
         self._queue.put(work)
 
     def close(self) -> None:
-        """Sends no more."""
+        """Stops the thread after all that is queued."""
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -65,78 +66,85 @@ class Sender:
 
 
 class RelayedFetch:
-    """An array on its way from a worker to a client.
+    """Array in flight from a worker to a client.
 
     Args:
-      fetch: what the client asked for.
+      fetch: the request of the client.
       host: the worker.
+
+    Attributes:
+      number: the number of the request to the worker.
+      granted: the bytes that the worker may send.
+      left: the bytes that the worker has not sent.
+      sent: the bytes that the client was sent.
     """
 
     def __init__(self, fetch: Fetch, host: WorkerHandle) -> None:
         self.fetch = fetch
         self.host = host
         self.start = host.gang.life.key.start
-        # The number of the request to the worker.
         self.number = 0
         self.granted = min(fetch.size, FIRST_BYTES)
         self.left = fetch.size
         self.sent = 0
         self.buffer = memoryview(b"")
 
-    def place(self, size: int) -> memoryview:
-        """Where the bytes go that come next."""
+    def next_buffer(self, size: int) -> memoryview:
+        """Returns a new buffer for the next bytes from the worker."""
         self.buffer = memoryview(bytearray(size))
         return self.buffer
 
-    def take(self, chunk: Chunk) -> tuple[FromHost, memoryview]:
-        """What the client is told when they have come."""
+    def receive(self, chunk: Chunk) -> tuple[FromHost, memoryview]:
+        """Counts a chunk in the buffer as received; returns the message for the client, and its bytes."""
         self.left -= chunk.size
-        told = Chunk(self.fetch.request, chunk.shard, chunk.offset, chunk.size)
-        return FromHost(self.host.index, self.start, told), self.buffer
+        renumbered = Chunk(self.fetch.request, chunk.shard, chunk.offset, chunk.size)
+        return FromHost(self.host.index, self.start, renumbered), self.buffer
 
 
 class ArraySender(Sender):
-    """Sends a client what it fetches, and lets workers send more as it takes that.
+    """Sender of the arrays that a client fetches, which grants workers credit as the client reads.
 
-    Its thread alone looks at what is granted.
+    Only its thread accesses the credit, so that needs no lock.
     """
 
     def __init__(self, connection: Connection[object], on_end: Callable[[str], None]) -> None:
-        self._under_way = 0
+        self._in_flight = 0
         self._waiting: collections.deque[RelayedFetch] = collections.deque()
         super().__init__(connection, on_end)
 
-    def begin(self, fetch: RelayedFetch) -> None:
-        """A fetch has begun."""
+    def start(self, fetch: RelayedFetch) -> None:
+        """Grants the worker credit for the rest of an array, as soon as there is room."""
         if fetch.granted < fetch.fetch.size:
-            self.do(lambda: self._wait(fetch))
+            self.submit(lambda: self._wait(fetch))
 
-    def pass_on(self, fetch: RelayedFetch, chunk: Chunk) -> None:
-        """Some bytes have come."""
-        message, data = fetch.take(chunk)
-        self.do(lambda: self._send(fetch, message, data))
+    def relay(self, fetch: RelayedFetch, chunk: Chunk) -> None:
+        """Sends the client a chunk that the worker has sent."""
+        message, data = fetch.receive(chunk)
+        self.submit(lambda: self._send_chunk(fetch, message, data))
 
     def _wait(self, fetch: RelayedFetch) -> None:
         self._waiting.append(fetch)
         self._grant()
 
-    def _send(self, fetch: RelayedFetch, message: FromHost, data: memoryview) -> None:
+    def _send_chunk(self, fetch: RelayedFetch, message: FromHost, data: memoryview) -> None:
         self._connection.send_with(message, data)
+        # The first bytes of each fetch need no credit, and do not count.
         before = max(0, fetch.sent - FIRST_BYTES)
         fetch.sent += len(data)
-        self._under_way -= max(0, fetch.sent - FIRST_BYTES) - before
+        self._in_flight -= max(0, fetch.sent - FIRST_BYTES) - before
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self._under_way < MOST_FETCHED:
+        """Grants the waiting fetches credit, one chunk at a time."""
+        while self._waiting and self._in_flight < MAX_FETCH_BYTES:
             fetch = self._waiting.popleft()
             more = min(CHUNK, fetch.fetch.size - fetch.granted)
             try:
                 fetch.host.arrays.send(Credit(fetch.number, more))
             except ConnectionEnded:
-                # With its island it is lost, which the client is told.
+                # The fetch fails with its island, whose loss is reported to all clients.
                 continue
             fetch.granted += more
-            self._under_way += more
+            self._in_flight += more
             if fetch.granted < fetch.fetch.size:
                 self._waiting.append(fetch)

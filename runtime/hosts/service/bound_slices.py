@@ -1,4 +1,4 @@
-"""Which devices the slices of all clients have."""
+"""Binding of the slices of all clients to devices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.cluster import SERVICE_REMEDY, Cluster
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
 
-MOST_SLICES = 512
-"""How many slices a program of a client may have."""
+MAX_SLICES = 512
+"""Limit on the slices of a program of a client."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,58 +34,58 @@ class ServedSlice:
 
 
 class BoundSlices:
-    """Binds slices of all clients: free devices come first, then those with the fewest slices of anybody.
+    """Slices of all clients and their devices: free devices come first, then those with the fewest slices.
 
     Args:
-      cluster: the devices that there are.
+      cluster: the devices.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._manager: ResourceManager[ServedSlice] = ResourceManager(cluster, SERVICE_REMEDY)
         self._lock = threading.Lock()
         self._sets: dict[tuple[ServedClient, int], ServedSet] = {}
-        # As long as they are here, they have their devices.
+        # The manager holds a slice weakly: its devices are free when its entry here is removed.
         self._slices: dict[tuple[ServedClient, int], ServedSlice] = {}
 
-    def bind(self, client: ServedClient, asked: RequestDevices) -> DevicesBound:
+    def bind(self, client: ServedClient, request: RequestDevices) -> DevicesBound:
         """Binds the slices of a program of a client.
 
         Raises:
-          MessageError: what it asks for makes no sense.
+          MessageError: the request is invalid.
         """
-        if len(asked.slices) > MOST_SLICES:
-            raise MessageError(f"program '{asked.program}' has more than {MOST_SLICES} slices")
+        if len(request.slices) > MAX_SLICES:
+            raise MessageError(f"program '{request.program}' has more than {MAX_SLICES} slices")
         with self._lock:
             if client.disconnected.is_set():
-                # What it had is forgotten, and nobody would give back what it got now.
-                return DevicesBound(asked.request, {}, f"{client} has left")
-            slices = {slice.number: self._slice(client, slice) for slice in asked.slices}
+                # Its slices were removed already, so nothing would release these devices.
+                return DevicesBound(request.request, {}, f"{client} has disconnected")
+            slices = {slice.number: self._slice(client, slice) for slice in request.slices}
             try:
-                bound = self._manager.bind(slices.values(), asked.program)
+                bound = self._manager.bind(slices.values(), request.program)
             except ResourceError as error:
-                return DevicesBound(asked.request, {}, str(error))
+                return DevicesBound(request.request, {}, str(error))
             self._slices.update(((client, number), slice) for number, slice in slices.items())
         return DevicesBound(
-            asked.request, {number: bound[slice].positions for number, slice in slices.items()}
+            request.request, {number: bound[slice].positions for number, slice in slices.items()}
         )
 
     def release(self, client: ServedClient, numbers: tuple[int, ...]) -> None:
-        """Some slices of a client need their devices no more."""
+        """Releases the devices of slices of a client."""
         with self._lock:
             for number in numbers:
                 self._slices.pop((client, number), None)
 
-    def forget(self, client: ServedClient) -> None:
-        """A client is gone."""
+    def remove_client(self, client: ServedClient) -> None:
+        """Releases the devices of all slices of a client."""
         with self._lock:
             self._slices = {key: slice for key, slice in self._slices.items() if key[0] is not client}
             self._sets = {key: known for key, known in self._sets.items() if key[0] is not client}
 
-    def _slice(self, client: ServedClient, asked: SliceRequest) -> ServedSlice:
-        if (known := self._slices.get((client, asked.number))) is not None:
+    def _slice(self, client: ServedClient, request: SliceRequest) -> ServedSlice:
+        if (known := self._slices.get((client, request.number))) is not None:
             return known
-        spec = asked.spec
+        spec = request.spec
         if not spec.shape or len(spec.shape) != len(spec.axis_names):
-            raise MessageError(f"slice {spec.name} has shape {spec.shape} and axes {spec.axis_names}")
-        served_set = self._sets.setdefault((client, asked.device_set), ServedSet(asked.replicas))
-        return ServedSlice(spec, asked.pinned, asked.replica, served_set)
+            raise MessageError(f"slice '{spec.name}' has shape {spec.shape} and axes {spec.axis_names}")
+        served_set = self._sets.setdefault((client, request.device_set), ServedSet(request.replicas))
+        return ServedSlice(spec, request.pinned, request.replica, served_set)

@@ -1,4 +1,4 @@
-"""The file that describes a cluster: its islands, how they are started, and what clients get of them."""
+"""Configuration file of a cluster: its islands, their launcher, and the shares of clients."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from pathways.runtime.hosts.launch.launcher_choice import settings_of
 from pathways.runtime.hosts.launch.options import HostOptions, Spares
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
-_MOST = 1 << 16
-_NEVER = ("stall_report", "step_deadline")
-"""Options that may be for never, for which TOML has no word but false."""
+_MAX_COUNT = 1 << 16
+"""Limit on each count, and on the hosts of a cluster."""
 
-_OF_CONNECT = {
+_NEVER = ("stall_report", "step_deadline")
+"""Options that are None for never; TOML has no null, so the file has false instead."""
+
+_HINTS = {
     "cpu_devices": "devices_per_host is the number of CPU devices of each host",
     "device_memory": "it is of the devices of one process",
     "token_file": "token is the path of the token of clients",
-    "secret": "secret_file is the path of the secret of those who join",
+    "secret": "secret_file is the path of the secret of hosts that join",
 }
-"""Keys that one may look for, and what there is instead."""
+"""Keys that users may expect, as `pathways.connect` has them, and hints at what to use instead."""
 
-
-_Count = Annotated[int, Meta(ge=1, le=_MOST, description=f"a whole number from 1 to {_MOST}")]
+_Count = Annotated[int, Meta(ge=1, le=_MAX_COUNT, description=f"a whole number from 1 to {_MAX_COUNT}")]
 _Text = Annotated[str, Meta(min_length=1, description="a text")]
 _Machines = Annotated[
     _Count | Annotated[list[str], Meta(min_length=1)],
@@ -69,19 +70,19 @@ class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ConfigurationError(ValueError):
-    """What a file says of a cluster cannot be; names the file, the key and what is expected."""
+    """Error of a configuration file; its message names the file, the key and what is expected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """What a file says of a cluster.
+    """Contents of a configuration file.
 
     Attributes:
-      settings: how its workers are started and watched.
-      weights: the shares of clients, by name; of others it is 1.
-      policy: whose step is next, see `control.sharing.scheduler`.
-      listen: address and port where clients connect; None for a socket in the folder of the cluster.
-      token: the file with what clients have to know; None for one in that folder.
+      settings: the settings of its workers.
+      weights: the shares of clients, by name; other clients have 1.
+      policy: the policy of the scheduler, see `control.sharing.scheduler`.
+      listen: the address and port for clients; None for a socket in the folder of the cluster.
+      token: the file with the secret of clients; None for one in that folder.
     """
 
     settings: Settings
@@ -92,13 +93,13 @@ class Configuration:
 
 
 def read(path: str) -> Configuration:
-    """Reads a file of TOML that describes a cluster.
+    """Reads the configuration file of a cluster, in TOML.
 
     Raises:
-      ConfigurationError: it cannot be read, or says what cannot be.
+      ConfigurationError: the file cannot be read, or is invalid.
     """
     try:
-        # RecursionError: brackets in brackets in brackets.
+        # Deeply nested brackets raise RecursionError.
         values = tomllib.loads(Path(path).read_bytes().decode())
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
@@ -113,7 +114,7 @@ def read(path: str) -> Configuration:
 def _file_of(values: dict[str, Any]) -> _ClusterFile:
     values |= {name: None for name in _NEVER if values.get(name) is False}
     try:
-        return read_record(values, _ClusterFile, _OF_CONNECT)
+        return read_record(values, _ClusterFile, _HINTS)
     except PlainDataError as error:
         raise ConfigurationError(str(error).replace("None for never", "false for never")) from None
 
@@ -162,13 +163,13 @@ def _islands(file: _ClusterFile) -> list[Island] | None:
         except ValueError as error:
             raise ConfigurationError(f"islands[{n}]: {error}") from None
         islands += [island] * table.count
-        if sum(len(island.machines) for island in islands) > _MOST:
-            raise ConfigurationError(f"islands: more than {_MOST} hosts")
+        if sum(len(island.machines) for island in islands) > _MAX_COUNT:
+            raise ConfigurationError(f"islands: more than {_MAX_COUNT} hosts")
     return islands
 
 
 def _check_together(file: _ClusterFile) -> None:
-    """Checks what does not go together, in words of the file rather than of `pathways.connect`."""
+    """Checks that keys are compatible; messages name keys of the file, not arguments of `connect`."""
     launcher, hosts, islands = file.launcher, file.hosts, file.islands
     if hosts is not None and islands is not None:
         raise ConfigurationError("hosts: expected in each of [[islands]], or for all of them without these")
@@ -186,5 +187,5 @@ def _check_together(file: _ClusterFile) -> None:
         raise ConfigurationError("secret_file: it is required by launcher = 'join', and only allowed with it")
     if launcher == "join" and (file.bind is None or file.ports is None):
         raise ConfigurationError(
-            "launcher: with 'join' expected bind and ports; those who join come to the first of these"
+            "launcher: with 'join' expected bind and ports; hosts that join connect to the first of these"
         )

@@ -1,7 +1,7 @@
-"""The process of a service: how it begins and ends, its door, and what it does for `pw-cluster`.
+"""Process of a service: its start and exit, its acceptor, and the requests of `pw-cluster`.
 
-`pw-cluster up` starts it, and reads on its standard output, as lines of JSON, what it is doing, that it is
-ready, or why it cannot be. Until it has been told to stay, it ends with whoever started it.
+`pw-cluster up` starts it, and reads its progress, that it is ready, or an error from its standard output, as
+lines of JSON. Until the process is detached (`STAY`), it exits when its caller does.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 
 STAY = b"stay\n"
-"""What tells the process that it may outlive whoever started it."""
+"""Line on standard input that detaches the process, so that it may outlive its caller."""
 
-_LONGEST_SOCKET = 100
+_MAX_SOCKET_PATH = 100
 _BACKLOG = 128
 
 log = logging.getLogger("pathways")
 
 
 class SharedService(Protocol):
-    """What the process needs of a service; see `service.Service`."""
+    """Interface of a service to its process; see `service.Service`."""
 
     def admits(self, purpose: Purpose) -> bool: ...
-    def greet(self, connection: Connection[Any], keeper: ServerHandshake) -> None: ...
+    def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None: ...
     def serve(self) -> None: ...
     def status(self) -> ServiceStatus: ...
-    def end_client(self, name: str) -> bool: ...
+    def disconnect_client(self, name: str) -> bool: ...
     def close(self) -> None: ...
 
 
 class ServiceFactory(Protocol):
-    """Starts workers, and returns their service when all are ready."""
+    """Factory of a service, which starts its workers and waits until all are ready."""
 
     def __call__(
         self, settings: Settings, *, weights: Mapping[str, float], policy: Policy
@@ -73,101 +73,101 @@ class ServiceFactory(Protocol):
 
 
 class _ExitRequested(BaseException):
-    """The process is to end, and is not ready yet."""
+    """Request to exit while the service starts."""
 
 
 class _ExitSignals:
-    """What signals to end do: at first they end what is there, and the second ends the process at once."""
+    """Handlers of signals to exit: the first closes the service, the second exits the process at once."""
 
     def __init__(self) -> None:
         self.service: SharedService | None = None
-        self._was_asked = False
+        self._is_exiting = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: object) -> None:
-        if self._was_asked:
-            # What workers wait for ends with this process, and they end with that.
+        if self._is_exiting:
+            # Workers exit when their connections to this process are closed.
             os._exit(128 + number)
-        self._was_asked = True
-        log.info("ends: %s", signal.Signals(number).name)
+        self._is_exiting = True
+        log.info("shutting down: %s", signal.Signals(number).name)
         if self.service is None:
             raise _ExitRequested
-        # Not here: it takes locks, which what was interrupted may hold.
+        # In a thread: closing it needs locks, which the interrupted code may hold.
         start_thread(self.service.close, "close")
 
 
 class _Caller:
-    """Whoever started the process, and hears how it goes; the log does where it stays in the foreground."""
+    """Process that started this one, which gets its progress as JSON; in the foreground only the log does."""
 
     def __init__(self, is_foreground: bool) -> None:
-        self._answers: int | None = None
+        self._output: int | None = None
         self._is_done = False
         if is_foreground:
             return
-        # What libraries print is not for the caller.
-        self._answers, asked = os.dup(1), os.dup(0)
+        # Libraries print to standard output, too, which is not for the caller.
+        self._output, requests = os.dup(1), os.dup(0)
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor in (0, 1):
             os.dup2(nothing, descriptor)
         os.close(nothing)
-        start_thread(functools.partial(self._listen, asked), "caller")
+        start_thread(functools.partial(self._listen, requests), "caller")
 
-    def tell(self, **what: str) -> None:
-        """Says `doing`, `ready` or `error`."""
-        self._is_done |= "error" in what
-        for kind, text in what.items():
+    def report(self, **fields: str) -> None:
+        """Reports `doing`, `ready` or `error`, with its text."""
+        self._is_done |= "error" in fields
+        for kind, text in fields.items():
             log.log(logging.ERROR if kind == "error" else logging.INFO, "%s", text)
-        if self._answers is None:
+        if self._output is None:
             return
-        # It may be gone.
+        # The caller may have exited.
         with contextlib.suppress(OSError):
-            os.write(self._answers, f"{json.dumps(what)}\n".encode())
-        if "doing" not in what:
-            os.close(self._answers)
-            self._answers = None
+            os.write(self._output, f"{json.dumps(fields)}\n".encode())
+        if "doing" not in fields:
+            os.close(self._output)
+            self._output = None
 
-    def _listen(self, asked: int) -> None:
-        """Ends the process with its caller, unless that says that it may stay."""
-        with os.fdopen(asked, "rb") as caller:
+    def _listen(self, requests: int) -> None:
+        """Ends the process when its caller exits, unless the caller has detached it."""
+        with os.fdopen(requests, "rb") as caller:
             if caller.readline() != STAY and not self._is_done:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(arguments: Sequence[str], make: ServiceFactory) -> int:
-    """Runs a service until it is ended; returns the exit code of the process.
+    """Runs a service until it is shut down; returns the exit code of the process.
 
     Args:
-      arguments: those of the command line.
-      make: makes the service.
+      arguments: the arguments of the command line.
+      make: creates the service.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file")
     parser.add_argument("--name")
     parser.add_argument("--foreground", action="store_true")
-    asked = parser.parse_args(arguments)
-    # What is wrong before there is a log, the caller says.
-    _log_to(logging.StreamHandler(sys.stderr) if asked.foreground else logging.NullHandler())
-    signals, caller = _ExitSignals(), _Caller(asked.foreground)
+    options = parser.parse_args(arguments)
+    # The caller reports errors that occur before there is a log.
+    _log_to(logging.StreamHandler(sys.stderr) if options.foreground else logging.NullHandler())
+    signals, caller = _ExitSignals(), _Caller(options.foreground)
     try:
-        configuration = read(asked.file)
-        folder = ClusterFolder(asked.name or Path(asked.file).stem)
+        configuration = read(options.file)
+        folder = ClusterFolder(options.name or Path(options.file).stem)
         with folder.held():
-            _begin_log(folder, asked.foreground)
+            _begin_log(folder, options.foreground)
             _run(configuration, folder, make, signals, caller)
     except _ExitRequested:
-        caller.tell(error="the service was ended before it was ready")
+        caller.report(error="the service was ended before it was ready")
         return 0
     except (HostError, OSError, ValueError) as error:
-        caller.tell(error=str(error))
+        caller.report(error=str(error))
         if signals.service is not None:
-            log.exception("while clients were served")
+            log.exception("the service failed")
         return 1
     except Exception as error:
         log.exception("this is a bug in pathways")
-        caller.tell(error=f"{type(error).__name__}: {error}; see the log")
+        caller.report(error=f"{type(error).__name__}: {error}; see the log")
         return 1
-    log.info("has ended")
+    log.info("shut down")
     return 0
 
 
@@ -179,24 +179,24 @@ def _run(
     caller: _Caller,
 ) -> None:
     secret = folder.secret(configuration.token)
-    with _listening(folder, configuration.listen) as (server, address):
-        caller.tell(doing=f"{folder}: {start_description(configuration.settings)}")
+    with _bound_socket(folder, configuration.listen) as (server, address):
+        caller.report(doing=f"{folder}: {start_description(configuration.settings)}")
         service = make(configuration.settings, weights=configuration.weights, policy=configuration.policy)
         signals.service = service
         try:
             server.listen(_BACKLOG)
-            Acceptor(server, secret, _admits(service), decode_handshake, _greets(service))
+            Acceptor(server, secret, _admits(service), decode_handshake, _connection_handler(service))
             folder.publish(address)
-            caller.tell(ready=_ready(configuration, folder, address))
+            caller.report(ready=_ready_message(configuration, folder, address))
             service.serve()
         finally:
-            # Closing it does not wake who accepts.
+            # Closing a socket does not wake a thread in accept(2); shutting it down does.
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
             service.close()
 
 
-def _ready(configuration: Configuration, folder: ClusterFolder, address: Address) -> str:
+def _ready_message(configuration: Configuration, folder: ClusterFolder, address: Address) -> str:
     islands, hosts = len(configuration.settings.islands), configuration.settings.hosts
     remote = "" if isinstance(address, str) else f', or attach="{shown(address)}", token=PATH elsewhere'
     return (
@@ -206,19 +206,19 @@ def _ready(configuration: Configuration, folder: ClusterFolder, address: Address
 
 
 @contextlib.contextmanager
-def _listening(
+def _bound_socket(
     folder: ClusterFolder, listen: tuple[str, int] | None
 ) -> Iterator[tuple[socket.socket, Address]]:
-    """A socket that nobody can connect to yet, and its address.
+    """Yields a bound socket, which accepts no connections yet, and its address.
 
     Raises:
-      HostStartError: there can be none.
+      HostStartError: the socket cannot be bound.
     """
     where = str(folder.socket) if listen is None else listen
-    if isinstance(where, str) and len(os.fsencode(where)) > _LONGEST_SOCKET:
+    if isinstance(where, str) and len(os.fsencode(where)) > _MAX_SOCKET_PATH:
         raise HostStartError(
-            f"{where} is too long for the path of a socket ({_LONGEST_SOCKET} bytes at most): set PW_CLUSTERS"
-            " to a shorter one, or listen to an address and a port"
+            f"{where} is too long for the path of a socket ({_MAX_SOCKET_PATH} bytes at most): set"
+            " PW_CLUSTERS to a shorter one, or listen to an address and a port"
         )
     with socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET) as server:
         try:
@@ -229,7 +229,7 @@ def _listening(
             raise HostStartError(f"cannot listen at {shown(where)}: {error.strerror or error}") from None
         if listen is not None:
             address, port = server.getsockname()
-            # Those who call from here; others know which address of this machine they reach.
+            # The address for clients on this machine; remote ones know by which address they reach it.
             where = ("127.0.0.1" if address == "0.0.0.0" else listen[0], port)
         yield server, where
 
@@ -238,15 +238,15 @@ def _admits(service: SharedService) -> Callable[[Purpose], bool]:
     return lambda purpose: purpose == ADMIN_PURPOSE or service.admits(purpose)
 
 
-def _greets(service: SharedService) -> Callable[[Connection[Any], ServerHandshake], None]:
-    def greet(connection: Connection[Any], keeper: ServerHandshake) -> None:
-        if keeper.purpose != ADMIN_PURPOSE:
-            service.greet(connection, keeper)
+def _connection_handler(service: SharedService) -> Callable[[Connection[Any], ServerHandshake], None]:
+    def handle(connection: Connection[Any], handshake: ServerHandshake) -> None:
+        if handshake.purpose != ADMIN_PURPOSE:
+            service.accept(connection, handshake)
             return
         connection.decode = decode_from_admin
         try:
             while True:
-                _answer(service, connection, connection.receive())
+                _handle_request(service, connection, connection.receive())
         except ConnectionEnded:
             pass
         except (HostError, MessageError) as error:
@@ -254,31 +254,31 @@ def _greets(service: SharedService) -> Callable[[Connection[Any], ServerHandshak
         finally:
             connection.close()
 
-    return greet
+    return handle
 
 
-def _answer(service: SharedService, connection: Connection[Any], asked: object) -> None:
-    """Does what `pw-cluster` asks for.
+def _handle_request(service: SharedService, connection: Connection[Any], request: object) -> None:
+    """Handles a request of `pw-cluster`.
 
     Raises:
-      ConnectionEnded: it is gone.
-      MessageError: it says something that it never asks.
+      ConnectionEnded: the connection was closed.
+      MessageError: the message is no request.
     """
-    match asked:
+    match request:
         case StatusRequest():
             connection.send(StatusReply(service.status()))
         case DisconnectRequest():
-            connection.send(DisconnectReply(service.end_client(asked.name)))
+            connection.send(DisconnectReply(service.disconnect_client(request.name)))
         case ShutdownRequest():
-            log.info("ends: pw-cluster down")
+            log.info("shutting down: requested by pw-cluster down")
             connection.send(ShutdownReply())
             service.close()
         case _:
-            raise MessageError(f"it says {type(asked).__name__}")
+            raise MessageError(f"unexpected message {type(request).__name__}")
 
 
 def _begin_log(folder: ClusterFolder, is_foreground: bool) -> None:
-    """Keeps the log of the service before, and begins one in the folder, unless it is to stay in sight."""
+    """Renames the previous log, and starts one in the folder of the cluster unless in the foreground."""
     if folder.log.exists():
         folder.log.replace(folder.path / "log.old")
     if is_foreground:

@@ -1,4 +1,4 @@
-"""Arrays that clients send: passed on to the workers of an island, piece by piece, as they come."""
+"""Relay of the arrays that clients send to the workers of an island, chunk by chunk as they arrive."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from pathways.runtime.hosts.protocol.service_messages import ForHost
 from pathways.runtime.hosts.protocol.shards import dtype_of
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 
-_MOST_ELEMENTS = 1 << 48
+_MAX_ELEMENTS = 1 << 48
+"""Limit on the elements of an array; a larger shape is invalid."""
 
 
 class IncomingPut:
-    """An array that a client sends to an island.
+    """Array that a client sends to an island.
 
     Args:
       gang: the workers.
-      put: what the client says of it.
+      put: its first announcement.
+
+    Attributes:
+      gang: the workers.
+      left: the bytes that each host has not been sent; -1 before its announcement.
 
     Raises:
-      MessageError: it cannot be.
+      MessageError: the shape, the layout or the dtype is invalid.
     """
 
     def __init__(self, gang: HostGang, put: Put) -> None:
@@ -32,57 +37,64 @@ class IncomingPut:
         self.left = {host.index: -1 for host in gang.hosts}
         self._bytes = _shard_bytes(put)
 
-    def begin(self, host: int, put: Put) -> None:
-        """The announcement for a host; see `IncomingPut`."""
+    def announce(self, host: int, put: Put) -> None:
+        """Adds the announcement for a host.
+
+        Raises:
+          MessageError: its shards do not match its devices.
+        """
         if len(put.shards) != len(put.placement.devices):
             raise MessageError(f"array {put.array} has {len(put.shards)} shards for {put.placement.devices}")
         count = max(put.shards, default=-1) + 1
         if any(not -1 <= shard < len(put.shards) for shard in put.shards):
-            raise MessageError(f"array {put.array} has no such shards: {put.shards}")
+            raise MessageError(f"array {put.array} has invalid shards: {put.shards}")
         self.left[host] = count * self._bytes
 
-    def take(self, host: int, chunk: Chunk) -> None:
-        """Notes that bytes went to a host.
+    def add(self, host: int, chunk: Chunk) -> None:
+        """Counts a chunk as sent to a host.
 
         Raises:
-          MessageError: they are not of this array.
+          MessageError: the chunk exceeds the array.
         """
-        if chunk.shard < 0 or chunk.offset < 0 or chunk.offset + chunk.size > self._bytes:
-            raise MessageError(f"array {chunk.number} is smaller than what comes of it")
-        if self.left[host] < chunk.size:
-            raise MessageError(f"array {chunk.number} is smaller than what comes of it")
+        exceeds_shard = chunk.shard < 0 or chunk.offset < 0 or chunk.offset + chunk.size > self._bytes
+        if exceeds_shard or self.left[host] < chunk.size:
+            raise MessageError(f"array {chunk.number} is smaller than the data sent for it")
         self.left[host] -= chunk.size
 
-    def is_whole(self) -> bool:
-        """Whether all of it went to all hosts."""
+    def is_complete(self) -> bool:
+        """Returns whether all of it was sent to all hosts."""
         return not any(self.left.values())
 
 
 def _shard_bytes(put: Put) -> int:
-    """The bytes of one of its shards."""
+    """Returns the size in bytes of each shard of an array.
+
+    Raises:
+      MessageError: the shape or the layout is invalid.
+    """
     layout = put.placement
     sizes = dict(zip(layout.axis_names, layout.mesh, strict=True))
     itemsize = dtype_of(put).itemsize
     shape = list(put.shape)
-    if any(size < 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS or len(layout.dims) > len(shape):
-        raise MessageError(f"array {put.array} cannot have the shape {put.shape}")
+    if any(size < 0 for size in shape) or math.prod(shape) > _MAX_ELEMENTS or len(layout.dims) > len(shape):
+        raise MessageError(f"array {put.array} has invalid shape {put.shape}")
     for dim, axes in enumerate(layout.dims):
-        parts = math.prod(sizes.get(axis, 0) for axis in axes)
-        if not parts or shape[dim] % parts:
+        blocks = math.prod(sizes.get(axis, 0) for axis in axes)
+        if not blocks or shape[dim] % blocks:
             raise MessageError(f"array {put.array} of shape {put.shape} cannot be cut along {layout.dims}")
-        shape[dim] //= parts
+        shape[dim] //= blocks
     return math.prod(shape) * itemsize
 
 
 class IncomingArrays:
-    """The arrays that one client sends. Its thread that listens for them alone is here.
+    """Arrays that one client sends, which the thread that receives them relays to workers.
 
     Args:
-      owns: says whether a number is one of the client's.
+      owns: returns whether a number is of an array of the client.
       pool: the workers.
-      arrived: is called with the island and the number of an array of which all is on its way.
-      freed: is called with those of an array that has arrived and that the client frees all the same.
-      lose: is told of workers whose connections have ended.
+      arrived: is called with the island and the number of an array that was sent to its workers entirely.
+      freed: is called with the island and the number of an array that the client frees after it arrived.
+      lose: is called with workers whose connections were closed.
     """
 
     def __init__(
@@ -99,43 +111,44 @@ class IncomingArrays:
         self._freed = freed
         self._lose = lose
         self._puts: dict[int, IncomingPut] = {}
-        # The bytes that came last.
-        self._piece = bytearray()
+        # The bytes of the last chunk.
+        self._data = bytearray()
 
     def place(self, message: object, size: int) -> memoryview:
-        """Where the bytes after a message go.
+        """Returns a buffer for the bytes after a message.
 
         Raises:
-          MessageError: they are of no array.
+          MessageError: the message has no bytes of an array.
         """
         if not (isinstance(message, ForHost) and isinstance(message.message, Chunk)):
-            raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
-        self._piece = bytearray(size)
-        return memoryview(self._piece)
+            raise MessageError(f"unexpected {size} bytes of an array after message {type(message).__name__}")
+        self._data = bytearray(size)
+        return memoryview(self._data)
 
-    def take(self, message: object) -> None:
-        """Takes what the client says.
+    def handle(self, message: object) -> None:
+        """Handles a message of the client.
 
         Raises:
-          MessageError: it makes no sense.
+          MessageError: the message is invalid.
         """
         if not isinstance(message, ForHost):
-            raise MessageError(f"a client does not say {type(message).__name__} here")
+            raise MessageError(f"unexpected message {type(message).__name__} from a client")
         host = self._pool.host(message.host)
-        is_there = host.gang.life.key.start == message.start
+        # Messages for workers that were lost have no effect.
+        is_current = host.gang.life.key.start == message.start
         match message.message:
             case Put() as put:
                 self._check_own(put.array)
-                if is_there:
-                    self._begin(host, put)
+                if is_current:
+                    self._announce(host, put)
             case Chunk() as chunk:
                 incoming = self._puts.get(chunk.number)
-                if is_there and incoming is not None and incoming.gang is host.gang:
-                    if chunk.size != len(self._piece):
-                        raise MessageError(f"array {chunk.number} has no piece of {chunk.size} bytes")
-                    incoming.take(host.index, chunk)
-                    self._relay(host, chunk, memoryview(self._piece))
-                    self._note_if_whole(chunk.number, incoming)
+                if is_current and incoming is not None and incoming.gang is host.gang:
+                    if chunk.size != len(self._data):
+                        raise MessageError(f"array {chunk.number} has no chunk of {chunk.size} bytes")
+                    incoming.add(host.index, chunk)
+                    self._relay(host, chunk, memoryview(self._data))
+                    self._finish_if_complete(chunk.number, incoming)
             case Free() as free:
                 for number in free.arrays:
                     self._check_own(number)
@@ -143,14 +156,14 @@ class IncomingArrays:
                     if canceled is not None:
                         for each in canceled.gang.hosts:
                             self._relay(each, Free((number,)))
-                    elif is_there:
-                        # It has arrived, so that the scheduler knows of it.
+                    elif is_current:
+                        # It has arrived: the scheduler knows it, and has it freed in order.
                         self._freed(host.gang, number)
             case other:
-                raise MessageError(f"a client does not say {type(other).__name__} here")
+                raise MessageError(f"unexpected message {type(other).__name__} from a client")
 
     def close(self) -> None:
-        """Tells workers of what does not come any more."""
+        """Frees the incomplete arrays on workers."""
         for number, put in self._puts.items():
             for host in put.gang.hosts:
                 with contextlib.suppress(ConnectionEnded):
@@ -158,16 +171,16 @@ class IncomingArrays:
 
     def _check_own(self, number: int) -> None:
         if not self._owns(number):
-            raise MessageError(f"{number} is not the number of an array of this client")
+            raise MessageError(f"array {number} is not one of this client")
 
-    def _begin(self, host: WorkerHandle, put: Put) -> None:
+    def _announce(self, host: WorkerHandle, put: Put) -> None:
         check_layout(host.gang, put.placement)
         incoming = self._puts.get(put.array)
         if incoming is None or incoming.gang is not host.gang:
             incoming = self._puts[put.array] = IncomingPut(host.gang, put)
-        incoming.begin(host.index, put)
+        incoming.announce(host.index, put)
         self._relay(host, put)
-        self._note_if_whole(put.array, incoming)
+        self._finish_if_complete(put.array, incoming)
 
     def _relay(self, host: WorkerHandle, message: Message, data: memoryview | None = None) -> None:
         try:
@@ -178,17 +191,17 @@ class IncomingArrays:
         except ConnectionEnded as error:
             self._lose(host, error)
 
-    def _note_if_whole(self, number: int, incoming: IncomingPut) -> None:
-        if incoming.is_whole():
+    def _finish_if_complete(self, number: int, incoming: IncomingPut) -> None:
+        if incoming.is_complete():
             del self._puts[number]
             self._arrived(incoming.gang, number)
 
 
 def check_layout(gang: HostGang, layout: DeviceLayout) -> None:
-    """Checks that arrays may lie so on an island.
+    """Checks that a layout is valid on an island.
 
     Raises:
-      MessageError: there are no such devices, or they form no such mesh.
+      MessageError: the island has no such devices, or the mesh does not match them.
     """
     devices = {device for host in gang.hosts for device in host.ready.devices}
     axes = [axis for dim in layout.dims for axis in dim]
@@ -200,4 +213,4 @@ def check_layout(gang: HostGang, layout: DeviceLayout) -> None:
     if not is_mesh or not devices.issuperset(layout.devices):
         raise MessageError(f"{gang.name} has no such mesh: {layout}")
     if len(set(axes)) < len(axes) or not set(layout.axis_names).issuperset(axes):
-        raise MessageError(f"no array is laid out like this: {layout}")
+        raise MessageError(f"invalid layout of an array: {layout}")

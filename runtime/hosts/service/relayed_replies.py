@@ -1,4 +1,4 @@
-"""Answers of workers that are for clients: passed on with the numbers that the clients gave."""
+"""Relay of workers' replies to clients, under the request numbers of the clients."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from pathways.runtime.hosts.service.served_client import ServedClient
 
 @dataclasses.dataclass(eq=False)
 class RelayedRequest(ReplySink):
-    """Question of a client to a worker.
+    """Request of a client to a worker.
 
     Attributes:
       client: the client.
       request: the number of its request.
-      answer: makes what the client is told of the worker's answer.
+      translate: returns the reply to the client for one of the worker.
     """
 
     client: ServedClient
     request: int
-    answer: Callable[[Any], Described | Report]
+    translate: Callable[[Any], Described | Report]
 
     def place(self, chunk: Chunk, size: int) -> memoryview:
         """See `ReplySink.place`.
 
         Raises:
-          MessageError: the answer has no bytes of an array.
+          MessageError: always, since such a reply has no bytes of an array.
         """
-        raise MessageError(f"request {chunk.number} is answered with {size} bytes of an array")
+        raise MessageError(f"unexpected {size} bytes of an array in the reply to request {chunk.number}")
 
     def take(self, host: WorkerHandle, answer: Answer) -> bool:
         """See `ReplySink.take`."""
-        self.client.watch.send(FromHost(host.index, host.gang.life.key.start, self.answer(answer)))
+        self.client.watch.send(FromHost(host.index, host.gang.life.key.start, self.translate(answer)))
         return not isinstance(answer, Described) or answer.last
 
 
@@ -51,17 +51,17 @@ class ClientFetch(ReplySink):
 
     def place(self, chunk: Chunk, size: int) -> memoryview:
         """See `ReplySink.place`."""
-        return self.fetch.place(size)
+        return self.fetch.next_buffer(size)
 
     def take(self, host: WorkerHandle, answer: Answer) -> bool:
         """See `ReplySink.take`."""
         fetch = self.fetch
         if isinstance(answer, Chunk):
-            self.client.arrays.pass_on(fetch, answer)
+            self.client.arrays.relay(fetch, answer)
             if fetch.left > 0:
                 return False
         elif isinstance(answer, Failed):
-            told = Failed(fetch.fetch.request, answer.error)
-            self.client.arrays.send(FromHost(host.index, fetch.start, told))
+            failure = Failed(fetch.fetch.request, answer.error)
+            self.client.arrays.send(FromHost(host.index, fetch.start, failure))
         self.client.fetches.pop(fetch.number, None)
         return True

@@ -1,7 +1,7 @@
-"""Traces of many clients: a worker makes one at a time, and each client hears of its own programs.
+"""Traces of many clients: a worker records one at a time, and each client receives its own programs.
 
-When a client begins or ends a trace, the worker ends the one that it makes and begins another one, so that
-what it says of one is for the same clients from its beginning to its end.
+When a client starts or stops a trace, the worker stops its current trace and starts another one, so that all
+messages about one trace are for the same clients.
 """
 
 from __future__ import annotations
@@ -23,66 +23,67 @@ Worker = tuple[int, int]
 """The number of a host, and how often workers of its island were started before."""
 
 ForClient = tuple[int, RunTimes | TraceDone | TraceStarted]
-"""The number of a client, and what it is told."""
+"""The number of a client, and a message for it."""
 
 
 class RelayedTraces:
-    """Which clients hear what workers say of traces. Any thread may ask."""
+    """Table of the clients for which each worker records traces. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        # Of each worker the traces that it has not ended: the clients of each, with their own numbers.
+        # For each worker its unfinished traces: the clients of each, with the numbers that they gave it.
         self._traces: dict[Worker, dict[int, dict[int, int]]] = {}
-        # The one that it makes.
+        # The trace that each worker records now.
         self._current: dict[Worker, int] = {}
-        # Who has begun or ended a trace with one of them, and has not been told.
-        self._begun: dict[tuple[Worker, int], set[int]] = {}
-        self._ended: dict[tuple[Worker, int], dict[int, int]] = {}
+        # Clients whose start or stop changed the trace, until the worker confirms that.
+        self._started: dict[tuple[Worker, int], set[int]] = {}
+        self._stopped: dict[tuple[Worker, int], dict[int, int]] = {}
 
-    def begin(self, worker: Worker, client: int, trace: int) -> list[StartTrace | StopTrace]:
-        """A client begins a trace; what the worker is told."""
+    def start(self, worker: Worker, client: int, trace: int) -> list[StartTrace | StopTrace]:
+        """Adds a client to the trace of a worker; returns the messages for the worker."""
         with self._lock:
             clients = {**self._clients(worker), client: trace}
-            return self._change(worker, clients, begun=client)
+            return self._change(worker, clients, starter=client)
 
-    def end(self, worker: Worker, client: int) -> list[StartTrace | StopTrace]:
-        """A client ends its trace, or is gone; what the worker is told."""
+    def stop(self, worker: Worker, client: int) -> list[StartTrace | StopTrace]:
+        """Removes a client from the trace of a worker; returns the messages for the worker."""
         with self._lock:
             clients = dict(self._clients(worker))
             if client not in clients:
                 return []
             trace = clients.pop(client)
-            self._ended.setdefault((worker, self._current[worker]), {})[client] = trace
+            self._stopped.setdefault((worker, self._current[worker]), {})[client] = trace
             return self._change(worker, clients)
 
-    def workers(self, client: int) -> list[Worker]:
-        """The workers that make a trace for a client."""
+    def workers_of(self, client: int) -> list[Worker]:
+        """Returns the workers that record a trace for a client."""
         with self._lock:
             return [worker for worker in self._current if client in self._clients(worker)]
 
-    def take(self, worker: Worker, message: RunTimes | TraceDone | TraceStarted) -> list[ForClient]:
-        """What clients are told of what a worker says."""
+    def route(self, worker: Worker, message: RunTimes | TraceDone | TraceStarted) -> list[ForClient]:
+        """Returns the messages for clients that follow from a message of a worker."""
         with self._lock:
             key = worker, message.trace
             clients = self._traces.get(worker, {}).get(message.trace, {})
             match message:
                 case TraceStarted():
-                    begun = self._begun.pop(key, set())
-                    return [(c, TraceStarted(n)) for c, n in clients.items() if c in begun]
+                    started = self._started.pop(key, set())
+                    return [(c, TraceStarted(n)) for c, n in clients.items() if c in started]
                 case RunTimes():
                     return [(c, msgspec.structs.replace(message, trace=n)) for c, n in clients.items()]
                 case TraceDone():
                     self._traces.get(worker, {}).pop(message.trace, None)
-                    return [(c, TraceDone(n)) for c, n in self._ended.pop(key, {}).items()]
+                    return [(c, TraceDone(n)) for c, n in self._stopped.pop(key, {}).items()]
 
     def _clients(self, worker: Worker) -> dict[int, int]:
         current = self._current.get(worker)
         return {} if current is None else self._traces[worker][current]
 
     def _change(
-        self, worker: Worker, clients: dict[int, int], begun: int | None = None
+        self, worker: Worker, clients: dict[int, int], starter: int | None = None
     ) -> list[StartTrace | StopTrace]:
+        """Replaces the current trace of a worker by one for these clients; returns the messages for it."""
         messages: list[StartTrace | StopTrace] = []
         before = self._current.pop(worker, None)
         if before is not None:
@@ -90,7 +91,8 @@ class RelayedTraces:
         if clients:
             number = self._current[worker] = next(self._numbers)
             self._traces.setdefault(worker, {})[number] = clients
-            if begun is not None:
-                self._begun[worker, number] = {begun, *self._begun.pop((worker, before or 0), set())}
+            if starter is not None:
+                # Clients of the trace before may still wait for its start: they get that of this one.
+                self._started[worker, number] = {starter, *self._started.pop((worker, before or 0), set())}
             messages.append(StartTrace(number))
         return messages

@@ -1,4 +1,4 @@
-"""What clients ask for that has an order, checked, as items for the scheduler."""
+"""Parser of the ordered requests of clients, which checks them for the scheduler."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ from pathways.runtime.hosts.protocol.service_messages import (
 from pathways.runtime.hosts.service.array_sender import RelayedFetch
 from pathways.runtime.hosts.service.served_client import ServedCall, ServedClient, ServedStep, ServedTrace
 
-PendingReceive = OrderedRequest | QueuedStep | StepRefusedNotice
-"""For the scheduler; or what the client is told at once."""
+ParsedRequest = OrderedRequest | QueuedStep | StepRefusedNotice
+"""A request for the scheduler, or a refusal that is sent to the client at once."""
+
+
+_WORKERS_LOST = "the workers that had it were lost"
 
 
 class RequestParser:
-    """Reads what clients ask for.
+    """Parser of the messages in which clients submit steps and calls, free and fetch arrays, and trace.
 
     Args:
       pool: the workers.
@@ -42,11 +45,11 @@ class RequestParser:
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
-    def read(self, client: ServedClient, message: object) -> Iterable[PendingReceive]:
-        """What a message of a client asks for.
+    def parse(self, client: ServedClient, message: object) -> Iterable[ParsedRequest]:
+        """Returns the requests in a message of a client.
 
         Raises:
-          MessageError: it makes no sense.
+          MessageError: the message is invalid.
         """
         match message:
             case Submit():
@@ -62,11 +65,11 @@ class RequestParser:
                 if host.gang.life.key.start != message.start:
                     return []
                 return [OrderedRequest(client.number, host.gang.number, what=ServedTrace(host, trace))]
-        raise MessageError(f"a client does not say {type(message).__name__} here")
+        raise MessageError(f"unexpected message {type(message).__name__} from {client}")
 
-    def _step(self, client: ServedClient, message: Submit) -> list[PendingReceive]:
+    def _step(self, client: ServedClient, message: Submit) -> list[ParsedRequest]:
         if message.step <= client.last:
-            # It was interrupted, and did not know whether it had asked.
+            # The client was interrupted while it submitted the step, and submits it again.
             return []
         program = client.programs.get(message.program)
         if program is None:
@@ -74,36 +77,38 @@ class RequestParser:
         hosted = program.hosted
         inputs = hosted.inputs
         if not client.owns(message.step) or message.arguments.keys() != inputs.keys():
-            raise MessageError(f"{client} asks for step {message.step} in a way that cannot be")
+            raise MessageError(f"{client}: invalid step request {message.step}")
         for island, arrays in message.arguments.items():
             _check_own(client, arrays)
             if len(arrays) != len(inputs[island]):
-                raise MessageError(f"program {hosted.name} takes other arguments than {message.arguments}")
+                raise MessageError(
+                    f"program '{hosted.name}' does not accept the arguments {message.arguments}"
+                )
         for island, arrays in message.free.items():
             _check_own(client, arrays)
             if island not in inputs:
-                raise MessageError(f"program {hosted.name} has no part on island {island}")
+                raise MessageError(f"program '{hosted.name}' does not run on island {island}")
         client.last = message.step
         sent = frozenset(message.sent)
-        gone = [gang for gang in hosted.gangs if not self._is_current(gang)]
-        lost_islands = {gang.number for gang in gone}
+        lost_gangs = [gang for gang in hosted.gangs if not self._is_current(gang)]
+        lost_islands = {gang.number for gang in lost_gangs}
         frees = [
             OrderedRequest(client.number, island, arrays, sent=sent.intersection(arrays))
             for island, arrays in message.free.items()
             if island not in lost_islands
         ]
-        if gone:
-            # What is no longer held on its other islands is freed all the same.
-            why = gone[0].life.failure or lost("its island is gone")
+        if lost_gangs:
+            # The client frees these arrays only once, so they are freed although the step is refused.
+            why = lost_gangs[0].life.failure or lost("its island was lost")
             return [*frees, StepRefusedNotice(message.step, RemoteError.of(why))]
-        takes = {island: message.arguments[island] for island in inputs}
+        arguments = {island: message.arguments[island] for island in inputs}
         program.queued += 1
-        return [*frees, ServedStep(client, message.step, program, takes, sent)]
+        return [*frees, ServedStep(client, message.step, program, arguments, sent)]
 
     def _is_current(self, gang: HostGang) -> bool:
         return not gang.is_lost() and self._pool.gangs[gang.number] is gang
 
-    def _call(self, client: ServedClient, message: SubmitCall) -> list[PendingReceive]:
+    def _call(self, client: ServedClient, message: SubmitCall) -> list[ParsedRequest]:
         call = message.call
         if call.call <= client.last:
             return []
@@ -112,26 +117,25 @@ class RequestParser:
             or call.first != call.call + 1
             or not 0 <= call.lane < 1 << SESSION_BITS
         ):
-            raise MessageError(f"{client} asks for call {call.call} in a way that cannot be")
+            raise MessageError(f"{client}: invalid call request {call.call}")
         gang = self._pool.gang(message.island)
         client.last = call.call
         hosts = {host.index for host in gang.hosts}
         if not {*message.hosts, *call.hosts} <= hosts:
-            raise MessageError(f"{client} asks for call {call.call} on hosts of another island")
-        takes = tuple(kept.array for kept in call.arrays)
-        _check_own(client, takes)
+            raise MessageError(f"{client}: call {call.call} is on hosts of another island")
+        arguments = tuple(kept.array for kept in call.arrays)
+        _check_own(client, arguments)
         if gang.life.key.start != message.start:
-            return [StepRefusedNotice(call.call, RemoteError.of(lost("the workers that had it are gone")))]
-        made = call.results or ()
-        makes = tuple(range(call.first, call.first + len(made)))
-        sent = frozenset(message.sent).intersection(takes)
+            return [StepRefusedNotice(call.call, RemoteError.of(lost(_WORKERS_LOST)))]
+        results = tuple(range(call.first, call.first + len(call.results or ())))
+        sent = frozenset(message.sent).intersection(arguments)
         served = ServedCall(client, gang, frozenset(message.hosts), call, set(call.hosts))
         served.queued = OrderedRequest(
             client.number,
             message.island,
             (),
-            takes,
-            makes,
+            arguments,
+            results,
             sent,
             is_call=True,
             number=call.call,
@@ -141,7 +145,7 @@ class RequestParser:
         )
         return [served.queued]
 
-    def _release(self, client: ServedClient, message: ReleaseArrays) -> list[PendingReceive]:
+    def _release(self, client: ServedClient, message: ReleaseArrays) -> list[ParsedRequest]:
         gang = self._pool.gang(message.island)
         _check_own(client, message.arrays)
         if gang.life.key.start != message.start:
@@ -149,13 +153,13 @@ class RequestParser:
         sent = frozenset(message.sent).intersection(message.arrays)
         return [OrderedRequest(client.number, message.island, message.arrays, sent=sent)]
 
-    def _fetch(self, client: ServedClient, message: ForHost, fetch: Fetch) -> list[PendingReceive]:
+    def _fetch(self, client: ServedClient, message: ForHost, fetch: Fetch) -> list[ParsedRequest]:
         host = self._pool.host(message.host)
         _check_own(client, [fetch.array])
         if host.gang.life.key.start != message.start:
-            # It is told that they are gone, too.
-            told = Failed(fetch.request, "the workers that had it are gone")
-            client.arrays.send(FromHost(host.index, message.start, told))
+            # The client does not know yet that the island was lost, and waits for a reply.
+            failure = Failed(fetch.request, _WORKERS_LOST)
+            client.arrays.send(FromHost(host.index, message.start, failure))
             return []
         sent = frozenset((fetch.array,)) if message.is_sent else frozenset()
         relayed = RelayedFetch(fetch, host)
@@ -165,6 +169,7 @@ class RequestParser:
 
 
 def _check_own(client: ServedClient, arrays: Sequence[int]) -> None:
+    """Checks that arrays have numbers of a client, which are all that it may use."""
     for number in arrays:
         if not client.owns(number):
-            raise MessageError(f"{number} is not the number of an array of {client}")
+            raise MessageError(f"array {number} is not one of {client}")

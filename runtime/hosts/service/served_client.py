@@ -1,4 +1,4 @@
-"""A client of a service: its connections, its programs, and what it sends."""
+"""Client of a service: its connections, programs, steps, calls and traces."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pathways.runtime.hosts.service.array_sender import ArraySender, RelayedFetc
 
 @dataclasses.dataclass(eq=False)
 class ServedProgram:
-    """A program of a client.
+    """Program of a client.
 
     Attributes:
       hosted: the program.
-      queued: how many steps of it wait for their turn.
-      is_unwanted: whether it is to be unloaded when there is none.
+      queued: the number of its steps that wait in the scheduler.
+      is_unwanted: whether to unload it when none waits.
     """
 
     hosted: HostedProgram
@@ -34,25 +34,25 @@ class ServedProgram:
 
 
 class ServedStep(QueuedStep):
-    """A step of a client, for the service.
+    """Step of a client, with its reports to the client.
 
     Attributes:
       owner: the client.
       served: the program.
-      took: for each island how long it had the devices.
-      unsaid: the hosts that are done, which the client does not know.
-      failed: what failed on hosts, which the client does not know.
-      is_cut: whether the client knows of all hosts that do not reach each other.
+      durations: for each island the seconds that the step had its devices.
+      unreported: the hosts that are done, as the client does not know yet.
+      failed: the failures on hosts that the client does not know yet.
+      is_cut: whether the client was notified of the hosts that do not reach each other.
     """
 
-    __slots__ = ("failed", "is_cut", "owner", "served", "took", "unsaid")
+    __slots__ = ("durations", "failed", "is_cut", "owner", "served", "unreported")
 
     def __init__(
         self,
         owner: ServedClient,
         number: int,
         served: ServedProgram,
-        takes: Mapping[int, Sequence[int]],
+        arguments: Mapping[int, Sequence[int]],
         sent: frozenset[int],
     ) -> None:
         hosted, first = served.hosted, number + 1
@@ -60,45 +60,45 @@ class ServedStep(QueuedStep):
             owner.number,
             number,
             hosted.number,
-            takes,
-            {island: range(first, first + len(hosted.outputs[island])) for island in takes},
-            sent and sent.intersection(itertools.chain(*takes.values())),
+            arguments,
+            {island: range(first, first + len(hosted.outputs[island])) for island in arguments},
+            sent and sent.intersection(itertools.chain(*arguments.values())),
             hosted.share,
-            _donated(takes, hosted.inputs),
+            _donated(arguments, hosted.inputs),
             {gang.number: gang.life.key.start for gang in hosted.gangs},
             hosted.name,
             hosted.host_numbers,
         )
         self.owner = owner
         self.served = served
-        self.took: dict[int, float] = {}
-        self.unsaid: list[int] = []
+        self.durations: dict[int, float] = {}
+        self.unreported: list[int] = []
         self.failed: list[FromHost] = []
         self.is_cut = False
 
 
 def _donated(
-    takes: Mapping[int, Sequence[int]], inputs: Mapping[int, Sequence[HostPort]]
+    arguments: Mapping[int, Sequence[int]], inputs: Mapping[int, Sequence[HostPort]]
 ) -> dict[int, tuple[int, ...]]:
-    """Returns those of the arrays that a step takes that it donates, for each island that has any."""
+    """Returns the arguments that a step donates, for each island that has any."""
     return {
         island: donated
         for island, ports in inputs.items()
-        if (donated := tuple(n for n, port in zip(takes[island], ports, strict=True) if port.donated))
+        if (donated := tuple(n for n, port in zip(arguments[island], ports, strict=True) if port.donated))
     }
 
 
 @dataclasses.dataclass(eq=False)
 class ServedCall:
-    """A call of a function for a client.
+    """Call of a function for a client.
 
     Attributes:
       client: the client.
       gang: the workers of its island.
-      hosts: those that are told.
-      call: what they are told.
-      left: those that have not ended it.
-      queued: the same for the scheduler.
+      hosts: the hosts that get the message.
+      call: the message.
+      left: the hosts that have not finished the call.
+      queued: the call as the scheduler knows it.
     """
 
     client: ServedClient
@@ -111,30 +111,33 @@ class ServedCall:
 
 @dataclasses.dataclass(frozen=True)
 class ServedTrace:
-    """A trace that a client begins or ends on a host."""
+    """Request of a client to start or stop a trace on a host."""
 
     host: WorkerHandle
     message: StartTrace | StopTrace
 
 
 class ServedClient:
-    """A client.
+    """Client of a service.
 
     Args:
-      number: its number, which no other client has had.
+      number: its number, which no client had before.
       name: its name.
       weight: its share.
       watch: the first of its connections.
-      starts: what it was told of islands first: how often workers of each were started before.
+      starts: for each island the start of its workers, as the client was admitted with it.
 
     Attributes:
-      connections: to it, by the names of `messages.CHANNELS`.
-      steps: the one that has an order, which the event loop reads.
+      connections: its connections, by the names of `messages.CHANNELS`.
+      steps: the connection of its ordered requests, which the event loop reads.
+      arrays: sender of the arrays that it fetches.
+      watch: sender of replies without an order.
       programs: its programs, by their numbers.
-      last: the number of the last step that it has asked for.
-      fetches: what it fetches, by the numbers of requests to workers.
+      last: the number of its last step or call.
+      loading: the number of programs that are being compiled for it.
+      fetches: its fetches in flight, by the numbers of the requests to workers.
       is_joined: whether it has opened all its connections.
-      disconnected: is set when it has disconnected.
+      disconnected: event that is set when it has disconnected.
     """
 
     steps: Connection[Any]
@@ -157,8 +160,8 @@ class ServedClient:
         self.disconnected = threading.Event()
 
     def __str__(self) -> str:
-        return f"client {self.name}"
+        return f"client {self.name!r}"
 
     def owns(self, number: int) -> bool:
-        """Whether a number of an array or a step is one of its own."""
+        """Returns whether an array or a step with this number is its own."""
         return number >> SESSION_BITS == self.number

@@ -1,9 +1,9 @@
-"""A service: the controller of islands that many clients share.
+"""Service: the controller of islands that many clients share.
 
-One thread, which calls `serve`, reads all that has an order, of workers and of clients, tells the scheduler
-(`control.sharing.scheduler`), and sends steps to workers when it is their turn. It waits for nobody: what
-others do not read is kept for them. What is large, and what takes long, has threads of its own for each
-client: arrays that it sends, what it fetches, programs that are compiled for it.
+The dispatch thread, which calls `serve`, reads the ordered messages of workers and clients, passes them to
+the scheduler (`control.sharing.scheduler`), and sends the steps that it issues to workers. It never blocks on
+a peer: messages that a peer does not read are buffered. Large data and long operations have separate threads
+for each client: arrays that it sends or fetches, and programs that are compiled for it.
 """
 
 from __future__ import annotations
@@ -115,24 +115,25 @@ from pathways.runtime.resources.status import (
 from pathways.runtime.resources.threads import start_thread
 
 CONNECT_SECONDS = 10.0
-"""How long a client may take to open all its connections."""
+"""Seconds within which a client has to open all its connections."""
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
+"""Longest wait for messages, and interval of measurements of round trips, in seconds."""
 
-_TOGETHER_SECONDS = 0.001
-"""How long a client may not be told that a host is done with a step while others are not: most are soon."""
+_BATCH_SECONDS = 0.001
+"""Delay for batching the completion messages of one step, in seconds: its hosts finish at about one time."""
 
 log = logging.getLogger("pathways")
 
 
 class Service:
-    """The islands of a cluster, shared by many clients.
+    """Islands of a cluster, shared by many clients.
 
     Args:
-      settings: how the workers are started and watched.
-      weights: the shares of clients, by their names; others have 1.
-      policy: whose step is next, see `Scheduler`.
-      starter: starts the workers; by default as the settings say.
+      settings: the settings of the workers.
+      weights: the shares of clients, by their names; other clients have 1.
+      policy: the policy of the scheduler, see `Scheduler`.
+      starter: starts the workers; by default according to the settings.
 
     Raises:
       HostError: a worker does not start.
@@ -153,11 +154,11 @@ class Service:
         self._client_numbers = itertools.count(1)
         self._issued: dict[int, ServedStep] = {}
         self._calls: dict[int, ServedCall] = {}
-        # Of islands of several hosts: what is done, and may still be spoiled.
+        # Steps on multi-host islands that are done, and whose results an earlier step may still spoil.
         self._unsettled: list[ServedStep] = []
         self._events: list[SchedulerEvent] = []
-        # Steps of which hosts are done that their clients have not been told of, and since when.
-        self._unsaid: collections.deque[tuple[float, ServedStep]] = collections.deque()
+        # Steps with hosts that are done, as their clients do not know yet, and since when.
+        self._unreported: collections.deque[tuple[float, ServedStep]] = collections.deque()
         starter = Starter.of(settings) if starter is None else starter
         try:
             self._workers = WorkerCluster(starter, settings, sink=self, policy=policy)
@@ -172,59 +173,59 @@ class Service:
         core = self._core.core
         assert isinstance(core, ClusterCore)
         self._scheduler = core.scheduler
-        self._requests = RequestParser(self._pool)
-        self._looked = 0.0
+        self._request_parser = RequestParser(self._pool)
+        self._measured = 0.0
         self._traces = RelayedTraces()
-        self._questions = ControlRequestHandler(self._workers, self._loaded, self._unload)
-        # What has an order among steps, one thread does.
+        self._control_requests = ControlRequestHandler(self._workers, self._on_loaded, self._request_unload)
+        # Effects are carried out by the dispatch thread only, since they have an order among steps.
         self._core.act, self._core.defer = self._act, self._loop.wake
 
-    # What other threads say.
+    # Called by other threads.
 
     def admits(self, purpose: Purpose) -> bool:
-        """Whether connections are for this."""
+        """Returns whether it accepts connections for a purpose."""
         return purpose.role == "client" and purpose.to == "service" and purpose.channel in CHANNELS
 
-    def greet(self, connection: Connection[Any], keeper: ServerHandshake) -> None:
-        """Takes a connection of a client, which has proved who it is."""
-        purpose = keeper.purpose
+    def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
+        """Accepts a connection of an authenticated client."""
+        purpose = handshake.purpose
         assert purpose is not None
         connection.read_with(service_messages.decode_for_service)
         connection.keep_alive(self._settings.options.heartbeat)
         if purpose.channel == "watch":
-            self._admit(connection, keeper, purpose.name)
+            self._admit(connection, handshake, purpose.name)
             return
         with self._lock:
             client = self._clients.get(purpose.epoch)
-            is_wanted = (
+            is_expected = (
                 client is not None
                 and client.name == purpose.name
                 and not client.disconnected.is_set()
                 and purpose.channel not in client.connections
             )
-            if client is None or not is_wanted:
+            if client is None or not is_expected:
                 connection.close()
                 return
             client.connections[purpose.channel] = connection
-            is_whole = len(client.connections) == len(CHANNELS)
-        if is_whole:
+            is_complete = len(client.connections) == len(CHANNELS)
+        if is_complete:
             self._loop.post(functools.partial(self._join, client))
 
-    def _admit(self, connection: Connection[Any], keeper: ServerHandshake, name: str) -> None:
-        """Lets a client in, or says why not."""
-        self._wait_for_end_of(name)
+    def _admit(self, connection: Connection[Any], handshake: ServerHandshake, name: str) -> None:
+        """Admits a client, or sends it the reason why not."""
+        self._wait_for_disconnect(name)
         why = None
-        if keeper.versions != versions():
-            theirs, ours = ", ".join(keeper.versions), ", ".join(versions())
+        if handshake.versions != versions():
+            theirs, ours = ", ".join(handshake.versions), ", ".join(versions())
             why = f"it runs pathways, jaxlib and Python {theirs}, but the service {ours}"
         with self._lock:
-            if why is None and self._client(name) is not None:
+            if why is None and self._find_client(name) is not None:
                 why = f"a client called {name!r} already exists; choose another name with client="
             if why is None and self._closed.is_set():
-                why = "it ends"
+                why = "it is shutting down"
             if why is None:
                 weight = self._weights.get(name, 1.0)
-                facts = tuple(map(_facts, self._pool.gangs))
+                facts = tuple(map(_island_facts, self._pool.gangs))
                 starts = tuple(island.start for island in facts)
                 client = ServedClient(next(self._client_numbers), name, weight, connection, starts)
                 self._clients[client.number] = client
@@ -238,57 +239,59 @@ class Service:
                 Admitted(client.number, facts, options.heartbeat, options.stall_report, options.step_deadline)
             )
 
-        def give_up() -> None:
+        def check_connected() -> None:
             client.disconnected.wait(CONNECT_SECONDS)
             with self._lock:
-                is_whole = len(client.connections) == len(CHANNELS)
-            if not is_whole:
-                self.end(client, "it did not open its connections")
+                is_complete = len(client.connections) == len(CHANNELS)
+            if not is_complete:
+                self.request_disconnect(
+                    client, f"it did not open all connections within {CONNECT_SECONDS:.0f} s"
+                )
 
-        start_thread(give_up, "admit")
+        start_thread(check_connected, "admit")
 
-    def _client(self, name: str) -> ServedClient | None:
-        """The client of a name; the lock is held."""
-        there = [client for client in self._clients.values() if not client.disconnected.is_set()]
-        return next((client for client in there if client.name == name), None)
+    def _find_client(self, name: str) -> ServedClient | None:
+        """Returns the connected client of a name, if any; the caller holds the lock."""
+        connected = [client for client in self._clients.values() if not client.disconnected.is_set()]
+        return next((client for client in connected if client.name == name), None)
 
-    def _wait_for_end_of(self, name: str) -> None:
-        """Waits until a client is gone that has just left: another one may come at once with its name."""
+    def _wait_for_disconnect(self, name: str) -> None:
+        """Waits until a client with a closed connection is removed, since it may connect again at once."""
         with self._lock:
-            client = self._client(name)
+            client = self._find_client(name)
         if client is not None and client.connections["watch"].has_ended():
-            self.end(client, "the connection has ended")
+            self.request_disconnect(client, "the connection has ended")
             client.disconnected.wait(CONNECT_SECONDS)
 
-    def end(self, client: ServedClient, why: str) -> None:
-        """Ends a client; what it has is freed. Any thread may say so, more than once."""
-        self._loop.post(functools.partial(self._leave, client, why))
+    def request_disconnect(self, client: ServedClient, why: str) -> None:
+        """Has the dispatch thread disconnect a client; any thread may call it, more than once."""
+        self._loop.post(functools.partial(self._disconnect, client, why))
 
-    def end_client(self, name: str) -> bool:
-        """Ends the client of a name; whether there is one."""
+    def disconnect_client(self, name: str) -> bool:
+        """Disconnects the client of a name; returns whether there is one."""
         with self._lock:
-            client = self._client(name)
+            client = self._find_client(name)
         if client is None:
             return False
-        self.end(client, "it was ended with pw-cluster end")
+        self.request_disconnect(client, "requested by pw-cluster end")
         return client.disconnected.wait(10)
 
     def close(self) -> None:
-        """Ends all clients and workers, and `serve`; any thread may say so."""
+        """Has `serve` disconnect all clients, end the workers and return; any thread may call it."""
         self._closed.set()
         self._loop.wake()
 
     def status(self) -> ServiceStatus:
-        """How the islands and the clients are."""
+        """Returns the status of the islands and the clients."""
         request = self._core.ask_reports(range(len(self._pool.hosts)))
         self._core.wait_for(request, 2 * REPORT_SECONDS)
-        reports: dict[int, HostReport] = {host: said[-1] for host, said in request.answers.items()}
+        reports: dict[int, HostReport] = {host: received[-1] for host, received in request.answers.items()}
         clients: list[ClientStatus] = []
-        asked = threading.Event()
+        collected = threading.Event()
 
-        def look() -> None:
+        def collect() -> None:
             for known in self._scheduler.clients.values():
-                arrays, size = _held(known.number, self._pool.gangs, reports)
+                arrays, size = _array_totals(known.number, self._pool.gangs, reports)
                 clients.append(
                     ClientStatus(
                         self._clients[known.number].name,
@@ -300,10 +303,10 @@ class Service:
                         size,
                     )
                 )
-            asked.set()
+            collected.set()
 
-        self._loop.post(look)
-        asked.wait(REPORT_SECONDS)
+        self._loop.post(collect)
+        collected.wait(REPORT_SECONDS)
         return ServiceStatus(
             os.getpid(),
             tuple(_island_status(gang, reports) for gang in [*self._pool.gangs]),
@@ -317,90 +320,91 @@ class Service:
         """Serves clients until `close` is called."""
         try:
             while not self._closed.is_set():
-                self._loop.look(_TOGETHER_SECONDS if self._unsaid else _LOOK_SECONDS)
-                self._turn()
+                self._loop.look(_BATCH_SECONDS if self._unreported else _POLL_SECONDS)
+                self._iterate()
         finally:
             self._closed.set()
             for client in [*self._clients.values()]:
-                self._leave(client, "the service has ended")
-            self._questions.close()
+                self._disconnect(client, "the service is shutting down")
+            self._control_requests.close()
             self._core.defer = None
             self._workers.close()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
+        """Runs one iteration of the dispatch thread, after messages were read."""
         now = time.monotonic()
         self._core.carry_out()
-        if now - self._looked > _LOOK_SECONDS:
-            self._looked = now
+        if now - self._measured > _POLL_SECONDS:
+            self._measured = now
             self._measure_round_trips()
-        while self._unsaid:
-            since, step = self._unsaid[0]
-            if step.unsaid and now - since < _TOGETHER_SECONDS:
+        while self._unreported:
+            since, step = self._unreported[0]
+            if step.unreported and now - since < _BATCH_SECONDS:
                 break
-            self._unsaid.popleft()
-            self._say_done(step)
+            self._unreported.popleft()
+            self._report_done(step)
         while self._events:
             events, self._events = self._events, []
             self._schedule(*events)
-        self._settle()
+        self._report_settled()
 
     def _measure_round_trips(self) -> None:
-        """Tells the scheduler how far islands are."""
+        """Passes the scheduler the round trips to islands."""
         for gang in self._pool.gangs:
             trips = [trip for host in gang.hosts if (trip := host.round_trip.seconds) is not None]
             if trips:
                 self._events.append(RoundTripMeasured(gang.number, max(trips)))
 
     def _schedule(self, *events: SchedulerEvent) -> None:
-        """Tells the scheduler what happened, and does what it wants."""
+        """Passes events to the scheduler, and carries out the effects."""
         self._core.schedule(events)
         self._core.carry_out()
 
-    def _tell_all(self, message: Message) -> None:
-        """Tells all clients what has become of an island."""
+    def _broadcast(self, message: Message) -> None:
+        """Sends all clients a message about an island, and removes the steps that it ends."""
         for client in [*self._clients.values()]:
-            self._say(client, message)
-        self._forget_lost()
+            self._send(client, message)
+        self._remove_ended()
 
-    def _forget_lost(self) -> None:
-        """Forgets steps whose hosts are done or gone; tells of those that fail because hosts are cut off."""
+    def _remove_ended(self) -> None:
+        """Removes calls and steps that ended with lost hosts; reports steps of hosts that are cut off."""
         self._calls = {n: served for n, served in self._calls.items() if not served.gang.is_lost()}
         for number, step in [*self._issued.items()]:
             if step.has_cut_hosts() and not step.is_cut:
                 step.is_cut = True
                 for host, why in step.cut_hosts().items():
-                    self._say(step.owner, service_messages.StepCutOff(number, (host,), RemoteError.of(why)))
+                    self._send(step.owner, service_messages.StepCutOff(number, (host,), RemoteError.of(why)))
             if step.is_done():
                 del self._issued[number]
                 if self._core.core.has_multi_host_islands and step not in self._unsettled:
                     self._unsettled.append(step)
 
     def _act(self, effect: Effect) -> None:
-        """Carries out what the core wants."""
+        """Carries out an effect of the core."""
         match effect:
             case IssueStep(ServedStep() as step):
                 self._issue(step)
             case DispatchRequest():
-                self._take_turn(effect)
+                self._dispatch(effect)
             case RefuseStep(ServedStep() as step, why):
                 self._refuse(step, why)
             case FreeClientArrays(_, island, arrays):
                 self._free(island, arrays)
             case DisconnectClient(number, why):
                 if (client := self._clients.get(number)) is not None:
-                    self.end(client, why)
+                    self.request_disconnect(client, why)
             case StepFailed(failure):
                 self._on_failed(failure)
             case GangLeaving(key, why):
-                self._tell_all(IslandLeavingNotice(*key, RemoteError.of(why)))
+                self._broadcast(IslandLeavingNotice(*key, RemoteError.of(why)))
             case GangLost(key, why, is_dead):
-                self._tell_all(IslandLostNotice(*key, RemoteError.of(why), is_dead))
+                self._broadcast(IslandLostNotice(*key, RemoteError.of(why), is_dead))
             case GangReturned(key):
-                self._tell_all(IslandReturnedNotice(key.island, _facts(self._pool.gangs[key.island])))
+                self._broadcast(IslandReturnedNotice(key.island, _island_facts(self._pool.gangs[key.island])))
             case _:
                 self._workers.effect_runner.run(effect)
                 if isinstance(effect, WakeWaiters):
-                    self._forget_lost()
+                    self._remove_ended()
 
     def _issue(self, step: ServedStep) -> None:
         """Sends a step to its hosts."""
@@ -416,32 +420,33 @@ class Service:
                 self._listener.lose(host, error)
         self._unload_if_unwanted(program)
 
-    def _take_turn(self, turn: DispatchRequest) -> None:
-        self._free(turn.item.island, turn.frees)
-        client = self._clients.get(turn.item.client)
-        what = turn.item.what
+    def _dispatch(self, dispatch: DispatchRequest) -> None:
+        """Sends a request that the scheduler has dispatched to its hosts."""
+        self._free(dispatch.item.island, dispatch.frees)
+        client = self._clients.get(dispatch.item.client)
+        what = dispatch.item.what
         if client is None or what is None:
             return
         if isinstance(what, ServedCall):
-            self._call(what, turn)
+            self._send_call(what, dispatch)
         elif isinstance(what, ServedTrace):
             self._trace(client, what.host, what.message)
         else:
-            self._begin_fetch(client, what, is_there=turn.has_arguments)
+            self._start_fetch(client, what, has_array=dispatch.has_arguments)
 
-    def _call(self, served: ServedCall, turn: DispatchRequest) -> None:
-        """Has hosts call a function."""
+    def _send_call(self, served: ServedCall, dispatch: DispatchRequest) -> None:
+        """Sends a call of a function to its hosts."""
         gang, call = served.gang, served.call
         if gang.is_lost():
             return
-        if turn.why is not None:
-            # What it would have made has no place anywhere, and is an error to who takes it.
+        if dispatch.why is not None:
+            # No host runs it: its results exist nowhere, and are errors to programs that use them.
             call = msgspec.structs.replace(call, hosts=())
-            self._say(served.client, StepRefusedNotice(call.call, RemoteError.of(turn.why)))
+            self._send(served.client, StepRefusedNotice(call.call, RemoteError.of(dispatch.why)))
             self._end_call(served)
         else:
             self._calls[call.call] = served
-        # Clients number lanes, too, and none waits for another one's.
+        # Each client numbers its own lanes, which are separate from those of other clients.
         lane = served.client.number << SESSION_BITS | call.lane
         for host in gang.hosts:
             if host.index in served.hosts:
@@ -455,49 +460,51 @@ class Service:
         served = self._calls.get(called.call)
         if served is None:
             return
-        self._say(served.client, FromHost(host.index, served.gang.life.key.start, called))
+        self._send(served.client, FromHost(host.index, served.gang.life.key.start, called))
         served.left.discard(host.index)
         if not served.left:
             del self._calls[called.call]
             self._end_call(served)
 
     def _end_call(self, served: ServedCall) -> None:
-        """Tells the scheduler that no host has anything of a call any more."""
+        """Notifies the scheduler that all hosts have finished a call."""
         assert served.queued is not None
         self._events.append(CallFinished(served.queued))
 
-    def _begin_fetch(self, client: ServedClient, fetch: RelayedFetch, *, is_there: bool) -> None:
+    def _start_fetch(self, client: ServedClient, fetch: RelayedFetch, *, has_array: bool) -> None:
         if fetch.host.gang.is_lost():
-            # The loss itself, which is sent to all clients, fails the request.
+            # The notice of the loss, which all clients get, fails the request.
             return
-        if not is_there:
-            self._fail(client, fetch, "the array is not there")
+        if not has_array:
+            self._fail_fetch(client, fetch, "the array does not exist")
             return
         request = self._core.ask([fetch.host.index], ClientFetch(client, fetch))
         fetch.number = request.number
         client.fetches[request.number] = fetch
-        asked = fetch.fetch
+        wanted = fetch.fetch
         try:
             fetch.host.steps.send(
-                Fetch(request.number, asked.array, asked.devices, asked.size, min(asked.size, FIRST_BYTES))
+                Fetch(
+                    request.number, wanted.array, wanted.devices, wanted.size, min(wanted.size, FIRST_BYTES)
+                )
             )
         except ConnectionEnded as error:
             self._listener.lose(fetch.host, error)
-        client.arrays.begin(fetch)
+        client.arrays.start(fetch)
 
-    def _fail(self, client: ServedClient, fetch: RelayedFetch, why: str) -> None:
-        told = Failed(fetch.fetch.request, why)
-        client.arrays.send(FromHost(fetch.host.index, fetch.start, told))
+    def _fail_fetch(self, client: ServedClient, fetch: RelayedFetch, why: str) -> None:
+        failure = Failed(fetch.fetch.request, why)
+        client.arrays.send(FromHost(fetch.host.index, fetch.start, failure))
 
     def _refuse(self, step: ServedStep, why: str) -> None:
         step.served.queued -= 1
         gangs = step.served.hosted.gangs
         problem = next((gang.life.problem for gang in gangs if gang.life.problem is not None), None)
-        self._say(step.owner, StepRefusedNotice(step.number, RemoteError.of(problem or failed(why))))
+        self._send(step.owner, StepRefusedNotice(step.number, RemoteError.of(problem or failed(why))))
         self._unload_if_unwanted(step.served)
 
     def _free(self, island: int, arrays: Sequence[int]) -> None:
-        """Has the hosts of an island forget arrays, with the next step or soon."""
+        """Frees arrays of an island on its hosts, with the next step or soon."""
         unused = self._pool.gangs[island].life.unused
         for number in arrays:
             unused.add(number)
@@ -511,43 +518,44 @@ class Service:
         step = self._issued.get(done.run)
         if step is None:
             return
-        if not step.unsaid and not self._core.core.has_multi_host_islands:
-            self._unsaid.append((host.pulse.heard, step))
-        step.unsaid.append(host.index)
-        self._note_end(step, host.gang, done.took)
+        if not step.unreported and not self._core.core.has_multi_host_islands:
+            self._unreported.append((host.pulse.heard, step))
+        step.unreported.append(host.index)
+        self._handle_end(step, host.gang, done.took)
 
     def _on_failed(self, failure: HeldFailure) -> None:
-        """Handles that a step failed on a host."""
-        # Not among those issued: a loss may have ended it, and its client waits for this host, too.
+        """Handles the failure of a step on a host."""
+        # Not looked up in `_issued`: a loss may have ended the step, and its client waits for this host, too.
         step = failure.step
         assert isinstance(step, ServedStep)
         done = Done(step.number, failure.error, dict(failure.wrong), failure.took)
         step.failed.append(FromHost(failure.host, failure.gang.start, done))
-        self._note_end(step, self._pool.gangs[failure.gang.island], failure.took)
+        self._handle_end(step, self._pool.gangs[failure.gang.island], failure.took)
 
-    def _note_end(self, step: ServedStep, gang: HostGang, seconds: float) -> None:
-        """Notes that a host of an island is done with a step, or that it failed there."""
-        is_several = self._core.core.has_multi_host_islands
-        took = step.took[gang.number] = max(step.took.get(gang.number, 0.0), seconds)
+    def _handle_end(self, step: ServedStep, gang: HostGang, seconds: float) -> None:
+        """Handles that a host of an island is done with a step, or that the step failed there."""
+        has_multi_host_islands = self._core.core.has_multi_host_islands
+        took = step.durations[gang.number] = max(step.durations.get(gang.number, 0.0), seconds)
         if len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
             self._events.append(IslandStepDone(step, gang.number, took))
         is_done = step.is_done()
-        if is_done and self._issued.pop(step.number, None) is not None and is_several:
+        if is_done and self._issued.pop(step.number, None) is not None and has_multi_host_islands:
             self._unsettled.append(step)
-        if not is_several and (is_done or step.failed):
-            self._say_done(step)
+        # With multi-host islands a result is reported when it is settled, see `_report_settled`.
+        if not has_multi_host_islands and (is_done or step.failed):
+            self._report_done(step)
 
-    def _say_done(self, step: ServedStep) -> None:
-        """Tells a client which hosts are done with a step, if it does not know."""
+    def _report_done(self, step: ServedStep) -> None:
+        """Reports the failures and the completions of a step that its client does not know yet."""
         if step.failed:
-            self._say(step.owner, *step.failed)
+            self._send(step.owner, *step.failed)
             step.failed.clear()
-        if step.unsaid:
-            self._say(step.owner, HostsDone(step.number, tuple(step.unsaid)))
-            step.unsaid.clear()
+        if step.unreported:
+            self._send(step.owner, HostsDone(step.number, tuple(step.unreported)))
+            step.unreported.clear()
 
-    def _settle(self) -> None:
-        """Tells of steps that nothing can spoil any more, or that are spoiled."""
+    def _report_settled(self) -> None:
+        """Reports the steps whose results cannot be spoiled any more, and those whose results are."""
         if not self._unsettled:
             return
         kept = []
@@ -560,78 +568,80 @@ class Service:
             except HostError as error:
                 spoiled = error.record()
                 text = spoiled.text.removeprefix(f"{step.subject}: ")
-                self._say(step.owner, Indeterminate(step.number, RemoteError(spoiled.kind.__name__, text)))
+                self._send(step.owner, Indeterminate(step.number, RemoteError(spoiled.kind.__name__, text)))
                 continue
-            self._say_done(step)
+            self._report_done(step)
         self._unsettled = kept
 
     def on_tracing(self, host: WorkerHandle, message: FromTracing) -> None:
         """See `WorkerSink`."""
         start = host.gang.life.key.start
         if isinstance(message, ClockTime):
-            self._questions.on_clock(host, message)
+            self._control_requests.on_clock(host, message)
             return
-        for number, told in self._traces.take((host.index, start), message):
+        for number, relayed in self._traces.route((host.index, start), message):
             known = self._clients.get(number)
-            # Of its own programs alone.
-            if known is not None and (not isinstance(told, RunTimes) or told.program in known.programs):
-                known.watch.send(FromHost(host.index, start, told))
+            # A client gets the times of its own programs only.
+            if known is None or (isinstance(relayed, RunTimes) and relayed.program not in known.programs):
+                continue
+            known.watch.send(FromHost(host.index, start, relayed))
 
     def _trace(self, client: ServedClient, host: WorkerHandle, trace: StartTrace | StopTrace) -> None:
-        """Begins or ends a trace of a client, when all is issued that it asked for before."""
+        """Starts or stops a trace of a client, after all its earlier steps were issued."""
         worker = host.index, host.gang.life.key.start
         if isinstance(trace, StartTrace):
-            messages = self._traces.begin(worker, client.number, trace.trace)
+            messages = self._traces.start(worker, client.number, trace.trace)
         else:
-            messages = self._traces.end(worker, client.number)
+            messages = self._traces.stop(worker, client.number)
         with contextlib.suppress(ConnectionEnded):
             host.steps.send(*messages)
 
     # Clients.
 
-    def _say(self, client: ServedClient, *messages: Message) -> None:
-        """Tells a client something that has an order."""
+    def _send(self, client: ServedClient, *messages: Message) -> None:
+        """Sends a client messages that have an order."""
         if "steps" not in client.connections or client.disconnected.is_set():
             return
         try:
             client.connections["steps"].send(*messages)
         except ConnectionEnded as error:
-            # Later: what is under way would be sent after what its end makes room for.
-            self.end(client, str(error))
+            # Not at once: a disconnection issues steps of other clients, which would overtake the effects
+            # that are being carried out.
+            self.request_disconnect(client, str(error))
 
     def _join(self, client: ServedClient) -> None:
-        """A client has all its connections."""
+        """Adds a client to the scheduler once it has opened all its connections."""
         if client.disconnected.is_set():
             return
-        end = functools.partial(self.end, client)
+        end = functools.partial(self.request_disconnect, client)
         client.steps = client.connections["steps"]
         client.arrays = ArraySender(client.connections["arrays"], end)
         client.watch = Sender(client.connections["watch"], end)
         client.is_joined = True
-        log.info("%s is there", client)
+        log.info("%s connected", client)
         self._schedule(ClientJoined(client.number, client.weight))
         self._loop.add(client.steps, functools.partial(self._read_client, client), keeps=True, pauses=True)
-        # What became of islands since it was told of them first.
+        # The state of islands may have changed since the client was admitted.
         for gang, start in zip(self._pool.gangs, client.starts, strict=True):
-            self._say(client, *_changes(gang, start))
+            self._send(client, *_changes_since(gang, start))
         arrays = IncomingArrays(
             client.owns,
             self._pool,
-            functools.partial(self._arrive, client),
+            functools.partial(self._on_arrived, client),
             functools.partial(self._free_arrived, client),
             self._listener.lose,
         )
         client.connections["arrays"].place = arrays.place
         start_thread(functools.partial(self._listen_to_arrays, client, arrays), "listen")
-        ask = functools.partial(self._questions.take, client)
-        start_thread(functools.partial(self._listen, client, "watch", ask), "listen")
+        handle = functools.partial(self._control_requests.handle, client)
+        start_thread(functools.partial(self._listen, client, "watch", handle), "listen")
 
-    def _leave(self, client: ServedClient, why: str) -> None:
-        """A client is gone, or has to go: all that it has is freed."""
+    def _disconnect(self, client: ServedClient, why: str) -> None:
+        """Disconnects a client, and frees its arrays, programs and devices."""
         if client.disconnected.is_set():
             return
-        log.info("%s is gone: %s", client, why)
-        self._say_end(client, why)
+        log.info("%s disconnected: %s", client, why)
+        self._send_reason(client, why)
         client.disconnected.set()
         if client.is_joined:
             self._loop.forget(client.steps)
@@ -645,64 +655,65 @@ class Service:
             self._unload_if_unwanted(program)
         with self._lock:
             self._clients.pop(client.number, None)
-        self._questions.forget(client)
-        for host, start in self._traces.workers(client.number):
+        self._control_requests.remove_client(client)
+        for host, start in self._traces.workers_of(client.number):
             worker = self._pool.hosts[host]
             if worker.gang.life.key.start == start:
                 with contextlib.suppress(ConnectionEnded):
-                    worker.steps.send(*self._traces.end((host, start), client.number))
+                    worker.steps.send(*self._traces.stop((host, start), client.number))
         for worker in self._pool.hosts:
             with contextlib.suppress(ConnectionEnded):
                 worker.steps.send(ReleaseClient(client.number))
         fetches = [*client.fetches.values()]
 
-        def give_up() -> None:
+        def cancel_fetches() -> None:
             for fetch in fetches:
                 with contextlib.suppress(ConnectionEnded):
                     fetch.host.arrays.send(Credit(fetch.number, -1))
 
         if fetches:
-            start_thread(give_up, "give up")
+            # In a thread: the connections of arrays do not buffer, so that sending may block.
+            start_thread(cancel_fetches, "cancel")
 
-    def _say_end(self, client: ServedClient, why: str) -> None:
-        """Tells a client why it ends, if it reads."""
+    def _send_reason(self, client: ServedClient, why: str) -> None:
+        """Sends a client the reason why it is disconnected, unless its connection is closed."""
         with contextlib.suppress(ConnectionEnded):
             client.connections.get("steps", client.connections["watch"]).send(AdmissionDenied(why))
 
     def _read_client(self, client: ServedClient) -> None:
-        """Reads what a client has said that has an order."""
+        """Reads the ordered requests of a client that have arrived."""
         try:
             for message in client.steps.read_available():
-                for asked in self._requests.read(client, message):
-                    if isinstance(asked, StepRefusedNotice):
-                        self._say(client, asked)
+                for request in self._request_parser.parse(client, message):
+                    if isinstance(request, StepRefusedNotice):
+                        self._send(client, request)
                     else:
-                        self._events.append(WorkSubmitted(asked))
+                        self._events.append(WorkSubmitted(request))
         except (ConnectionEnded, MessageError) as error:
-            self._leave(client, str(error))
+            self._disconnect(client, str(error))
         except Exception as error:
-            self._leave(client, _unforeseen(client, error))
+            self._disconnect(client, _unexpected_error(client, error))
 
-    # What has no order.
+    # Requests without an order, in the threads of each client.
 
-    def _listen(self, client: ServedClient, channel: str, take: Callable[[object], None]) -> None:
+    def _listen(self, client: ServedClient, channel: str, handle: Callable[[object], None]) -> None:
         connection = client.connections[channel]
         try:
             while not client.disconnected.is_set():
-                take(connection.receive())
+                handle(connection.receive())
         except (ConnectionEnded, MessageError) as error:
-            self.end(client, str(error))
+            self.request_disconnect(client, str(error))
         except Exception as error:
-            self.end(client, _unforeseen(client, error))
+            self.request_disconnect(client, _unexpected_error(client, error))
 
     def _listen_to_arrays(self, client: ServedClient, arrays: IncomingArrays) -> None:
         try:
-            self._listen(client, "arrays", arrays.take)
+            self._listen(client, "arrays", arrays.handle)
         finally:
             arrays.close()
 
-    def _arrive(self, client: ServedClient, gang: HostGang, number: int) -> None:
-        """All of an array is on its way to an island; any thread may say so."""
+    def _on_arrived(self, client: ServedClient, gang: HostGang, number: int) -> None:
+        """Handles that an array was sent to an island entirely; any thread may call it."""
 
         def arrive() -> None:
             self._events.append(ArrayArrived(client.number, *gang.life.key, number))
@@ -714,13 +725,16 @@ class Service:
         freed = OrderedRequest(client.number, gang.number, (number,))
         self._loop.post(lambda: self._events.append(WorkSubmitted(freed)))
 
-    def _loaded(self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError) -> None:
-        """A program is loaded for a client, or it is not; any thread may say so."""
-        self._loop.post(functools.partial(self._keep, client, request, loaded))
+    def _on_loaded(self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError) -> None:
+        """Handles that a program of a client was loaded or failed to load; any thread may call it."""
+        self._loop.post(functools.partial(self._register_program, client, request, loaded))
 
-    def _keep(self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError) -> None:
+    def _register_program(
+        self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError
+    ) -> None:
+        """Registers a loaded program and replies to its client, in the dispatch thread."""
         if isinstance(loaded, RemoteError):
-            self._say(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
+            self._send(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
             return
         if client.disconnected.is_set():
             self._workers.unload(loaded)
@@ -731,12 +745,12 @@ class Service:
             for ports in (loaded.inputs, loaded.outputs)
         )
         starts = {gang.number: gang.life.key.start for gang in loaded.gangs}
-        # What became of them meanwhile comes first.
+        # Send pending notices about these islands first, so that the client knows the workers of `starts`.
         self._core.carry_out()
-        self._say(client, ProgramLoaded(request, loaded.number, inputs, outputs, loaded.share, starts))
+        self._send(client, ProgramLoaded(request, loaded.number, inputs, outputs, loaded.share, starts))
 
-    def _unload(self, client: ServedClient, number: int) -> None:
-        """A client needs a program no more; any thread may say so."""
+    def _request_unload(self, client: ServedClient, number: int) -> None:
+        """Unloads a program of a client after its queued steps; any thread may call it."""
 
         def unload() -> None:
             program = client.programs.pop(number, None)
@@ -747,37 +761,45 @@ class Service:
         self._loop.post(unload)
 
 
-def _unforeseen(client: ServedClient, error: Exception) -> str:
-    """Why a client ends whose message led to an error that nobody foresaw: the service goes on for others."""
-    log.exception("a message of %s", client)
+def _unexpected_error(client: ServedClient, error: Exception) -> str:
+    """Logs an unexpected error, for which only its client is disconnected; returns the reason."""
+    log.exception("cannot handle a message of %s", client)
     return f"its message led to {type(error).__name__}: {error}"
 
 
-def _held(client: int, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]) -> tuple[int, int]:
-    """How many arrays a client has, and their bytes; all hosts of an island have parts of the same arrays."""
+def _array_totals(
+    client: int, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]
+) -> tuple[int, int]:
+    """Returns the number of arrays of a client, and their bytes."""
     arrays = size = 0
     for gang in gangs:
-        held = [
+        totals = [
             reports[host.index].clients.get(client, (0, 0)) for host in gang.hosts if host.index in reports
         ]
-        arrays += max((count for count, _ in held), default=0)
-        size += sum(own for _, own in held)
+        # All hosts of an island hold shards of the same arrays.
+        arrays += max((count for count, _ in totals), default=0)
+        size += sum(own for _, own in totals)
     return arrays, size
 
 
-def _facts(gang: HostGang) -> IslandFacts:
+def _island_facts(gang: HostGang) -> IslandFacts:
     return IslandFacts(
         gang.life.key.start,
         tuple(WorkerFacts(host.index, host.process.pid, host.ready) for host in gang.hosts),
     )
 
 
-def _changes(gang: HostGang, start: int) -> Iterator[Message]:
-    """Yields messages about an island to a client that was told last of its workers of some start."""
+def _changes_since(gang: HostGang, start: int) -> Iterator[Message]:
+    """Yields the messages that bring a client up to date.
+
+    Args:
+      gang: the workers of an island.
+      start: the start of its workers that the client knows.
+    """
     life = gang.life
     if life.key.start != start:
         yield IslandLostNotice(gang.number, start, RemoteError.of(lost(f"{gang.name} was lost")), False)
-        yield IslandReturnedNotice(gang.number, _facts(gang))
+        yield IslandReturnedNotice(gang.number, _island_facts(gang))
     if life.failure is not None:
         yield IslandLostNotice(*life.key, RemoteError.of(life.failure), life.is_dead())
     elif life.problem is not None:

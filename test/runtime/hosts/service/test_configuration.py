@@ -1,4 +1,4 @@
-"""The file that describes a cluster, and the sentence for each thing that is wrong with it."""
+"""Configuration files of clusters, and a message of one line for each error in them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
         ("hosts = 2\n[clients.'a b']", "clients: 'a b' is not a name of a client: expected letters"),
     ],
 )
-def test_configuration_refuses_wrong_files_in_one_sentence(write, monkeypatch, text, message):
+def test_configuration_reports_invalid_files_in_one_line(write, monkeypatch, text, message):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     path = write(text)
     with pytest.raises(ConfigurationError) as caught:
@@ -181,7 +181,7 @@ def test_configuration_reports_a_missing_file(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_configuration_refuses_mutated_files_in_words(write, seed):
+def test_configuration_reports_errors_of_mutated_files(write, seed):
     chance = random.Random(seed)
     for _ in range(150):
         text = bytearray(FULL.encode())

@@ -1,4 +1,4 @@
-"""What the status of a service says of clients, of what hosts report."""
+"""Arrays of each client in the status of a service, added up from the reports of hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def report(**clients: tuple[int, int]) -> HostReport:
 
 
 def test_service_status_counts_an_array_of_an_island_once():
-    """A host may not say anything, or have no part of an array."""
+    """A host may send no report, or hold no shard of an array."""
     gangs = [
         SimpleNamespace(hosts=[SimpleNamespace(index=index) for index in hosts])
         for hosts in ((0, 1), (2,), (3,))
@@ -24,6 +24,6 @@ def test_service_status_counts_an_array_of_an_island_once():
         1: report(client1=(2, 16), client2=(1, 8)),
         2: report(client1=(1, 4)),
     }
-    assert service._held(1, gangs, reports) == (4, 44)
-    assert service._held(2, gangs, reports) == (1, 8)
-    assert service._held(3, gangs, reports) == (0, 0)
+    assert service._array_totals(1, gangs, reports) == (4, 44)
+    assert service._array_totals(2, gangs, reports) == (1, 8)
+    assert service._array_totals(3, gangs, reports) == (0, 0)

@@ -1,4 +1,4 @@
-"""What clients ask for, as the scheduler is told of it."""
+"""Requests of clients, as the scheduler gets them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FIRST = 1 << SESSION_BITS
 
 
 def gang(number: int, is_lost: bool) -> Any:
-    failure = lost("it is gone") if is_lost else None
+    failure = lost("it was lost") if is_lost else None
     return SimpleNamespace(
         number=number, is_lost=lambda: is_lost, life=SimpleNamespace(failure=failure), hosts=()
     )
 
 
 def test_requests_free_arrays_of_a_refused_step():
-    """On the islands that are there, before it is refused."""
+    """Arrays on islands that were not lost are freed, and then the step is refused."""
     gangs = [gang(0, False), gang(1, True)]
     client = ServedClient(1, "bob", 1.0, None)
     hosted: Any = SimpleNamespace(
@@ -32,7 +32,7 @@ def test_requests_free_arrays_of_a_refused_step():
     client.programs[7] = ServedProgram(hosted)
     requests = RequestParser(SimpleNamespace(gangs=gangs))
     step = Submit(FIRST + 9, 7, {0: (), 1: ()}, (FIRST + 2,), {0: (FIRST + 1, FIRST + 2), 1: (FIRST + 3,)})
-    free, refused = requests.read(client, step)
+    free, refused = requests.parse(client, step)
     assert free == OrderedRequest(1, 0, (FIRST + 1, FIRST + 2), sent=frozenset((FIRST + 2,)))
     assert isinstance(refused, StepRefusedNotice)
     assert refused.step == FIRST + 9
