@@ -47,7 +47,7 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
             where = leaf.locations[0]
             layout = where.placement
             # No slice has the key of a block of an array.
-            island = f"island{where.gang.number}" if where.part.count == 1 else None
+            island = f"island{where.gang.number}" if where.block.count == 1 else None
             key = (island, layout.devices, layout.mesh, layout.axis_names)
         elif isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
             mesh = sharding.mesh

@@ -84,7 +84,7 @@ class HostsExecutable(ProgramExecutable):
     @property
     def context(self) -> Any:
         """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
-        return self._context if self._program.is_there() else None
+        return self._context if self._program.is_ready() else None
 
     @property
     def loaded(self) -> Executable:  # type: ignore[override]

@@ -83,7 +83,7 @@ class _Move:
     def of(cls, array: Array, target: Location) -> _Move | None:
         """Returns the move of an array to a location; None if no live host has the same block of it."""
         sources = [
-            where for where in array.locations if where.part == target.part and not where.gang.is_lost()
+            where for where in array.locations if where.block == target.block and not where.gang.is_lost()
         ]
         if not sources or target.gang.is_lost():
             return None
@@ -92,7 +92,7 @@ class _Move:
             data = jax.eval_shape(jax.random.key_data, data)
         # Within an island, if possible.
         source = min(sources, key=lambda where: where.gang is not target.gang)
-        return cls(target.part.shape(data.shape), data.dtype.name, source, target)
+        return cls(target.block.shape(data.shape), data.dtype.name, source, target)
 
 
 class _KeptProgram:
@@ -135,11 +135,11 @@ def relocate(
 def _loaded(controller: Client, load: Load, moves: tuple[_Move, ...]) -> _KeptProgram:
     with _lock:
         found = _programs.get(controller, {}).get(moves)
-    if found is not None and found.program.is_there():
+    if found is not None and found.program.is_ready():
         return found
     loaded = _KeptProgram(controller, load(*_program(moves)))
     with _lock:
-        known = {key: old for key, old in _programs.get(controller, {}).items() if old.program.is_there()}
+        known = {key: old for key, old in _programs.get(controller, {}).items() if old.program.is_ready()}
         for key in list(known)[: max(0, len(known) + 1 - _MAX_LOADED)]:
             del known[key]
         # Another thread may have loaded it in the meantime.

@@ -98,7 +98,7 @@ class RestoredLeaf:
 def _is_even(array: Array) -> bool:
     """Returns whether all shards of an array have one shape, as the file format requires."""
     for where in array.locations:
-        shards = different_shards(where.part.shape(array.shape), where.placement)
+        shards = different_shards(where.block.shape(array.shape), where.placement)
         if len({tuple(bounds.stop - bounds.start for bounds in own) for _, own in shards}) > 1:
             return False
     return True
@@ -134,15 +134,15 @@ class HostSave:
         locations = [where for where in array.locations if not where.gang.is_lost()] or [*array.locations]
         # Raises the error of an array that was deleted just now.
         array.is_ready()
-        whole = [where for where in locations if where.part == WHOLE]
+        whole = [where for where in locations if where.block == WHOLE]
         # Copies may be divided differently.
-        cut = {where.part: where for where in locations if _is_cut_as(where, locations[0])}
+        cut = {where.block: where for where in locations if _is_cut_as(where, locations[0])}
         copies = [min(whole, key=self._load)] if whole else [*cut.values()]
         shape: tuple[int, ...] = ()
         for where in copies:
             own = held.setdefault(where.gang, [])
             own.append((number, where))
-            size, offset = where.part_of(array.shape)
+            size, offset = where.block_of(array.shape)
             shards = dict(different_shards(size, where.placement))
             for host, positions in where.holders.items():
                 for n, position in enumerate(positions):
@@ -292,7 +292,7 @@ def _restored(
         leaves = []
         for number, where in places:
             aval = targets[number].aval
-            shape, first = where.part_of(aval.shape)
+            shape, first = where.block_of(aval.shape)
             outputs.append(output_array(jax.ShapeDtypeStruct(shape, aval.dtype), where.placement))
             leaves.append({"spec": specs[number], "first": first})
         named = {
@@ -350,7 +350,7 @@ def _raise_first(failures: Sequence[Exception], folder: Path) -> None:
 
 
 def _is_cut_as(where: Location, other: Location) -> bool:
-    return (where.part.count, where.part.dim) == (other.part.count, other.part.dim)
+    return (where.block.count, where.block.dim) == (other.block.count, other.block.dim)
 
 
 def orbax_context(*, compress: bool | None) -> Any:

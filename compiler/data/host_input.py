@@ -230,7 +230,7 @@ class _BatchesOnHosts(InputBatches):
     def _arrays_of(self, places: Sequence[tuple[int, Location]]) -> tuple[ResultArray, ...]:
         return tuple(
             output_array(
-                jax.ShapeDtypeStruct(where.part.shape(self._types[number].shape), self._types[number].dtype),
+                jax.ShapeDtypeStruct(where.block.shape(self._types[number].shape), self._types[number].dtype),
                 where.placement,
             )
             for number, where in places
@@ -246,7 +246,7 @@ class _BatchesOnHosts(InputBatches):
             return []
         rows: set[int] = set()
         for number, where in places:
-            shape, first = where.part_of(self._types[number].shape)
+            shape, first = where.block_of(self._types[number].shape)
             indices = shard_indices(shape, where.placement)
             for position in where.holders.get(host, ()):
                 bounds = indices[position][0]
@@ -273,7 +273,7 @@ class _BatchesOnHosts(InputBatches):
                 "states": self._states,
                 "tree": self._structure,
                 "leaves": [
-                    (self._order.index(number), where.part_of(self._types[number].shape)[1])
+                    (self._order.index(number), where.block_of(self._types[number].shape)[1])
                     for number, where in places
                 ],
                 "row_shapes": [list(self._types[number].shape[1:]) for number in self._order],
@@ -334,7 +334,7 @@ class _BatchesOnHosts(InputBatches):
     def described(self) -> str | None:
         """See `InputBatches.described`."""
         waiting = [call for call in self._calls if not call.is_done()]
-        return "\n".join(self._controller.described(call) for call in waiting) or None
+        return "\n".join(self._controller.describe_call(call) for call in waiting) or None
 
     def _encoded(self, named: Mapping[str, Any]) -> bytes:
         """Returns the encoded named arguments of a call."""

@@ -459,7 +459,7 @@ def _at(
     ids = {device.id for device in binding.devices}
     if isinstance(leaf, Array) and leaf.is_of(hosts):
         for where in leaf.locations:
-            is_wanted = is_replica or where.part == WHOLE
+            is_wanted = is_replica or where.block == WHOLE
             if where.gang is gang and is_wanted and set(where.placement.devices) == ids:
                 return leaf, where
     is_key = _is_key(leaf)

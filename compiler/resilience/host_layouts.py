@@ -104,7 +104,7 @@ def layout_of_array(name: str, array: Array) -> HostArrayLayout:
 
 
 def _place(name: str, shape: tuple[int, ...], where: Location) -> ArrayPlace:
-    own_shape, first = where.part_of(shape)
+    own_shape, first = where.block_of(shape)
     indices = shard_indices(own_shape, where.placement)
     blocks = []
     for host, positions in where.holders.items():
@@ -112,7 +112,7 @@ def _place(name: str, shape: tuple[int, ...], where: Location) -> ArrayPlace:
             own_rows = tuple((side.start, side.stop) for side in indices[position])
             rows = tuple((at + start, at + stop) for at, (start, stop) in zip(first, own_rows, strict=True))
             blocks.append(PlacedBlock(f"{name}{_rows(rows, shape)}", host.index, shard, rows, own_rows))
-    return ArrayPlace(where.gang.number, where.placement, where.part, own_shape, tuple(blocks))
+    return ArrayPlace(where.gang.number, where.placement, where.block, own_shape, tuple(blocks))
 
 
 def _rows(rows: Rows, shape: Sequence[int]) -> str:

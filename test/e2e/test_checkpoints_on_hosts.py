@@ -56,7 +56,9 @@ def on_islands(devices, *numbers):
 def equal(ours, theirs):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = (jax.random.key_data(x if isinstance(x, jax.Array) else x._here()) for x in (a, b))
+            a, b = (
+                jax.random.key_data(x if isinstance(x, jax.Array) else x._fetch_as_local()) for x in (a, b)
+            )
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
@@ -84,7 +86,7 @@ def test_checkpoint_on_hosts_is_read_by_orbax_and_onto_other_layouts(devices, tm
     done = subprocess.run([sys.executable, script, *folders], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     for (state, _), line in zip(saved.values(), done.stdout.splitlines(), strict=True):
-        here = jax.tree.map(lambda x: x._here() if isinstance(x, pw.Array) else x, state)
+        here = jax.tree.map(lambda x: x._fetch_as_local() if isinstance(x, pw.Array) else x, state)
         assert json.loads(line) == read_checkpoints.description({**here, "name": "lion", "n": 5})
 
     # What one island has written, another one reads; two of its hosts as well.
@@ -317,7 +319,7 @@ def test_checkpoint_on_hosts_survives_a_host_lost_after_writing(devices, tmp_pat
     from orbax.checkpoint._src.serialization import ocdbt_utils
 
     _, state = on_islands(devices, 0, 1)
-    here = jax.tree.map(lambda x: x._here() if isinstance(x, pw.Array) else x, state)
+    here = jax.tree.map(lambda x: x._fetch_as_local() if isinstance(x, pw.Array) else x, state)
     victim, merge, merged = controller().hosts[1].process.pid, ocdbt_utils.merge_ocdbt_per_process_files, []
 
     def lost_first(*args, **kwargs):

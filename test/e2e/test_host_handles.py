@@ -228,10 +228,10 @@ def test_handles_of_a_tree_are_fetched_together(devices, own_workers, monkeypatc
 
         monkeypatch.setattr(here, name, noted)
 
-    note("ask", here.ask)
+    note("request_bytes", here.request_bytes)
     note("fetch", here.fetch)
     assert_equal(jax.device_get(tree), tuple(np.float32([[2, 4], [2, 4], [4, 6]])))
-    assert seen == ["ask"] * 3 + ["fetch"] * 3
+    assert seen == ["request_bytes"] * 3 + ["fetch"] * 3
     # Checking again, or reading it, sends no request to hosts.
     tree[0].copy_to_host_async()
     np.asarray(tree[0])
@@ -242,7 +242,7 @@ def test_handles_of_a_tree_are_fetched_together(devices, own_workers, monkeypatc
     other.delete()
     with refused(RuntimeError, "Array has been deleted"):
         other.copy_to_host_async()
-    assert seen[6:] == ["ask"]
+    assert seen[6:] == ["request_bytes"]
     # The read of an array raises the error of its step.
     last = program(np.float32([1, 2]))[1]
     os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
@@ -300,7 +300,7 @@ def test_handles_go_from_host_to_host(devices, own_workers, monkeypatch):
     with monkeypatch.context() as patch:
         # Neither fetched nor sent by the controller.
         patch.setattr(here, "put", None)
-        patch.setattr(here, "ask", None)
+        patch.setattr(here, "request_bytes", None)
         state = make_it()
         results = [user(*state) for user in users]
         assert state[1].hosts == (0, 1, 2)

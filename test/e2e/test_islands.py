@@ -293,7 +293,7 @@ def test_islands_report_a_step_that_begins_while_a_host_is_lost(devices, own_wor
         if threading.current_thread() is threading.main_thread():
             core.take_numbers = take
             lost = HostLost(workers.hosts[0].gang.life.key, 0, "of a test")
-            threading.Thread(target=core.tell, args=(lost,)).start()
+            threading.Thread(target=core.handle, args=(lost,)).start()
             assert is_known.wait(10)
         return take(count)
 

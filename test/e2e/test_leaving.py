@@ -135,7 +135,7 @@ def test_sigterm_is_named_by_reads_while_the_worker_exits(devices):
     held = double(np.float32(1)).block_until_ready()
     leave(0)
     host = controller().hosts[0]
-    core_of(controller()).tell(GangDrained(host.gang.life.key))
+    core_of(controller()).handle(GangDrained(host.gang.life.key))
     host.steps.close()
     with refused(HostLostError, "host 0 (island0) has left: its process received SIGTERM"):
         held.fetch()

@@ -80,7 +80,9 @@ def test_replicas_on_hosts(own_or_attached_workers, hosts):
         state = train(*state, batch)
         expected = jax.jit(momentum_of([scaled, scaled]))(*expected, batch)
     assert_close(state, expected, 1e-5)
-    parts = {(where.part.number, where.part.count, where.part.dim) for where in state[1][0]["scales"]._copies}
+    parts = {
+        (where.block.number, where.block.count, where.block.dim) for where in state[1][0]["scales"]._copies
+    }
     assert parts == {(0, 2, 1), (1, 2, 1)}
 
     # State of microbatches goes from replica to replica, and so from host to host.

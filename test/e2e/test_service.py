@@ -356,7 +356,7 @@ def test_service_disconnects_one_client_for_an_unexpected_error(service, ann, ch
         patch.setattr(part, name, fail)
         bob = service.attach("bob")
         wait_until(lambda: client(service, "bob") is not None)
-        bob.session._tell(channel, sent)
+        bob.session._send_to_service(channel, sent)
         wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
     with refused(HostError, "its message led to ZeroDivisionError: division by zero"):
         bob.pool.gangs[0].life.check()
@@ -504,8 +504,8 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
     for one, call in calls.items():
         # At first the function is imported.
         place = f"in wait_for at {host_functions.__file__}:"
-        wait_until(lambda one=one, call=call, place=place: place in one.described(call))
-        assert "host 0: has been running for" in one.described(call)
+        wait_until(lambda one=one, call=call, place=place: place in one.describe_call(call))
+        assert "host 0: has been running for" in one.describe_call(call)
     request = ann.session.request_reports([0])
     ann.session.wait_for(request)
     assert [call.number for call in request.answers[0][-1].calls] == [calls[ann].number]

@@ -339,12 +339,12 @@ def _shards_on_hosts_agree(x: pw.Array) -> bool:
     """Returns whether all shards of an array on hosts equal a fetch of it."""
     fetched = x.fetch()
     for location, number in x._copies.items():
-        whole = location.part.of(fetched)
+        whole = location.block.of(fetched)
         parts = shard_indices(whole.shape, location.placement)
         for host, positions in location.holders.items():
             wanted = [whole[parts[at]] for at in positions]
             sizes = [part.nbytes for part in wanted]
-            request = x._controller.ask(location, host.index, number, range(len(positions)), sizes)
+            request = x._controller.request_bytes(location, host.index, number, range(len(positions)), sizes)
             shards = x._controller.fetch(request)
             if any(bytes(s) != part.tobytes() for s, part in zip(shards, wanted, strict=True)):
                 return False

@@ -59,7 +59,7 @@ def steps(controller: Client, program: HostedProgram) -> None:
 def flood(controller: Client, program: HostedProgram) -> None:
     taken = {island: tuple(own) for island, own in put_all(controller, program).items()}
     sent = tuple({number for own in taken.values() for number in own})
-    controller.session._loop.forget(controller.session._service.steps)
+    controller.session._loop.remove(controller.session._service.steps)
     print("floods", flush=True)
     while True:
         number = controller.session.take_numbers(8)
@@ -83,7 +83,7 @@ def stop(controller: Client, program: HostedProgram) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(0.5)
     host.arrays.send_with(Chunk(number, 0, 8, 8), halves[1])
-    (result,) = controller.fetch(controller.ask(location, host.index, step.step + 1, (0,), (16,)))
+    (result,) = controller.fetch(controller.request_bytes(location, host.index, step.step + 1, (0,), (16,)))
     print(np.frombuffer(result, np.float32).tolist(), flush=True)
 
 

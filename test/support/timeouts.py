@@ -106,4 +106,4 @@ def _described() -> Iterator[str]:
         yield "\n  | ".join(lines)
     yield str(pw.status())
     for step in connected.session.unfinished()[:_MAX_STEPS]:
-        yield connected.described(cast(FunctionCall, step))
+        yield connected.describe_call(cast(FunctionCall, step))

@@ -37,13 +37,13 @@ class _PendingFetch:
       location: the location.
       number: that of the array there.
       step: the run that makes it there; None when it was put there.
-      asked: the parts of the array that each host sends, and the question.
+      requests: the shards that each host sends, and the request for them.
     """
 
     location: Location
     number: int
     step: Step | None
-    asked: list[tuple[list[tuple[slice, ...]], HostRequest]]
+    requests: list[tuple[list[tuple[slice, ...]], HostRequest]]
 
 
 class Array:
@@ -85,7 +85,7 @@ class Array:
         self._controller = controller
         self._copies = copies
         self._step = step
-        # Of copies that other runs made: these.
+        # Of copies that other runs producers: these.
         self._steps: dict[Location, Step] = {}
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
@@ -155,8 +155,8 @@ class Array:
     def is_ready(self) -> bool:
         """Whether it has been computed."""
         self._check_alive()
-        made = [(self.step_at(where), where) for where in list(self._copies)]
-        return all(step is None or self._controller.is_done(step, where) for step, where in made)
+        steps = [(self.step_at(where), where) for where in list(self._copies)]
+        return all(step is None or self._controller.is_done(step, where) for step, where in steps)
 
     def block_until_ready(self) -> Array:
         """Waits until it has been computed, and returns it.
@@ -175,12 +175,12 @@ class Array:
     def delete(self) -> None:
         """Frees it on all hosts; it must not be used any more."""
         # Not between the look of another thread at its number and what that thread sends.
-        with self._controller.order, self._controller.asking:
+        with self._controller.order, self._controller.fetching:
             self._deleted = True
             self._value = None
             self._fetches = None
             for location, number in list(self._copies.items()):
-                self._controller.forget(location, number)
+                self._controller.free(location, number)
             self._copies = {}
 
     def is_deleted(self) -> bool:
@@ -225,7 +225,7 @@ class Array:
             # Ctrl-C may come between the two lines.
             with uninterrupted():
                 if self._copies.get(location) != number:
-                    self._controller.forget(location, number)
+                    self._controller.free(location, number)
             raise
 
     def add_copy(self, location: Location, number: int, step: Step | None = None) -> None:
@@ -234,7 +234,7 @@ class Array:
             self._steps.setdefault(location, step)
         if self._copies.setdefault(location, number) != number:
             # Another thread was faster.
-            self._controller.forget(location, number)
+            self._controller.free(location, number)
         else:
             location.gang.life.unused.add_after(self, number)
 
@@ -255,7 +255,7 @@ class Array:
             if self._value is None and self._fetches is None:
                 # A host that is gone now may not be the only one that has it later.
                 with contextlib.suppress(HostError):
-                    self._fetches = self._ask()
+                    self._fetches = self._request()
 
     def fetch(self) -> np.ndarray[Any, Any]:
         """Its value; of typed PRNG keys that of their data.
@@ -268,10 +268,10 @@ class Array:
             self._check_alive()
             if self._value is None:
                 fetches, self._fetches = self._fetches, None
-                self._value = self._fetched(self._ask() if fetches is None else fetches)
+                self._value = self._fetched(self._request() if fetches is None else fetches)
             return self._value
 
-    def _ask(self) -> list[_PendingFetch]:
+    def _request(self) -> list[_PendingFetch]:
         """Asks its hosts for all of it."""
         # In this order: when there is none any more it has been deleted, perhaps by another thread just now.
         copies = list(self._copies)
@@ -281,25 +281,25 @@ class Array:
         blocks: dict[ReplicaBlock, Location] = {}
         # Those of hosts that are there first.
         for location in sorted(copies, key=lambda where: where.gang.is_lost()):
-            blocks.setdefault(location.part, location)
+            blocks.setdefault(location.block, location)
         # There may be copies that are cut otherwise.
         first = WHOLE if WHOLE in blocks else next(iter(blocks))
         return [
-            self._ask_for(part.shape(shape), location)
+            self._request_from(part.shape(shape), location)
             for part, location in blocks.items()
             if (part.count, part.dim) == (first.count, first.dim)
         ]
 
-    def _ask_for(self, shape: Sequence[int], location: Location) -> _PendingFetch:
+    def _request_from(self, shape: Sequence[int], location: Location) -> _PendingFetch:
         """Asks for what one of its locations has."""
         parts = dict(different_shards(shape, location.placement))
         itemsize = self._data().dtype.itemsize
         step, number = None, None
         try:
-            with self._controller.asking:
+            with self._controller.fetching:
                 number, step = self.number_at(location), self.step_at(location)
-                asked = [
-                    (own, self._controller.ask(location, host.index, number, positions, sizes))
+                requests = [
+                    (own, self._controller.request_bytes(location, host.index, number, positions, sizes))
                     for host, held in location.holders.items()
                     for positions in [[n for n, at in enumerate(held) if at in parts]]
                     for own in [[parts[held[n]] for n in positions]]
@@ -309,20 +309,20 @@ class Array:
         except HostError:
             self._explain(step, location, number)
             raise
-        return _PendingFetch(location, number, step, asked)
+        return _PendingFetch(location, number, step, requests)
 
     def _fetched(self, fetches: list[_PendingFetch]) -> np.ndarray[Any, Any]:
         data = self._data()
         whole = np.empty(data.shape, data.dtype)
         for piece in fetches:
-            self._fill(piece.location.part.of(whole), piece)
+            self._fill(piece.location.block.of(whole), piece)
         whole.flags.writeable = False
         return whole
 
     def _fill(self, whole: np.ndarray[Any, Any], piece: _PendingFetch) -> None:
         """Fills in what one of its locations has, when it is here."""
         try:
-            for parts, request in piece.asked:
+            for parts, request in piece.requests:
                 raw = self._controller.fetch(request)
                 for part, shard in zip(parts, raw, strict=True):
                     whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
@@ -393,9 +393,9 @@ class Array:
 
     def __reduce__(self) -> Any:
         # With nothing of ours, so that any process reads it; and typed keys have no `__reduce__` that works.
-        return operator.getitem, ((self._here(),), 0)
+        return operator.getitem, ((self._fetch_as_local(),), 0)
 
-    def _here(self) -> Any:
+    def _fetch_as_local(self) -> Any:
         """Its value as an array of this process."""
         # Without x64 JAX would narrow what has 64 bits; while something is traced it would make a tracer.
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -418,7 +418,7 @@ class Array:
                 f"{user} gets {self!r} of {self.nbytes} bytes, which the program closes over, and would have "
                 "as a constant; make it an argument of the program"
             )
-        return self._here()
+        return self._fetch_as_local()
 
     def refuse(self) -> NoReturn:
         """Raises an error for a function of JAX, which needs an array of this process."""
@@ -440,7 +440,7 @@ class Array:
                 f"{what} outside of a program would fetch {self.nbytes} bytes of {self!r} from its host: put "
                 "this under pw.program, or say np.asarray(array) first"
             )
-        return self._here()
+        return self._fetch_as_local()
 
 
 def abstract_sharding(where: Location) -> NamedSharding:

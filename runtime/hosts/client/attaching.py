@@ -17,10 +17,10 @@ from pathways.runtime.hosts.protocol.messages import CHANNELS, MessageError, Pur
 from pathways.runtime.hosts.protocol.service_messages import AdmissionDenied, Admitted, decode_for_client
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 
-_SECONDS = 10.0
+_ADMISSION_TIMEOUT_S = 10.0
 """How long a service may take to say whether it lets a client in."""
 
-_MOST_OF_USER = 50
+_MAX_USER_CHARS = 50
 """How many characters of the name of the user are in that of a client."""
 
 
@@ -62,7 +62,7 @@ def _user() -> str:
     except (KeyError, OSError):
         # As in containers, where nobody has given it one.
         name = f"uid{os.getuid()}"
-    return re.sub(r"^[.-]|[^a-zA-Z0-9_.-]", "_", name)[:_MOST_OF_USER]
+    return re.sub(r"^[.-]|[^a-zA-Z0-9_.-]", "_", name)[:_MAX_USER_CHARS]
 
 
 def attach(attachment: Attachment) -> Client:
@@ -87,7 +87,7 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Client
             purpose = Purpose(channel, "client", 0, number, "service", attachment.client)
             connections[channel] = call_service(address, secret, purpose, decode_for_client)
             if channel == "watch":
-                connections[channel].set_timeout(_SECONDS)
+                connections[channel].set_timeout(_ADMISSION_TIMEOUT_S)
                 said = connections[channel].receive()
                 connections[channel].set_timeout(None)
                 if isinstance(said, AdmissionDenied):

@@ -40,7 +40,7 @@ class Client:
       pool: the workers of its islands.
       hosts: these workers, by their numbers.
       cluster: the devices of all islands.
-      asking: as `order`, for numbers that are sent to fetch an array. Nothing waits while it is held.
+      fetching: as `order`, for numbers that are sent to fetch an array. Nothing waits while it is held.
       traces: the traces that the workers take part in.
       step_deadline: see `Session`.
     """
@@ -52,7 +52,7 @@ class Client:
         self.cluster = session.cluster
         self.traces = session.traces
         self.step_deadline = session.step_deadline
-        self.asking = threading.Lock()
+        self.fetching = threading.Lock()
         self._is_multi_host = session.is_multi_host
 
     @property
@@ -66,7 +66,7 @@ class Client:
 
     def leave(self) -> None:
         """Gives the cluster up in a forked process, see `Session.leave`."""
-        self.asking = threading.Lock()
+        self.fetching = threading.Lock()
         self.session.leave()
 
     def resource_manager(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
@@ -122,14 +122,14 @@ class Client:
         self,
         program: HostedProgram,
         arguments: Mapping[int, Sequence[int]],
-        made: Sequence[Step | None] = (),
+        producers: Sequence[Step | None] = (),
     ) -> Step:
         """Issues a step, when there is room for it.
 
         Args:
           program: the program.
           arguments: for each island the numbers of the arrays that it takes.
-          made: the steps that made these arrays.
+          producers: the steps that made these arrays.
 
         Returns:
           The step. The first array that an island makes has the number after that of the step on its hosts,
@@ -140,7 +140,7 @@ class Client:
         """
         with self.pool.order:
             step = self.prepare_step(program)
-            self.session.run(step, program, arguments, made)
+            self.session.run(step, program, arguments, producers)
         return step
 
     def prepare_step(self, program: HostedProgram) -> Step:
@@ -150,7 +150,7 @@ class Client:
           HostError: a host is lost.
         """
         self.session.wait_for_room(program)
-        number = self.session.take_numbers(1 + program.most_outputs)
+        number = self.session.take_numbers(1 + program.max_outputs)
         return Step(
             program.name, number, program.host_numbers, program.number, time.monotonic(), program.share
         )
@@ -160,10 +160,10 @@ class Client:
         step: Step,
         program: HostedProgram,
         arguments: Mapping[int, Sequence[int]],
-        made: Sequence[Step | None] = (),
+        producers: Sequence[Step | None] = (),
     ) -> None:
         """Issues a step, see `run`; it reaches all of its hosts or none, also if Ctrl-C comes meanwhile."""
-        self.session.run(step, program, arguments, made)
+        self.session.run(step, program, arguments, producers)
 
     def call(
         self,
@@ -171,7 +171,7 @@ class Client:
         gang: HostGang,
         hosts: Sequence[WorkerHandle],
         message: Call,
-        made: Sequence[Step | None] = (),
+        producers: Sequence[Step | None] = (),
     ) -> FunctionCall:
         """Starts a call of a function; one message to each host, as for a step.
 
@@ -180,7 +180,7 @@ class Client:
           gang: the workers of the island.
           hosts: those of them that make the call.
           message: the call without the numbers and the hosts.
-          made: the steps that made the arrays that it takes.
+          producers: the steps that made the arrays that it takes.
 
         Returns:
           The call. The first array that it makes has the number after that of the call, and others follow it.
@@ -194,10 +194,10 @@ class Client:
             indices = tuple(host.index for host in hosts)
             call = FunctionCall(name, number, indices, time.monotonic())
             whole = msgspec.structs.replace(message, call=number, first=number + 1, hosts=indices)
-            self.session.call(call, gang, whole, made)
+            self.session.call(call, gang, whole, producers)
         return call
 
-    def ask(
+    def request_bytes(
         self, location: Location, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
     ) -> HostRequest:
         """Requests the bytes of some shards of an array, see `Session.request_bytes`; `fetch` waits."""
@@ -243,7 +243,7 @@ class Client:
         self.session.wait(self._is_known(call, None))
         call.check_spoiled()
 
-    def described(self, call: FunctionCall) -> str:
+    def describe_call(self, call: FunctionCall) -> str:
         """Returns the current operation of the hosts that have not ended a call."""
         request = self.session.request_reports(call.pending())
         self.session.wait_for(request, 2 * REPORT_SECONDS)
@@ -257,7 +257,7 @@ class Client:
         return call.is_done()
 
     def settle(self, step: Step) -> None:
-        """Waits until nothing can spoil what a step has made, where anything can.
+        """Waits until nothing can spoil what a step has producers, where anything can.
 
         Raises:
           HostError: it is spoiled.
@@ -279,7 +279,7 @@ class Client:
         is_done = step.is_settled if self._is_multi_host else functools.partial(step.is_done, hosts)
         return lambda: is_done() or step.has_cut_hosts(hosts)
 
-    def forget(self, location: Location, number: int) -> None:
+    def free(self, location: Location, number: int) -> None:
         """Notes that an array is no longer held; finalizers may call it."""
         self.session.free(location, number)
 

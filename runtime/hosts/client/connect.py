@@ -27,7 +27,7 @@ from pathways.runtime.xla.tracebacks import boundary
 
 _lock = threading.RLock()
 _controller: Client | None = None
-_asked: Settings | Attachment | None = None
+_requested: Settings | Attachment | None = None
 """What `_controller` was made for."""
 
 before_end: list[Callable[[], None]] = []
@@ -126,8 +126,8 @@ def connect(
         if client is not None or token is not None:
             raise ValueError("connect: client= and token= need attach=")
         options = options or HostOptions()
-        is_here = launcher is None and hosts is None and address is None
-        if is_here and (islands is None or isinstance(islands, int)):
+        is_local = launcher is None and hosts is None and address is None
+        if is_local and (islands is None or isinstance(islands, int)):
             found = devices.connect(
                 cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
             )
@@ -176,22 +176,22 @@ def controller() -> Client | None:
     return _controller
 
 
-def _connect(asked: Settings | Attachment) -> Cluster:
-    global _controller, _asked
-    if _controller is not None and _controller.is_usable() and _asked == asked:
+def _connect(requested: Settings | Attachment) -> Cluster:
+    global _controller, _requested
+    if _controller is not None and _controller.is_usable() and _requested == requested:
         return _controller.cluster
     if bound := devices.process_cluster.bound_slices():
         raise RuntimeError(bound_elsewhere(bound))
     _close()
     raise_as_errors_of_jax()
-    started = _started(asked) if isinstance(asked, Settings) else attach_to(asked)
+    started = _started(requested) if isinstance(requested, Settings) else attach_to(requested)
     try:
         recording.register(started.traces)
         cluster = devices.process_cluster.connect(lambda: started.cluster, started.resource_manager)
     except BaseException:
         started.close()
         raise
-    _controller, _asked = started, asked
+    _controller, _requested = started, requested
     # Last in, first out: before whatever was imported to start them leaves.
     atexit.unregister(_close)
     atexit.register(_close)

@@ -32,7 +32,7 @@ class DeviceAllocator(ResourceManager[VirtualSlice]):
     def _choose(
         self, slices: Sequence[VirtualSlice], held: Mapping[VirtualSlice, Binding], program: str
     ) -> dict[VirtualSlice, Binding]:
-        bound = self._bind(program, [self._asked(slice) for slice in slices])
+        bound = self._bind(program, [self._request_of(slice) for slice in slices])
         chosen = {}
         for slice in slices:
             if slice in held:
@@ -52,7 +52,7 @@ class DeviceAllocator(ResourceManager[VirtualSlice]):
         """The numbers of slices that the service has not been told of yet that they need no devices."""
         return self._released.take_all()
 
-    def _asked(self, slice: VirtualSlice) -> SliceRequest:
+    def _request_of(self, slice: VirtualSlice) -> SliceRequest:
         # The number of a set is that of the first slice that asked.
         number = self._sets.setdefault(slice.device_set, slice.number)
         replicas = slice.device_set.replicas

@@ -84,7 +84,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
 
     def request_reports(self, hosts: Sequence[int]) -> HostRequest:
         """See `Session.request_reports`."""
-        return self._core.ask_reports(hosts)
+        return self._core.request_reports(hosts)
 
     def unfinished(self) -> list[Step]:
         """See `Session.unfinished`."""
@@ -117,28 +117,28 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         step: Step,
         program: HostedProgram,
         arguments: Mapping[int, Sequence[int]],
-        made: Sequence[Step | None] = (),
+        producers: Sequence[Step | None] = (),
     ) -> None:
         """See `Session.run`: one message to each host, to all of them before any answer."""
         # A step that only some hosts have would be waited for without end, and what it frees is noted once.
         with uninterrupted():
-            self._core.issue(step, program.lives, made)
+            self._core.issue(step, program.lives, producers)
             self._send_step(program, self._frames(step, program, arguments))
 
     def call(
-        self, call: FunctionCall, workers: HostGang, message: Any, made: Sequence[Step | None] = ()
+        self, call: FunctionCall, workers: HostGang, message: Any, producers: Sequence[Step | None] = ()
     ) -> None:
         """See `Session.call`; `message` is a `Call` that names the hosts and numbers."""
         # What it makes, all of the island may be asked for.
         hosts = [host for host in workers.hosts if message.results or host.index in message.hosts]
         with uninterrupted():
-            self._core.issue(call, (workers.life,), made)
+            self._core.issue(call, (workers.life,), producers)
             self._send_call(hosts, message)
 
     def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
         """See `Session.put`."""
         location.gang.life.check_open()
-        value = location.part.of(value)
+        value = location.block.of(value)
         try:
             for host in location.gang.hosts:
                 shards, order = cut_shards(value, location.placement, location.holders.get(host, ()))
@@ -171,7 +171,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     ) -> HostRequest:
         """See `Session.request_bytes`."""
         # What has no bytes is there.
-        request = self._core.ask([host] if any(sizes) else [], FetchSink(sizes))
+        request = self._core.request([host] if any(sizes) else [], FetchSink(sizes))
         if not request.is_done():
             # Not the worker that may have taken the place of this one.
             worker = next(worker for worker in location.gang.hosts if worker.index == host)
@@ -181,7 +181,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
 
     def request_description(self, program: HostedProgram, *, text: bool) -> HostRequest:
         """See `Session.request_description`."""
-        request = self._core.ask(program.host_numbers)
+        request = self._core.request(program.host_numbers)
         for host in program.hosts:
             describe = Describe(request.number, program.number, text)
             self._send_request(request, host, host.watch.send, describe)

@@ -99,8 +99,8 @@ class RemoteSession(HostSession):
             return
         self.traces.close()
         self._closed.set()
-        self._tell_closed("is closed")
-        self._loop.forget(self._service.steps)
+        self._notify_closed("is closed")
+        self._loop.remove(self._service.steps)
         self._service.close()
         self.pool.wake()
         self._loop.wake()
@@ -111,25 +111,25 @@ class RemoteSession(HostSession):
         self._closed = threading.Event()
         self._closed.set()
         self._loop.leave()
-        self._core.forget_threads()
-        self.pool.forget_threads()
+        self._core.reset_locks()
+        self.pool.reset_locks()
         self._core.act = ignore
-        self._tell_closed("belongs to the process that this one was forked from")
+        self._notify_closed("belongs to the process that this one was forked from")
         self._service.leave()
 
-    def _tell_closed(self, how: str) -> None:
+    def _notify_closed(self, how: str) -> None:
         # First: arrays and steps say the same as with workers of this process.
-        self._core.tell(*(GangClosed(gang.key, how) for gang in self._mirror.gangs))
-        self._core.tell(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
+        self._core.handle(*(GangClosed(gang.key, how) for gang in self._mirror.gangs))
+        self._core.handle(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """See `Session.load`; the service cuts the program, after it has proved it."""
         del split
         numbers = sorted({place.island for place in program.slices.values()})
         hosts = [host.index for gang in self.pool.current(numbers) for host in gang.hosts]
-        request = self._core.ask(hosts)
+        request = self._core.request(hosts)
         try:
-            self._tell("watch", LoadProgram(request.number, program))
+            self._send_to_service("watch", LoadProgram(request.number, program))
             self._loop.wait(lambda: request.is_done() or bool(request.failures))
         finally:
             if not request.is_done():
@@ -157,12 +157,12 @@ class RemoteSession(HostSession):
 
     def _request_devices(self, program: str, slices: Sequence[SliceRequest]) -> Mapping[int, Sequence[int]]:
         """Asks the service for devices of slices; see `DeviceAllocator`."""
-        request = self._core.ask([SERVICE])
+        request = self._core.request([SERVICE])
         try:
             if self._mirror.ended is not None:
                 raise self._mirror.ended.error()
-            self._tell_released()
-            self._tell("watch", RequestDevices(request.number, program, tuple(slices)))
+            self._send_released()
+            self._send_to_service("watch", RequestDevices(request.number, program, tuple(slices)))
         except BaseException:
             self._core.drop(request)
             raise
@@ -175,7 +175,7 @@ class RemoteSession(HostSession):
             raise ResourceError(bound.error)
         return bound.positions
 
-    def _tell_released(self) -> None:
+    def _send_released(self) -> None:
         """Tells the service which slices need no devices any more.
 
         Raises:
@@ -184,7 +184,7 @@ class RemoteSession(HostSession):
         # One after the other: what is released and bound again is told in this order.
         with self._releasing:
             if self._slices is not None and (released := self._slices.take_released()):
-                self._tell("watch", ReleaseDevices(released))
+                self._send_to_service("watch", ReleaseDevices(released))
 
     def wait_for_room(self, program: HostedProgram) -> None:
         """See `Session.wait_for_room`."""
@@ -243,7 +243,7 @@ class RemoteSession(HostSession):
     def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         self._listener.lose_service(error)
 
-    def _tell(
+    def _send_to_service(
         self,
         channel: str,
         message: RequestDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping,
@@ -283,19 +283,19 @@ class RemoteSession(HostSession):
         heard, silent = self._service.heard, 0.0
         while not self._closed.wait(_TICK_SECONDS):
             self._loop.poll()
-            self._core.tell(Tick())
+            self._core.handle(Tick())
             before, now = now, time.monotonic()
             if now - asked > self._heartbeat / 4:
                 asked, number = now, next(numbers)
-                self._service.round_trip.asked(number, now)
+                self._service.round_trip.note_ping(number, now)
                 with contextlib.suppress(HostError):
-                    self._tell("watch", Ping(number))
+                    self._send_to_service("watch", Ping(number))
             # This process may have been stopped, and has read nothing all that time.
             silent += min(now - before, self._heartbeat / 4)
             if self._service.heard != heard:
                 heard, silent = self._service.heard, 0.0
             if silent > self._heartbeat and not self._mirror.gangs[0].is_dead():
-                self._listener.end(f"has not responded for {self._heartbeat:.0f} seconds")
+                self._listener.report_loss(f"has not responded for {self._heartbeat:.0f} seconds")
 
     def _free(self) -> None:
         """Notifies the service of what is no longer held, where no step does so."""
@@ -306,10 +306,12 @@ class RemoteSession(HostSession):
                     sent = self._sent_of([unused])
                     self._sent.difference_update(unused)
                     with contextlib.suppress(HostError):
-                        self._tell("steps", ReleaseArrays(gang.number, gang.life.key.start, unused, sent))
+                        self._send_to_service(
+                            "steps", ReleaseArrays(gang.number, gang.life.key.start, unused, sent)
+                        )
             with contextlib.suppress(HostError):
-                self._tell_released()
+                self._send_released()
             for program in self._unneeded.take_all():
-                if program.is_there():
+                if program.is_ready():
                     with contextlib.suppress(HostError):
-                        self._tell("watch", Unload(program.number))
+                        self._send_to_service("watch", Unload(program.number))

@@ -105,8 +105,8 @@ class ServiceListener(WorkerListener):
         super().__init__(core, pool, traces, EventLoop())
         self._service = service
         self._gang_of = gang_of
-        service.arrays.place = self._place_told
-        read = functools.partial(service.steps.process_available, self._on_told)
+        service.arrays.place = self._place_relayed
+        read = functools.partial(service.steps.process_available, self._on_service_message)
         self.loop.add(service.steps, functools.partial(self._act, read))
 
     def start(self) -> None:
@@ -118,22 +118,22 @@ class ServiceListener(WorkerListener):
         """A connection to the service has ended; it may have said why on another one."""
         time.sleep(_REASON_SECONDS)
         self.loop.poll()
-        self.end(f"is gone: {error}")
+        self.report_loss(f"is gone: {error}")
 
-    def end(self, why: str) -> None:
+    def report_loss(self, why: str) -> None:
         """The service is gone; who says so first says why."""
-        self.loop.forget(self._service.steps)
-        self._core.tell(ServiceLost(lost(f"{self._service} {why}")))
+        self.loop.remove(self._service.steps)
+        self._core.handle(ServiceLost(lost(f"{self._service} {why}")))
         self._pool.wake()
         self.loop.wake()
 
-    def find_ended(self, seconds: float = 0.0) -> None:
+    def find_exited(self, seconds: float = 0.0) -> None:
         """What becomes of workers, the service says."""
 
     def _listen_to(self, connection: Connection[Any]) -> None:
         def listen() -> None:
             while True:
-                self._on_told(connection.receive())
+                self._on_service_message(connection.receive())
 
         self._act(listen)
 
@@ -144,9 +144,9 @@ class ServiceListener(WorkerListener):
             self.lose_service(error)
         except MessageError as error:
             self._service.close()
-            self.end(f"sent a message that cannot be understood: {error}")
+            self.report_loss(f"sent a message that cannot be understood: {error}")
 
-    def _on_told(self, message: object) -> None:
+    def _on_service_message(self, message: object) -> None:
         now = self._service.heard = time.monotonic()
         match message:
             case HostsDone():
@@ -155,14 +155,14 @@ class ServiceListener(WorkerListener):
             case FromHost():
                 self._on_message(self._pool.host(message.host), message.message)
             case StepRefusedNotice():
-                self._core.tell(StepRefused(message.step, message.why.failure()))
+                self._core.handle(StepRefused(message.step, message.why.failure()))
             case Indeterminate():
-                self._core.tell(StepIndeterminate(message.step, message.why.failure()))
+                self._core.handle(StepIndeterminate(message.step, message.why.failure()))
             case StepCutOff():
-                self._core.tell(StepCut(message.step, message.hosts, message.why.failure()))
+                self._core.handle(StepCut(message.step, message.hosts, message.why.failure()))
             case IslandLeavingNotice():
                 key = GangKey(message.island, message.start)
-                self._core.tell(GangLeaving(key, message.why.failure()))
+                self._core.handle(GangLeaving(key, message.why.failure()))
             case IslandLostNotice():
                 self._lose(message)
             case IslandReturnedNotice():
@@ -170,9 +170,9 @@ class ServiceListener(WorkerListener):
             case ProgramLoaded():
                 self._loaded(message)
             case DevicesBound():
-                self._core.tell(ReplyReceived(SERVICE, message.request, message))
+                self._core.handle(ReplyReceived(SERVICE, message.request, message))
             case AdmissionDenied():
-                self.end(f"has ended this client: {message.why}")
+                self.report_loss(f"has ended this client: {message.why}")
             case ServicePong():
                 self._on_pong(message, now)
             case _:
@@ -180,13 +180,13 @@ class ServiceListener(WorkerListener):
 
     def _on_pong(self, message: ServicePong, now: float) -> None:
         """Notes the round trips to hosts: to the service, and on from there."""
-        self._service.round_trip.answered(message.number, now)
+        self._service.round_trip.note_pong(message.number, now)
         way = self._service.round_trip.seconds
         if way is not None:
             for number, seconds in message.round_trips.items():
                 self._pool.host(number).round_trip.add(way + seconds)
 
-    def _place_told(self, message: object, size: int) -> memoryview:
+    def _place_relayed(self, message: object, size: int) -> memoryview:
         if not isinstance(message, FromHost):
             raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
         return self._place(self._pool.host(message.host), message.message, size)
@@ -196,12 +196,12 @@ class ServiceListener(WorkerListener):
         gang = self._pool.get(key)
         for host in () if gang is None else gang.hosts:
             self._traces.lose(host.index)
-        self._core.tell(GangLost(key, message.why.failure(), message.is_dead))
+        self._core.handle(GangLost(key, message.why.failure(), message.is_dead))
         self._pool.wake()
         self.loop.wake()
 
     def _replace(self, message: IslandReturnedNotice) -> None:
-        self._core.tell(GangReturned(GangKey(message.island, message.facts.start)))
+        self._core.handle(GangReturned(GangKey(message.island, message.facts.start)))
         gang = self._gang_of(message.island, message.facts)
         for host in gang.hosts:
             self._traces.attach(host)
@@ -215,4 +215,4 @@ class ServiceListener(WorkerListener):
                 self._service.watch.send(Unload(message.program))
             return
         value = message if message.error is None else message.error.failure()
-        self._core.tell(*(ReplyReceived(host, message.request, value) for host in request.hosts))
+        self._core.handle(*(ReplyReceived(host, message.request, value) for host in request.hosts))

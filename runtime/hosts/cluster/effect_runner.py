@@ -91,7 +91,7 @@ class EffectRunner:
             case WakeWaiters() | StepFailed():
                 self._listener.loop.wake()
             case TerminateGang():
-                self._begin(functools.partial(self._bury, effect))
+                self._begin(functools.partial(self._terminate, effect))
             case RestartGang():
                 self._begin(functools.partial(self._start_anew, effect))
             case AttachGang():
@@ -110,7 +110,7 @@ class EffectRunner:
     def _ping(self, key: GangKey, number: int) -> None:
         gang = self._pool.get(key)
         for host in () if gang is None else gang.hosts:
-            host.round_trip.asked(number, time.monotonic())
+            host.round_trip.note_ping(number, time.monotonic())
             _try_to_send(host.watch, Ping(number))
 
     def _begin(self, work: Callable[[], None]) -> None:
@@ -133,7 +133,7 @@ class EffectRunner:
         self._listener.detach(gang)
         self._pool.wake()
 
-    def _bury(self, effect: TerminateGang) -> None:
+    def _terminate(self, effect: TerminateGang) -> None:
         gang = self._pool.get(effect.gang)
         assert gang is not None, effect
         # At once: the others of an island may still tell each other what is wrong.
@@ -142,7 +142,7 @@ class EffectRunner:
         self._announce_loss(gang, effect.cancelled)
         for host in gang.hosts:
             host.process.exit_status(_END_SECONDS)
-        self._core.tell(GangTerminated(effect.gang))
+        self._core.handle(GangTerminated(effect.gang))
         self._pool.wake()
 
     def _announce_loss(self, gang: HostGang, cancelled: Mapping[int, tuple[tuple[int, int], ...]]) -> None:
@@ -164,16 +164,16 @@ class EffectRunner:
         try:
             (hosts,) = self._starter.start([key.island], self._closed, effect.seconds)
         except HostError as error:
-            self._core.tell(GangStartFailed(key, f"it cannot be restarted: {error}"))
+            self._core.handle(GangStartFailed(key, f"it cannot be restarted: {error}"))
             self._pool.wake()
             return
         if [host.ready.devices for host in hosts] != [host.ready.devices for host in before.hosts]:
             _end(hosts)
-            self._core.tell(GangStartFailed(key, "it came back with different devices", is_final=True))
+            self._core.handle(GangStartFailed(key, "it came back with different devices", is_final=True))
             self._pool.wake()
             return
         self._new[key.island] = hosts
-        self._core.tell(GangStarted(key))
+        self._core.handle(GangStarted(key))
         if self._core.core.gangs[key.island].key == key:
             # Closed in the meantime: they are not needed.
             _end(self._new.pop(key.island))

@@ -46,7 +46,7 @@ class EventLoop:
     Any thread may call it.
 
     Args:
-      is_served: whether one thread alone runs it, by calling `look`; others only wait. What is sent on
+      is_served: whether one thread alone runs it, by calling `run_once`; others only wait. What is sent on
         connections that buffer it is sent at the next call.
     """
 
@@ -57,7 +57,7 @@ class EventLoop:
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         self._unsent: collections.deque[_ReadConnection] = collections.deque()
         self._thread = 0
-        self._make_locks()
+        self._create_locks()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
@@ -69,7 +69,7 @@ class EventLoop:
 
         Its threads, which would release locks, are not here.
         """
-        self._make_locks()
+        self._create_locks()
         self.close()
         self._readers = {}
         self._poll = select.poll()
@@ -79,7 +79,7 @@ class EventLoop:
         connection: Connection[Any],
         read: Callable[[], None],
         *,
-        keeps: bool = False,
+        buffers: bool = False,
         pauses: bool = False,
     ) -> None:
         """Reads a connection from now on.
@@ -87,18 +87,18 @@ class EventLoop:
         Args:
           connection: the connection.
           read: reads what is there, and acts on it; also when sending has failed, which reading explains.
-          keeps: whether what is sent is buffered until the next call of `look`, so that no sender waits,
+          buffers: whether what is sent is buffered until the next call of `run_once`, so that no sender waits,
             and all messages of one iteration are one call of the system.
           pauses: whether the other side is not read as long as it does not accept what is buffered.
         """
         reader = _ReadConnection(connection, read, pauses)
-        if keeps:
+        if buffers:
             connection.buffer_sends(functools.partial(self._note_unsent, reader))
         with self._changing:
             self._readers[connection.fileno()] = reader
             self._poll.register(connection.fileno(), select.POLLIN)
 
-    def forget(self, connection: Connection[Any]) -> None:
+    def remove(self, connection: Connection[Any]) -> None:
         """Reads a connection no more."""
         # Several threads may hear of its end at the same time, and one that is closed has no number.
         with self._changing:
@@ -118,23 +118,23 @@ class EventLoop:
             if self._running.acquire(blocking=False):
                 try:
                     while not is_done():
-                        self.look(_SECONDS)
+                        self.run_once(_SECONDS)
                 finally:
                     self._running.release()
                     self._notify()
             else:
-                with self._turn:
+                with self._iteration_ended:
                     self._followers += 1
                     # Whoever runs the loop notifies all when it ends, which is after it released the lock.
                     if not is_done() and self._running.locked():
-                        self._turn.wait(_SECONDS)
+                        self._iteration_ended.wait(_SECONDS)
                     self._followers -= 1
 
     def poll(self) -> None:
         """Reads what is there, unless another thread does, without waiting."""
         if self._running.acquire(blocking=False):
             try:
-                self.look(0)
+                self.run_once(0)
             finally:
                 self._running.release()
                 self._notify()
@@ -144,7 +144,7 @@ class EventLoop:
         self._notify()
         self._nudge()
 
-    def look(self, seconds: float) -> None:
+    def run_once(self, seconds: float) -> None:
         """Reads what is there, after so many seconds at most, and does what was posted.
 
         For the thread that runs the loop.
@@ -179,14 +179,14 @@ class EventLoop:
         self._waker.close()
         self._woken.close()
 
-    def _make_locks(self) -> None:
+    def _create_locks(self) -> None:
         self._running = threading.Lock()
         if self._is_served:
             # Never released: who waits does not get it.
             self._running.acquire()
         self._changing = threading.Lock()
         self._followers = 0
-        self._turn = threading.Condition()
+        self._iteration_ended = threading.Condition()
 
     def _drain(self) -> None:
         # Nothing is there, or another thread has just closed it.
@@ -200,8 +200,8 @@ class EventLoop:
 
     def _notify(self) -> None:
         if self._followers:
-            with self._turn:
-                self._turn.notify_all()
+            with self._iteration_ended:
+                self._iteration_ended.notify_all()
 
     def _note_unsent(self, reader: _ReadConnection) -> None:
         self._unsent.append(reader)

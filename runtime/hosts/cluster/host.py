@@ -98,7 +98,7 @@ class WorkerHandle:
         for connection in (self.steps, self.arrays, self.watch):
             connection.close()
 
-    def ending(self, seconds: float = 1.0) -> str | None:
+    def describe_exit(self, seconds: float = 1.0) -> str | None:
         """That its process has ended, and how, if it has after so many seconds; None if it runs."""
         how = self.process.exit_status(seconds)
         return (
@@ -134,9 +134,9 @@ class HostGang:
         """Whether it, and with it what it has, is gone."""
         return self.life.failure is not None
 
-    def location(self, placement: DeviceLayout, part: ReplicaBlock = WHOLE) -> Location:
+    def location(self, placement: DeviceLayout, block: ReplicaBlock = WHOLE) -> Location:
         """Where arrays lie on it, or a part of each."""
-        key = (placement, part)
+        key = (placement, block)
         return self._locations.setdefault(key, Location(self, *key))
 
 
@@ -152,14 +152,14 @@ class Location:
 
     gang: HostGang
     placement: DeviceLayout
-    part: ReplicaBlock = WHOLE
+    block: ReplicaBlock = WHOLE
 
-    def part_of(self, whole: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+    def block_of(self, whole: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
         """The shape of what is there of an array of some shape, and its first element in each dimension."""
-        shape = self.part.shape(whole)
+        shape = self.block.shape(whole)
         first = [0] * len(shape)
-        if self.part.count > 1:
-            first[self.part.dim] = self.part.number * shape[self.part.dim]
+        if self.block.count > 1:
+            first[self.block.dim] = self.block.number * shape[self.block.dim]
         return shape, first
 
     @functools.cached_property

@@ -29,7 +29,7 @@ class HostPort:
 
     def plain(self) -> IslandPort:
         """The same, as it is sent."""
-        return IslandPort(self.number, self.location.placement, self.location.part, self.donated)
+        return IslandPort(self.number, self.location.placement, self.location.block, self.donated)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class HostedProgram:
             frames += [frame] * len(gang.hosts)
         return frames
 
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether all workers that have a part of it are."""
         return not any(gang.is_lost() for gang in self.gangs)
 
@@ -112,7 +112,7 @@ class HostedProgram:
         return tuple(gang.life for gang in self.gangs)
 
     @functools.cached_property
-    def most_outputs(self) -> int:
+    def max_outputs(self) -> int:
         """How many arrays one part makes at most."""
         return max(map(len, self.outputs.values()), default=0)
 

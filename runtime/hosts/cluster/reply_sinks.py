@@ -16,18 +16,18 @@ class ReplySink(abc.ABC):
     """Takes the answer of a worker to a request, whole or in pieces.
 
     Attributes:
-      takes_all: whether it takes all kinds of answers, as one that passes them on; else it takes bytes of
+      accepts_all: whether it takes all kinds of answers, as one that passes them on; else it takes bytes of
         arrays alone, and the core is told the others.
     """
 
-    takes_all = True
+    accepts_all = True
 
     @abc.abstractmethod
     def place(self, chunk: Chunk, size: int) -> memoryview:
         """Returns where so many bytes of an array go that come after a message."""
 
     @abc.abstractmethod
-    def take(self, host: WorkerHandle, answer: Answer) -> bool:
+    def accept(self, host: WorkerHandle, answer: Answer) -> bool:
         """Takes an answer, or a piece of it; returns whether nothing more of it comes."""
 
 
@@ -41,7 +41,7 @@ class FetchSink(ReplySink):
       shards: what has come of them.
     """
 
-    takes_all = False
+    accepts_all = False
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.shards = [bytearray(size) for size in sizes]
@@ -51,8 +51,8 @@ class FetchSink(ReplySink):
         """See `ReplySink.place`."""
         return self._reassembly.place(chunk, size)
 
-    def take(self, host: WorkerHandle, answer: Answer) -> bool:
-        """See `ReplySink.take`."""
+    def accept(self, host: WorkerHandle, answer: Answer) -> bool:
+        """See `ReplySink.accept`."""
         assert isinstance(answer, Chunk)
         self._reassembly.add(answer)
         return self._reassembly.is_complete()

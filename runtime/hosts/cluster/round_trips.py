@@ -18,20 +18,20 @@ class HostRoundTrip:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[int, float] = {}
+        self._sent: dict[int, float] = {}
         self._last: collections.deque[float] = collections.deque(maxlen=_KEPT)
 
-    def asked(self, number: int, now: float) -> None:
+    def note_ping(self, number: int, now: float) -> None:
         """Notes that a question was sent."""
-        if len(self._asked) > _PENDING:
-            self._asked.clear()
-        self._asked[number] = now
+        if len(self._sent) > _PENDING:
+            self._sent.clear()
+        self._sent[number] = now
 
-    def answered(self, number: int, now: float) -> None:
+    def note_pong(self, number: int, now: float) -> None:
         """Notes that the answer to a question has come."""
-        asked = self._asked.pop(number, None)
-        if asked is not None:
-            self.add(now - asked)
+        sent = self._sent.pop(number, None)
+        if sent is not None:
+            self.add(now - sent)
 
     def add(self, seconds: float) -> None:
         """Notes how long a question and its answer took."""

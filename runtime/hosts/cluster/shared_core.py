@@ -43,22 +43,22 @@ class SharedCore:
         self.act: Callable[[Effect], None] = ignore
         self.defer: Callable[[], None] | None = None
         self._wanted: collections.deque[Effect] = collections.deque()
-        self.forget_threads()
+        self.reset_locks()
 
-    def forget_threads(self) -> None:
+    def reset_locks(self) -> None:
         """Makes locks anew in a forked process, where no thread would release them."""
         self._lock = threading.Lock()
         self._acting = threading.Lock()
         self._changed = threading.Condition()
 
-    def tell(self, *events: Any) -> None:
+    def handle(self, *events: Any) -> None:
         """Tells the core what was seen."""
         self._change(lambda now: [effect for event in events for effect in self.core.handle(event, now)])
 
-    def issue(self, step: Step, gangs: Sequence[GangView], made: Iterable[Step | None]) -> None:
+    def issue(self, step: Step, gangs: Sequence[GangView], producers: Iterable[Step | None]) -> None:
         """See `ClusterCore.issue`."""
         with self._lock:
-            self.core.issue(step, gangs, made)
+            self.core.issue(step, gangs, producers)
 
     def done(self, gang: GangView, host: int, run: int, now: float) -> None:
         """See `ClusterCore.done`."""
@@ -81,21 +81,21 @@ class SharedCore:
         with self._lock:
             return self.core.take_numbers(count)
 
-    def ask(self, hosts: Iterable[int], sink: Any = None) -> HostRequest:
+    def request(self, hosts: Iterable[int], sink: Any = None) -> HostRequest:
         """A new request to hosts."""
         with self._lock:
             return self.core.replies.create_request(hosts, sink=sink)
 
-    def ask_reports(self, hosts: Iterable[int]) -> HostRequest:
+    def request_reports(self, hosts: Iterable[int]) -> HostRequest:
         """See `ClusterCore.request_reports`."""
         requests: list[HostRequest] = []
 
-        def asked(now: float) -> Sequence[Effect]:
+        def request_now(now: float) -> Sequence[Effect]:
             request, effects = self.core.request_reports(hosts, now)
             requests.append(request)
             return effects
 
-        self._change(asked)
+        self._change(request_now)
         return requests[0]
 
     def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:

@@ -38,7 +38,7 @@ from pathways.runtime.hosts.protocol.messages import (
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.spares.spare_pool import SparePool
 
-_Greeted = tuple[Connection[Any], ServerHandshake]
+_Accepted = tuple[Connection[Any], ServerHandshake]
 _Channels = dict[str, Connection[Any]]
 
 
@@ -130,7 +130,7 @@ class Starter:
                         start.configs.update({config.host: config for config in configs})
                         started = self._launcher.launch(configs, contact, stop)
                         processes.update(zip(self._numbers[island], started, strict=True))
-                    channels = start.greet_all(self._settings.options.heartbeat)
+                    channels = start.accept_all(self._settings.options.heartbeat)
                 finally:
                     # Closing it does not wake who accepts.
                     server.shutdown(socket.SHUT_RDWR)
@@ -219,11 +219,11 @@ class _Start:
         self._endings = endings
         self._contact = contact
         self._deadline = time.monotonic() + START_SECONDS
-        self._greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
+        self._accepted: queue.SimpleQueue[_Accepted] = queue.SimpleQueue()
         self._channels: dict[int, _Channels] = {}
         Acceptor(server, secret, self._admits, decode_for_controller, self._take, len(CHANNELS) * expected)
 
-    def greet_all(self, heartbeat: float) -> dict[int, _Channels]:
+    def accept_all(self, heartbeat: float) -> dict[int, _Channels]:
         """Waits until all workers have all their connections."""
         channels = self._channels
         channels.update((host, {}) for host in self._processes)
@@ -234,16 +234,16 @@ class _Start:
             if time.monotonic() > deadline:
                 raise self._failed(next(iter(missing)), f"did not connect in {self._contact:.0f} seconds")
             try:
-                connection, keeper = self._greeted.get(timeout=0.2)
+                connection, handshake = self._accepted.get(timeout=0.2)
             except queue.Empty:
                 continue
-            purpose = keeper.purpose
+            purpose = handshake.purpose
             assert purpose is not None
             if purpose.channel in channels.get(purpose.host, {purpose.channel: None}):
                 connection.close()
                 continue
-            if keeper.versions != versions():
-                pathways, jaxlib, python = keeper.versions
+            if handshake.versions != versions():
+                pathways, jaxlib, python = handshake.versions
                 raise HostStartError(
                     f"{self.configs[purpose.host]} runs pathways {pathways}, jaxlib {jaxlib} and Python "
                     f"{python}, but the controller runs {', '.join(versions())}"
@@ -261,15 +261,15 @@ class _Start:
                 connection.close()
         with contextlib.suppress(queue.Empty):
             while True:
-                self._greeted.get_nowait()[0].close()
+                self._accepted.get_nowait()[0].close()
 
     def _admits(self, purpose: Purpose) -> bool:
         """Whether it is a connection of a worker of this start."""
         is_worker = purpose.role == "worker" and purpose.to == "controller" and purpose.channel in CHANNELS
         return is_worker and purpose.epoch == self.epoch
 
-    def _take(self, connection: Connection[Any], keeper: ServerHandshake) -> None:
-        self._greeted.put((connection, keeper))
+    def _take(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
+        self._accepted.put((connection, handshake))
 
     def introduce(self, island: Sequence[_Channels], hosts: Sequence[int]) -> None:
         """Tells the hosts of an island where its first one is."""

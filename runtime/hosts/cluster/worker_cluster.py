@@ -102,7 +102,7 @@ class WorkerCluster:
         self.traces.close()
         self._closed.set()
         # Not with a message, which a worker that is stopped would not take: it hears that this side is gone.
-        self._tell_closed("is closed")
+        self._notify_closed("is closed")
         self.effect_runner.close()
         self.loop.close()
 
@@ -114,16 +114,16 @@ class WorkerCluster:
         self._closed = threading.Event()
         self._closed.set()
         self.loop.leave()
-        self.core.forget_threads()
-        self.pool.forget_threads()
+        self.core.reset_locks()
+        self.pool.reset_locks()
         # What is to be done, the other process does.
         self.core.act = ignore
-        self._tell_closed("belongs to the process that this one was forked from")
+        self._notify_closed("belongs to the process that this one was forked from")
         for host in self.pool.hosts:
             host.leave()
 
-    def _tell_closed(self, how: str) -> None:
-        self.core.tell(*(GangClosed(gang.life.key, how) for gang in self.pool.gangs))
+    def _notify_closed(self, how: str) -> None:
+        self.core.handle(*(GangClosed(gang.life.key, how) for gang in self.pool.gangs))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """Compiles a program on its hosts, see `Session.load`."""
@@ -135,7 +135,7 @@ class WorkerCluster:
         # What is sent under which number cannot be guessed.
         base = secrets.randbelow(1 << 61)
         hosts = [host for gang in gangs for host in gang.hosts]
-        request = self.core.ask([host.index for host in hosts])
+        request = self.core.request([host.index for host in hosts])
         loads = {
             gang: Load(
                 request.number,
@@ -207,7 +207,7 @@ class WorkerCluster:
         """Tells the core how time goes by."""
         while not self._closed.wait(_TICK_SECONDS):
             self.loop.poll()
-            self.core.tell(Tick())
+            self.core.handle(Tick())
 
     def _free(self) -> None:
         """Frees what is no longer held, in batches, where no step does so."""

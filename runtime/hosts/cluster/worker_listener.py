@@ -104,7 +104,9 @@ class WorkerListener:
                 )
             else:
                 read = functools.partial(self._take_some, host)
-            self.loop.add(host.steps, functools.partial(self._read, host, read), keeps=self._sink is not None)
+            self.loop.add(
+                host.steps, functools.partial(self._read, host, read), buffers=self._sink is not None
+            )
             host.arrays.place = functools.partial(self._place, host)
             for connection in (host.arrays, host.watch):
                 start_thread(functools.partial(self._listen, host, connection), "listen")
@@ -112,13 +114,13 @@ class WorkerListener:
     def detach(self, gang: HostGang) -> None:
         """Stops listening to some workers, and wakes all who wait for them."""
         for host in gang.hosts:
-            self.loop.forget(host.steps)
+            self.loop.remove(host.steps)
         self.loop.wake()
 
     def lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         """A worker is gone whose connection has ended, which its process explains where it has ended, too."""
-        self.loop.forget(host.steps)
-        self._core.tell(HostDisconnected(host.gang.life.key, host.index))
+        self.loop.remove(host.steps)
+        self._core.handle(HostDisconnected(host.gang.life.key, host.index))
         if self._sink is None:
             self._explain_loss(host, error)
         else:
@@ -128,15 +130,15 @@ class WorkerListener:
     def _explain_loss(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         if host.gang.is_lost():
             return
-        how = host.ending() or str(error)
+        how = host.describe_exit() or str(error)
         events = [HostLost(host.gang.life.key, host.index, how)]
         first = host.gang.hosts[0]
         # JAX aborts the hosts of an island whose first one is gone.
-        if first is not host and (of_first := first.ending(0)):
+        if first is not host and (of_first := first.describe_exit(0)):
             events.insert(0, HostLost(host.gang.life.key, first.index, of_first))
-        self._core.tell(*events)
+        self._core.handle(*events)
 
-    def find_ended(self, seconds: float = 0.0) -> None:
+    def find_exited(self, seconds: float = 0.0) -> None:
         """Finds workers that have just ended, which is why others fail.
 
         Args:
@@ -146,7 +148,7 @@ class WorkerListener:
         until = time.monotonic() + (seconds if self._sink is None else 0.0)
         while True:
             hosts = [host for host in [*self._pool.hosts] if not host.gang.is_lost()]
-            ended = [host for host in hosts if host.ending(0) or host.watch.has_ended()]
+            ended = [host for host in hosts if host.describe_exit(0) or host.watch.has_ended()]
             for host in ended:
                 self.lose(host, ConnectionEnded("the connection has ended"))
             if ended or time.monotonic() >= until:
@@ -172,7 +174,7 @@ class WorkerListener:
         except ConnectionEnded as error:
             self.lose(host, error)
         except MessageError as error:
-            self._core.tell(HostLost(host.gang.life.key, host.index, str(error)))
+            self._core.handle(HostLost(host.gang.life.key, host.index, str(error)))
 
     def _on_message(self, host: WorkerHandle, message: object) -> None:
         now = host.pulse.heard = time.monotonic()
@@ -187,20 +189,20 @@ class WorkerListener:
                     self._core.fail(of, host.index, message.run, message.error, message.failed, took)
             case Missed():
                 self._find_cause(message.run)
-                self._core.tell(InputMissed(host.gang.life.key, host.index, message.run, message.why))
+                self._core.handle(InputMissed(host.gang.life.key, host.index, message.run, message.why))
             case LoadDone():
                 what = None if message.error is None else failed(message.error)
-                self._core.tell(ReplyReceived(host.index, message.request, what))
+                self._core.handle(ReplyReceived(host.index, message.request, what))
             case Chunk() | Failed() | Described() | Report():
                 self._on_answer(host, message)
             case Called():
                 self._on_called(host, message)
             case Pong():
-                host.round_trip.answered(message.number, now)
+                host.round_trip.note_pong(message.number, now)
             case PeerLost() | PeerFound():
                 self._on_peer(host, message)
             case Leaving():
-                self._core.tell(LeaveRequested(host.gang.life.key, host.index))
+                self._core.handle(LeaveRequested(host.gang.life.key, host.index))
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 if self._sink is None:
                     self._traces.on_message(host.index, message)
@@ -213,12 +215,12 @@ class WorkerListener:
         """Reports the end of another worker, which may be why a step fails, before that."""
         step = self._core.core.steps.get(run)
         if step is not None:
-            self.find_ended(_END_SECONDS if len(step.hosts) > 1 and not step.is_lost() else 0.0)
+            self.find_exited(_END_SECONDS if len(step.hosts) > 1 and not step.is_lost() else 0.0)
 
     def _on_called(self, host: WorkerHandle, said: Called) -> None:
         """Handles the end of a call."""
         failure = said.failure
-        what = None if failure is None else Failure(CallFailedError, described(str(host), failure))
+        what = None if failure is None else Failure(CallFailedError, describe_failure(str(host), failure))
         self._core.called(host.index, said.call, said, what)
         if self._sink is not None:
             self._sink.on_called(host, said)
@@ -237,9 +239,9 @@ class WorkerListener:
             return
         by, of = host.gang.life.key, peer.gang.life.key
         if isinstance(said, PeerFound):
-            self._core.tell(PeerReached(by, host.index, of, peer.index))
+            self._core.handle(PeerReached(by, host.index, of, peer.index))
         else:
-            self._core.tell(PeerUnreachable(by, host.index, of, peer.index, said.error))
+            self._core.handle(PeerUnreachable(by, host.index, of, peer.index, said.error))
 
     def _sink_of(self, host: WorkerHandle, number: int) -> ReplySink | None:
         """Returns the sink of what a worker answers to a request; None where there is none."""
@@ -263,21 +265,21 @@ class WorkerListener:
         """Handles an answer to a request, or a piece of it."""
         number = answer.number if isinstance(answer, Chunk) else answer.request
         sink = self._sink_of(host, number)
-        if sink is not None and (sink.takes_all or isinstance(answer, Chunk)):
-            if sink.take(host, answer):
-                self._core.tell(ReplyReceived(host.index, number, None))
+        if sink is not None and (sink.accepts_all or isinstance(answer, Chunk)):
+            if sink.accept(host, answer):
+                self._core.handle(ReplyReceived(host.index, number, None))
             return
         match answer:
             case Failed():
-                self.find_ended()
-                self._core.tell(ReplyReceived(host.index, number, failed(f"{host}: {answer.error}")))
+                self.find_exited()
+                self._core.handle(ReplyReceived(host.index, number, failed(f"{host}: {answer.error}")))
             case Report():
-                self._core.tell(ReplyReceived(host.index, number, answer.report))
+                self._core.handle(ReplyReceived(host.index, number, answer.report))
             case Described():
-                self._core.tell(ReplyReceived(host.index, number, answer, answer.last))
+                self._core.handle(ReplyReceived(host.index, number, answer, answer.last))
 
 
-def described(host: str, failure: CallFailure) -> str:
+def describe_failure(host: str, failure: CallFailure) -> str:
     """Why a call failed on a host."""
     text = f"{failure.type}: {failure.text}" if failure.type else failure.text
     how = " raised " if failure.kind == "raised" else ": "

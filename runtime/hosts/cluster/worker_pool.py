@@ -33,9 +33,9 @@ class WorkerPool:
         self.gangs = [*gangs]
         self.hosts = [host for gang in self.gangs for host in gang.hosts]
         self.cluster = _cluster(self.gangs)
-        self.forget_threads()
+        self.reset_locks()
 
-    def forget_threads(self) -> None:
+    def reset_locks(self) -> None:
         """Makes new locks in a forked process, where no thread would release them."""
         self._changed = threading.Condition()
         # Submission is atomic, so that every host sees one order of steps.

@@ -175,7 +175,7 @@ class ControlRequestHandler:
 
     def _relay(self, host: WorkerHandle, relayed: RelayedRequest, message: Callable[[int], Message]) -> None:
         """Sends a worker a request of a client, as the message of a number that the core gives it."""
-        request = self._core.ask([host.index], relayed)
+        request = self._core.request([host.index], relayed)
         with contextlib.suppress(ConnectionEnded):
             host.watch.send(message(request.number))
 

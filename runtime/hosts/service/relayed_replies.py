@@ -36,8 +36,8 @@ class RelayedRequest(ReplySink):
         """
         raise MessageError(f"unexpected {size} bytes of an array in the reply to request {chunk.number}")
 
-    def take(self, host: WorkerHandle, answer: Answer) -> bool:
-        """See `ReplySink.take`."""
+    def accept(self, host: WorkerHandle, answer: Answer) -> bool:
+        """See `ReplySink.accept`."""
         self.client.watch.send(FromHost(host.index, host.gang.life.key.start, self.translate(answer)))
         return not isinstance(answer, Described) or answer.last
 
@@ -53,8 +53,8 @@ class ClientFetch(ReplySink):
         """See `ReplySink.place`."""
         return self.fetch.next_buffer(size)
 
-    def take(self, host: WorkerHandle, answer: Answer) -> bool:
-        """See `ReplySink.take`."""
+    def accept(self, host: WorkerHandle, answer: Answer) -> bool:
+        """See `ReplySink.accept`."""
         fetch = self.fetch
         if isinstance(answer, Chunk):
             self.client.arrays.relay(fetch, answer)

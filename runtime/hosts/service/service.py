@@ -283,7 +283,7 @@ class Service:
 
     def status(self) -> ServiceStatus:
         """Returns the status of the islands and the clients."""
-        request = self._core.ask_reports(range(len(self._pool.hosts)))
+        request = self._core.request_reports(range(len(self._pool.hosts)))
         self._core.wait_for(request, 2 * REPORT_SECONDS)
         reports: dict[int, HostReport] = {host: received[-1] for host, received in request.answers.items()}
         clients: list[ClientStatus] = []
@@ -320,7 +320,7 @@ class Service:
         """Serves clients until `close` is called."""
         try:
             while not self._closed.is_set():
-                self._loop.look(_BATCH_SECONDS if self._unreported else _POLL_SECONDS)
+                self._loop.run_once(_BATCH_SECONDS if self._unreported else _POLL_SECONDS)
                 self._iterate()
         finally:
             self._closed.set()
@@ -478,7 +478,7 @@ class Service:
         if not has_array:
             self._fail_fetch(client, fetch, "the array does not exist")
             return
-        request = self._core.ask([fetch.host.index], ClientFetch(client, fetch))
+        request = self._core.request([fetch.host.index], ClientFetch(client, fetch))
         fetch.number = request.number
         client.fetches[request.number] = fetch
         wanted = fetch.fetch
@@ -620,7 +620,7 @@ class Service:
         client.is_joined = True
         log.info("%s connected", client)
         self._schedule(ClientJoined(client.number, client.weight))
-        self._loop.add(client.steps, functools.partial(self._read_client, client), keeps=True, pauses=True)
+        self._loop.add(client.steps, functools.partial(self._read_client, client), buffers=True, pauses=True)
         # The state of islands may have changed since the client was admitted.
         for gang, start in zip(self._pool.gangs, client.starts, strict=True):
             self._send(client, *_changes_since(gang, start))
@@ -644,7 +644,7 @@ class Service:
         self._send_reason(client, why)
         client.disconnected.set()
         if client.is_joined:
-            self._loop.forget(client.steps)
+            self._loop.remove(client.steps)
             client.arrays.close()
             client.watch.close()
         for connection in client.connections.values():

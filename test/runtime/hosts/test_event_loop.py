@@ -85,7 +85,7 @@ def add(loop: EventLoop, connection: FakeConnection, read: Callable[[], None], *
 
 
 def remove(loop: EventLoop, connection: Any) -> None:
-    loop.forget(cast(Connection[Any], connection))
+    loop.remove(cast(Connection[Any], connection))
 
 
 @pytest.mark.usefixtures("frequent_switches")
@@ -148,7 +148,7 @@ def test_event_loop_that_is_served_is_run_by_its_thread_alone(served_loop, conne
     waiting = threading.Thread(target=served_loop.wait, args=(lambda: bool(posted),))
     waiting.start()
     served_loop.post(lambda: posted.append(threading.get_ident()))
-    served_loop.look(10)
+    served_loop.run_once(10)
     waiting.join(60)
     assert not waiting.is_alive()
     assert set(read) | set(posted) == {threading.get_ident()}
@@ -158,17 +158,17 @@ def test_event_loop_sends_what_is_buffered_until_it_is_accepted(served_loop, con
     """The loop serves other connections meanwhile, and ignores a late notification of a removed one."""
     first, second = connections
     for connection in connections:
-        add(served_loop, connection, lambda: None, keeps=True)
+        add(served_loop, connection, lambda: None, buffers=True)
         connection.notify_unsent()
-    served_loop.look(0)
+    served_loop.run_once(0)
     remove(served_loop, first)
     first.notify_unsent()
-    served_loop.look(0)
+    served_loop.run_once(0)
     # Once after the notification, and whenever the system has room.
     assert (first.flushed, second.flushed) == (2, 3)
     second.unsent = 0
-    served_loop.look(0)
-    served_loop.look(0)
+    served_loop.run_once(0)
+    served_loop.run_once(0)
     assert second.flushed == 4
 
 
@@ -176,22 +176,22 @@ def test_event_loop_does_not_read_who_does_not_read(served_loop, connections):
     """A client that does not read is not read itself; a worker is."""
     read: list[FakeConnection] = []
     for connection, pauses in zip(connections, (True, False), strict=True):
-        add(served_loop, connection, functools.partial(read.append, connection), keeps=True, pauses=pauses)
+        add(served_loop, connection, functools.partial(read.append, connection), buffers=True, pauses=pauses)
         connection.notify_unsent()
         connection.other.send(b"work")
-    served_loop.look(0)
+    served_loop.run_once(0)
     assert read == connections[1:]
     connections[0].unsent = 0
-    served_loop.look(0)
-    served_loop.look(0)
+    served_loop.run_once(0)
+    served_loop.run_once(0)
     assert connections[0] in read
 
 
 def test_event_loop_reads_why_sending_has_failed(served_loop, connections):
     read: list[FakeConnection] = []
     first, _ = connections
-    add(served_loop, first, functools.partial(read.append, first), keeps=True, pauses=True)
+    add(served_loop, first, functools.partial(read.append, first), buffers=True, pauses=True)
     first.has_ended = True
     first.notify_unsent()
-    served_loop.look(0)
+    served_loop.run_once(0)
     assert read == [first]

@@ -10,15 +10,15 @@ def test_round_trip_is_the_least_of_the_last_few():
     trip = HostRoundTrip()
     assert trip.seconds is None
     for number in range(3):
-        trip.asked(number, now=number)
+        trip.note_ping(number, now=number)
     # A ping may be sent before the reply to the one before has come; unknown replies are ignored.
-    trip.answered(0, now=0.75)
-    trip.answered(1, now=1.5)
-    trip.answered(7, now=1.5)
+    trip.note_pong(0, now=0.75)
+    trip.note_pong(1, now=1.5)
+    trip.note_pong(7, now=1.5)
     assert trip.seconds == 0.5
     for number in range(10, 20):
-        trip.asked(number, now=number)
-        trip.answered(number, now=number + 1)
+        trip.note_ping(number, now=number)
+        trip.note_pong(number, now=number + 1)
     assert trip.seconds == 1
 
 
