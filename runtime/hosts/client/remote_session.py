@@ -87,7 +87,7 @@ class RemoteSession(HostSession):
         traces = HostTraces(pool.hosts, pool.send_to_all)
         self._listener = ServiceListener(shared, pool, traces, service, self._gang_of)
         super().__init__(shared, pool, self._listener.loop, traces)
-        shared.act = self._act
+        shared.run_effect = self._act
         self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
         self._listener.start()
         start_thread(self._keep_time, "clock")
@@ -113,7 +113,7 @@ class RemoteSession(HostSession):
         self._loop.leave()
         self._core.reset_locks()
         self.pool.reset_locks()
-        self._core.act = ignore
+        self._core.run_effect = ignore
         self._notify_closed("belongs to the process that this one was forked from")
         self._service.leave()
 

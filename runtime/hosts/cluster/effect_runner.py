@@ -1,4 +1,4 @@
-"""Carries out the effects of the core of a cluster with connections, processes and threads."""
+"""Execution of the effects of a cluster's core, with connections, processes and threads."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
-_END_SECONDS = 2.0
-"""How long a process may take to end that was killed."""
+_EXIT_TIMEOUT_S = 2.0
+"""Timeout for the exit of a process that was killed."""
 
 log = logging.getLogger("pathways")
 
 
 class EffectRunner:
-    """Carries out the effects of a core.
+    """Runner of the effects of a core.
 
     Args:
-      core: the core; is told what became of it.
+      core: the core; handles the events that result.
       pool: the workers.
-      listener: listens to them.
-      traces: those that they take part in.
-      starter: starts them.
+      listener: the listener to them.
+      traces: the traces that they take part in.
+      starter: the starter of new workers.
       closed: is set when the cluster is closed.
     """
 
@@ -74,12 +74,13 @@ class EffectRunner:
         self._new: dict[int, Sequence[WorkerHandle]] = {}
 
     def run(self, effect: Effect) -> None:
-        """Carries out one of them; what takes long in a thread of its own. What is for clients is ignored."""
+        """Carries out an effect, a slow one in a thread of its own; ignores effects for clients."""
         match effect:
             case Log():
                 log.log(effect.level, "%s", effect.text)
             case PingGang():
-                # Never more than the system keeps for a worker that does not read: its deadline is first.
+                # Never blocks: the socket's buffer holds all pings that are sent to a worker that does not
+                # read before its heartbeat times out.
                 self._ping(effect.gang, effect.number)
             case RequestReports():
                 for number in effect.hosts:
@@ -91,20 +92,20 @@ class EffectRunner:
             case WakeWaiters() | StepFailed():
                 self._listener.loop.wake()
             case TerminateGang():
-                self._begin(functools.partial(self._terminate, effect))
+                self._run_in_thread(functools.partial(self._terminate, effect))
             case RestartGang():
-                self._begin(functools.partial(self._start_anew, effect))
+                self._run_in_thread(functools.partial(self._restart, effect))
             case AttachGang():
                 self._attach(effect.gang)
 
     def close(self) -> None:
-        """Waits for what is still being done, and ends what was started for nothing."""
+        """Waits for restarts in flight, and terminates all workers."""
         self._pool.wake()
         with self._lock:
             restarting = [*self._restarting]
         for thread in restarting:
             thread.join(timeout=10)
-        kill_all((host.process for host in self._pool.hosts), _END_SECONDS, grace=_END_SECONDS)
+        kill_all((host.process for host in self._pool.hosts), _EXIT_TIMEOUT_S, grace=_EXIT_TIMEOUT_S)
         self._starter.close()
 
     def _ping(self, key: GangKey, number: int) -> None:
@@ -113,7 +114,7 @@ class EffectRunner:
             host.round_trip.note_ping(number, time.monotonic())
             _try_to_send(host.watch, Ping(number))
 
-    def _begin(self, work: Callable[[], None]) -> None:
+    def _run_in_thread(self, work: Callable[[], None]) -> None:
         with self._lock:
             self._restarting = [thread for thread in self._restarting if not thread.join(0)]
             self._restarting.append(start_thread(work, "restart"))
@@ -124,7 +125,7 @@ class EffectRunner:
             _try_to_send(host.watch, message)
 
     def _disconnect(self, gang: HostGang | None) -> None:
-        # None: one that is closed before it was attached, and is disconnected then.
+        # None: the gang was closed before it was attached; `_attach` disconnects it.
         if gang is None:
             return
         for host in gang.hosts:
@@ -136,29 +137,29 @@ class EffectRunner:
     def _terminate(self, effect: TerminateGang) -> None:
         gang = self._pool.get(effect.gang)
         assert gang is not None, effect
-        # At once: the others of an island may still tell each other what is wrong.
+        # All before any is waited for: hosts of an island still report each other's failures.
         for host in gang.hosts:
             host.process.kill()
         self._announce_loss(gang, effect.cancelled)
         for host in gang.hosts:
-            host.process.exit_status(_END_SECONDS)
+            host.process.exit_status(_EXIT_TIMEOUT_S)
         self._core.handle(GangTerminated(effect.gang))
         self._pool.wake()
 
     def _announce_loss(self, gang: HostGang, cancelled: Mapping[int, tuple[tuple[int, int], ...]]) -> None:
-        """Tells all other hosts that an island is lost."""
+        """Notifies all other hosts that an island is lost."""
         addresses = tuple(host.data_address for host in gang.hosts)
         numbers = tuple(host.index for host in gang.hosts)
-        others = [host for host in [*self._pool.hosts] if not host.gang.is_lost()]
-        for host in others:
+        remaining = [host for host in [*self._pool.hosts] if not host.gang.is_lost()]
+        for host in remaining:
             _try_to_send(host.watch, Lost(addresses))
-        # After all steps that it has a part of.
+        # After all steps that have a sub-program on the island: `order` is held while steps are sent.
         with self._pool.order:
-            for host in others:
+            for host in remaining:
                 if host.index in cancelled:
                     _try_to_send(host.steps, Cancel(numbers, cancelled[host.index]))
 
-    def _start_anew(self, effect: RestartGang) -> None:
+    def _restart(self, effect: RestartGang) -> None:
         key = effect.gang
         before = self._pool.gangs[key.island]
         try:
@@ -168,15 +169,15 @@ class EffectRunner:
             self._pool.wake()
             return
         if [host.ready.devices for host in hosts] != [host.ready.devices for host in before.hosts]:
-            _end(hosts)
+            _terminate_workers(hosts)
             self._core.handle(GangStartFailed(key, "it came back with different devices", is_final=True))
             self._pool.wake()
             return
         self._new[key.island] = hosts
         self._core.handle(GangStarted(key))
         if self._core.core.gangs[key.island].key == key:
-            # Closed in the meantime: they are not needed.
-            _end(self._new.pop(key.island))
+            # The core closed the island in the meantime, and does not attach the new workers.
+            _terminate_workers(self._new.pop(key.island))
 
     def _attach(self, key: GangKey) -> None:
         gang = HostGang(self._core.core.gangs[key.island], self._new.pop(key.island))
@@ -189,12 +190,12 @@ class EffectRunner:
 
 
 def _try_to_send(connection: Connection[object], message: Message) -> None:
-    """Sends a message to a worker that may be gone, which the core learns in another way."""
+    """Sends a message to a worker that may be lost, which the listener reports to the core."""
     with contextlib.suppress(ConnectionEnded):
         connection.send(message)
 
 
-def _end(hosts: Sequence[WorkerHandle]) -> None:
+def _terminate_workers(hosts: Sequence[WorkerHandle]) -> None:
     for host in hosts:
         host.close()
-    kill_all((host.process for host in hosts), _END_SECONDS)
+    kill_all((host.process for host in hosts), _EXIT_TIMEOUT_S)

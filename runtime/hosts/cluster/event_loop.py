@@ -1,8 +1,8 @@
-"""The loop that reads what has an order: what workers, services and clients say on `steps`.
+"""Event loop that reads ordered messages: those of workers, services and clients on `steps`.
 
-One thread runs it at a time: whoever waits for something that is read, or one that serves. Where nobody
-serves, a thread that only reads would have to be woken, and then wake the one that waits: two switches of
-threads for each answer, while the thread that issues steps needs the interpreter, too.
+One thread runs it at a time: a thread that waits for a message, or the dispatch thread of a service. In a
+client a thread that only reads would have to be woken, and then wake the thread that waits: two context
+switches for each reply, while the thread that issues steps needs the interpreter, too.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
-_SECONDS = 0.5
-"""How long one look takes at most where nothing is read."""
+_POLL_TIMEOUT_S = 0.5
+"""Timeout of one iteration in which nothing is read."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -29,9 +29,9 @@ class _ReadConnection:
 
     Attributes:
       connection: the connection, or the socket by which the loop is woken.
-      read: reads what is there, and acts on it.
-      pauses: whether nothing is read while the other side does not accept more.
-      is_full: whether the other side does not accept more now.
+      read: processes the available messages.
+      pauses: whether nothing is read while the peer does not accept more.
+      is_full: whether the peer does not accept more now.
     """
 
     connection: Any
@@ -41,13 +41,13 @@ class _ReadConnection:
 
 
 class EventLoop:
-    """Reads connections, in whatever thread waits for what they say.
+    """Event loop over connections, run by a thread that waits for their messages.
 
-    Any thread may call it.
+    All methods but `run_once` are for any thread.
 
     Args:
-      is_served: whether one thread alone runs it, by calling `run_once`; others only wait. What is sent on
-        connections that buffer it is sent at the next call.
+      is_served: whether one thread alone runs it, by calling `run_once`; other threads only wait. That call
+        sends what was buffered on connections.
     """
 
     def __init__(self, *, is_served: bool = False) -> None:
@@ -65,9 +65,9 @@ class EventLoop:
         self._poll.register(self._woken.fileno(), select.POLLIN)
 
     def leave(self) -> None:
-        """Forgets all connections in a forked process: the other one goes on with them.
+        """Releases all connections in a forked process, for the parent process goes on with them.
 
-        Its threads, which would release locks, are not here.
+        Locks are created anew, since the parent's threads, which hold them, do not exist here.
         """
         self._create_locks()
         self.close()
@@ -82,14 +82,15 @@ class EventLoop:
         buffers: bool = False,
         pauses: bool = False,
     ) -> None:
-        """Reads a connection from now on.
+        """Starts to read a connection.
 
         Args:
           connection: the connection.
-          read: reads what is there, and acts on it; also when sending has failed, which reading explains.
-          buffers: whether what is sent is buffered until the next call of `run_once`, so that no sender waits,
-            and all messages of one iteration are one call of the system.
-          pauses: whether the other side is not read as long as it does not accept what is buffered.
+          read: processes the available messages; is also called when a send failed, since only reading finds
+            the reason.
+          buffers: whether messages are buffered until the next call of `run_once`, so that no sender blocks,
+            and all messages of one iteration take one system call.
+          pauses: whether nothing is read from the peer while it does not accept what is buffered.
         """
         reader = _ReadConnection(connection, read, pauses)
         if buffers:
@@ -99,8 +100,8 @@ class EventLoop:
             self._poll.register(connection.fileno(), select.POLLIN)
 
     def remove(self, connection: Connection[Any]) -> None:
-        """Reads a connection no more."""
-        # Several threads may hear of its end at the same time, and one that is closed has no number.
+        """Stops reading a connection, if it is read."""
+        # By identity: a closed connection has no file descriptor, and several threads may find it closed.
         with self._changing:
             for number, reader in [*self._readers.items()]:
                 if reader.connection is connection:
@@ -108,30 +109,31 @@ class EventLoop:
                     self._poll.unregister(number)
 
     def post(self, work: Callable[[], None]) -> None:
-        """Has something done in the thread that runs the loop."""
+        """Queues work for the thread that runs the loop."""
         self._posted.append(work)
         self._nudge()
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Waits until something is true that changes only as connections are read, or with `wake`."""
+        """Waits until a condition holds that changes only as connections are read, or with `wake`."""
         while not is_done():
             if self._running.acquire(blocking=False):
                 try:
                     while not is_done():
-                        self.run_once(_SECONDS)
+                        self.run_once(_POLL_TIMEOUT_S)
                 finally:
                     self._running.release()
                     self._notify()
             else:
                 with self._iteration_ended:
                     self._followers += 1
-                    # Whoever runs the loop notifies all when it ends, which is after it released the lock.
+                    # No notification is missed: the thread that runs the loop releases `_running` before it
+                    # notifies.
                     if not is_done() and self._running.locked():
-                        self._iteration_ended.wait(_SECONDS)
+                        self._iteration_ended.wait(_POLL_TIMEOUT_S)
                     self._followers -= 1
 
     def poll(self) -> None:
-        """Reads what is there, unless another thread does, without waiting."""
+        """Runs one iteration without waiting, unless another thread runs the loop."""
         if self._running.acquire(blocking=False):
             try:
                 self.run_once(0)
@@ -140,29 +142,32 @@ class EventLoop:
                 self._notify()
 
     def wake(self) -> None:
-        """Lets all who wait look again, and whoever runs the loop."""
+        """Makes all waiting threads check their conditions again."""
         self._notify()
         self._nudge()
 
     def run_once(self, seconds: float) -> None:
-        """Reads what is there, after so many seconds at most, and does what was posted.
+        """Runs one iteration: sends what is buffered, reads what is available, does the posted work.
 
         For the thread that runs the loop.
+
+        Args:
+          seconds: the time to wait for something to read.
         """
         self._thread = threading.get_ident()
         while self._unsent:
             self._flush(self._unsent.popleft())
         ready = self._poll.poll(0 if self._posted else seconds * 1e3)
-        for number, what in ready:
+        for number, events in ready:
             reader = self._readers.get(number)
             if reader is None:
-                # Another thread has just forgotten it.
+                # Another thread has just removed it.
                 continue
-            if what & select.POLLOUT:
+            if events & select.POLLOUT:
                 self._flush(reader)
-            if what & ~select.POLLOUT:
+            if events & ~select.POLLOUT:
                 reader.read()
-        # Not those that come meanwhile: others want to be read, too.
+        # Only work posted before: work that posts more must not keep connections from being read.
         posted = len(self._posted)
         for _ in range(posted):
             self._posted.popleft()()
@@ -170,10 +175,10 @@ class EventLoop:
             self._notify()
 
     def close(self) -> None:
-        """Gives back what it holds; who still waits looks twice a second."""
+        """Closes the waker; threads that still wait check their conditions at each timeout."""
         self._nudge()
         with self._changing:
-            # Its number may be that of another file next.
+            # Before it is closed: its descriptor may be reused at once.
             if self._readers.pop(self._woken.fileno(), None) is not None:
                 self._poll.unregister(self._woken.fileno())
         self._waker.close()
@@ -182,19 +187,19 @@ class EventLoop:
     def _create_locks(self) -> None:
         self._running = threading.Lock()
         if self._is_served:
-            # Never released: who waits does not get it.
+            # Never released, so that threads in `wait` never run the loop themselves.
             self._running.acquire()
         self._changing = threading.Lock()
         self._followers = 0
         self._iteration_ended = threading.Condition()
 
     def _drain(self) -> None:
-        # Nothing is there, or another thread has just closed it.
+        # The socket is empty, or another thread has just closed it.
         with contextlib.suppress(OSError):
             self._woken.recv(4096)
 
     def _nudge(self) -> None:
-        # It is full of nudges, or closed.
+        # The buffer is full, which wakes the loop as well, or the socket is closed.
         with contextlib.suppress(OSError):
             self._waker.send(b".")
 
@@ -209,7 +214,7 @@ class EventLoop:
             self._nudge()
 
     def _flush(self, reader: _ReadConnection) -> None:
-        """Sends what is buffered for a connection; the rest when the other side accepts more."""
+        """Sends what is buffered for a connection; the rest when the peer accepts more."""
         connection = reader.connection
         number = connection.fileno()
         if self._readers.get(number) is not reader:
@@ -218,10 +223,11 @@ class EventLoop:
         try:
             connection.flush()
         except ConnectionEnded:
-            # Reading tells why.
+            # The reader finds the reason.
             reader.read()
             return
-        # Whatever is buffered from now on is noted again, or the rest of it is in front.
+        # No race: a message that is buffered from now on either notes the connection again, or follows unsent
+        # bytes, for which the loop waits already.
         if (is_full := connection.has_unsent()) == reader.is_full:
             return
         reader.is_full = is_full

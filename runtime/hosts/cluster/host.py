@@ -1,4 +1,4 @@
-"""Workers, as the controller sees them: each, and as the gang of an island, started and lost together."""
+"""Workers as the controller sees them, and gangs: the workers of an island, started and lost together."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class WorkerHandle:
       index: its number.
       island: the name of its island.
       process: its process.
-      connections: to it, by the names of `messages.CHANNELS`.
-      ready: what it said of itself.
+      connections: the connections to it, by the names of `messages.CHANNELS`.
+      ready: its devices and addresses.
 
     Attributes:
       gang: the workers of its island.
-      pulse: when it was heard of.
-      round_trip: how long a question to it and the answer take.
+      pulse: the time of its last message.
+      round_trip: the time of a round trip to it.
     """
 
     gang: HostGang
@@ -63,17 +63,20 @@ class WorkerHandle:
 
     @property
     def data_address(self) -> str:
-        """Where others pull arrays, as in `10.0.0.5:7001#host0.2`: ports of lost workers are used again."""
+        """Address from which other workers pull arrays, such as `10.0.0.5:7001#host0.2`.
+
+        The suffix tells it from a lost worker whose port is reused.
+        """
         return f"{self.ready.data_address}#host{self.index}.{self.gang.life.key.start}"
 
     @property
     def error(self) -> str | None:
-        """Why it is gone; None while it is not."""
+        """Reason of its loss; None while it is not lost."""
         failure = self.gang.life.failure
         return None if failure is None else failure.text
 
     def status(self, report: HostReport | None) -> HostStatus:
-        """How it is; `report` is what it says of itself, None when it does not."""
+        """Returns its status; `report` is None if it sent none in time."""
         problem = self.gang.life.problem
         return HostStatus(
             self.index,
@@ -89,31 +92,28 @@ class WorkerHandle:
         )
 
     def leave(self) -> None:
-        """Forgets the connections, which another process goes on with."""
+        """Releases the connections in a forked process, for the parent process goes on with them."""
         for connection in (self.steps, self.arrays, self.watch):
             connection.detach()
 
     def close(self) -> None:
-        """Ends the connections; whoever waits on one gets `ConnectionEnded`."""
+        """Closes the connections; threads that wait on one get `ConnectionEnded`."""
         for connection in (self.steps, self.arrays, self.watch):
             connection.close()
 
-    def describe_exit(self, seconds: float = 1.0) -> str | None:
-        """That its process has ended, and how, if it has after so many seconds; None if it runs."""
-        how = self.process.exit_status(seconds)
+    def describe_exit(self, timeout: float = 1.0) -> str | None:
+        """Returns how its process exited, and the end of its log; None if it still runs after the timeout."""
+        how = self.process.exit_status(timeout)
         return (
             None if how is None else f"its process has ended ({how}){stderr_tail(self.process.last_lines())}"
         )
 
 
-"""All of an array."""
-
-
 class HostGang:
-    """The processes of a gang.
+    """Workers of an island.
 
     Args:
-      life: what becomes of them.
+      life: the state of the gang in the core.
       hosts: the workers, in the order of their devices.
 
     Attributes:
@@ -131,23 +131,23 @@ class HostGang:
             host.join(self)
 
     def is_lost(self) -> bool:
-        """Whether it, and with it what it has, is gone."""
+        """Returns whether its workers, and all arrays on them, are lost."""
         return self.life.failure is not None
 
     def location(self, placement: DeviceLayout, block: ReplicaBlock = WHOLE) -> Location:
-        """Where arrays lie on it, or a part of each."""
+        """Returns the location of arrays, or of a block of each, with a layout over its devices."""
         key = (placement, block)
         return self._locations.setdefault(key, Location(self, *key))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Location:
-    """Where arrays lie. A gang has one object for each, so that comparing them takes no time.
+    """Gang and layout of arrays. A gang has one object for each layout, so that identity compares them.
 
     Attributes:
       gang: the workers.
-      placement: how they lie there.
-      part: what of them is there.
+      placement: the devices and the sharding over them.
+      block: the block of each array that the gang holds.
     """
 
     gang: HostGang
@@ -155,7 +155,11 @@ class Location:
     block: ReplicaBlock = WHOLE
 
     def block_of(self, whole: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
-        """The shape of what is there of an array of some shape, and its first element in each dimension."""
+        """Returns the shape of the block of an array, and the index of its first element.
+
+        Args:
+          whole: the shape of the array.
+        """
         shape = self.block.shape(whole)
         first = [0] * len(shape)
         if self.block.count > 1:
@@ -164,7 +168,7 @@ class Location:
 
     @functools.cached_property
     def holders(self) -> Mapping[WorkerHandle, tuple[int, ...]]:
-        """The hosts that have a part of them, each with the positions of its devices in the placement."""
+        """Hosts that have shards, each with the positions of its devices in the placement."""
         positions = {
             host: tuple(n for n, device in enumerate(self.placement.devices) if device in host.ready.devices)
             for host in self.gang.hosts
@@ -173,5 +177,5 @@ class Location:
 
 
 def stderr_tail(lines: Sequence[str]) -> str:
-    """What a worker has written last, as the end of a message; nothing when it wrote nothing."""
+    """Returns the last lines that a worker wrote, as the end of a message; empty if it wrote none."""
     return "".join(f"\n  | {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""Programs on hosts, as the controller sees them."""
+"""Programs on hosts as the controller sees them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathways.runtime.hosts.protocol.programs import IslandPort
 
 @dataclasses.dataclass(frozen=True)
 class HostPort:
-    """Where one array enters or leaves a program on an island.
+    """Port of an island's sub-program: an argument or a result.
 
     Attributes:
       number: the number of the argument or result in the program.
-      location: where it lies.
-      donated: whether the program consumes what enters here.
+      location: the location of the array.
+      donated: whether the program consumes the argument.
     """
 
     number: int
@@ -28,20 +28,20 @@ class HostPort:
     donated: bool = False
 
     def plain(self) -> IslandPort:
-        """The same, as it is sent."""
+        """Returns the port as it is sent to workers."""
         return IslandPort(self.number, self.location.placement, self.location.block, self.donated)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostedProgram:
-    """A program that is loaded on its hosts.
+    """Program that is loaded on its hosts.
 
     Attributes:
       number: its number.
       name: its name.
-      gangs: the workers that have a part of it, by islands.
-      inputs: what the part of each island takes, in order.
-      outputs: what the part of each island returns, in order.
+      gangs: the gangs that run a sub-program of it.
+      inputs: the inputs of each island's sub-program, in order.
+      outputs: the outputs of each island's sub-program, in order.
       share: see `control.records.step.Step`.
     """
 
@@ -62,7 +62,7 @@ class HostedProgram:
         outputs: Mapping[int, Sequence[IslandPort]],
         share: int,
     ) -> HostedProgram:
-        """A program whose parts take and return arrays at these ports, by islands."""
+        """Returns a program whose sub-programs have these ports, by islands."""
         return cls(
             number,
             name,
@@ -73,15 +73,15 @@ class HostedProgram:
         )
 
     def frames(self, run: int, first: int, arguments: Mapping[int, Sequence[int]]) -> list[bytes]:
-        """What its hosts are sent for a step, and with it which arrays there are no longer held.
+        """Returns the messages of a step, one for each host, with the numbers of arrays to free there.
 
         Args:
           run: the number of the step.
-          first: that of the first array that each part makes.
-          arguments: for each island the numbers of the arrays that its part takes.
+          first: the number of the first output of each sub-program.
+          arguments: for each island the numbers of the arrays that its sub-program consumes.
         """
         frames: list[bytes] = []
-        # Islands that take and free nothing are told the same.
+        # Islands without arguments and arrays to free share one encoded message.
         plain: bytes | None = None
         for gang in self.gangs:
             own, unused = tuple(arguments[gang.number]), gang.life.unused.take_all()
@@ -93,27 +93,27 @@ class HostedProgram:
         return frames
 
     def is_ready(self) -> bool:
-        """Whether all workers that have a part of it are."""
+        """Returns whether no worker that runs it is lost."""
         return not any(gang.is_lost() for gang in self.gangs)
 
     @functools.cached_property
     def hosts(self) -> tuple[WorkerHandle, ...]:
-        """The workers that have a part of it."""
+        """Workers that run it, by islands."""
         return tuple(host for gang in self.gangs for host in gang.hosts)
 
     @functools.cached_property
     def host_numbers(self) -> frozenset[int]:
-        """The numbers of these workers."""
+        """Numbers of these workers."""
         return frozenset(host.index for host in self.hosts)
 
     @functools.cached_property
     def lives(self) -> tuple[GangView, ...]:
-        """What becomes of the workers that have a part of it, by islands."""
+        """States in the core of the gangs that run it."""
         return tuple(gang.life for gang in self.gangs)
 
     @functools.cached_property
     def max_outputs(self) -> int:
-        """How many arrays one part makes at most."""
+        """Largest number of outputs of a sub-program."""
         return max(map(len, self.outputs.values()), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Sinks of the answers that workers give to requests."""
+"""Sinks of the replies of workers to requests."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.protocol.messages import Chunk, Described, Failed, Report
 from pathways.runtime.hosts.protocol.reassembly import Reassembly
 
-Answer = Chunk | Failed | Described | Report
+Reply = Chunk | Failed | Described | Report
 
 
 class ReplySink(abc.ABC):
-    """Takes the answer of a worker to a request, whole or in pieces.
+    """Sink of the reply of a worker to a request, whole or in chunks.
 
     Attributes:
-      accepts_all: whether it takes all kinds of answers, as one that passes them on; else it takes bytes of
-        arrays alone, and the core is told the others.
+      accepts_all: whether it accepts all kinds of replies, as a sink that relays them; otherwise it accepts
+        bytes of arrays alone, and the core handles the other replies.
     """
 
     accepts_all = True
 
     @abc.abstractmethod
     def place(self, chunk: Chunk, size: int) -> memoryview:
-        """Returns where so many bytes of an array go that come after a message."""
+        """Returns the buffer for the `size` bytes of an array that follow a chunk's message."""
 
     @abc.abstractmethod
-    def accept(self, host: WorkerHandle, answer: Answer) -> bool:
-        """Takes an answer, or a piece of it; returns whether nothing more of it comes."""
+    def accept(self, host: WorkerHandle, answer: Reply) -> bool:
+        """Accepts a reply, or a chunk of it; returns whether the reply is complete."""
 
 
 class FetchSink(ReplySink):
-    """Shards that are coming.
+    """Sink of the shards of a fetched array.
 
     Args:
-      sizes: their bytes.
+      sizes: the bytes of each shard.
 
     Attributes:
-      shards: what has come of them.
+      shards: the buffers of the shards.
     """
 
     accepts_all = False
@@ -51,7 +51,7 @@ class FetchSink(ReplySink):
         """See `ReplySink.place`."""
         return self._reassembly.place(chunk, size)
 
-    def accept(self, host: WorkerHandle, answer: Answer) -> bool:
+    def accept(self, host: WorkerHandle, answer: Reply) -> bool:
         """See `ReplySink.accept`."""
         assert isinstance(answer, Chunk)
         self._reassembly.add(answer)

@@ -1,4 +1,4 @@
-"""How long a message to a host and its answer take, and whether steps wait for that."""
+"""Round trip times to hosts, and whether steps wait for them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _KEPT = 4
 _PENDING = 64
 
 _SHARE = 0.5
-"""The part of a step's time under way, at least, that a round trip is where steps wait for it."""
+"""Least ratio of the round trip to a step's time in flight at which steps wait for the network."""
 
 
 class HostRoundTrip:
-    """That of one host, measured by the questions whether it lives.
+    """Round trip to one host, measured with the pings of its heartbeat.
 
-    The least of the last few counts: threads of a busy process answer late.
+    The shortest of the last few counts, since a busy process replies late.
     """
 
     def __init__(self) -> None:
@@ -22,43 +22,43 @@ class HostRoundTrip:
         self._last: collections.deque[float] = collections.deque(maxlen=_KEPT)
 
     def note_ping(self, number: int, now: float) -> None:
-        """Notes that a question was sent."""
+        """Notes that a ping was sent."""
         if len(self._sent) > _PENDING:
             self._sent.clear()
         self._sent[number] = now
 
     def note_pong(self, number: int, now: float) -> None:
-        """Notes that the answer to a question has come."""
+        """Notes that the reply to a ping was received."""
         sent = self._sent.pop(number, None)
         if sent is not None:
             self.add(now - sent)
 
     def add(self, seconds: float) -> None:
-        """Notes how long a question and its answer took."""
+        """Notes the time of a round trip."""
         self._last.append(seconds)
 
     @property
     def seconds(self) -> float | None:
-        """What it takes; None as long as nothing is known."""
+        """Time of a round trip; None as long as none was measured."""
         return min(self._last, default=None)
 
 
 class WindowWaits:
-    """The times under way of the steps whose end made room for others.
+    """Times in flight of the steps whose completion made room in the window for further steps.
 
-    They wait for the network where that is hardly longer than the round trip to a host: hosts were done long
-    before the controller heard of it, and more steps at once would hide that.
+    Where they are hardly longer than the round trip to a host, steps wait for the network: hosts were done
+    long before the controller received their messages, and more steps in flight would hide that.
     """
 
     def __init__(self) -> None:
         self._last: collections.deque[float] = collections.deque(maxlen=_KEPT)
 
     def add(self, seconds: float) -> None:
-        """Notes that a step was waited for that was issued so many seconds ago."""
+        """Notes that the window waited for a step that was issued so many seconds ago."""
         self._last.append(seconds)
 
     def is_network(self, round_trip: float | None) -> bool:
-        """Whether it is the round trip that steps have waited for of late."""
+        """Returns whether recent steps waited for the round trip."""
         if round_trip is None or not self._last:
             return False
         typical = sorted(self._last)[len(self._last) // 2]

@@ -1,4 +1,4 @@
-"""The core of a cluster, for the threads of its controller: one after the other."""
+"""Core of a cluster, shared by the threads of its controller."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 
 
 def ignore(effect: Effect) -> None:
-    """Does nothing of it."""
+    """Ignores an effect."""
 
 
 class SharedCore:
-    """A core, and the lock round it.
+    """Core with the lock that protects it.
 
-    What a core wants to be done is done when the lock is free again, since acts may wait and tell it more,
-    and in the order in which it says so: by one thread at a time, the one that told it or one that is at it.
+    Effects are carried out after the lock is released, since they may block and cause further events, and in
+    the order in which the core returned them: by one thread at a time, either the one that handles the event
+    or one that carries out earlier effects.
 
     Args:
       core: the core.
 
     Attributes:
-      core: the core; what only looks at it needs no lock.
-      act: does what the core wants.
-      defer: has another thread call `carry_out`; None where the thread that told the core does.
+      core: the core; reading it needs no lock.
+      run_effect: carries out an effect.
+      defer: makes another thread call `carry_out`; None if the thread that handles an event calls it.
     """
 
     def __init__(self, core: ClusterView[Any]) -> None:
         self.core = core
-        self.act: Callable[[Effect], None] = ignore
+        self.run_effect: Callable[[Effect], None] = ignore
         self.defer: Callable[[], None] | None = None
-        self._wanted: collections.deque[Effect] = collections.deque()
+        self._pending: collections.deque[Effect] = collections.deque()
         self.reset_locks()
 
     def reset_locks(self) -> None:
-        """Makes locks anew in a forked process, where no thread would release them."""
+        """Creates new locks in a forked process, where no thread would release the old ones."""
         self._lock = threading.Lock()
         self._acting = threading.Lock()
         self._changed = threading.Condition()
 
     def handle(self, *events: Any) -> None:
-        """Tells the core what was seen."""
+        """Passes events to the core, and carries out their effects."""
         self._change(lambda now: [effect for event in events for effect in self.core.handle(event, now)])
 
     def issue(self, step: Step, gangs: Sequence[GangView], producers: Iterable[Step | None]) -> None:
@@ -82,7 +83,7 @@ class SharedCore:
             return self.core.take_numbers(count)
 
     def request(self, hosts: Iterable[int], sink: Any = None) -> HostRequest:
-        """A new request to hosts."""
+        """Creates a request to hosts."""
         with self._lock:
             return self.core.replies.create_request(hosts, sink=sink)
 
@@ -99,7 +100,7 @@ class SharedCore:
         return requests[0]
 
     def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:
-        """Waits until nothing more comes of a request, or for some seconds; what comes later is dropped."""
+        """Waits until a request is complete, or for some seconds; later replies are dropped."""
         try:
             with self._changed:
                 self._changed.wait_for(request.is_done, seconds)
@@ -108,21 +109,21 @@ class SharedCore:
                 self.drop(request)
 
     def drop(self, request: HostRequest) -> None:
-        """Forgets a request whose answer is no longer wanted."""
+        """Drops a request whose reply is no longer needed."""
         with self._lock:
             self.core.replies.drop(request)
 
     def schedule(self, events: Sequence[SchedulerEvent]) -> None:
-        """See `ClusterCore.schedule`; `carry_out` does what it wants."""
+        """See `ClusterCore.schedule`; `carry_out` carries out its effects."""
         assert isinstance(self.core, ClusterCore)
         with self._lock:
-            self._wanted.extend(self.core.schedule(events, time.monotonic()))
+            self._pending.extend(self.core.schedule(events, time.monotonic()))
 
     def _change(self, change: Callable[[float], Sequence[Effect]]) -> None:
-        # Ctrl-C in between would leave undone what is not asked for again.
+        # Ctrl-C in between would lose effects, which the core returns only once.
         with uninterrupted():
             with self._lock:
-                self._wanted.extend(change(time.monotonic()))
+                self._pending.extend(change(time.monotonic()))
             self._carry_out_or_defer()
         with self._changed:
             self._changed.notify_all()
@@ -130,14 +131,15 @@ class SharedCore:
     def _carry_out_or_defer(self) -> None:
         if self.defer is None:
             self.carry_out()
-        elif self._wanted:
+        elif self._pending:
             self.defer()
 
     def carry_out(self) -> None:
-        """Does what the core wants, unless another thread is at it, which then does this, too."""
-        while self._wanted and self._acting.acquire(blocking=False):
+        """Carries out pending effects; if another thread is doing so, that thread does these, too."""
+        # Checked again after the release: an effect may be queued after the inner loop found none.
+        while self._pending and self._acting.acquire(blocking=False):
             try:
-                while self._wanted:
-                    self.act(self._wanted.popleft())
+                while self._pending:
+                    self.run_effect(self._pending.popleft())
             finally:
                 self._acting.release()

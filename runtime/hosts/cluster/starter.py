@@ -1,4 +1,4 @@
-"""Starts the workers of islands, and refuses all other connections."""
+"""Starter of the workers of islands."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _Channels = dict[str, Connection[Any]]
 
 
 class Starter:
-    """Starts the workers of islands.
+    """Starter of the workers of islands, which rejects all other connections.
 
     Args:
-      settings: what the user says of them.
-      launcher: gets them to run.
-      secret: what they know; by default random bytes.
-      spares: spare workers, of which the launcher may take some; by default there are none.
+      settings: the user's settings of the workers.
+      launcher: the launcher of their processes.
+      secret: the secret that authenticates them; by default random bytes.
+      spares: the spare workers that the launcher may use; by default there are none.
 
     Attributes:
       spares: see above.
@@ -75,12 +75,12 @@ class Starter:
 
     @classmethod
     def of(cls, settings: Settings) -> Starter:
-        """One whose launcher is as the settings say; close it when workers do not start.
+        """Returns a starter with the launcher of the settings; close it if workers do not start.
 
         Raises:
-          HostError: the launcher cannot, as where a port is taken.
+          HostError: the launcher fails, for example because a port is taken.
           OSError: the file with a secret cannot be read.
-          ValueError: that file can be read by others, or has too little.
+          ValueError: other users can read that file, or it is too short.
         """
         spares = SparePool(settings.spares)
         try:
@@ -98,14 +98,14 @@ class Starter:
 
         Args:
           islands: the numbers of the islands.
-          stop: gives up when it is set.
-          contact: how many seconds they may take to connect.
+          stop: cancels the start when it is set.
+          contact: the timeout for their connections, in seconds.
 
         Returns:
           The workers of each island.
 
         Raises:
-          HostError: one of them does not start; says which and why. None of them is left.
+          HostError: one of them does not start; the message names it and the reason. All are terminated.
         """
         with self.spares.no_refill():
             return self._start(islands, stop, contact)
@@ -116,13 +116,13 @@ class Starter:
         expected = sum(len(self._numbers[island]) for island in islands)
         reserve_descriptors(expected + self._settings.spares)
         processes: dict[int, WorkerProcess] = {}
-        # To the end: what a worker waits for may be another one that has ended.
-        endings = ExitMonitor(processes)
+        # Until all are ready: a worker may wait for another one that has exited.
+        exits = ExitMonitor(processes)
         start: _Start | None = None
         try:
             with controller_socket(self._settings.endpoints) as (server, address):
                 start = _Start(
-                    server, self._secret, next(self._epochs), stop, processes, endings, expected, contact
+                    server, self._secret, next(self._epochs), stop, processes, exits, expected, contact
                 )
                 try:
                     for island in islands:
@@ -132,7 +132,7 @@ class Starter:
                         processes.update(zip(self._numbers[island], started, strict=True))
                     channels = start.accept_all(self._settings.options.heartbeat)
                 finally:
-                    # Closing it does not wake who accepts.
+                    # Closing it would not wake the thread that accepts connections.
                     server.shutdown(socket.SHUT_RDWR)
             for island in islands:
                 start.introduce([channels[host] for host in self._numbers[island]], self._numbers[island])
@@ -153,15 +153,15 @@ class Starter:
                 raise HostStartError(f"cannot listen for workers: {error}") from None
             raise
         finally:
-            endings.close()
+            exits.close()
 
     def close(self) -> None:
-        """Kills the spares, and gives back what the launcher holds; all workers have ended."""
+        """Terminates the spare workers and closes the launcher, after all workers exited."""
         self.spares.close()
         self._launcher.close()
 
     def _configs(self, island: int, address: Address, epoch: int) -> list[WorkerConfig]:
-        asked = self._settings.islands[island]
+        settings = self._settings.islands[island]
         return [
             WorkerConfig(
                 address,
@@ -169,35 +169,35 @@ class Starter:
                 host,
                 epoch,
                 rank,
-                len(asked.machines),
-                asked.devices_per_host,
+                len(settings.machines),
+                settings.devices_per_host,
                 self._settings.options.heartbeat,
                 self._settings.options.grace,
                 self._settings.options.ports,
-                asked.cores,
+                settings.cores,
                 platform=self._settings.platform,
                 machine=machine,
             )
-            for rank, (host, machine) in enumerate(zip(self._numbers[island], asked.machines, strict=True))
+            for rank, (host, machine) in enumerate(zip(self._numbers[island], settings.machines, strict=True))
         ]
 
 
 class _Start:
-    """One start of some workers.
+    """Start of a group of workers.
 
     Args:
-      server: where they connect.
-      secret: what they know.
-      epoch: tells them from earlier ones.
-      stop: ends the start.
-      processes: theirs, by their numbers; those that are started.
-      endings: which of these have ended.
-      expected: how many of them there will be.
-      contact: how many seconds they may take to connect.
+      server: the socket that accepts their connections.
+      secret: the secret that authenticates them.
+      epoch: the number of the start, which tells these workers from those of earlier ones.
+      stop: cancels the start when it is set.
+      processes: the processes started so far, by the numbers of their workers.
+      exits: the monitor of these processes.
+      expected: the number of workers of the start.
+      contact: the timeout for their connections, in seconds.
 
     Attributes:
       epoch: see above.
-      configs: what they were told, by their numbers.
+      configs: the configurations sent to the workers, by their numbers.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class _Start:
         epoch: int,
         stop: threading.Event,
         processes: Mapping[int, WorkerProcess],
-        endings: ExitMonitor,
+        exits: ExitMonitor,
         expected: int,
         contact: float,
     ) -> None:
@@ -216,12 +216,19 @@ class _Start:
         self.configs: dict[int, WorkerConfig] = {}
         self._stop = stop
         self._processes = processes
-        self._endings = endings
+        self._exits = exits
         self._contact = contact
         self._deadline = time.monotonic() + START_SECONDS
         self._accepted: queue.SimpleQueue[_Accepted] = queue.SimpleQueue()
         self._channels: dict[int, _Channels] = {}
-        Acceptor(server, secret, self._admits, decode_for_controller, self._take, len(CHANNELS) * expected)
+        Acceptor(
+            server,
+            secret,
+            self._is_expected,
+            decode_for_controller,
+            self._add_accepted,
+            len(CHANNELS) * expected,
+        )
 
     def accept_all(self, heartbeat: float) -> dict[int, _Channels]:
         """Waits until all workers have all their connections."""
@@ -255,7 +262,7 @@ class _Start:
         return channels
 
     def close(self) -> None:
-        """Ends all connections of workers, for nothing."""
+        """Closes all connections of a start that failed."""
         for channels in self._channels.values():
             for connection in channels.values():
                 connection.close()
@@ -263,35 +270,35 @@ class _Start:
             while True:
                 self._accepted.get_nowait()[0].close()
 
-    def _admits(self, purpose: Purpose) -> bool:
-        """Whether it is a connection of a worker of this start."""
+    def _is_expected(self, purpose: Purpose) -> bool:
+        """Returns whether a connection is from a worker of this start."""
         is_worker = purpose.role == "worker" and purpose.to == "controller" and purpose.channel in CHANNELS
         return is_worker and purpose.epoch == self.epoch
 
-    def _take(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
+    def _add_accepted(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
         self._accepted.put((connection, handshake))
 
     def introduce(self, island: Sequence[_Channels], hosts: Sequence[int]) -> None:
-        """Tells the hosts of an island where its first one is."""
+        """Sends the address of an island's first host to all hosts of the island."""
         if len(island) == 1:
             return
-        said = self._hear(hosts[0], island[0]["watch"])
-        if not isinstance(said, Coordinator):
-            raise self._failed(hosts[0], f"did not start: it said {type(said).__name__}")
+        message = self._receive(hosts[0], island[0]["watch"])
+        if not isinstance(message, Coordinator):
+            raise self._failed(hosts[0], f"did not start: unexpected message {type(message).__name__}")
         for host, channels in zip(hosts, island, strict=True):
             try:
-                channels["watch"].send(Join(said.address))
+                channels["watch"].send(Join(message.address))
             except ConnectionEnded as error:
                 raise self._failed(host, f"did not start: {error}") from None
 
     def ready(self, host: int, channels: Mapping[int, _Channels]) -> Ready:
         """Waits until a worker is ready."""
-        said = self._hear(host, channels[host]["watch"])
-        if not isinstance(said, Ready):
-            raise self._failed(host, f"did not start: it said {type(said).__name__}")
-        return said
+        message = self._receive(host, channels[host]["watch"])
+        if not isinstance(message, Ready):
+            raise self._failed(host, f"did not start: unexpected message {type(message).__name__}")
+        return message
 
-    def _hear(self, host: int, connection: Connection[Any]) -> object:
+    def _receive(self, host: int, connection: Connection[Any]) -> object:
         while True:
             if connection.wait(0.2):
                 try:
@@ -301,7 +308,7 @@ class _Start:
                 except (ConnectionEnded, MessageError) as error:
                     raise self._failed(host, f"did not start: {error}") from None
                 return message
-            # One that has ended is why others of its island wait.
+            # A worker waits for ever for another one of its island that has exited.
             self._check_running()
             if time.monotonic() > self._deadline:
                 raise self._failed(host, f"was not ready in {START_SECONDS:.0f} seconds")
@@ -309,12 +316,13 @@ class _Start:
     def _check_running(self) -> None:
         if self._stop.is_set():
             raise ClusterClosedError(f"host {min(self._processes)} is closed")
-        if (host := self._endings.first()) is not None:
+        if (host := self._exits.first()) is not None:
             raise self._failed(host, "did not start")
 
     def _failed(self, host: int, why: str) -> HostStartError:
         process = self._processes[host]
-        # Its end explains why its connection has ended; a busy machine takes seconds to end a process.
+        # A closed connection often means that the process exits, which takes seconds on a busy machine; its
+        # exit status explains more than the connection.
         how = process.exit_status(10.0)
         if how is None:
             process.kill()

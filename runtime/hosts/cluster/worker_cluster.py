@@ -1,4 +1,4 @@
-"""Workers that this process has started: what decides for them, hears them, and ends them."""
+"""Cluster of workers that this process has started, with its core, listener and effects."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ _TICK_SECONDS = 0.05
 _FREE_SECONDS = 0.05
 
 Split = Callable[..., SplitProgram]
-"""Cuts a program by islands: takes `ahead` and `multi_host` of `splitting.split`."""
+"""Function that splits a program by islands; see `splitting.split` for `ahead` and `multi_host`."""
 
 
 class WorkerCluster:
-    """Workers that this process has started; they end with it.
+    """Workers that this process has started; they exit with it.
 
-    A core decides what becomes of them (`runtime.control`); `WorkerListener` tells it what they say, and
+    A core decides about them (`runtime.control`); `WorkerListener` passes it their messages as events, and
     `EffectRunner` carries out its effects.
 
     Args:
-      starter: starts the workers.
+      starter: the starter of the workers.
       settings: the user's settings of them.
-      sink: hears what workers say of steps, for a service; see `WorkerListener`.
+      sink: the sink of messages about steps, for a service; see `WorkerListener`.
       policy: the policy of the scheduler, see `ClusterCore`.
 
     Attributes:
       settings: the user's settings.
       core: the core.
       pool: the workers.
-      loop: reads what they say of steps.
-      listener: listens to them.
-      effect_runner: carries out what the core wants.
+      loop: the event loop that reads their messages about steps.
+      listener: the listener to them.
+      effect_runner: the runner of the core's effects.
       traces: the traces that they take part in.
 
     Raises:
@@ -83,41 +83,41 @@ class WorkerCluster:
         self.effect_runner = EffectRunner(
             self.core, self.pool, self.listener, self.traces, starter, self._closed
         )
-        self.core.act = self.effect_runner.run
+        self.core.run_effect = self.effect_runner.run
         self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
         for gang in self.pool.gangs:
             self.listener.attach(gang)
-        start_thread(self._keep_time, "clock")
-        # Apart: a worker that is stopped takes nothing, and only the clock finds that out.
-        start_thread(self._free, "free")
+        start_thread(self._run_clock, "clock")
+        # Apart from the clock: sending blocks while a worker is stopped, and only the clock detects that.
+        start_thread(self._free_unused, "free")
 
     def spares(self) -> SpareStatus | None:
-        """Returns how many spare workers are ready; None if there are to be none."""
+        """Returns the status of the spare workers; None if none are configured."""
         return self._spares.status()
 
     def close(self) -> None:
-        """Ends all workers."""
+        """Terminates all workers."""
         if self._closed.is_set():
             return
         self.traces.close()
         self._closed.set()
-        # Not with a message, which a worker that is stopped would not take: it hears that this side is gone.
+        # No message: a stopped worker would not read it. Workers exit when their connections are closed.
         self._notify_closed("is closed")
         self.effect_runner.close()
         self.loop.close()
 
     def leave(self) -> None:
-        """Gives the workers up in a forked process, for the process that they belong to goes on with them.
+        """Releases the workers in a forked process, for the parent process goes on with them.
 
-        No thread of that process is here, and any lock may be held by one of them for ever.
+        The parent's threads do not exist here, so a lock that one of them held would never be released.
         """
         self._closed = threading.Event()
         self._closed.set()
         self.loop.leave()
         self.core.reset_locks()
         self.pool.reset_locks()
-        # What is to be done, the other process does.
-        self.core.act = ignore
+        # The parent process carries out the effects.
+        self.core.run_effect = ignore
         self._notify_closed("belongs to the process that this one was forked from")
         for host in self.pool.hosts:
             host.leave()
@@ -132,7 +132,7 @@ class WorkerCluster:
         cut = split(ahead=self.settings.options.ahead, multi_host=multi_host)
         gangs = [gang for gang in gangs if gang.number in cut.by_island]
         number = self.core.take_numbers()
-        # What is sent under which number cannot be guessed.
+        # Random, so that no other program can guess the number of a transfer.
         base = secrets.randbelow(1 << 61)
         hosts = [host for gang in gangs for host in gang.hosts]
         request = self.core.request([host.index for host in hosts])
@@ -163,14 +163,14 @@ class WorkerCluster:
             for gang, load in loads.items():
                 for host in gang.hosts:
                     host.gang.life.check()
-                    # Not among steps: a large one would hold them up.
+                    # Not on `steps`, which a large program would delay.
                     self._send(host, load)
             self.loop.wait(lambda: request.is_done() or bool(request.failures))
             for index, failure in request.first_failure():
                 raise failure.error(f"program {program.name}, host {index}")
         except BaseException:
             self.core.drop(request)
-            # Others may have it.
+            # Some hosts may have compiled it.
             self.unload(loaded)
             raise
         return loaded
@@ -187,7 +187,7 @@ class WorkerCluster:
         self._unneeded.add(program)
 
     def send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
-        """Sends the frames of a step; to hosts that are lost meanwhile it is lost."""
+        """Sends the messages of a step; the listener handles hosts whose connections are closed."""
         for host, frame in zip(program.hosts, frames, strict=True):
             try:
                 host.steps.send_frames(frame)
@@ -195,7 +195,7 @@ class WorkerCluster:
                 self.listener.lose(host, error)
 
     def send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
-        """Sends a call to hosts; with those that are lost meanwhile it is lost."""
+        """Sends a call to hosts; the listener handles hosts whose connections are closed."""
         frame = encode(call)
         for host in hosts:
             try:
@@ -203,21 +203,21 @@ class WorkerCluster:
             except ConnectionEnded as error:
                 self.listener.lose(host, error)
 
-    def _keep_time(self) -> None:
-        """Tells the core how time goes by."""
+    def _run_clock(self) -> None:
+        """Polls the workers and passes the time to the core, until the cluster is closed."""
         while not self._closed.wait(_TICK_SECONDS):
             self.loop.poll()
             self.core.handle(Tick())
 
-    def _free(self) -> None:
-        """Frees what is no longer held, in batches, where no step does so."""
+    def _free_unused(self) -> None:
+        """Frees arrays and programs in batches, for islands that no step frees them with."""
         while not self._closed.wait(_FREE_SECONDS):
             for gang in [*self.pool.gangs]:
                 unused = gang.life.unused.take_all()
                 if unused and not gang.is_lost():
                     self._send_in_order(gang.hosts, Free(unused))
             for program in self._unneeded.take_all():
-                # Steps that were issued still run.
+                # In the order of steps: those issued before still run the program.
                 self._send_in_order(
                     [h for h in program.hosts if not h.gang.is_lost()], Unload(program.number)
                 )

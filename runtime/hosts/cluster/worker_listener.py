@@ -1,4 +1,4 @@
-"""Turns messages of workers, and their ends, into events for the core."""
+"""Listener that turns messages and exits of workers into events for the core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathways.runtime.control.records.events import (
 )
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
-from pathways.runtime.hosts.cluster.reply_sinks import Answer, ReplySink
+from pathways.runtime.hosts.cluster.reply_sinks import Reply, ReplySink
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import (
@@ -46,35 +46,35 @@ from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.threads import start_thread
 
-_END_SECONDS = 0.1
-"""How long a process may take to end after its connections."""
+_EXIT_TIMEOUT_S = 0.1
+"""Timeout for the exit of a process after its connections are closed."""
 
 FromTracing = ClockTime | RunTimes | TraceDone | TraceStarted
 
 
 class WorkerSink(Protocol):
-    """Hears what workers say of steps, beside the core; for a service, which passes it on to its clients."""
+    """Sink of messages about steps, calls and traces, for a service, which relays them to its clients."""
 
     def on_done(self, host: WorkerHandle, done: Done) -> None:
-        """Handles that a host is done with a step, and nothing failed; in the thread that runs the loop."""
+        """Handles that a host completed a step without failures; in the thread that runs the loop."""
 
     def on_called(self, host: WorkerHandle, called: Called) -> None:
-        """A host has ended its part of a call; in the thread that runs the loop."""
+        """Handles that a host completed a call; in the thread that runs the loop."""
 
     def on_tracing(self, host: WorkerHandle, message: FromTracing) -> None:
-        """A worker says something of a trace."""
+        """Handles a message about a trace."""
 
 
 class WorkerListener:
-    """Listens to the workers of a cluster.
+    """Listener to the workers of a cluster.
 
     Args:
-      core: is told.
+      core: the core that handles the events.
       pool: the workers.
-      traces: takes what they say about traces, unless a sink does.
-      loop: reads what they say about steps.
-      sink: hears of steps, calls and traces. With one the loop has a thread of its own, which waits for
-        nobody; without one it runs in the threads that wait for steps.
+      traces: the handler of messages about traces if there is no sink.
+      loop: the event loop that reads messages about steps.
+      sink: the sink of messages about steps, calls and traces. With a sink the loop has a thread of its own,
+        which must not block; without a sink it runs in the threads that wait for steps.
 
     Attributes:
       loop: see above.
@@ -95,15 +95,15 @@ class WorkerListener:
         self.loop = loop
 
     def attach(self, gang: HostGang) -> None:
-        """Listens to some workers from now on."""
+        """Starts to listen to the workers of an island."""
         for host in gang.hosts:
             if self._sink is None:
-                # Ctrl-C may end a thread that reads, and loses no message of these.
+                # Ctrl-C may interrupt the thread that reads; `process_available` loses no message then.
                 read = functools.partial(
                     host.steps.process_available, functools.partial(self._on_message, host)
                 )
             else:
-                read = functools.partial(self._take_some, host)
+                read = functools.partial(self._process_available, host)
             self.loop.add(
                 host.steps, functools.partial(self._read, host, read), buffers=self._sink is not None
             )
@@ -112,19 +112,19 @@ class WorkerListener:
                 start_thread(functools.partial(self._listen, host, connection), "listen")
 
     def detach(self, gang: HostGang) -> None:
-        """Stops listening to some workers, and wakes all who wait for them."""
+        """Stops listening to the workers of an island, and wakes the threads that wait for them."""
         for host in gang.hosts:
             self.loop.remove(host.steps)
         self.loop.wake()
 
     def lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
-        """A worker is gone whose connection has ended, which its process explains where it has ended, too."""
+        """Handles a closed connection; reports the exit status if the process exited."""
         self.loop.remove(host.steps)
         self._core.handle(HostDisconnected(host.gang.life.key, host.index))
         if self._sink is None:
             self._explain_loss(host, error)
         else:
-            # The end of a process takes a while.
+            # The exit of the process takes a while, and the thread that runs the loop must not block.
             start_thread(functools.partial(self._explain_loss, host, error), "lose")
 
     def _explain_loss(self, host: WorkerHandle, error: ConnectionEnded) -> None:
@@ -133,30 +133,30 @@ class WorkerListener:
         how = host.describe_exit() or str(error)
         events = [HostLost(host.gang.life.key, host.index, how)]
         first = host.gang.hosts[0]
-        # JAX aborts the hosts of an island whose first one is gone.
+        # JAX aborts all hosts of an island when it loses the first one, so that one is the cause.
         if first is not host and (of_first := first.describe_exit(0)):
             events.insert(0, HostLost(host.gang.life.key, first.index, of_first))
         self._core.handle(*events)
 
     def find_exited(self, seconds: float = 0.0) -> None:
-        """Finds workers that have just ended, which is why others fail.
+        """Reports workers that have just exited, since that may be the cause of another failure.
 
         Args:
-          seconds: how long to look for one: another worker may hear of the end of its connections first.
+          seconds: the time to wait for an exit: a peer may detect closed connections before this process.
         """
-        # The thread that runs the loop for a service waits for nobody.
+        # The thread that runs the loop of a service must not block.
         until = time.monotonic() + (seconds if self._sink is None else 0.0)
         while True:
             hosts = [host for host in [*self._pool.hosts] if not host.gang.is_lost()]
-            ended = [host for host in hosts if host.describe_exit(0) or host.watch.has_ended()]
-            for host in ended:
+            exited = [host for host in hosts if host.describe_exit(0) or host.watch.has_ended()]
+            for host in exited:
                 self.lose(host, ConnectionEnded("the connection has ended"))
-            if ended or time.monotonic() >= until:
+            if exited or time.monotonic() >= until:
                 return
             time.sleep(0.005)
 
     def _listen(self, host: WorkerHandle, connection: Connection[Any]) -> None:
-        """Handles what a worker sends that has no order among steps."""
+        """Handles messages of a worker that have no order among steps."""
 
         def read() -> None:
             while True:
@@ -164,7 +164,7 @@ class WorkerListener:
 
         self._read(host, read)
 
-    def _take_some(self, host: WorkerHandle) -> None:
+    def _process_available(self, host: WorkerHandle) -> None:
         for message in host.steps.read_available():
             self._on_message(host, message)
 
@@ -194,7 +194,7 @@ class WorkerListener:
                 what = None if message.error is None else failed(message.error)
                 self._core.handle(ReplyReceived(host.index, message.request, what))
             case Chunk() | Failed() | Described() | Report():
-                self._on_answer(host, message)
+                self._on_reply(host, message)
             case Called():
                 self._on_called(host, message)
             case Pong():
@@ -209,78 +209,79 @@ class WorkerListener:
                 else:
                     self._sink.on_tracing(host, message)
             case _:
-                raise MessageError(f"a worker does not say {type(message).__name__}")
+                raise MessageError(f"unexpected message {type(message).__name__} from a worker")
 
     def _find_cause(self, run: int) -> None:
-        """Reports the end of another worker, which may be why a step fails, before that."""
+        """Reports the exit of another worker first, if that is why a step fails."""
         step = self._core.core.steps.get(run)
         if step is not None:
-            self.find_exited(_END_SECONDS if len(step.hosts) > 1 and not step.is_lost() else 0.0)
+            self.find_exited(_EXIT_TIMEOUT_S if len(step.hosts) > 1 and not step.is_lost() else 0.0)
 
-    def _on_called(self, host: WorkerHandle, said: Called) -> None:
-        """Handles the end of a call."""
-        failure = said.failure
-        what = None if failure is None else Failure(CallFailedError, describe_failure(str(host), failure))
-        self._core.called(host.index, said.call, said, what)
+    def _on_called(self, host: WorkerHandle, called: Called) -> None:
+        """Handles the completion of a call on a host."""
+        error = called.failure
+        failure = None if error is None else Failure(CallFailedError, describe_failure(str(host), error))
+        self._core.called(host.index, called.call, called, failure)
         if self._sink is not None:
-            self._sink.on_called(host, said)
+            self._sink.on_called(host, called)
 
-    def _on_peer(self, host: WorkerHandle, said: PeerLost | PeerFound) -> None:
-        """Handles the report of a worker that another one cannot be reached, or can be again.
+    def _on_peer(self, host: WorkerHandle, report: PeerLost | PeerFound) -> None:
+        """Handles the report of a worker that it lost the connection to a peer, or has it again.
 
         Raises:
-          MessageError: there is no such worker.
+          MessageError: there is no such peer.
         """
-        if not 0 <= said.host < len(self._pool.hosts) or said.host == host.index:
-            raise MessageError(f"it reports on host {said.host}, which it is not connected to")
-        peer = self._pool.hosts[said.host]
-        # Another one may have taken the place of the one that is meant.
-        if peer.ready.probe_address != said.address:
+        if not 0 <= report.host < len(self._pool.hosts) or report.host == host.index:
+            raise MessageError(f"it reports on host {report.host}, to which it is not connected")
+        peer = self._pool.hosts[report.host]
+        # The report may be about an earlier worker of that number.
+        if peer.ready.probe_address != report.address:
             return
         by, of = host.gang.life.key, peer.gang.life.key
-        if isinstance(said, PeerFound):
+        if isinstance(report, PeerFound):
             self._core.handle(PeerReached(by, host.index, of, peer.index))
         else:
-            self._core.handle(PeerUnreachable(by, host.index, of, peer.index, said.error))
+            self._core.handle(PeerUnreachable(by, host.index, of, peer.index, report.error))
 
     def _sink_of(self, host: WorkerHandle, number: int) -> ReplySink | None:
-        """Returns the sink of what a worker answers to a request; None where there is none."""
+        """Returns the sink of a worker's reply to a request; None if there is none."""
         request = self._core.core.replies.get(number)
         if request is None or host.index not in request.hosts:
             return None
         return request.sink if isinstance(request.sink, ReplySink) else None
 
     def _place(self, host: WorkerHandle, message: object, size: int) -> memoryview:
-        """Returns where the bytes after a message of a worker go.
+        """Returns the buffer for the bytes that follow a message of a worker.
 
         Raises:
-          MessageError: they are of no array.
+          MessageError: the message is no chunk of an array.
         """
         if not isinstance(message, Chunk):
-            raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
+            raise MessageError(f"unexpected {size} bytes of an array after {type(message).__name__}")
         sink = self._sink_of(host, message.number)
+        # Without a sink the request was dropped; the bytes still have to be read.
         return memoryview(bytearray(size)) if sink is None else sink.place(message, size)
 
-    def _on_answer(self, host: WorkerHandle, answer: Answer) -> None:
-        """Handles an answer to a request, or a piece of it."""
-        number = answer.number if isinstance(answer, Chunk) else answer.request
+    def _on_reply(self, host: WorkerHandle, reply: Reply) -> None:
+        """Handles a reply to a request, or a chunk of it."""
+        number = reply.number if isinstance(reply, Chunk) else reply.request
         sink = self._sink_of(host, number)
-        if sink is not None and (sink.accepts_all or isinstance(answer, Chunk)):
-            if sink.accept(host, answer):
+        if sink is not None and (sink.accepts_all or isinstance(reply, Chunk)):
+            if sink.accept(host, reply):
                 self._core.handle(ReplyReceived(host.index, number, None))
             return
-        match answer:
+        match reply:
             case Failed():
                 self.find_exited()
-                self._core.handle(ReplyReceived(host.index, number, failed(f"{host}: {answer.error}")))
+                self._core.handle(ReplyReceived(host.index, number, failed(f"{host}: {reply.error}")))
             case Report():
-                self._core.handle(ReplyReceived(host.index, number, answer.report))
+                self._core.handle(ReplyReceived(host.index, number, reply.report))
             case Described():
-                self._core.handle(ReplyReceived(host.index, number, answer, answer.last))
+                self._core.handle(ReplyReceived(host.index, number, reply, reply.last))
 
 
 def describe_failure(host: str, failure: CallFailure) -> str:
-    """Why a call failed on a host."""
+    """Returns the error message of a call that failed on a host."""
     text = f"{failure.type}: {failure.text}" if failure.type else failure.text
     how = " raised " if failure.kind == "raised" else ": "
     return f"{host}{failure.about}{how}{text}\n{failure.traceback}".rstrip()

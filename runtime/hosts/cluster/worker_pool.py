@@ -1,4 +1,4 @@
-"""Workers of a cluster: those that each island has now."""
+"""Pool of the current workers of a cluster."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from pathways.runtime.resources import cluster as resources
 
 
 class WorkerPool:
-    """Workers of a cluster, by islands.
+    """Pool of the current workers of a cluster, by islands.
 
     Args:
-      gangs: the workers of each.
+      gangs: the workers of each island.
 
     Attributes:
-      gangs: the workers of each island; those that were lost last, while it starts anew.
-      hosts: all of these, by their numbers.
+      gangs: the workers of each island; while an island restarts, those that were lost.
+      hosts: all workers, by their numbers.
       cluster: the devices of all islands, which stay the same.
-      order: held from when the numbers of arrays are read until the step that takes them is issued, and while
-        arrays are deleted: a worker would wait for ever for what it has freed.
+      order: the lock of the order of steps, held from reading the numbers of arrays until the step that
+        consumes them is issued, and while arrays are deleted: a worker would wait for ever for an array that
+        it has freed.
     """
 
     def __init__(self, gangs: Sequence[HostGang]) -> None:
@@ -36,27 +37,27 @@ class WorkerPool:
         self.reset_locks()
 
     def reset_locks(self) -> None:
-        """Makes new locks in a forked process, where no thread would release them."""
+        """Creates new locks in a forked process, where no thread would release the old ones."""
         self._changed = threading.Condition()
         # Submission is atomic, so that every host sees one order of steps.
         self.order = threading.RLock()
 
     def send_to_all(self, *messages: Message) -> None:
-        """Sends messages to all hosts that are left, to all of them between the same two steps."""
+        """Sends messages to all hosts that are not lost, at one place in the order of steps."""
         with self.order:
             for host in [*self.hosts]:
-                # Of a host that is lost, the listener hears.
+                # The listener detects lost hosts.
                 if not host.gang.is_lost():
                     with contextlib.suppress(ConnectionEnded), uninterrupted():
                         host.steps.send(*messages)
 
     def get(self, key: GangKey) -> HostGang | None:
-        """The current workers of an island, unless the key is of earlier ones."""
+        """Returns the current workers of an island; None if the key is that of earlier workers."""
         gang = self.gangs[key.island]
         return gang if gang.life.key == key else None
 
     def gang(self, number: int) -> HostGang:
-        """The workers of an island, by the number that another process gives it.
+        """Returns the workers of an island, for a number from another process.
 
         Raises:
           MessageError: there is no such island.
@@ -66,7 +67,7 @@ class WorkerPool:
         return self.gangs[number]
 
     def host(self, number: int) -> WorkerHandle:
-        """A worker, by the number that another process gives it.
+        """Returns a worker, for a number from another process.
 
         Raises:
           MessageError: there is no such host.
@@ -76,14 +77,14 @@ class WorkerPool:
         return self.hosts[number]
 
     def current(self, numbers: Iterable[int]) -> list[HostGang]:
-        """The workers of some islands; waits while these start anew.
+        """Returns the current workers of some islands, and waits while these restart.
 
         Raises:
-          HostError: one of them does not start any more, or leaves.
+          HostError: one of them does not restart, or leaves.
         """
         numbers = list(numbers)
         with self._changed:
-            # For as long as the core tries to start them.
+            # Without a timeout: the core limits the time that a restart may take.
             self._changed.wait_for(
                 lambda: not any(self.gangs[number].life.is_replaced_soon() for number in numbers)
             )
@@ -101,7 +102,7 @@ class WorkerPool:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Has all look again who wait for workers."""
+        """Makes all threads that wait for workers check again."""
         with self._changed:
             self._changed.notify_all()
 

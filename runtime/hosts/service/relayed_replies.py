@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.runtime.hosts.cluster.host import WorkerHandle
-from pathways.runtime.hosts.cluster.reply_sinks import Answer, ReplySink
+from pathways.runtime.hosts.cluster.reply_sinks import Reply, ReplySink
 from pathways.runtime.hosts.protocol.messages import Chunk, Described, Failed, MessageError, Report
 from pathways.runtime.hosts.protocol.service_messages import FromHost
 from pathways.runtime.hosts.service.array_sender import RelayedFetch
@@ -36,7 +36,7 @@ class RelayedRequest(ReplySink):
         """
         raise MessageError(f"unexpected {size} bytes of an array in the reply to request {chunk.number}")
 
-    def accept(self, host: WorkerHandle, answer: Answer) -> bool:
+    def accept(self, host: WorkerHandle, answer: Reply) -> bool:
         """See `ReplySink.accept`."""
         self.client.watch.send(FromHost(host.index, host.gang.life.key.start, self.translate(answer)))
         return not isinstance(answer, Described) or answer.last
@@ -53,7 +53,7 @@ class ClientFetch(ReplySink):
         """See `ReplySink.place`."""
         return self.fetch.next_buffer(size)
 
-    def accept(self, host: WorkerHandle, answer: Answer) -> bool:
+    def accept(self, host: WorkerHandle, answer: Reply) -> bool:
         """See `ReplySink.accept`."""
         fetch = self.fetch
         if isinstance(answer, Chunk):

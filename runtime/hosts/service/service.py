@@ -178,7 +178,7 @@ class Service:
         self._traces = RelayedTraces()
         self._control_requests = ControlRequestHandler(self._workers, self._on_loaded, self._request_unload)
         # Effects are carried out by the dispatch thread only, since they have an order among steps.
-        self._core.act, self._core.defer = self._act, self._loop.wake
+        self._core.run_effect, self._core.defer = self._act, self._loop.wake
 
     # Called by other threads.
 

@@ -127,7 +127,7 @@ def test_event_loop_is_run_by_the_thread_that_waits(loop, connections):
 
 def test_event_loop_wakes_the_thread_that_runs_it(loop, monkeypatch):
     """A change by another thread ends a wait at once, though nothing is read."""
-    monkeypatch.setattr(event_loop, "_SECONDS", 1000.0)
+    monkeypatch.setattr(event_loop, "_POLL_TIMEOUT_S", 1000.0)
     is_done = threading.Event()
     waiting = threading.Thread(target=loop.wait, args=(is_done.is_set,))
     waiting.start()
