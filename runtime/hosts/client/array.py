@@ -1,4 +1,4 @@
-"""What a program on hosts returns: a handle of an array whose shards lie on them."""
+"""Handle of an array whose shards are on hosts, as programs on hosts return it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SMALL = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class _PendingFetch:
-    """What one location was asked for.
+    """Fetch of an array from one location, in flight.
 
     Attributes:
       location: the location.
-      number: that of the array there.
-      step: the run that makes it there; None when it was put there.
+      number: the number of the array there.
+      step: the step that computes it there; None if it was put there.
       requests: the shards that each host sends, and the request for them.
     """
 
@@ -47,20 +47,20 @@ class _PendingFetch:
 
 
 class Array:
-    """An array on slices of other processes.
+    """Array on slices of other processes.
 
-    It is ready later, like a `jax.Array`: passed on to the next program it moves nothing. `np.asarray`,
-    `jax.device_get` and `float` fetch it. Arithmetic, indexing and methods such as `sum` outside of a program
-    fetch it too, if it has at most 1 MiB. What is pickled or copied is an array of this process.
+    It is asynchronous, like a `jax.Array`, and programs use it where it is. `np.asarray`, `jax.device_get`
+    and `float` fetch it. Arithmetic, indexing and methods such as `sum` outside of a program fetch it too, if
+    it has at most 1 MiB. Pickling and copying it produce an array of this process.
 
     Attributes:
       aval: its abstract value.
     """
 
     is_on_hosts = True
-    """Tells it from arrays of this process without importing this module."""
+    """Mark that distinguishes it from arrays of this process without importing this module."""
 
-    # In front of numpy's own operators.
+    # NumPy then calls the operators of this class instead of its own.
     __array_priority__ = 100
 
     # As that of JAX: `==` compares the elements.
@@ -73,87 +73,87 @@ class Array:
         copies: dict[Location, int],
         step: Step | None,
     ) -> None:
-        """Made by programs.
+        """Creates the handle of an array; programs call this.
 
         Args:
-          controller: the controller of the hosts.
+          controller: the client of the hosts.
           aval: the abstract value.
-          copies: its number at each location that has it; the array keeps it.
-          step: the run that makes it; None when it was put there.
+          copies: its number at each location that has it; the handle owns this dict.
+          step: the step that computes it; None if it was put there.
         """
         self.aval = aval
         self._controller = controller
         self._copies = copies
         self._step = step
-        # Of copies that other runs producers: these.
+        # The steps of copies that `_step` does not compute.
         self._steps: dict[Location, Step] = {}
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
-        # What of it is on its way, or is here.
+        # Fetches in flight, or received; None while there are none.
         self._fetches: list[_PendingFetch] | None = None
         self._lock = threading.Lock()
-        # The number of logical buffers is that of handles: the last one frees all shards.
+        # Each handle owns its copies: its finalizer frees all shards.
         for location, number in copies.items():
             location.gang.life.unused.add_after(self, number)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the array."""
         return tuple(self.aval.shape)
 
     @property
     def dtype(self) -> Any:
-        """Its dtype."""
+        """Data type of the elements."""
         return self.aval.dtype
 
     @property
     def weak_type(self) -> bool:
-        """Whether its dtype gives way to others, as that of a Python number."""
+        """Whether its dtype is weak in type promotion, as that of a Python number."""
         return bool(self.aval.weak_type)
 
     @property
     def ndim(self) -> int:
-        """The number of its dimensions."""
+        """Number of dimensions."""
         return len(self.aval.shape)
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """Number of elements."""
         return int(self.aval.size)
 
     @property
     def itemsize(self) -> int:
-        """The bytes of an element."""
+        """Bytes of an element."""
         return int(self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
-        """Its bytes, all shards put together."""
+        """Bytes of the whole array."""
         return self.size * self.itemsize
 
     @property
     def sharding(self) -> NamedSharding:
-        """How it lies over the devices of its first slice, which have no objects in this process.
+        """Sharding over the devices of its first slice, which have no objects in this process.
 
-        Of an array whose rows replicas share, how each block of them does.
+        For an array whose rows are split among replicas, the sharding of each block of rows.
         """
         return abstract_sharding(next(iter(self._copies)))
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """The hosts that have it."""
-        # A copy: another thread may bring it to one more.
+        """Numbers of the hosts that have shards of it."""
+        # A copy of the keys: another thread may add a location.
         return tuple(
             dict.fromkeys(host.index for location in list(self._copies) for host in location.holders)
         )
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """Where it lies."""
+        """Locations that have a copy of it."""
         return tuple(self._copies)
 
     def is_ready(self) -> bool:
-        """Whether it has been computed."""
+        """Returns whether it has been computed."""
         self._check_alive()
         steps = [(self.step_at(where), where) for where in list(self._copies)]
         return all(step is None or self._controller.is_done(step, where) for step, where in steps)
@@ -162,7 +162,7 @@ class Array:
         """Waits until it has been computed, and returns it.
 
         Raises:
-          HostError: the computation failed, or a host is gone.
+          HostError: the computation failed, or a host is lost.
         """
         self._check_alive()
         for location, number in list(self._copies.items()):
@@ -174,7 +174,7 @@ class Array:
 
     def delete(self) -> None:
         """Frees it on all hosts; it must not be used any more."""
-        # Not between the look of another thread at its number and what that thread sends.
+        # Both locks: another thread may have read its number, and not yet sent the step or the fetch.
         with self._controller.order, self._controller.fetching:
             self._deleted = True
             self._value = None
@@ -184,23 +184,23 @@ class Array:
             self._copies = {}
 
     def is_deleted(self) -> bool:
-        """Whether it was deleted, or donated to a program."""
+        """Returns whether it was deleted, or donated to a program."""
         return self._deleted
 
     def step_at(self, location: Location) -> Step | None:
-        """The run that makes it at a location; None when it was put there."""
+        """Returns the step that computes it at a location; None if it was put there."""
         return self._steps.get(location, self._step)
 
     def is_of(self, controller: Client) -> bool:
-        """Whether it lies on the hosts of this controller, and not on those of an earlier one."""
+        """Returns whether it is on the hosts of this client, rather than those of an earlier one."""
         return self._controller is controller
 
     def is_at(self, location: Location) -> bool:
-        """Whether it lies where a program wants it."""
+        """Returns whether it has a copy at a location."""
         return location in self._copies
 
     def number_at(self, location: Location) -> int:
-        """Its number where it lies.
+        """Returns its number at a location.
 
         Raises:
           RuntimeError: it was deleted.
@@ -212,7 +212,7 @@ class Array:
             raise
 
     def put(self, location: Location, value: np.ndarray[Any, Any]) -> None:
-        """Sends its value to a location, where it has a copy from now on.
+        """Sends its value to a location, and adds the copy there.
 
         Raises:
           HostError: an island is lost or leaves.
@@ -222,18 +222,18 @@ class Array:
             self._controller.put(value, location, number)
             self.add_copy(location, number)
         except BaseException:
-            # Ctrl-C may come between the two lines.
+            # Ctrl-C may come between `put` and `add_copy`.
             with uninterrupted():
                 if self._copies.get(location) != number:
                     self._controller.free(location, number)
             raise
 
     def add_copy(self, location: Location, number: int, step: Step | None = None) -> None:
-        """Notes that it lies somewhere else, too, and the run that makes it there, if one does."""
+        """Adds a copy at another location, and the step that computes it there, if any."""
         if step is not None:
             self._steps.setdefault(location, step)
         if self._copies.setdefault(location, number) != number:
-            # Another thread was faster.
+            # Another thread has added a copy there.
             self._controller.free(location, number)
         else:
             location.gang.life.unused.add_after(self, number)
@@ -243,9 +243,9 @@ class Array:
             raise RuntimeError(f"Array has been deleted with shape={self.dtype.name}{list(self.shape)}.")
 
     def copy_to_host_async(self) -> None:
-        """Asks for its value, which `fetch` then waits for. So several arrays take one round trip together.
+        """Requests its value, for which `fetch` then waits: so many arrays take one round trip together.
 
-        What goes wrong is an error of `fetch`.
+        `fetch` raises the error if the request fails.
 
         Raises:
           RuntimeError: it was deleted.
@@ -253,15 +253,15 @@ class Array:
         with self._lock:
             self._check_alive()
             if self._value is None and self._fetches is None:
-                # A host that is gone now may not be the only one that has it later.
+                # `fetch` tries again: by then another location may have a copy.
                 with contextlib.suppress(HostError):
                     self._fetches = self._request()
 
     def fetch(self) -> np.ndarray[Any, Any]:
-        """Its value; of typed PRNG keys that of their data.
+        """Returns its value; for typed PRNG keys that of their data.
 
         Raises:
-          HostError: the computation failed, or a host is gone.
+          HostError: the computation failed, or a host is lost.
           RuntimeError: it was deleted.
         """
         with self._lock:
@@ -272,27 +272,27 @@ class Array:
             return self._value
 
     def _request(self) -> list[_PendingFetch]:
-        """Asks its hosts for all of it."""
-        # In this order: when there is none any more it has been deleted, perhaps by another thread just now.
+        """Requests the whole array from its locations."""
+        # In this order: another thread may delete it meanwhile, and leave no copies.
         copies = list(self._copies)
         self._check_alive()
         shape = self._data().shape
-        # What replicas share lies in blocks; of what is in several places any will do.
+        # Arrays split among replicas are in blocks; any copy of a block will do.
         blocks: dict[ReplicaBlock, Location] = {}
-        # Those of hosts that are there first.
+        # Copies on connected hosts first.
         for location in sorted(copies, key=lambda where: where.gang.is_lost()):
             blocks.setdefault(location.block, location)
-        # There may be copies that are cut otherwise.
+        # Copies may be split into different numbers of blocks, which do not fit together.
         first = WHOLE if WHOLE in blocks else next(iter(blocks))
         return [
-            self._request_from(part.shape(shape), location)
-            for part, location in blocks.items()
-            if (part.count, part.dim) == (first.count, first.dim)
+            self._request_from(block.shape(shape), location)
+            for block, location in blocks.items()
+            if (block.count, block.dim) == (first.count, first.dim)
         ]
 
     def _request_from(self, shape: Sequence[int], location: Location) -> _PendingFetch:
-        """Asks for what one of its locations has."""
-        parts = dict(different_shards(shape, location.placement))
+        """Requests the block that a location has."""
+        shards = dict(different_shards(shape, location.placement))
         itemsize = self._data().dtype.itemsize
         step, number = None, None
         try:
@@ -301,9 +301,9 @@ class Array:
                 requests = [
                     (own, self._controller.request_bytes(location, host.index, number, positions, sizes))
                     for host, held in location.holders.items()
-                    for positions in [[n for n, at in enumerate(held) if at in parts]]
-                    for own in [[parts[held[n]] for n in positions]]
-                    for sizes in [[itemsize * _elements(part) for part in own]]
+                    for positions in [[n for n, at in enumerate(held) if at in shards]]
+                    for own in [[shards[held[n]] for n in positions]]
+                    for sizes in [[itemsize * _elements(shard) for shard in own]]
                     if own
                 ]
         except HostError:
@@ -314,31 +314,31 @@ class Array:
     def _fetched(self, fetches: list[_PendingFetch]) -> np.ndarray[Any, Any]:
         data = self._data()
         whole = np.empty(data.shape, data.dtype)
-        for piece in fetches:
-            self._fill(piece.location.block.of(whole), piece)
+        for fetch in fetches:
+            self._fill(fetch.location.block.of(whole), fetch)
         whole.flags.writeable = False
         return whole
 
-    def _fill(self, whole: np.ndarray[Any, Any], piece: _PendingFetch) -> None:
-        """Fills in what one of its locations has, when it is here."""
+    def _fill(self, block: np.ndarray[Any, Any], fetch: _PendingFetch) -> None:
+        """Waits for the shards of one location, and copies them into its block."""
         try:
-            for parts, request in piece.requests:
+            for shards, request in fetch.requests:
                 raw = self._controller.fetch(request)
-                for part, shard in zip(parts, raw, strict=True):
-                    whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
+                for shard, data in zip(shards, raw, strict=True):
+                    block[shard] = np.frombuffer(data, block.dtype).reshape(block[shard].shape)
         except HostError:
-            self._explain(piece.step, piece.location, piece.number)
+            self._explain(fetch.step, fetch.location, fetch.number)
             raise
-        if piece.step is not None:
-            self._controller.settle(piece.step)
+        if fetch.step is not None:
+            self._controller.settle(fetch.step)
 
     def _explain(self, step: Step | None, location: Location, number: int | None) -> None:
-        """Raises what the run says that should have made it: it knows whether another host is why."""
+        """Raises the error of the step that should have computed it, which names the host at fault."""
         if step is not None:
             self._controller.wait(step, location, number)
 
     def _data(self) -> Any:
-        """Shape and dtype of what lies on hosts: of typed PRNG keys their data."""
+        """Returns the abstract value of the data on hosts: for typed PRNG keys that of their data."""
         return jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -378,13 +378,13 @@ class Array:
         return operator.index(self.fetch()[()])
 
     def item(self) -> Any:
-        """Its only element as a Python number."""
+        """Returns its only element as a Python number."""
         return self.fetch().item()
 
     def __getitem__(self, index: Any) -> Any:
         return self._local("indexing")[index]
 
-    # Python would index until it fails, which arrays of JAX do not.
+    # Without this, Python would index until an IndexError, which arrays of JAX do not raise.
     def __iter__(self) -> Iterator[Any]:
         return iter(self._local("iteration"))
 
@@ -392,12 +392,13 @@ class Array:
         return value in self._local("in")
 
     def __reduce__(self) -> Any:
-        # With nothing of ours, so that any process reads it; and typed keys have no `__reduce__` that works.
+        # Without classes of pathways, so that any process can unpickle it. In a tuple, since `__reduce__` of
+        # typed keys does not work.
         return operator.getitem, ((self._fetch_as_local(),), 0)
 
     def _fetch_as_local(self) -> Any:
-        """Its value as an array of this process."""
-        # Without x64 JAX would narrow what has 64 bits; while something is traced it would make a tracer.
+        """Returns its value as an array of this process."""
+        # Without x64 JAX would narrow 64-bit values; under a trace it would create a tracer.
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
             array = jnp.asarray(self.fetch())
         if self.weak_type or _is_key(self.aval):
@@ -415,8 +416,8 @@ class Array:
         """
         if self.nbytes > SMALL:
             raise ValueError(
-                f"{user} gets {self!r} of {self.nbytes} bytes, which the program closes over, and would have "
-                "as a constant; make it an argument of the program"
+                f"{user} gets {self!r} of {self.nbytes} bytes, which the program closes over and would "
+                "contain as a constant; make it an argument of the program"
             )
         return self._fetch_as_local()
 
@@ -429,32 +430,33 @@ class Array:
             "uses it where it is"
         )
 
-    def _local(self, what: str) -> Any:
-        """Its value as an array of this process, for arithmetic.
+    def _local(self, operation: str) -> Any:
+        """Returns its value as an array of this process, for an operation outside of programs.
 
         Raises:
           TypeError: it is too large for that.
         """
         if self.nbytes > SMALL:
             raise TypeError(
-                f"{what} outside of a program would fetch {self.nbytes} bytes of {self!r} from its host: put "
-                "this under pw.program, or say np.asarray(array) first"
+                f"{operation} outside of a program would fetch {self.nbytes} bytes of {self!r} from its host: "
+                "put this under pw.program, or call np.asarray(array) first"
             )
         return self._fetch_as_local()
 
 
-def abstract_sharding(where: Location) -> NamedSharding:
-    """How arrays lie over the devices of a location, which have no objects in this process."""
-    placement = where.placement
-    # As meshes of slices are. Explicit axes would be part of their types, and not go with those of others.
+def abstract_sharding(location: Location) -> NamedSharding:
+    """Returns the sharding over the devices of a location, which have no objects in this process."""
+    placement = location.placement
+    # Like meshes of slices. Explicit axes would become part of the types of arrays, which then would not
+    # combine with arrays on other meshes.
     kinds = (AxisType.Auto,) * len(placement.mesh)
     mesh = AbstractMesh(placement.mesh, placement.axis_names, axis_types=kinds)
     dims = [axes[0] if len(axes) == 1 else axes or None for axes in placement.dims]
     return NamedSharding(mesh, PartitionSpec(*dims))
 
 
-def _elements(part: Sequence[slice]) -> int:
-    return math.prod(dim.stop - dim.start for dim in part)
+def _elements(shard: Sequence[slice]) -> int:
+    return math.prod(dim.stop - dim.start for dim in shard)
 
 
 def _is_key(aval: Any) -> bool:
@@ -465,11 +467,11 @@ _OPERANDS = (Array, jax.Array, np.ndarray, np.generic, bool, int, float, complex
 
 
 def _operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def apply(self: Array, *others: Any) -> Any:
-        # Such as None, to which nothing is equal.
-        if not all(isinstance(other, _OPERANDS) for other in others):
+    def apply(self: Array, *operands: Any) -> Any:
+        # Such as None in `x == None`; Python then tries the operator of the other operand.
+        if not all(isinstance(operand, _OPERANDS) for operand in operands):
             return NotImplemented
-        values = [other._local(name) if isinstance(other, Array) else other for other in others]
+        values = [operand._local(name) if isinstance(operand, Array) else operand for operand in operands]
         return function(self._local(name), *values)
 
     apply.__name__ = name

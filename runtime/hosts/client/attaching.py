@@ -1,4 +1,4 @@
-"""Attaches to a service: three connections, of which the first says which islands there are."""
+"""Attachment to a service over three connections; the first one receives the islands."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pathways.runtime.hosts.protocol.service_messages import AdmissionDenied, Ad
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 
 _ADMISSION_TIMEOUT_S = 10.0
-"""How long a service may take to say whether it lets a client in."""
+"""Timeout for the service to admit or reject a client."""
 
 _MAX_USER_CHARS = 50
-"""How many characters of the name of the user are in that of a client."""
+"""Limit of the characters of the user's name in the default name of a client."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Attachment:
-    """Which service a process is a client of.
+    """Service and name of a client.
 
     Attributes:
-      where: the name of the cluster, or where its service listens.
+      where: the name of the cluster, or the address of its service.
       client: the name of the client.
-      token: the path of the token; None for that in the folder of the cluster.
+      token: the path of the token; None for the one in the folder of the cluster.
 
     Raises:
-      ValueError: the client cannot be called so.
+      ValueError: the name of the client is invalid.
     """
 
     where: str
@@ -46,7 +46,7 @@ class Attachment:
 
 
 def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] | None) -> Attachment:
-    """What a user asks for; by default the client has the name of the user and the number of the process."""
+    """Returns the attachment that a user requests; by default a client is named by user and process id."""
     if not isinstance(where, str):
         raise TypeError(f"connect: attach must be the name or the address of a cluster, got {where!r}")
     if not isinstance(token, str | os.PathLike | None):
@@ -56,11 +56,11 @@ def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] 
 
 
 def _user() -> str:
-    """The name of the user as a client may be called."""
+    """Returns the name of the user, with the characters that are valid in the name of a client."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
-        # As in containers, where nobody has given it one.
+        # Such as in containers, where user ids may have no name.
         name = f"uid{os.getuid()}"
     return re.sub(r"^[.-]|[^a-zA-Z0-9_.-]", "_", name)[:_MAX_USER_CHARS]
 
@@ -69,16 +69,16 @@ def attach(attachment: Attachment) -> Client:
     """Opens a session with a service, and returns its client.
 
     Raises:
-      HostError: there is no such service, or it does not let the client in; says why.
+      HostError: there is no such service, or it rejects the client; the message has the reason.
       OSError: the token cannot be read.
-      ValueError: it can be read by others.
+      ValueError: other users can read the token.
     """
     address, secret = find_service(attachment.where, attachment.token)
     return attach_at(address, secret, attachment)
 
 
 def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Client:
-    """See `attach`; of a service whose address and secret are known."""
+    """Opens a session as `attach` does, with a service whose address and secret are known."""
     service = f"the service of {attachment.where}"
     connections = {}
     number = 0
@@ -88,13 +88,13 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Client
             connections[channel] = call_service(address, secret, purpose, decode_for_client)
             if channel == "watch":
                 connections[channel].set_timeout(_ADMISSION_TIMEOUT_S)
-                said = connections[channel].receive()
+                reply = connections[channel].receive()
                 connections[channel].set_timeout(None)
-                if isinstance(said, AdmissionDenied):
-                    raise HostError(f"{service} rejects this process: {said.why}")
-                if not isinstance(said, Admitted):
-                    raise MessageError(f"it says {type(said).__name__}")
-                admitted, number = said, said.client
+                if isinstance(reply, AdmissionDenied):
+                    raise HostError(f"{service} rejects this process: {reply.why}")
+                if not isinstance(reply, Admitted):
+                    raise MessageError(f"unexpected message {type(reply).__name__}")
+                admitted, number = reply, reply.client
     except BaseException as error:
         for connection in connections.values():
             connection.close()

@@ -1,4 +1,4 @@
-"""Client of a cluster: dispatches steps and calls, and waits for what becomes of them."""
+"""Client of a cluster: dispatches steps and calls, and waits for their completion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Client:
       pool: the workers of its islands.
       hosts: these workers, by their numbers.
       cluster: the devices of all islands.
-      fetching: as `order`, for numbers that are sent to fetch an array. Nothing waits while it is held.
+      fetching: a lock like `order`, held from reading the number of an array until its fetch is sent. Nothing
+        blocks while it is held.
       traces: the traces that the workers take part in.
       step_deadline: see `Session`.
     """
@@ -57,20 +58,20 @@ class Client:
 
     @property
     def order(self) -> threading.RLock:
-        """Lock of the order of steps, see `WorkerPool`. `run` waits under it until there is room."""
+        """Lock of the order of steps, see `WorkerPool`. `run` waits for room while it holds the lock."""
         return self.pool.order
 
     def close(self) -> None:
-        """Ends the session; workers that this process has started end."""
+        """Closes the session; workers that this process has started exit."""
         self.session.close()
 
     def leave(self) -> None:
-        """Gives the cluster up in a forked process, see `Session.leave`."""
+        """Releases the cluster in a forked process, see `Session.leave`."""
         self.fetching = threading.Lock()
         self.session.leave()
 
     def resource_manager(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
-        """Returns what binds the slices of this process to devices of the cluster."""
+        """Returns the manager that binds the slices of this process to devices of the cluster."""
         return self.session.bind(cluster)
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
@@ -78,19 +79,19 @@ class Client:
         return self.session.load(program, split)
 
     def is_usable(self) -> bool:
-        """Returns whether it is not closed, and all islands have workers, or will have new ones."""
+        """Returns whether it is open, and all islands have workers or restart."""
         return not self.session.is_closed and not any(gang.is_dead() for gang in self.session.gangs)
 
     def is_whole(self) -> bool:
-        """Returns whether no host is lost or leaves, and the cluster is not closed."""
+        """Returns whether it is open, and no host is lost or leaves."""
         return not self.session.is_closed and all(gang.problem is None for gang in self.session.gangs)
 
     def spares(self) -> SpareStatus | None:
-        """Returns how many spare workers this process has ready; None if there are to be none."""
+        """Returns the status of the spare workers of this process; None if none are configured."""
         return self.session.spares()
 
     def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:
-        """Returns what XLA made of a program on its hosts, with the text of its modules or without.
+        """Returns the results of XLA's compilation of a program on its hosts, with `text` of its modules, too.
 
         Raises:
           HostError: a host is lost.
@@ -99,9 +100,11 @@ class Client:
         self.session.wait_for(request)
         for _, failure in request.first_failure():
             raise failure.error(f"program {program.name}")
-        # All hosts of an island that run a computation say the same of it.
+        # All hosts of an island that run a computation report the same facts.
         pieces = [request.answers[host.index] for host in program.hosts]
-        error = next((piece.error for said in pieces for piece in said if piece.error is not None), None)
+        error = next(
+            (piece.error for of_host in pieces for piece in of_host if piece.error is not None), None
+        )
         if error is not None:
             raise failed(error).error(f"program {program.name}")
         return facts_of(pieces)
@@ -128,12 +131,11 @@ class Client:
 
         Args:
           program: the program.
-          arguments: for each island the numbers of the arrays that it takes.
-          producers: the steps that made these arrays.
+          arguments: for each island the numbers of the arrays that it consumes.
+          producers: the steps that compute these arrays.
 
         Returns:
-          The step. The first array that an island makes has the number after that of the step on its hosts,
-          and others follow it.
+          The step. The outputs of an island have the numbers that follow the number of the step.
 
         Raises:
           HostError: a host is lost.
@@ -162,7 +164,7 @@ class Client:
         arguments: Mapping[int, Sequence[int]],
         producers: Sequence[Step | None] = (),
     ) -> None:
-        """Issues a step, see `run`; it reaches all of its hosts or none, also if Ctrl-C comes meanwhile."""
+        """Issues a step, see `run`; it reaches all of its hosts or none, even if Ctrl-C interrupts this."""
         self.session.run(step, program, arguments, producers)
 
     def call(
@@ -178,12 +180,12 @@ class Client:
         Args:
           name: its name in messages.
           gang: the workers of the island.
-          hosts: those of them that make the call.
+          hosts: the workers that run the call.
           message: the call without the numbers and the hosts.
-          producers: the steps that made the arrays that it takes.
+          producers: the steps that compute its arguments.
 
         Returns:
-          The call. The first array that it makes has the number after that of the call, and others follow it.
+          The call. Its outputs have the numbers that follow the number of the call.
 
         Raises:
           HostError: a host is lost.
@@ -204,7 +206,7 @@ class Client:
         return self.session.request_bytes(location, host, number, devices, sizes)
 
     def fetch(self, request: HostRequest) -> list[bytearray]:
-        """Returns the requested bytes, when they are ready.
+        """Waits for requested bytes, and returns them.
 
         Raises:
           HostError: the host is lost, or the array is an error.
@@ -218,12 +220,12 @@ class Client:
     def wait(self, step: Step, location: Location | None = None, number: int | None = None) -> None:
         """Waits until the hosts of a location, or all hosts, are done with a step.
 
-        Where islands have several hosts, until nothing can spoil it any more.
+        On islands of more than one host, waits until no failure can spoil the step any more.
 
         Args:
           step: the step.
           location: the location; None for all hosts.
-          number: the number of an array that they make; None for all.
+          number: the number of an array that they compute; None for all.
 
         Raises:
           HostError: the array failed, or a host is lost.
@@ -235,32 +237,32 @@ class Client:
             location.gang.life.check()
 
     def wait_for_call(self, call: FunctionCall) -> None:
-        """Waits until all hosts have ended a call, or are lost.
+        """Waits until all hosts have completed a call, or are lost.
 
         Raises:
-          HostError: it is unknown what it took.
+          HostError: the call may have consumed wrong values.
         """
         self.session.wait(self._is_known(call, None))
         call.check_spoiled()
 
     def describe_call(self, call: FunctionCall) -> str:
-        """Returns the current operation of the hosts that have not ended a call."""
+        """Returns a description of the current operations of the hosts that have not completed a call."""
         request = self.session.request_reports(call.pending())
         self.session.wait_for(request, 2 * REPORT_SECONDS)
-        reports = {host: said[-1] for host, said in request.answers.items()}
+        reports = {host: replies[-1] for host, replies in request.answers.items()}
         return describe_step(call, time.monotonic() - call.began, reports)
 
     def has_ended(self, call: FunctionCall) -> bool:
-        """Returns whether all hosts have ended a call, or are lost."""
+        """Returns whether all hosts have completed a call, or are lost."""
         if not call.is_done():
             self.session.poll()
         return call.is_done()
 
     def settle(self, step: Step) -> None:
-        """Waits until nothing can spoil what a step has producers, where anything can.
+        """Waits until no failure can spoil the outputs of a step, on islands of more than one host.
 
         Raises:
-          HostError: it is spoiled.
+          HostError: they are spoiled.
         """
         if self._is_multi_host:
             self.session.wait(step.is_settled)
@@ -286,10 +288,11 @@ class Client:
     def status(self) -> tuple[tuple[HostStatus, ...], tuple[StepStatus, ...]]:
         """Returns the status of all hosts, and of the steps that are not done."""
         request = self.session.request_reports(range(len(self.hosts)))
-        # Longer than the core lets it take, which has no clock when the cluster is closed meanwhile.
+        # The core ends the request after REPORT_SECONDS, unless the cluster is closed meanwhile, which stops
+        # its clock.
         self.session.wait_for(request, 2 * REPORT_SECONDS)
         self.session.poll()
-        reports = {host: said[-1] for host, said in request.answers.items()}
+        reports = {host: replies[-1] for host, replies in request.answers.items()}
         now = time.monotonic()
         return (
             tuple(host.status(reports.get(host.index)) for host in self.hosts),
@@ -297,6 +300,6 @@ class Client:
         )
 
     def waits_for_network(self) -> bool:
-        """Returns whether steps wait for the longest round trip to a host, and for nothing else."""
+        """Returns whether the longest round trip to a host is what steps wait for."""
         known = [trip for host in [*self.hosts] if (trip := host.round_trip.seconds) is not None]
         return self.session.waits.is_network(max(known, default=None))

@@ -1,4 +1,4 @@
-"""What the cluster is at that programs run on."""
+"""Status of the cluster that programs run on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathways.runtime.xla.tracebacks import boundary
 
 @boundary
 def status() -> Status:
-    """What the cluster is at: its hosts, what they hold, which slices have devices, which steps are not done.
+    """Returns the status of the cluster: its hosts and their arrays, bound slices, and steps in flight.
 
-    `print` shows it as tables, and names the longest round trip to a host and whether steps wait for it.
-    Hosts are asked; one that does not answer within two seconds is listed without numbers.
+    `print` shows it as tables, with the longest round trip to a host and whether steps wait for it. A host
+    that does not reply within two seconds is listed without numbers.
 
     Raises:
       ResourceError: JAX has no devices here.
@@ -24,5 +24,5 @@ def status() -> Status:
     hosts = controller()
     if hosts is None:
         return Status("local", (host_status(os.getpid()),), slice_statuses())
-    told, steps = hosts.status()
-    return Status("hosts", told, slice_statuses(), steps, hosts.waits_for_network(), hosts.spares())
+    statuses, steps = hosts.status()
+    return Status("hosts", statuses, slice_statuses(), steps, hosts.waits_for_network(), hosts.spares())
