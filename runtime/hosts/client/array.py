@@ -438,8 +438,8 @@ class Array:
         """
         if self.nbytes > SMALL:
             raise TypeError(
-                f"{operation} outside of a program would fetch {self.nbytes} bytes of {self!r} from its host: "
-                "put this under pw.program, or call np.asarray(array) first"
+                f"{operation} outside of a program would fetch {self.nbytes} bytes of {self!r} from its "
+                "host: put this under pw.program, or call np.asarray(array) first"
             )
         return self._fetch_as_local()
 

@@ -204,7 +204,7 @@ def test_gang_that_is_lost_again_and_again_is_given_up():
 
 
 def test_gang_that_has_no_steps_is_restarted_whenever_it_is_lost():
-    """As one that only keeps copies of what others compute."""
+    """Some only keep copies of what others compute."""
     one, now = gang(), 0.0
     for _ in range(2 * MAX_RESTARTS):
         now += 121.0
