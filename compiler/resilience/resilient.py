@@ -192,7 +192,7 @@ class ResilientRun:
     ) -> None:
         if error is None:
             try:
-                self._save_last()
+                self._finish()
             finally:
                 self._close(keeps=False)
             return
@@ -386,10 +386,12 @@ class ResilientRun:
         return (core.attempt, core.losses) != before
 
     def _settle(self) -> None:
-        """Waits until steps may be issued."""
+        """Waits until steps may be issued, and runs those again whose metrics were read before a loss."""
         self._drain()
-        while self._is_held:
-            if self._in_flight:
+        while self._is_held or (self.step < self._read_steps and not self._has_ended):
+            if not self._is_held and len(self._in_flight) <= STEPS_AHEAD:
+                self._issue()
+            elif self._in_flight:
                 # A version of these steps may be what is waited for.
                 self._read()
             else:
@@ -488,12 +490,23 @@ class ResilientRun:
 
     # The end.
 
-    def _save_last(self) -> None:
-        """Saves the last state to disk, so that the same call has nothing left to do."""
-        if self._disk is None or self._core is None or self._abandoned is not None:
+    def _finish(self) -> None:
+        """Waits for the last state, and saves it to disk, so that the same call has nothing left to do."""
+        if self._core is None or self._abandoned is not None:
             return
-        self._drain()
-        self._settle()
+        while True:
+            self._settle()
+            try:
+                jax.block_until_ready(self._state)
+                self._save_last()
+                return
+            except Exception as error:
+                if not self._is_of_loss(error):
+                    raise
+
+    def _save_last(self) -> None:
+        if self._disk is None:
+            return
         self._disk.wait()
         if self.step > (self._disk.latest() or 0):
             self._disk.save(self.step, self._state, self._positions[self.step])

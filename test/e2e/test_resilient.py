@@ -356,6 +356,19 @@ def test_resilient_state_after_a_loss_is_the_state_again() -> None:
         assert run.step == 6
 
 
+def test_resilient_state_is_that_of_the_last_step_after_a_loss() -> None:
+    """Also where it was after the last version."""
+    step, state, source = small()
+    expected = undisturbed(step, state, source)
+    with pw.resilient(step, state, source, every=5) as run:
+        assert len([*run.steps(12)]) == 12
+        run.lose("island0")
+        assert_equal(jax.device_get(run.state), expected[1])
+        assert run.step == 12
+        run.lose("island1")
+    assert_equal(jax.device_get(run.state), expected[1])
+
+
 def test_resilient_names_what_is_left_nowhere() -> None:
     step, state, source = small()
     with (  # noqa: PT012 # the error comes from the loop
@@ -669,7 +682,6 @@ def test_resilient_is_a_context_manager() -> None:
 def test_resilient_says_what_is_not_there_on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     step, state, source = small()
     compiled = step.lower(state, source[0]).compile()
-    monkeypatch.setattr(resilient_module, "check_minimum", lambda *_: None)
     client = types.SimpleNamespace(session=object())
     monkeypatch.setattr(resilient_module, "controller", lambda: client)
     with pytest.raises(RuntimeError, match=r"hosts of a service \(attach=\) are not supported yet"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,6 +66,14 @@ def undisturbed(step: Callable[..., Any], state: Any, source: list[Any]) -> tupl
 def kill(*hosts: int) -> None:
     for host in hosts:
         os.kill(controller().hosts[host].process.pid, signal.SIGKILL)
+
+
+def lose_all() -> None:
+    """Kills all workers, and waits until that is noticed."""
+    gangs = controller().pool.gangs[:]
+    kill(*range(len(controller().hosts)))
+    while not all(gang.is_lost() for gang in gangs):
+        time.sleep(0.01)
 
 
 def train(run: Any, losses: dict[int, Callable[[], Any]], count: int = STEPS) -> list[Any]:
@@ -204,16 +213,12 @@ def test_resilient_training_survives_the_loss_of_memory(own_workers):
 def test_resilient_training_names_blocks_that_no_host_has(own_workers):
     pw.connect(hosts=2)
     step, state = stages()
-    with (  # noqa: PT012 # the error comes from the loop
+    with (
         nothing_left(),
         pytest.raises(pw.HostLostError, match=r"no host has state\['moments'\].* any more; pass disk="),
         pw.resilient(step, state, batches(), every=2) as run,
     ):
-        for n, _ in run.steps(STEPS):
-            if n == 5:
-                is_protected_again(run)
-                run.lose("island0", memory=True)
-                run.lose("island1", memory=True)
+        train(run, {5: lambda: [run.lose(f"island{n}", memory=True) for n in (0, 1)]})
 
 
 @pytest.mark.parametrize("zero1", [False, True])
@@ -303,7 +308,7 @@ def test_resilient_training_goes_on_from_disk_when_memory_is_lost_on_hosts(own_w
     def resilient() -> Any:
         return pw.resilient(step, state, source, every=2, disk=tmp_path / "run", disk_every=1)
 
-    def lose_all(run: Any) -> None:
+    def lose_memory(run: Any) -> None:
         while run.status().disk is None:
             run._drain()
             run._store.wait(0.1)
@@ -311,7 +316,7 @@ def test_resilient_training_goes_on_from_disk_when_memory_is_lost_on_hosts(own_w
         run.lose("island1", memory=True)
 
     with nothing_left(), resilient() as run:
-        metrics = train(run, {9: lambda: lose_all(run)}, 12)
+        metrics = train(run, {9: lambda: lose_memory(run)}, 12)
     with nothing_left(), resilient() as run:
         assert run.step == 12
         metrics += [values for _, values in run.steps(STEPS)]
@@ -321,8 +326,22 @@ def test_resilient_training_goes_on_from_disk_when_memory_is_lost_on_hosts(own_w
 def test_resilient_training_leaves_no_snapshots_of_hosts_that_are_lost(own_workers):
     pw.connect(hosts=2)
     step, state = stages()
-    with nothing_left(), pw.resilient(step, state, batches(), every=2) as run:
+    with (  # noqa: PT012 # the hosts are lost when it is left
+        nothing_left(),
+        pytest.raises(KeyboardInterrupt),
+        pw.resilient(step, state, batches(), every=2) as run,
+    ):
         train(run, {}, 5)
-        kill(0, 1)
-        while not any(gang.is_lost() for gang in controller().pool.gangs):
-            run._store.wait(0.01)
+        lose_all()
+        raise KeyboardInterrupt
+
+
+def test_resilient_state_is_that_of_the_last_step_after_a_loss_at_the_end(own_workers):
+    pw.connect(hosts=2)
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+    with nothing_left(), pw.resilient(step, state, source, every=5) as run:
+        metrics = train(run, {})
+        lose_all()
+    assert_equal((metrics, jax.device_get(run.state)), expected)
