@@ -9,6 +9,7 @@ import collections
 import functools
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from jax.sharding import PartitionSpec as P
 from models import layer, squared_error
 
 import pathways as pw
+from pathways.compiler import stages
 from pathways.compiler.backends import backend
 from pathways.compiler.backends.replica_executable import programs_on, run_on_replicas
 from pathways.compiler.resilience.array_layouts import SharedDimensions
 from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.runtime.hosts.client import connect as clients
 from pathways.runtime.resilience.events import WorkersLeaving
 
 ROWS, MICROBATCHES = 24, 12
@@ -527,6 +530,30 @@ def test_fewer_replicas_share_dimensions_that_they_divide() -> None:
     # Three replicas have shared the columns, and four share the rows as before.
     assert shared.find("b", (8, 12), (1, 2), 3, 1) == {1: None, 2: 0, 3: 1, 4: 0}
     assert shared.find("c", (8, 12), (1, 2), 4, None) == {1: None, 2: None, 3: None, 4: None}
+
+
+@pytest.mark.hosts
+def test_fewer_replicas_of_programs_on_hosts_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program goes on without the host that was killed, and with it when it is back; it is lowered once."""
+    pw.disconnect()
+    pw.connect(hosts=4, devices_per_host=2)
+    trainer, few = Trainer(zero1=True), Trainer(3, zero1=True)
+    batch = batches(1)[0]
+    state = on_host(trainer.step(trainer.state, batch)[0])
+    expected, of_three = bits(trainer.step(state, batch)), bits(few.step(state, batch))
+    (program,) = programs_on([trainer.devices])
+    program.load_for((0, 2, 3))
+    on_all = program.load_for((0, 1, 2, 3))
+    monkeypatch.delattr(stages, "run_phases")
+    clients.controller().hosts[1].process.kill()
+    run_on_replicas([trainer.devices], (0, 2, 3))
+    assert bits(trainer.step(state, batch)) == of_three
+    while on_all.context is not None:
+        time.sleep(0.02)
+    # It waits for the island.
+    run_on_replicas([trainer.devices], (0, 1, 2, 3))
+    assert bits(trainer.step(state, batch)) == expected
+    assert trainer.step.executables == (program,)
 
 
 # Errors.
