@@ -382,14 +382,14 @@ class Array:
         return self.fetch().item()
 
     def __getitem__(self, index: Any) -> Any:
-        return self._local("indexing")[index]
+        return self._fetch_small("indexing")[index]
 
     # Without this, Python would index until an IndexError, which arrays of JAX do not raise.
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._local("iteration"))
+        return iter(self._fetch_small("iteration"))
 
     def __contains__(self, value: Any) -> bool:
-        return value in self._local("in")
+        return value in self._fetch_small("in")
 
     def __reduce__(self) -> Any:
         # Without classes of pathways, so that any process can unpickle it. In a tuple, since `__reduce__` of
@@ -430,7 +430,7 @@ class Array:
             "uses it where it is"
         )
 
-    def _local(self, operation: str) -> Any:
+    def _fetch_small(self, operation: str) -> Any:
         """Returns its value as an array of this process, for an operation outside of programs.
 
         Raises:
@@ -471,8 +471,10 @@ def _operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         # Such as None in `x == None`; Python then tries the operator of the other operand.
         if not all(isinstance(operand, _OPERANDS) for operand in operands):
             return NotImplemented
-        values = [operand._local(name) if isinstance(operand, Array) else operand for operand in operands]
-        return function(self._local(name), *values)
+        values = [
+            operand._fetch_small(name) if isinstance(operand, Array) else operand for operand in operands
+        ]
+        return function(self._fetch_small(name), *values)
 
     apply.__name__ = name
     return apply
@@ -480,14 +482,14 @@ def _operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _method(name: str) -> Callable[..., Any]:
     def call(self: Array, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._local(name), name)(*args, **kwargs)
+        return getattr(self._fetch_small(name), name)(*args, **kwargs)
 
     call.__name__ = name
     return call
 
 
 def _property(name: str) -> property:
-    return property(lambda self: getattr(self._local(name), name))
+    return property(lambda self: getattr(self._fetch_small(name), name))
 
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")

@@ -1,4 +1,4 @@
-"""Which devices programs run on: those of this process, or those of workers on hosts."""
+"""Choice of the devices that programs run on: those of this process, or those of workers on hosts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from pathways.runtime.xla.tracebacks import boundary
 _lock = threading.RLock()
 _controller: Client | None = None
 _requested: Settings | Attachment | None = None
-"""What `_controller` was made for."""
+"""Settings of `_controller`."""
 
 before_end: list[Callable[[], None]] = []
-"""Wait for what workers are still to do, before they end."""
+"""Functions that wait for pending work on workers, called before the workers exit."""
 
 
 @boundary
@@ -58,56 +58,55 @@ def connect(
 ) -> Cluster:
     """Chooses the devices that programs use, and returns them.
 
-    Asking for those that are in use already changes nothing.
+    Requesting the devices that are in use already changes nothing.
 
     Args:
       launcher: `"ray"` lets Ray start the workers of `islands`, on the machines of its cluster; it needs the
-        extra `pathways-mlir[ray]`. `"slurm"` has `srun` start one on each node of the allocation that this
-        process runs in, each an island, or those of `islands`. `"join"` waits
-        for as many `pw-worker --join` as there are hosts, at the first of `ports`. By default this process
-        starts them on its own machine.
-      hosts: start this number of worker processes on this machine, each with its own JAX, and use their
-        devices: each is an island. They end with this process, or when it connects to other devices, or
-        at `disconnect`. Or names of machines, as in `["a", "b"]`, on each of which `start` starts one; they
-        have to reach `bind`.
+        extra `pathways-mlir[ray]`. `"slurm"` starts with `srun` one on each node of the allocation that this
+        process runs in, each an island, or those of `islands`. `"join"` waits for as many
+        `pw-worker --join` as there are hosts, at the first of `ports`. By default this process starts them on
+        its own machine.
+      hosts: the number of worker processes to start on this machine, each with its own JAX, and each an
+        island. They exit with this process, or when it connects to other devices, or at `disconnect`. Or the
+        names of machines, as in `["a", "b"]`: `start` starts a worker on each; they have to reach `bind`.
       devices_per_host: the number of CPU devices of each worker.
-      islands: a list of `Island`s: start the workers of each. A number: divide the devices of this process
-        into so many equal consecutive islands, one by default.
-      address: of the Ray cluster to join, as in `10.0.0.5:6379`; `auto` for the one of this machine. By
-        default Ray starts one of its own here, which ends with this process.
+      islands: a list of `Island`s whose workers to start; or the number of equal consecutive islands into
+        which to divide the devices of this process, one by default.
+      address: the address of the Ray cluster to join, as in `10.0.0.5:6379`; `auto` for the one of this
+        machine. By default Ray starts one of its own here, which ends with this process.
       bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
         the address from which they reach it. By default a socket in a folder that only this user may enter;
         with Ray 127.0.0.1, with Slurm that of this node.
-      start: the command that starts a worker on a machine with a name, `"ssh {host} {command}"` by default.
-        It is split as by a shell, but no shell sees it: `{host}` is replaced by the name, and the word
-        `{command}` by the words that run a worker. It has the environment of this process; what the worker
-        has to know, with the secret of the cluster, goes to its standard input; when it ends, so has the
-        worker.
-      python: the Python of workers on machines with names; by default the path of that of this process.
-      secret_file: with `"join"` a file with random bytes that only this user may read; those who join need a
-        copy.
-      cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
+      start: the command that starts a worker on a named machine, `"ssh {host} {command}"` by default. It is
+        split as by a shell, but run without one: `{host}` is replaced by the name, and the word `{command}`
+        by the words that run a worker. It has the environment of this process. Its standard input receives
+        the configuration of the worker, with the secret of the cluster. It must not exit before the worker.
+      python: the Python of workers on named machines; by default the path of that of this process.
+      secret_file: with `"join"` a file with random bytes that only this user may read; joining machines need
+        a copy.
+      cpu_devices: the number of CPU devices of this process to use. JAX creates as many if it has not started
         yet.
       platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given or on
         hosts. A host of another platform has all devices of it that its JAX finds.
-      device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
-        that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
-        `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
-      options: how workers are watched and where they listen, see `HostOptions`; its `stall_report` is for the
-        devices of this process, too.
-      attach: be a client of a service that `pw-cluster up` has started, and share its islands with others:
-        the name of its cluster, as in `"lab"`, or where it listens, as in `"10.0.0.5:7070"`.
-      client: what the service calls this process; by default the name of the user and the number of the
-        process. Only one client has a name at a time; its share may be set in the file of the cluster.
+      device_memory: the bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
+        that needs more is rejected when it is compiled. By default the limit that JAX reports (`bytes_limit`
+        of `jax.Device.memory_stats()`); it reports none for CPU devices, so that no program is rejected.
+      options: the timeouts and ports of workers, see `HostOptions`; its `stall_report` is for the devices of
+        this process, too.
+      attach: the service to attach to as a client, which shares its islands with other clients and was
+        started with `pw-cluster up`: the name of its cluster, as in `"lab"`, or its address, as in
+        `"10.0.0.5:7070"`.
+      client: the name of this process at the service; by default the name of the user and the process id. A
+        name belongs to one client at a time; its share may be set in the file of the cluster.
       token: the path of a copy of the token of the cluster; by default that in its folder on this machine.
-      unknown: nothing else is accepted.
+      unknown: any other keyword, which is an error.
 
     Raises:
-      TypeError: there is no such keyword, or `options` are something else.
+      TypeError: there is no such keyword, or `options` has another type.
       ValueError: a number below one, islands that would not be equal, or settings of this process together
         with hosts.
-      RuntimeError: fewer CPU devices than asked for, and JAX has already started; or slices are bound to
-        devices of the present cluster.
+      RuntimeError: there are fewer CPU devices than requested, and JAX has already started; or slices are
+        bound to devices of the present cluster.
       ResourceError: JAX has no devices of the platform here, or of the one that JAX_PLATFORMS names.
       HostError: a worker does not start.
     """
@@ -117,10 +116,10 @@ def connect(
         raise TypeError(f"options={options!r}: expected pathways.HostOptions(...)")
     with _lock:
         if attach is not None:
-            # All that may be asked for is in the file of the cluster.
-            others = (launcher, hosts, islands, address, bind, start, python, secret_file)
-            here = (cpu_devices, platform, device_memory, options)
-            if any(each is not None for each in (*others, *here)) or devices_per_host != 1:
+            # The file of the cluster has all other settings.
+            of_workers = (launcher, hosts, islands, address, bind, start, python, secret_file)
+            of_devices = (cpu_devices, platform, device_memory, options)
+            if any(each is not None for each in (*of_workers, *of_devices)) or devices_per_host != 1:
                 raise ValueError("connect: with attach= only client= and token= can be given")
             return _connect(attachment_of(attach, client, token))
         if client is not None or token is not None:
@@ -160,11 +159,11 @@ def connect(
 
 @boundary
 def disconnect() -> None:
-    """Ends the workers, and gives the devices of all slices back.
+    """Terminates the workers, and releases the devices of all slices.
 
-    The next program uses the devices of this process, unless `connect` is called before. Arrays on hosts are
-    gone, and so are programs that were compiled for them; those of this process stay as they are. A
-    checkpoint that is being written is waited for.
+    The next program uses the devices of this process, unless `connect` is called before. Arrays on hosts and
+    programs compiled for hosts are lost; those of this process stay as they are. A checkpoint that is being
+    written is completed first.
     """
     with _lock:
         _close()
@@ -172,7 +171,7 @@ def disconnect() -> None:
 
 
 def controller() -> Client | None:
-    """The controller of the workers that programs run on; None when they run in this process."""
+    """Returns the client of the workers that programs run on; None if they run in this process."""
     return _controller
 
 
@@ -192,7 +191,8 @@ def _connect(requested: Settings | Attachment) -> Cluster:
         started.close()
         raise
     _controller, _requested = started, requested
-    # Last in, first out: before whatever was imported to start them leaves.
+    # Registered as the last one, since exit handlers run last in, first out: before those of modules that were
+    # imported to start the workers.
     atexit.unregister(_close)
     atexit.register(_close)
     return cluster
@@ -222,5 +222,5 @@ def _leave() -> None:
         _controller.leave()
 
 
-# The workers of a process are not those of its children, which end at any time.
+# A child process must not close its parent's workers when it exits.
 os.register_at_fork(after_in_child=_leave)

@@ -1,4 +1,4 @@
-"""The devices of a client's slices: the service binds them, which knows what other clients have."""
+"""Allocation of devices to a client's slices by its service, which knows the devices of other clients."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathways.runtime.resources.manager import Binding, ResourceManager
 from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice
 
 Bind = Callable[[str, Sequence[SliceRequest]], Mapping[int, Sequence[int]]]
-"""Asks for devices of the slices of a program; returns their positions by the numbers of slices."""
+"""Request of devices for the slices of a program; returns their positions by the numbers of slices."""
 
 
 class DeviceAllocator(ResourceManager[VirtualSlice]):
-    """A `ResourceManager` that asks a service which devices slices have.
+    """`ResourceManager` that requests the devices of slices from a service.
 
     Args:
       cluster: the devices of the service.
-      bind: asks it.
+      bind: sends the request.
     """
 
     def __init__(self, cluster: Cluster, bind: Bind) -> None:
@@ -49,11 +49,11 @@ class DeviceAllocator(ResourceManager[VirtualSlice]):
                 self._released.add(slice.number)
 
     def take_released(self) -> tuple[int, ...]:
-        """The numbers of slices that the service has not been told of yet that they need no devices."""
+        """Returns the numbers of slices that were released since the last call, to notify the service."""
         return self._released.take_all()
 
     def _request_of(self, slice: VirtualSlice) -> SliceRequest:
-        # The number of a set is that of the first slice that asked.
+        # A set has the number of the first of its slices that is bound.
         number = self._sets.setdefault(slice.device_set, slice.number)
         replicas = slice.device_set.replicas
         return SliceRequest(slice.number, slice.spec, slice.pinned, slice.replica, number, replicas)

@@ -1,4 +1,4 @@
-"""Session over hosts: what is sent to workers directly and by way of a service alike."""
+"""Session over hosts: the messages that workers receive directly or relayed by a service."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     """Session over workers, each with connections of its own or relayed ones.
 
     Args:
-      core: decides what becomes of them.
+      core: the core that decides about the workers.
       pool: the workers.
-      loop: reads what they say of steps.
+      loop: the event loop that reads their messages about steps.
       traces: the traces that they take part in.
 
     Attributes:
@@ -91,22 +91,22 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         return self._core.core.steps.unfinished()
 
     def spares(self) -> SpareStatus | None:
-        """Returns how many spare workers this process has ready; None if there are to be none."""
+        """Returns the status of the spare workers of this process; None if none are configured."""
         return None
 
     @abc.abstractmethod
     def _frames(
         self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
     ) -> list[bytes]:
-        """Encodes what is sent for a step."""
+        """Encodes the messages of a step."""
 
     @abc.abstractmethod
     def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
-        """Sends frames of a step; what is lost in the meantime is lost with the step."""
+        """Sends the messages of a step; the listener handles connections that are closed."""
 
     @abc.abstractmethod
     def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
-        """Sends a call to hosts; what is lost in the meantime is lost with it."""
+        """Sends a call to hosts; the listener handles connections that are closed."""
 
     @abc.abstractmethod
     def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
@@ -120,7 +120,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         producers: Sequence[Step | None] = (),
     ) -> None:
         """See `Session.run`: one message to each host, to all of them before any answer."""
-        # A step that only some hosts have would be waited for without end, and what it frees is noted once.
+        # Ctrl-C in between would be fatal: a step that only some hosts have never completes, and the arrays that
+        # it frees are noted only once.
         with uninterrupted():
             self._core.issue(step, program.lives, producers)
             self._send_step(program, self._frames(step, program, arguments))
@@ -129,7 +130,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         self, call: FunctionCall, workers: HostGang, message: Any, producers: Sequence[Step | None] = ()
     ) -> None:
         """See `Session.call`; `message` is a `Call` that names the hosts and numbers."""
-        # What it makes, all of the island may be asked for.
+        # With results, to all hosts of the island: clients may fetch shards of them from each.
         hosts = [host for host in workers.hosts if message.results or host.index in message.hosts]
         with uninterrupted():
             self._core.issue(call, (workers.life,), producers)
@@ -151,13 +152,13 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
                         chunk = Chunk(number, n, offset, len(piece))
                         self._send(host, host.arrays.send_with, chunk, piece)
         except BaseException:
-            # Ctrl-C, such as while something large is sent.
+            # Also for Ctrl-C, which may come while a large array is sent.
             with uninterrupted():
                 self._cancel_put(location, number)
             raise
 
     def _cancel_put(self, location: Location, number: int) -> None:
-        """Frees what hosts have received of an array."""
+        """Frees the shards that hosts have received of an array."""
         for host in location.gang.hosts:
             with contextlib.suppress(HostError):
                 self._send(host, host.arrays.send, Free((number,)))
@@ -170,10 +171,10 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         self, location: Location, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
     ) -> HostRequest:
         """See `Session.request_bytes`."""
-        # What has no bytes is there.
+        # No request is sent for shards without bytes.
         request = self._core.request([host] if any(sizes) else [], FetchSink(sizes))
         if not request.is_done():
-            # Not the worker that may have taken the place of this one.
+            # From the gang of the location: the pool may have a new worker of that number.
             worker = next(worker for worker in location.gang.hosts if worker.index == host)
             fetch = Fetch(request.number, number, tuple(devices), sum(sizes))
             self._send_request(request, worker, worker.steps.send, fetch)
@@ -196,8 +197,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
             self._core.drop(request)
             raise
 
-    def _send(self, host: WorkerHandle, send: Callable[..., None], *what: Any) -> None:
-        """Sends something to a host.
+    def _send(self, host: WorkerHandle, send: Callable[..., None], *message: Any) -> None:
+        """Sends a message, and bytes that follow it, to a host.
 
         Raises:
           HostError: it is lost.
@@ -205,7 +206,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         host.gang.life.check()
         try:
             with uninterrupted():
-                send(*what)
+                send(*message)
         except ConnectionEnded as error:
             self._lose(host, error)
             host.gang.life.check_open()

@@ -20,7 +20,7 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 
 class LocalSession(HostSession):
-    """The one session of a cluster of this process: plain calls, and no queue, since nobody shares it.
+    """Session of the only client of a cluster of this process: it calls the cluster without a queue.
 
     Args:
       workers: the cluster.
@@ -74,7 +74,7 @@ class LocalSession(HostSession):
         self._workers.listener.lose(host, error)
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Terminates the workers."""
         self._closed.set()
         self._workers.close()
 

@@ -1,4 +1,4 @@
-"""Workers of a service, as a client sees them: what they are told goes through the service."""
+"""Workers of a service as a client sees them; the service relays messages to them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathways.runtime.hosts.protocol.wire import Connection
 
 
 class RelayedConnection(Connection[Any]):
-    """A connection to a worker, by way of that to the service.
+    """Connection to a worker, relayed by the service.
 
     Args:
-      service: that to the service.
+      service: the connection to the service.
       host: the number of the worker.
-      start: how often workers of its island were started before.
+      start: the number of earlier starts of its island.
       sent: the numbers of arrays that this client has sent.
     """
 
     def __init__(self, service: Connection[Any], host: int, start: int, sent: Set[int]) -> None:
-        # Nothing of its own: no socket, and nobody receives on it.
+        # Without the base class's state: it has no socket, and only sends.
         self._service = service
         self._host = host
         self._start = start
@@ -41,43 +41,43 @@ class RelayedConnection(Connection[Any]):
         return ForHost(self._host, self._start, message, is_sent)
 
     def has_ended(self) -> bool:
-        """What becomes of workers, the service says."""
+        """Returns False: the service reports lost workers."""
         return False
 
     def leave(self) -> None:
-        """There is nothing to forget."""
+        """No-op: it has no socket."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """No-op: it has no socket."""
 
 
 class RelayedProcess:
-    """A `WorkerProcess` that the service has.
+    """`WorkerProcess` of the service.
 
     Args:
-      pid: its number on its machine.
+      pid: its process id on its machine.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     def exit_status(self, timeout: float) -> str | None:
-        """What becomes of workers, the service says."""
+        """Returns None: the service reports worker exits."""
         del timeout
         return None
 
     def kill(self) -> None:
-        """It is not this client's."""
+        """No-op: the process belongs to the service."""
 
     def last_lines(self) -> Sequence[str]:
-        """They are in the log of the service."""
+        """Returns no lines: they are in the log of the service."""
         return ()
 
 
 def relayed_host(
     facts: WorkerFacts, island: str, start: int, service: dict[str, Connection[Any]], sent: Set[int]
 ) -> WorkerHandle:
-    """A worker of a service."""
+    """Creates the handle of a worker of a service."""
     connections = {
         channel: RelayedConnection(service[channel], facts.host, start, sent) for channel in CHANNELS
     }

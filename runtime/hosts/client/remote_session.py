@@ -63,15 +63,15 @@ class RemoteSession(HostSession):
 
     Args:
       service: the service.
-      admitted: what it has said of its islands.
+      admitted: its reply to this client, with its islands.
     """
 
     def __init__(self, service: AttachedService, admitted: Admitted) -> None:
         self._service = service
         self._heartbeat = admitted.heartbeat
-        # The service ends steps, and this process loops.
+        # The service cancels steps, this process the loops that run them.
         self.step_deadline = admitted.step_deadline
-        # The numbers of arrays that it has sent itself, as long as they are held.
+        # The numbers of arrays that this client has put, until they are freed.
         self._sent: set[int] = set()
         self._slices: DeviceAllocator | None = None
         self._releasing = threading.Lock()
@@ -87,14 +87,14 @@ class RemoteSession(HostSession):
         traces = HostTraces(pool.hosts, pool.send_to_all)
         self._listener = ServiceListener(shared, pool, traces, service, self._gang_of)
         super().__init__(shared, pool, self._listener.loop, traces)
-        shared.run_effect = self._act
+        shared.run_effect = self._run_effect
         self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
         self._listener.start()
-        start_thread(self._keep_time, "clock")
-        start_thread(self._free, "free")
+        start_thread(self._run_clock, "clock")
+        start_thread(self._free_unused, "free")
 
     def close(self) -> None:
-        """Disconnects from the service, which frees all that this client has."""
+        """Disconnects from the service, which frees all arrays and programs of this client."""
         if self._closed.is_set():
             return
         self.traces.close()
@@ -118,12 +118,12 @@ class RemoteSession(HostSession):
         self._service.leave()
 
     def _notify_closed(self, how: str) -> None:
-        # First: arrays and steps say the same as with workers of this process.
+        # Before the loss of the service, so that errors are the same as with workers of this process.
         self._core.handle(*(GangClosed(gang.key, how) for gang in self._mirror.gangs))
         self._core.handle(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
-        """See `Session.load`; the service cuts the program, after it has proved it."""
+        """See `Session.load`; the service verifies and splits the program."""
         del split
         numbers = sorted({place.island for place in program.slices.values()})
         hosts = [host.index for gang in self.pool.current(numbers) for host in gang.hosts]
@@ -151,12 +151,12 @@ class RemoteSession(HostSession):
         self._unneeded.add(program)
 
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
-        """See `Session.bind`; the service knows which devices others have."""
+        """See `Session.bind`; the service knows the devices of other clients."""
         self._slices = DeviceAllocator(cluster, self._request_devices)
         return self._slices
 
     def _request_devices(self, program: str, slices: Sequence[SliceRequest]) -> Mapping[int, Sequence[int]]:
-        """Asks the service for devices of slices; see `DeviceAllocator`."""
+        """Requests devices of slices from the service; see `DeviceAllocator`."""
         request = self._core.request([SERVICE])
         try:
             if self._mirror.ended is not None:
@@ -176,12 +176,12 @@ class RemoteSession(HostSession):
         return bound.positions
 
     def _send_released(self) -> None:
-        """Tells the service which slices need no devices any more.
+        """Notifies the service of slices that need no devices any more.
 
         Raises:
-          HostError: it is gone.
+          HostError: the service is disconnected.
         """
-        # One after the other: what is released and bound again is told in this order.
+        # One thread at a time, so that a release is sent before the request that binds the slice again.
         with self._releasing:
             if self._slices is not None and (released := self._slices.take_released()):
                 self._send_to_service("watch", ReleaseDevices(released))
@@ -205,21 +205,21 @@ class RemoteSession(HostSession):
         super().put(value, location, number)
 
     def _cancel_put(self, location: Location, number: int) -> None:
-        # First: the service would wait for the rest of it before it frees it.
+        # Before: otherwise the service would wait for the rest of the array before it frees it.
         self._sent.discard(number)
         super()._cancel_put(location, number)
 
     def _frames(
         self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
     ) -> list[bytes]:
-        taken = {gang.number: tuple(arguments[gang.number]) for gang in program.gangs}
+        consumed = {gang.number: tuple(arguments[gang.number]) for gang in program.gangs}
         free = {gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take_all())}
-        sent = self._sent_of([*taken.values(), *free.values()])
+        sent = self._sent_of([*consumed.values(), *free.values()])
         self._sent.difference_update(*free.values())
-        return [encode(Submit(step.number, program.number, taken, sent, free))]
+        return [encode(Submit(step.number, program.number, consumed, sent, free))]
 
     def _sent_of(self, arrays: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Those of some arrays that this client has sent itself."""
+        """Returns the numbers of those arrays that this client has put."""
         known = self._sent
         return tuple({number for own in arrays for number in own if number in known}) if known else ()
 
@@ -233,8 +233,8 @@ class RemoteSession(HostSession):
     def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
         gang = hosts[0].gang
         sent = self._sent_of([[kept.array for kept in call.arrays]])
-        told = tuple(host.index for host in hosts)
-        submit = SubmitCall(gang.number, gang.life.key.start, told, call, sent)
+        numbers = tuple(host.index for host in hosts)
+        submit = SubmitCall(gang.number, gang.life.key.start, numbers, call, sent)
         try:
             self._service.steps.send(submit)
         except ConnectionEnded as error:
@@ -248,10 +248,10 @@ class RemoteSession(HostSession):
         channel: str,
         message: RequestDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping,
     ) -> None:
-        """Tells the service something.
+        """Sends a message to the service.
 
         Raises:
-          HostError: it is gone.
+          HostError: the service is disconnected.
         """
         try:
             self._service.connections[channel].send(message)
@@ -260,7 +260,7 @@ class RemoteSession(HostSession):
             for gang in self._mirror.gangs:
                 gang.check()
 
-    def _act(self, effect: Effect) -> None:
+    def _run_effect(self, effect: Effect) -> None:
         match effect:
             case Log():
                 log.log(effect.level, "%s", effect.text)
@@ -276,29 +276,29 @@ class RemoteSession(HostSession):
         hosts = [relayed_host(host, name, facts.start, service, sent) for host in facts.hosts]
         return HostGang(life, hosts)
 
-    def _keep_time(self) -> None:
-        """Tells the core how time goes by, and the service that this client is there."""
+    def _run_clock(self) -> None:
+        """Passes the time to the core and sends heartbeats to the service, until the session is closed."""
         now = time.monotonic()
-        numbers, asked = itertools.count(), -math.inf
+        numbers, pinged = itertools.count(), -math.inf
         heard, silent = self._service.heard, 0.0
         while not self._closed.wait(_TICK_SECONDS):
             self._loop.poll()
             self._core.handle(Tick())
             before, now = now, time.monotonic()
-            if now - asked > self._heartbeat / 4:
-                asked, number = now, next(numbers)
+            if now - pinged > self._heartbeat / 4:
+                pinged, number = now, next(numbers)
                 self._service.round_trip.note_ping(number, now)
                 with contextlib.suppress(HostError):
                     self._send_to_service("watch", Ping(number))
-            # This process may have been stopped, and has read nothing all that time.
+            # Capped for each iteration: while this process itself is stopped, it reads no replies.
             silent += min(now - before, self._heartbeat / 4)
             if self._service.heard != heard:
                 heard, silent = self._service.heard, 0.0
             if silent > self._heartbeat and not self._mirror.gangs[0].is_dead():
                 self._listener.report_loss(f"has not responded for {self._heartbeat:.0f} seconds")
 
-    def _free(self) -> None:
-        """Notifies the service of what is no longer held, where no step does so."""
+    def _free_unused(self) -> None:
+        """Frees arrays, slices and programs in batches, for islands that no step frees them with."""
         while not self._closed.wait(_FREE_SECONDS):
             for gang in [*self.pool.gangs]:
                 unused = gang.life.unused.take_all()

@@ -1,4 +1,4 @@
-"""Turns what a service says into events for the core of its client."""
+"""Listener that turns messages of a service into events for the core of its client."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.threads import start_thread
 
-_REASON_SECONDS = 0.1
-"""How long to wait for the reason when a connection has ended."""
+_REASON_TIMEOUT_S = 0.1
+"""Time to wait for the reason on other connections after one was closed."""
 
 
 class AttachedService:
-    """The service, as its client sees it.
+    """Service as its client sees it.
 
     Args:
-      name: what messages call it.
-      connections: to it, by the names of `messages.CHANNELS`.
+      name: its name in messages.
+      connections: the connections to it, by the names of `messages.CHANNELS`.
 
     Attributes:
-      heard: when it said something last, in seconds.
-      round_trip: how long a question to it and the answer take.
+      heard: the time of its last message, in seconds.
+      round_trip: the time of a round trip to it.
     """
 
     def __init__(self, name: str, connections: dict[str, Connection[Any]]) -> None:
@@ -73,25 +73,25 @@ class AttachedService:
         return f"service {self.name}"
 
     def close(self) -> None:
-        """Ends the connections; whoever waits on one gets `ConnectionEnded`."""
+        """Closes the connections; threads that wait on one get `ConnectionEnded`."""
         for connection in self.connections.values():
             connection.close()
 
     def leave(self) -> None:
-        """Forgets the connections, which another process goes on with."""
+        """Releases the connections in a forked process, for the parent process goes on with them."""
         for connection in self.connections.values():
             connection.detach()
 
 
 class ServiceListener(WorkerListener):
-    """Listens to a service.
+    """Listener to a service.
 
     Args:
-      core: is told.
+      core: the core that handles the events.
       pool: the workers.
-      traces: takes what they say about traces.
+      traces: the handler of messages about traces.
       service: the service.
-      gang_of: makes the workers of an island.
+      gang_of: creates the handles of the workers of an island.
     """
 
     def __init__(
@@ -107,39 +107,39 @@ class ServiceListener(WorkerListener):
         self._gang_of = gang_of
         service.arrays.place = self._place_relayed
         read = functools.partial(service.steps.process_available, self._on_service_message)
-        self.loop.add(service.steps, functools.partial(self._act, read))
+        self.loop.add(service.steps, functools.partial(self._read_from_service, read))
 
     def start(self) -> None:
-        """Listens from now on."""
+        """Starts to listen."""
         for connection in (self._service.arrays, self._service.watch):
             start_thread(functools.partial(self._listen_to, connection), "listen")
 
     def lose_service(self, error: ConnectionEnded) -> None:
-        """A connection to the service has ended; it may have said why on another one."""
-        time.sleep(_REASON_SECONDS)
+        """Handles a closed connection to the service, which may have sent the reason on another one."""
+        time.sleep(_REASON_TIMEOUT_S)
         self.loop.poll()
-        self.report_loss(f"is gone: {error}")
+        self.report_loss(f"is disconnected: {error}")
 
     def report_loss(self, why: str) -> None:
-        """The service is gone; who says so first says why."""
+        """Reports the loss of the service; the first reason counts."""
         self.loop.remove(self._service.steps)
         self._core.handle(ServiceLost(lost(f"{self._service} {why}")))
         self._pool.wake()
         self.loop.wake()
 
     def find_exited(self, seconds: float = 0.0) -> None:
-        """What becomes of workers, the service says."""
+        """No-op: the service reports worker exits."""
 
     def _listen_to(self, connection: Connection[Any]) -> None:
         def listen() -> None:
             while True:
                 self._on_service_message(connection.receive())
 
-        self._act(listen)
+        self._read_from_service(listen)
 
-    def _act(self, act: Callable[[], None]) -> None:
+    def _read_from_service(self, read: Callable[[], None]) -> None:
         try:
-            act()
+            read()
         except ConnectionEnded as error:
             self.lose_service(error)
         except MessageError as error:
@@ -164,11 +164,11 @@ class ServiceListener(WorkerListener):
                 key = GangKey(message.island, message.start)
                 self._core.handle(GangLeaving(key, message.why.failure()))
             case IslandLostNotice():
-                self._lose(message)
+                self._lose_island(message)
             case IslandReturnedNotice():
-                self._replace(message)
+                self._replace_island(message)
             case ProgramLoaded():
-                self._loaded(message)
+                self._on_loaded(message)
             case DevicesBound():
                 self._core.handle(ReplyReceived(SERVICE, message.request, message))
             case AdmissionDenied():
@@ -176,22 +176,22 @@ class ServiceListener(WorkerListener):
             case ServicePong():
                 self._on_pong(message, now)
             case _:
-                raise MessageError(f"a service does not say {type(message).__name__}")
+                raise MessageError(f"unexpected message {type(message).__name__} from service")
 
     def _on_pong(self, message: ServicePong, now: float) -> None:
-        """Notes the round trips to hosts: to the service, and on from there."""
+        """Notes the round trips to hosts: that to the service plus those from there."""
         self._service.round_trip.note_pong(message.number, now)
-        way = self._service.round_trip.seconds
-        if way is not None:
+        to_service = self._service.round_trip.seconds
+        if to_service is not None:
             for number, seconds in message.round_trips.items():
-                self._pool.host(number).round_trip.add(way + seconds)
+                self._pool.host(number).round_trip.add(to_service + seconds)
 
     def _place_relayed(self, message: object, size: int) -> memoryview:
         if not isinstance(message, FromHost):
-            raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
+            raise MessageError(f"unexpected {size} bytes of an array after {type(message).__name__}")
         return self._place(self._pool.host(message.host), message.message, size)
 
-    def _lose(self, message: IslandLostNotice) -> None:
+    def _lose_island(self, message: IslandLostNotice) -> None:
         key = GangKey(message.island, message.start)
         gang = self._pool.get(key)
         for host in () if gang is None else gang.hosts:
@@ -200,17 +200,17 @@ class ServiceListener(WorkerListener):
         self._pool.wake()
         self.loop.wake()
 
-    def _replace(self, message: IslandReturnedNotice) -> None:
+    def _replace_island(self, message: IslandReturnedNotice) -> None:
         self._core.handle(GangReturned(GangKey(message.island, message.facts.start)))
         gang = self._gang_of(message.island, message.facts)
         for host in gang.hosts:
             self._traces.attach(host)
         self._pool.replace(gang)
 
-    def _loaded(self, message: ProgramLoaded) -> None:
+    def _on_loaded(self, message: ProgramLoaded) -> None:
         request = self._core.core.replies.get(message.request)
         if request is None:
-            # It is no longer waited for.
+            # The request was dropped, so that the program is not needed.
             with contextlib.suppress(ConnectionEnded):
                 self._service.watch.send(Unload(message.program))
             return
