@@ -1,7 +1,7 @@
 """Rules of words: what docstrings begin with, and which words names, messages and prose do not use.
 
-`python test/test_words.py compiler/auto` lists what breaks the rules in a folder, pending or not;
-without a folder it prints the counts of all.
+`python test/test_words.py compiler/auto` lists what breaks the rules in a folder; without
+a folder it prints the counts of all.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FOLDERS = ("dialect", "passes", "runtime", "compiler", "tools", "bench", "examples", "docs", "test")
-
-PENDING = ("runtime/hosts/client",)
-"""Folders and modules that break the rules today. Narrow or remove an entry when its folders get clean; one
-without findings fails."""
 
 EXCEPTIONS = {
     # The key of `pw.times` in the IR.
@@ -317,11 +313,9 @@ def all_findings() -> list[Finding]:
 
 def test_words_are_plain() -> None:
     found = all_findings()
-    new = [f for f in found if f.key not in EXCEPTIONS and not any(is_below(f.file, p) for p in PENDING)]
+    new = [f for f in found if f.key not in EXCEPTIONS]
     assert not new, "\n".join(("", *map(str, new), "", counts(new)))
     assert {f.key for f in found} >= EXCEPTIONS, "no exception any more: remove it from the table"
-    clean = [folder for folder in PENDING if not any(is_below(f.file, folder) for f in found)]
-    assert not clean, f"remove from PENDING, for it is clean: {', '.join(clean)}"
 
 
 def test_no_two_classes_have_one_name() -> None:

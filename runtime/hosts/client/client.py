@@ -91,7 +91,7 @@ class Client:
         return self.session.spares()
 
     def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:
-        """Returns what XLA compiled of a program on its hosts, and with the text its modules if `text`.
+        """Returns what XLA compiled of a program on its hosts, with the text of its modules if `text`.
 
         Raises:
           HostError: a host is lost.

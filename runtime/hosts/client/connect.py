@@ -191,8 +191,8 @@ def _connect(requested: Settings | Attachment) -> Cluster:
         started.close()
         raise
     _controller, _requested = started, requested
-    # Registered as the last one, since exit handlers run last in, first out: before those of modules that were
-    # imported to start the workers.
+    # Registered last, since exit handlers run in reverse order: before those of modules that were imported to
+    # start the workers.
     atexit.unregister(_close)
     atexit.register(_close)
     return cluster

@@ -120,8 +120,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         producers: Sequence[Step | None] = (),
     ) -> None:
         """See `Session.run`: one message to each host, to all of them before any answer."""
-        # Ctrl-C in between would be fatal: a step that only some hosts have never completes, and the arrays that
-        # it frees are noted only once.
+        # Ctrl-C in between would be fatal: a step that only some hosts have never completes, and the list of
+        # arrays to free is read only once.
         with uninterrupted():
             self._core.issue(step, program.lives, producers)
             self._send_step(program, self._frames(step, program, arguments))
