@@ -34,10 +34,9 @@ def put_all(controller: Client, program: HostedProgram) -> dict[int, list[int]]:
     """Puts zeros for all arguments of a program; returns their numbers by islands."""
     numbers: dict[int, list[int]] = {island: [] for island in program.inputs}
     for island, ports in program.inputs.items():
-        for port in ports:
-            number = controller.take_numbers()
-            controller.put(np.zeros(4, np.float32), port.location, number)
-            numbers[island].append(number)
+        numbers[island] = [controller.take_numbers() for _ in ports]
+        for number, port controller.take_numbers()
+            controller.put(np.zeros(4, np.float32), port.put(np.zeros(4, np.float32), port.location, number)
     return numbers
 
 
