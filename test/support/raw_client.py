@@ -32,11 +32,11 @@ LANES = 8
 
 def put_all(controller: Client, program: HostedProgram) -> dict[int, list[int]]:
     """Puts zeros for all arguments of a program; returns their numbers by islands."""
-    numbers: dict[int, list[int]] = {island: [] for island in program.inputs}
+    numbers: dict[int, list[int]] = {}
     for island, ports in program.inputs.items():
         numbers[island] = [controller.take_numbers() for _ in ports]
-        for number, port controller.take_numbers()
-            controller.put(np.zeros(4, np.float32), port.put(np.zeros(4, np.float32), port.location, number)
+        for number, port in zip(numbers[island], ports, strict=True):
+            controller.put(np.zeros(4, np.float32), port.location, number)
     return numbers
 
 
