@@ -23,6 +23,7 @@ from pathways.runtime.snapshots.block_file import block_names, file_bytes, read_
 from pathways.runtime.snapshots.block_record import StateBlock
 from pathways.runtime.snapshots.private_folder import (
     SnapshotError,
+    SnapshotInUseError,
     files_below,
     is_link,
     names_in,
@@ -332,7 +333,7 @@ def _open_locked(name: Path, within: int, path: Path) -> tuple[int, int]:
         except BlockingIOError:
             os.close(folder)
             os.close(lock)
-            raise SnapshotError(
+            raise SnapshotInUseError(
                 f"snapshot folder {path} is in use by another process; two clusters need two names"
             ) from None
         except FileNotFoundError:

@@ -17,6 +17,10 @@ class SnapshotError(OSError):
     """A snapshot that cannot be written or read; says which, and what to do."""
 
 
+class SnapshotInUseError(SnapshotError):
+    """A folder of snapshots that another process has, which may be about to exit."""
+
+
 def open_private_folder(path: Path, within: int | None = None, *, create: bool = True) -> int:
     """Opens a folder; returns its file descriptor.
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import time
 from collections.abc import Collection, Container, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,15 @@ from pathways.runtime.snapshots.block_file import read_blocks, write_blocks
 from pathways.runtime.snapshots.block_record import StateBlock
 from pathways.runtime.snapshots.host_snapshots import HostSnapshots, default_snapshot_folder
 from pathways.runtime.snapshots.leftovers import remove_leftovers
-from pathways.runtime.snapshots.private_folder import SnapshotError
+from pathways.runtime.snapshots.private_folder import SnapshotError, SnapshotInUseError
 
 SNAPSHOT_FAILURE = "snapshot"
 """`CallFailure.kind` of snapshots that a host cannot write, read or receive."""
 
 _RUN = re.compile(r"run-([0-9a-f]+)-(\d+)-[0-9a-f]+")
+
+_EXIT_SECONDS = 20.0
+"""Time that the process of an earlier worker of this host may take to exit, after it was killed."""
 
 _OLD_SECONDS = 86400.0
 """Age at which snapshots are removed if this machine cannot tell whether their run has ended."""
@@ -119,9 +123,7 @@ def open_run(*, run: str, folder: str | None, rate: float | None) -> dict[str, A
     with _refusals():
         if run not in _runs:
             remove_leftovers(path, _OLD_SECONDS, _is_over)
-            _runs[run] = _SnapshotRun(
-                HostSnapshots(path, run, context().host), rate, _NewerVersions((), None)
-            )
+            _runs[run] = _SnapshotRun(_open(path, run, context().host), rate, _NewerVersions((), None))
         opened = _runs[run]
         device, count = opened.snapshots.space()
         versions = [[key.step, key.attempt, [*opened.copies(key)]] for key in opened.snapshots.versions()]
@@ -290,6 +292,18 @@ def _is_over(run: str) -> bool:
     """Returns whether the controller of a run was a process of this machine, and has exited."""
     match = _RUN.fullmatch(run)
     return match is not None and match[1] == this_machine() and not Path("/proc", match[2]).exists()
+
+
+def _open(path: Path, run: str, host: int) -> HostSnapshots:
+    """Opens the snapshots of this host; waits for an earlier worker that still has them."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while True:
+        try:
+            return HostSnapshots(path, run, host)
+        except SnapshotInUseError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _run(name: str) -> _SnapshotRun:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,13 @@ def test_worker_removes_runs_of_exited_controllers(tmp_path):
     left = [path.parent.name for path in (tmp_path / "mine").glob("*/host3")]
     snapshots.close_run(run="new")
     assert sorted(left) == sorted(["new", names[0]])
+
+
+def test_worker_waits_for_an_earlier_one_that_is_about_to_exit(tmp_path):
+    earlier = HostSnapshots(tmp_path / "mine", RUN, 3)
+    closing = threading.Timer(0.2, earlier.close)
+    closing.start()
+    call_runner._current.context = CallContext(3, (), (), {})
+    snapshots.open_run(run=RUN, folder=str(tmp_path / "mine"), rate=None)
+    snapshots.close_run(run=RUN)
+    closing.join()
