@@ -1,7 +1,7 @@
 """Training that goes on by itself after losses: `pw.resilient`.
 
 - `resilient.py` is the loop, which does what the core of `runtime.resilience` decides; `settings.py` checks
-  its arguments, `status.py` is its status.
+  its arguments.
 - `step_replicas.py` loads the programs of a step for fewer replicas, and has them run on those that are left.
 - `store.py` is the interface of what keeps versions of the state, `local_store.py` keeps them in this
   process; `array_layouts.py` are the blocks of its arrays, of any number of replicas.

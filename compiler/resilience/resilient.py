@@ -27,7 +27,6 @@ from pathways.compiler.resilience.settings import (
     executables_of,
 )
 from pathways.compiler.resilience.source import RewindableSource
-from pathways.compiler.resilience.status import TrainingStatus
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.stages import Bound
@@ -61,6 +60,7 @@ from pathways.runtime.resilience.events import (
 )
 from pathways.runtime.resilience.phases import WaitingForIslands
 from pathways.runtime.resilience.records import RecoveryPolicy
+from pathways.runtime.resources.status import TrainingStatus, open_runs
 from pathways.runtime.xla.tracebacks import boundary
 
 STEPS_AHEAD = 2
@@ -154,6 +154,7 @@ class ResilientRun:
             self._close(keeps=True)
             raise
         self._read_steps = self.step
+        open_runs.append(self)
         return self
 
     def _prepare_replicas(self) -> None:
@@ -530,6 +531,8 @@ class ResilientRun:
         )
 
     def _close(self, *, keeps: bool) -> None:
+        if self in open_runs:
+            open_runs.remove(self)
         self._source.close()
         if self._core is not None and self._abandoned is None:
             self._apply(self._core.handle(RunEnded(keeps), time.monotonic()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from pathways.runtime.timelines.tables import duration, html_table, size, table
 
@@ -92,6 +93,54 @@ class SpareStatus:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrainingStatus:
+    """Status of a run; `print` shows it in a few lines.
+
+    Attributes:
+      step: how many steps were issued.
+      version: the step of the last committed version in memory; None where there is none.
+      age: the seconds since it was committed; None where an earlier process has committed it.
+      islands: the bytes of all versions in the memory of each island, by its name.
+      disk: the step of the last version on disk; None where there is none.
+      losses: how many losses of islands were survived.
+      replicas: the number of replicas that run; None where it cannot change.
+      protected: whether any one island may be lost with its memory.
+    """
+
+    step: int
+    version: int | None
+    age: float | None
+    islands: Mapping[str, int]
+    disk: int | None
+    losses: int
+    replicas: int | None
+    protected: bool
+
+    def __str__(self) -> str:
+        age = "" if self.age is None else f", {self.age:.1f} s old"
+        version = "no version in memory" if self.version is None else f"version {self.version}{age}"
+        disk = "none" if self.disk is None else f"version {self.disk}"
+        protected = "protected" if self.protected else "not protected"
+        memory = ", ".join(f"{name} {size(count)}" for name, count in self.islands.items())
+        replicas = "" if self.replicas is None else f"; replicas: {self.replicas}"
+        return (
+            f"step {self.step}: {version}, {protected}{replicas}; losses survived: {self.losses}\n"
+            f"  memory: {memory}\n  disk: {disk}"
+        )
+
+
+class TrainingRun(Protocol):
+    """Run of training that goes on by itself, as a status of the cluster shows it."""
+
+    def status(self) -> TrainingStatus:
+        """Returns its status."""
+
+
+open_runs: list[TrainingRun] = []
+"""The runs of this process that have begun and not ended."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Status:
     """Status of a cluster; `print` shows it.
 
@@ -103,6 +152,7 @@ class Status:
       waits_for_network: whether recent steps waited for the longest round trip to a host, rather than for
         their computations. More steps in flight (`ahead`) would hide it.
       spares: the spare workers; None if there are to be none.
+      training: the open runs of `pw.resilient`.
     """
 
     backend: str
@@ -111,6 +161,7 @@ class Status:
     steps: tuple[StepStatus, ...] = ()
     waits_for_network: bool = False
     spares: SpareStatus | None = None
+    training: tuple[TrainingStatus, ...] = ()
 
     @property
     def longest_round_trip(self) -> tuple[int, float] | None:
@@ -130,7 +181,8 @@ class Status:
 
     def _lines(self) -> list[str]:
         """Returns the lines after the tables."""
-        return [*filter(None, [self._network()]), *([] if self.spares is None else [str(self.spares)])]
+        spares = [] if self.spares is None else [str(self.spares)]
+        return [*filter(None, [self._network()]), *spares, *(f"training, {run}" for run in self.training)]
 
     def _tables(self) -> dict[str, list[tuple[str, ...]]]:
         hosts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import random
 import subprocess
@@ -324,6 +325,10 @@ def test_resilient_status_shows_the_places_of_versions() -> None:
         # A layer of 256 bytes is on either island, and the next island has its copy.
         assert status.islands == {"island0": 256, "island1": 512, "island2": 256, "island3": 0}
         assert "protected; losses survived: 1\n  memory: island0 256 B, island1 512 B" in str(status)
+        (shown,) = pw.status().training
+        assert dataclasses.replace(shown, age=status.age) == status
+        assert "training, step 7: version 6" in str(pw.status())
+    assert not pw.status().training
 
 
 def test_resilient_runs_no_step_again_when_an_island_leaves(caplog) -> None:

@@ -7,7 +7,7 @@ import os
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.local.load import host_status
-from pathways.runtime.resources.status import Status
+from pathways.runtime.resources.status import Status, open_runs
 from pathways.runtime.xla.tracebacks import boundary
 
 
@@ -21,8 +21,10 @@ def status() -> Status:
     Raises:
       ResourceError: JAX has no devices here.
     """
-    hosts = controller()
+    hosts, training = controller(), tuple(run.status() for run in [*open_runs])
     if hosts is None:
-        return Status("local", (host_status(os.getpid()),), slice_statuses())
+        return Status("local", (host_status(os.getpid()),), slice_statuses(), training=training)
     statuses, steps = hosts.status()
-    return Status("hosts", statuses, slice_statuses(), steps, hosts.waits_for_network(), hosts.spares())
+    return Status(
+        "hosts", statuses, slice_statuses(), steps, hosts.waits_for_network(), hosts.spares(), training
+    )
