@@ -174,6 +174,8 @@ class _Lowering:
         if self.crosses_islands(source, target) and byte_size(value.type) > self.options.gather_bytes:
             spread = _spread(target, shape)
         arrivals = [target.with_sharding(sharding) for sharding in spread]
+        # Equal shards are copied as they are, unless the value is to cross islands once: then each replica
+        # would get a copy of its own.
         if held == needed and not arrivals:
             return
         cut = min((_cut(source, side, shape) for side in arrivals or [target]), key=lambda cut: cut.pieces)
@@ -249,6 +251,7 @@ class _Lowering:
             [arrived] * math.prod(cut.joins),
             slice=op.slice,
             sharding=cut.target.attribute(),
+            # Refined or gathered, both sides may correspond after all: then there is nothing to route.
             routes=None if whole and routes == as_it_is else routes,
             loop=op.loop,
         )
@@ -341,6 +344,7 @@ def _refined(side: _Side, grid: Sequence[int]) -> _Side:
         fits = (d for d, (g, s) in enumerate(zip(grid, splits, strict=True)) if g // s % size == 0)
         dim = next(fits, None)
         if dim is not None:
+            # As the most minor axis it divides what each device holds already: nothing moves.
             dims[dim] = (*dims[dim], name)
     return side.with_sharding(Sharding(tuple(dims)))
 
@@ -412,10 +416,12 @@ class _Senders:
 
     def count(self, sender: int) -> None:
         self.load[sender] += 1
+        # It was not among the least busy ones, so their number stays.
         if self.load[sender] > self.least + 1:
             return
         self.at_least -= 1
         if self.at_least == 0:
+            # Only after one more piece of every device: constant work for each piece, on average.
             self.least = min(self.load)
             self.at_least = self.load.count(self.least)
 
@@ -433,6 +439,7 @@ def _places(counts: Iterable[int]) -> Iterator[tuple[int, ...]]:
 def _cut_locally(value: ir.Value, cut: _Cut) -> list[ir.Value]:
     """Cuts every shard of a value into cells."""
     if math.prod(cut.cuts) == 1:
+        # Only the sharding is refined: each device takes a slice of what it holds.
         return [sdy.ShardingConstraintOp(value, cut.source.attribute()).result]
     shard = [a * c for a, c in zip(cut.cuts, cut.cell, strict=True)]
 
@@ -452,6 +459,8 @@ def _join_locally(pieces: list[ir.Value], result: ir.Type, cut: _Cut) -> list[ir
     """Joins the cells of every shard: the reverse of `_cut_locally`."""
 
     def body(cells: list[ir.Value]) -> list[ir.Value]:
+        # In row-major order cells that follow each other are neighbours in the last dimension; once these
+        # are joined, in the one before it.
         for dim, count in reversed(list(enumerate(cut.joins))):
             if count > 1:
                 runs = [cells[n : n + count] for n in range(0, len(cells), count)]
@@ -473,6 +482,7 @@ def _on_shards(
         values,
         sdy.TensorShardingPerValueAttr.get([attribute] * len(values)),
         sdy.TensorShardingPerValueAttr.get([attribute] * len(results)),
+        # All axes are manual, so that the partitioner adds no communication.
         sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name, _ in side.mesh.axes]),
     )
     types = [_sized(value.type, shard) for value in values]

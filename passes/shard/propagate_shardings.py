@@ -93,12 +93,14 @@ class PropagateShardings(Pass):
         meshes = slice_meshes(symbol_table(module))
         if all(home.mesh.size == 1 for home in meshes.values()):
             return
+        # Before `_apply_specs`, which removes them.
         stated = {number for number, attrs in enumerate(argument_attrs(main)) if SPEC in attrs}
         _apply_specs(main, meshes)
         _separate_meshes(module, main, meshes)
         shardy.encode(main, meshes)
         _propagate(module, meshes)
         shardy.decode(module)
+        # Propagation may have put a copy of `@main` in its place.
         main = main_function(module)
         _close(module, main, meshes, stated)
         settle(module, main)
@@ -201,6 +203,7 @@ def _propagate(module: ir.Module, meshes: Meshes) -> None:
         if handed_on == hints:
             break
         hints = handed_on
+        # Shardy only refines: what this round decided without the new hints would stay.
         _replace_body(module, before)
     before.erase()
 
@@ -213,6 +216,7 @@ def _handed_on(
     for number, op in shardy.between_meshes(module):
         source = shardy.decided(op.operands[0], main)
         if source is None:
+            # Taken back, it might come again in the next round, and no round would be the last.
             if number in hints:
                 yield number, hints[number]
             continue
@@ -220,6 +224,7 @@ def _handed_on(
         shape = ir.RankedTensorType(op.results[0].type).shape
         held = whole_axes(source, shape, read_mesh(symbols[mesh_of(source)]))
         renamed = _renamed(held, shape, target.mesh)
+        # Open, so that propagation on the target may refine it.
         yield number, make_sharding(target.symbol, renamed, closed=False)
 
 
@@ -273,6 +278,8 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes, stated: Collectio
     set_argument_attrs(main, arguments)
     homes = [meshes[(slices or ("",))[0]] for slices in result_slices(main)]
     set_result_attrs(main, _closed(result_attrs(main), main.type.results, homes))
+    # Only now: it remembers the attributes of arguments. Operations are closed in block order, since a sum is
+    # closed as its operand is.
     layouts = Layouts(module)
     for op in body_block(main).operations:
         if isinstance(op, (TransferOp, SplitOp, ReduceOp, CarryOp)):

@@ -46,6 +46,8 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
         elif op.operation.name == "func.return":
             wanted = wanted_results
         else:
+            # Transfers, splits and reductions accept any sharding: `pw-lower-transfers` and
+            # `pw-unroll-microbatches` launch what they need.
             continue
         for number, (value, (attrs, places)) in enumerate(zip(list(op.operands), wanted, strict=True)):
             home = slices_of(value, slices) or ()
@@ -57,6 +59,7 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
                 continue
             for place in read_on:
                 key = (value, place, target)
+                # In block order: what stands in front of the first reader is in front of all later ones.
                 if key not in resharded:
                     resharded[key] = _reshard(op, value, place, target, layouts, computations)
             copies = [resharded[value, place, target] for place in read_on]

@@ -86,6 +86,7 @@ class _SplitAsSlice(_Encoding[dialect.SplitOp]):
 
     def encode(self, op: dialect.SplitOp) -> ir.OpView:
         result = ir.RankedTensorType(op.results[0].type)
+        # Which rows it takes does not matter for shardings; here all microbatches take the first ones.
         return stablehlo.SliceOp(op.operands[0], [0] * result.rank, list(result.shape), [1] * result.rank)
 
     def decode(self, op: ir.OpView) -> _Decided:
@@ -237,6 +238,7 @@ def _copy_mirrored(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
         for symbol in symbols[1:]:
             sharding = sdy.TensorShardingPerValueAttr.get([make_sharding(symbol, replicated(rank))])
             with ir.InsertionPoint(operations[0]), main.operation.location:
+                # Shardy has no rule for it, and so does not mix axes of both meshes.
                 copy = ir.Operation.create(_COPY, [argument.type], [argument], {SHARDING: sharding})
             for op in operations:
                 if isinstance(op, dialect.LaunchOp) and meshes[op.slice].symbol == symbol:

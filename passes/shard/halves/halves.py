@@ -147,6 +147,7 @@ class _Flow:
                 second.add(number)
                 read.update(self.reads[number])
                 pending += [v for v in self.reads[number] if is_second(v)]
+        # Where the second half's node is on the side of the sources, it reads the value of the first half.
         passed = [
             r for n, op in enumerate(operations) if self.again[n] in kept for r in op.results if r in read
         ]
@@ -165,6 +166,7 @@ class _Flow:
                 # The first half computes what it passes on.
                 arcs.append((self.again[n], n, INFINITE))
             if not only_second.isdisjoint(self.reads[n]) or (
+                # Never in the first half without need, even where that would pass on fewer bytes.
                 n not in must and op.operation.name in _HEAVY and n not in sources
             ):
                 sinks.append(n)
@@ -174,6 +176,7 @@ class _Flow:
                     arcs.append((n, maker[value], INFINITE))
                 readers.setdefault(value, []).append(self.again[n])
         size = self.size
+        # This node reads the late values in the second half.
         if request.ends_second:
             sinks.append(size)
             for value in request.late:
@@ -188,6 +191,8 @@ class _Flow:
             if value not in maker:
                 sources.append(size)
                 size += 1
+            # Each value has a node of its own, so that its bytes count once however many read it. Rounded up,
+            # no value is free.
             arcs.append((node, size, -(-costs[value] // scale)))
             arcs += [(size, reader, INFINITE) for reader in nodes]
             size += 1

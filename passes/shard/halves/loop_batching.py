@@ -88,6 +88,7 @@ def can_be_batched(body: LoopBody, rules: RuleReader) -> bool:
     read = sum(byte_size(v.type) for v in body.stacked)
     products = [op for op in body.operations if op.operation.name == _DOT]
     computed = elementwise.union(*(op.results for op in products))
+    # XLA fuses elementwise work into what reads it, but stores what products read, of all iterations at once.
     operands = {_behind_layout(v) for op in products for v in op.operands}
     read += sum(byte_size(op.results[0].type) for op in body.operations if op.operation.name == _GET)
     return sum(byte_size(v.type) for v in operands & computed & varying) <= read
@@ -109,6 +110,7 @@ def _varying_values(body: LoopBody, elementwise: Collection[ir.Value]) -> set[ir
             continue
         values = captured(op)
         if any(v not in varying and v not in same for v in values):
+            # It reads a counter, of which nothing is left in a batch but the order of stacks.
             if body.is_index(op):
                 continue
             if not _is_read(op, body, same):
@@ -172,6 +174,7 @@ def _has_batched_form(op: ir.OpView, varying: set[ir.Value]) -> bool:
 
 def _is_sum(before: ir.Value, after: ir.Value, body: LoopBody, varying: set[ir.Value]) -> bool:
     """Returns whether iterations fill an array row by row, or add up what they have."""
+    # In a batch there are no sums of some iterations, so nothing else may read them.
     if isinstance(after, ir.BlockArgument) or len(list(before.uses)) != 1 or len(list(after.uses)) != 1:
         return False
     op = after.owner.opview
@@ -216,11 +219,13 @@ class Batch:
                 continue
             (row,) = (v for v in after.owner.operands if v != before)
             product = self.product_summed(row)
+            # A summed product is contracted over the iterations at the end: its rows are never computed.
             needed.update([row] if product is None else product.operands)
         operations = []
         for op in reversed(self.body.operations):
             if not needed.isdisjoint(op.results):
                 operations.append(op)
+                # All of a stack is read, so that nothing is left of indices.
                 needed.update([op.operands[0]] if op.operation.name == _GET else captured(op))
         for op in reversed(operations):
             if self.body.is_index(op):
@@ -238,6 +243,7 @@ class Batch:
         """Returns a value after all iterations have filled it or added to it."""
         with op.operation.location:
             if op.operation.name == _PUT:
+                # Every row is written exactly once, so nothing of the initial value is left.
                 filled = stablehlo.reshape(begin.type, self.of(op.operands[1]))
                 return self.placed(filled, op.operands[2])
             (row,) = (v for v in op.operands if v != before)

@@ -106,6 +106,7 @@ class SplitBackward(Pass):
             ):
                 waits.read(op, None)
             else:
+                # Glue for halves of weights alone: it waits with them, and makes nothing urgent.
                 waits.read(op, set().union(*(waits.late.get(r, ()) for r in op.results)))
         erase_unused_functions(module)
 
@@ -279,6 +280,7 @@ class _Splitter:
 
     def make(self, callee: str, urgent: tuple[int, ...], costs: tuple[int, ...]) -> _Halved | tuple[str, ...]:
         """Cuts a computation; where nothing is left for W, what stays whole in words."""
+        # Splitting changes loops in place, and other launches may have other results that are waited for.
         scratch = self.computations.variant(callee, f"{callee}_scratch")
         name = scratch.attributes["sym_name"].value
         try:
@@ -307,6 +309,7 @@ class _Splitter:
             for call in calls:
                 (name,) = referenced_symbols(call)
                 inline_call(call, self.symbols[name])
+        # As one operation a barrier would keep all its values in the half that others wait for.
         for op in list(nested_ops(function)):
             if op.operation.name != _BARRIER or len(op.operands) == 1:
                 continue

@@ -53,6 +53,7 @@ def _carried_for(loop: ir.OpView, wanted: Iterable[int]) -> set[int]:
     *operations, terminator = body.operations
     *tests, test = cond.operations
     carried = {*wanted, *_arguments_in(cond, needed_values(tests, test.operands))}
+    # What an iteration reads of the one before may be made of further carried values.
     while True:
         needed = needed_values(operations, [terminator.operands[n] for n in carried])
         more = _arguments_in(body, needed)
@@ -115,6 +116,7 @@ class LoopSplitter:
         if trips is None or iteration is None:
             self.whole["a loop with an unknown trip count"] = None
             return
+        # A constant is kept once for all iterations, anything else once for each.
         per_iteration = {
             argument: -(-_cost(loop.operands[n], costs) // trips.count)
             if n in constant
@@ -123,6 +125,7 @@ class LoopSplitter:
             if n not in counters
         }
         first_returns = [returned[n] for n in sorted(urgent)]
+        # Inner loops first: a whole one could only be in one half.
         self.split(body, first_returns, per_iteration)
         roles = _Roles(urgent, trips.counters, constant, late, iteration, trips.count)
         _Pair(self, loop, roles).build(per_iteration)
@@ -171,6 +174,7 @@ class _Pair:
     def build(self, per_iteration: Mapping[ir.Value, int]) -> None:
         """Writes both in front of the old loop, and gives its readers their results."""
         arguments = list(self.body.arguments)
+        # Counters are in both: each of the two loops counts its own iterations.
         late_returns = [self.returned[n] for n in (*sorted(self.roles.counters), *self.roles.late)]
         in_first = sorted({*self.roles.urgent, *self.roles.counters})
         halves = halve(
@@ -190,6 +194,7 @@ class _Pair:
         carried = [arguments[n] for n in sorted(self.roles.urgent)]
         stacked = [*(v for v in carried if v in read), *halves.passed]
         body = self.second_body(halves.second, stacked)
+        # The order in which the second loop reads most: in a batch other stacks have to be reversed.
         order = body.order()
         with self.loop.operation.location, ir.InsertionPoint(self.loop):
             stacks = [zeros_of(_stack_type(v, self.roles.count)) for v in stacked]

@@ -109,6 +109,7 @@ class SplitLaunch:
                 self.layouts.symbols[name].type.results,
                 callee=name,
                 slice=self.launch.op.slice,
+                # On the last one alone: the placed call is one, in however many pieces.
                 origins=self.launch.op.origins if n == len(pieces) - 1 else (),
             )
             values |= dict(zip(piece.outputs, launch.results, strict=True))
@@ -210,6 +211,7 @@ class SplitLaunch:
         constant: dict[Item, bool] = {}
         for item in order:
             reads = self.reads(item)
+            # The level counts the exchanges that an item waits for: each level is a computation of its own.
             level = max((levels[read] for read in reads), default=0)
             levels[item] = level + (self.source(item) is not None)
             constant[item] = not self.is_input(item) and all(constant[read] for read in reads)
@@ -220,6 +222,7 @@ class SplitLaunch:
         for n, piece in enumerate(pieces):
 
             def reads_here(item: Item, n: int = n) -> list[Item]:
+                # What depends on no input is computed again by each piece rather than passed on.
                 earlier = computed.get(item, n) < n and not constant[item]
                 return [] if earlier or self.source(item) is not None else self.reads(item)
 
@@ -227,6 +230,7 @@ class SplitLaunch:
             for item in _in_order(piece.outputs, reads_here):
                 level = computed.get(item, n)
                 if level < n and not constant[item]:
+                    # A piece before computes it without returning it yet.
                     if item not in pieces[level].outputs:
                         pieces[level].outputs.append(item)
                     piece.inputs.append(item)
@@ -266,6 +270,7 @@ class SplitLaunch:
             self.launch.op.operation.location,
             arguments=[self.layout(item) for item in piece.inputs],
             results=[self.layout(item) for item in piece.outputs],
+            # Launches of one callee have the same block, so that items compare equal between them.
             key=(self.launch.op.callee, tuple(piece.inputs), tuple(items), tuple(dims), tuple(piece.outputs)),
         )
 
@@ -410,6 +415,7 @@ def _is_barrier(op: ir.OpView) -> bool:
 def _in_order(items: Iterable[Item], reads: Callable[[Item], list[Item]]) -> list[Item]:
     """Returns items and those that they are computed from, each after those that it reads."""
     order: dict[Item, None] = {}
+    # Depth first, but without recursion: chains of operations may be longer than Python's stack.
     waiting = [(item, False) for item in reversed(list(items))]
     while waiting:
         item, ready = waiting.pop()

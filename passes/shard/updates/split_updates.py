@@ -167,6 +167,7 @@ class _UpdateSplitter:
 
     def run(self) -> None:
         *operations, terminator = body_block(self.main).operations
+        # Of the wholes: the arguments get the types of blocks, but may have to be put together again.
         self.types = {value: value.type for value in self.splitting.states}
         for value in self.splitting.states:
             value.set_type(self.block_type(value))
@@ -225,6 +226,7 @@ class _UpdateSplitter:
             return self.blocks[value]
         if value in self.blocks and value not in self.wholes:
             (place,) = slices_of(self.blocks[value]) or ()
+            # In front of the first reader, and so of all others: operations are replaced in block order.
             self.wholes[value] = AllGatherOp.build(
                 [self.blocks[value]],
                 [self.types.get(value, value.type)],

@@ -138,6 +138,8 @@ def decide(
         choice.add(argument)
     choice.report()
     split = {argument: n for argument, n in states.items() if main_key(argument) in choice.dims}
+    # An argument stays whole unless its result comes in blocks. Whole, it may make more results whole, so
+    # that others have to be left out as well: until nothing changes.
     while split:
         reached = graph.flow([*graph.sums, *split])
         cut = {key for key, dim in choice.dims.items() if (key, dim) in reached}
@@ -236,6 +238,8 @@ class _Graph:
                 targets[key].append(other)
         after = _reached(targets, map(main_key, self.sums))
         front = _reached(sources, map(main_key, self.read_elsewhere))
+        # After a sum it is part of an update, for which `_Choice` decides. Otherwise it counts only if it
+        # leads to a reader other than launches and transfers, such as the split into microbatches.
         whole = [
             key for key, results in self.read_whole if key not in after and not front.isdisjoint(results)
         ]
@@ -257,6 +261,7 @@ class _Graph:
         root = axis
         while (parent := self.parents.setdefault(root, root)) != root:
             root = parent
+        # Path compression: chains are as long as computations.
         while self.parents[axis] != root:
             self.parents[axis], axis = root, self.parents[axis]
         return root
@@ -279,6 +284,7 @@ class _Graph:
                 far = distances[key] + steps
                 if far < distances.get(other, far + 1):
                     distances[other] = far
+                    # 0-1 breadth-first search: what costs no step comes before all that is farther.
                     (pending.append if steps else pending.appendleft)(other)
         return distances
 
@@ -291,6 +297,7 @@ class _Graph:
             home = self.layouts.meshes[name]
             if home.mesh.size > 1:
                 layout = self.layouts.of(value, name) if launch < 0 else decided_inside(value, home)
+                # A mirrored value has to divide on each of its slices.
                 most = math.lcm(most, layout.splits(home.mesh)[dim])
         return most
 
@@ -337,6 +344,8 @@ def _states(main: ir.OpView, graph: _Graph) -> dict[ir.Value, int]:
         if number not in taken and result not in taken.values():
             taken[number] = result
     arguments = {body_block(main).arguments[number]: taken[number] for number in sorted(taken)}
+    # Only now: an argument that is read elsewhere, such as a parameter, has taken its own result, so that no
+    # optimizer state of the same type is paired with it.
     return {value: result for value, result in arguments.items() if value not in graph.read_elsewhere}
 
 
@@ -379,6 +388,7 @@ class _Choice:
             return
         fits = [dim for dim in dims if whys[dim] is None]
         readers = {dim: self.whole_readers((key, dim)) for dim in fits}
+        # Rather a dimension that the devices of the slice do not divide as well.
         best = min(fits, key=lambda dim: (len(readers[dim]), graph.shards((key, dim)) > 1, dim))
         if readers[best]:
             op = readers[best][0]
@@ -428,6 +438,7 @@ class _Choice:
                     f"dimension {axis[1]} of size {size} is not divisible by {self.count} replicas{devices}"
                 )
         dims: dict[ValueKey, int] = {}
+        # A value is cut along one dimension only, but may have two in this class, or one chosen before.
         against = [
             (key, sorted({dim, other}))
             for key, dim in members
