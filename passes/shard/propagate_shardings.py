@@ -348,6 +348,7 @@ def _keep_rows_together(
             continue
         first, *rest = read_sharding(attrs[SHARDING]).dims
         while op.results[0].type.shape[0] % Sharding((first,)).splits(home.mesh)[0]:
+            # Minor axes first; without any, all numbers of rows divide.
             first = first[:-1]
         attrs[SHARDING] = make_sharding(home.symbol, Sharding((first, *rest)))
 

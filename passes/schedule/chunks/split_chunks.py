@@ -172,6 +172,8 @@ class _ChunkSplitter:
                 level = len(loops) if is_last else max((levels[m] for m in read), default=0)
                 if around[n]:
                     outermost = around[n][-1]
+                    # An operation that waits for more takes its whole loop along, whose other operations
+                    # are then levelled once more.
                     level = max(level, of_loop.get(outermost, 0))
                     is_settled &= level == of_loop.setdefault(outermost, level)
                     of_loop[outermost] = level
@@ -204,6 +206,7 @@ class _ChunkSplitter:
         counts = Counter(chunk.starts)
         for n, port in enumerate(chunk.starts):
             is_kept = port.operation is None and DONATED not in self.arguments[port.number]
+            # A chunk consumes its initial values, so it gets copies of those that are needed elsewhere.
             if port in read or is_kept or counts[port] > 1:
                 before.copied.add(len(before.outputs))
                 before.outputs.append(port)

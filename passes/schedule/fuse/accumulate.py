@@ -143,6 +143,7 @@ class _Folder:
             types,
             callee=name,
             slice=before.slice,
+            # Of two with one number, `renumber` lets the first in the block come first.
             order=before.order,
             loc=reductions[0].operation.location,
             ip=ir.InsertionPoint(before),
@@ -156,6 +157,7 @@ class _Folder:
         """Replaces sums over the results of the same launches."""
         numbers = tuple(ir.OpResult(op.operands[0]).result_number for op in reductions)
         launches = [v.owner.opview for v in reductions[0].operands]
+        # In the order in which they run: a launch cannot add to a sum of later ones.
         launches.sort(key=lambda op: op.order)
         if reductions[0].results[0] in zeros:
             sums = [zeros[op.results[0]] for op in reductions]
@@ -173,6 +175,7 @@ class _Folder:
         self, launch: LaunchOp, numbers: tuple[int, ...], sums: Sequence[ir.Value], replaced: set[ir.Value]
     ) -> list[ir.Value]:
         """Makes a launch add its terms to the sums so far; returns the new sums."""
+        # The sums themselves, which are about to be replaced, are no readers.
         read = frozenset(
             n
             for n in numbers
@@ -198,6 +201,7 @@ class _Folder:
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
             returned = inlined(original, arguments[: len(inputs)])
+            # Places after the results, for sums whose terms are still read.
             returned += [None] * (max(places) + 1 - len(returned))
             terms = [returned[n] for n in numbers]
             sums = zip(places, terms, arguments[len(inputs) :], layouts, strict=True)
@@ -228,6 +232,7 @@ def _places(count: int, numbers: Sequence[int], read: frozenset[int]) -> list[in
     """Returns the result that each new sum becomes: that of its term, unless the term is still read."""
     places: list[int] = []
     for number in numbers:
+        # Several sums may have the same terms: the first one takes their place.
         is_free = number not in read and number not in places
         places.append(number if is_free else count + sum(place >= count for place in places))
     return places

@@ -123,6 +123,7 @@ class FuseLaunches(Pass):
             joins = (counts or launch.incoming <= arrived) and not (
                 is_call and head is not None and not self.joins(head, launch)
             )
+            # What leaves waits for all of its launch, so that only cheap glue after the loop may still join.
             if closed:
                 joins = joins and bool(runs) and _ends_loop(runs[-1], launch, symbols)
             piece = [*preparations.get(launch, ()), launch]
@@ -132,6 +133,7 @@ class FuseLaunches(Pass):
                 runs.append([])
                 head, closed = None, False
             runs[-1] += piece
+            # The slice runs in order: launches after this one need not wait for these values again.
             arrived |= launch.incoming
             head = launch if head is None and is_call else head
             closed = closed or launch.leaves

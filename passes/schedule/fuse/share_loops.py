@@ -96,6 +96,7 @@ def _inline_loops(function: ir.OpView, symbols: Mapping[str, ir.OpView], cost: C
             continue
         before = set(body_block(function).operations)
         inline_call(op, symbols[op.attributes["callee"].value])
+        # What was inlined may call further functions.
         pending += [new for new in body_block(function).operations if new not in before]
 
 
@@ -173,6 +174,7 @@ class _Body:
             if n not in self._constants:
                 first[n] = loops.index(n) if n in loops else reached
         segment: dict[int, int] = {}
+        # From the end: readers have their segments by then, and an operation goes to the first of these.
         latest: dict[int, int] = {}
         for n in reversed(first):
             segment[n] = first[n] if n in loops else latest.get(n, first[n])

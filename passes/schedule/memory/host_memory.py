@@ -76,6 +76,7 @@ class _HostMemory:
                 self.live.add(op.slice, self.size(op.slice, op.operands))
                 self.post(op.slice, op.operands)
             elif op_has(op, Trait.SENDS):
+                # To however many hosts a value is sent, it is one buffer; a copy is one more for each.
                 self.post(op.slice, [value for value in op.operands if value not in sent])
                 sent.update(op.operands)
         self.copied_results(arguments)

@@ -127,6 +127,7 @@ class _Lifetimes:
         self.operands, self.results = view.reads, view.produces
         self.mirrored: dict[ir.Value, list[ir.Value]] = {}
         """Values that a mirror declares equal, by its result."""
+        # In block order: mirrors are noted on the way, for those that read them.
         self.touched = [self.touched_by(n, op) for n, op in enumerate(self.ops)]
         self.last_use = {v: n for n, touched in enumerate(self.touched) for v in touched}
         # Results, and arguments that the caller keeps, outlive the program.
@@ -247,6 +248,8 @@ class _Lifetimes:
             for number, value in enumerate(operands)
             if self.last_use.get(value) == n
             and value not in self.kept
+            # A value on several slices is several buffers; and a buffer cannot be given away that is another
+            # operand, too.
             and len(self.slices.get(value, ())) == 1
             and times[value] == 1
         }

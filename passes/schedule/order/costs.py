@@ -141,6 +141,7 @@ def delays_of(events: Sequence[Event], loop: Loop, link: Link) -> dict[tuple[Act
             for action in loop.actions[n]:
                 for need, way in ways.items():
                     delays[need, action] = max(way, delays.get((need, action), 0.0))
+            # From here on ways begin at these actions; what they waited for is in their own delays.
             ways = dict.fromkeys(loop.actions[n], 0.0)
         through.append(ways)
     return {pair: delay for pair, delay in delays.items() if delay}
@@ -200,6 +201,7 @@ def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Ne
             continue
         first = maker if maker is not None else min(actions, key=lambda a: _rank(a))
         last = _last(actions | {first}, needs)
+        # It begins and ends with one action: nothing is held between actions.
         if last == (first,):
             continue
         mesh = layouts.mesh(slice)
@@ -255,6 +257,7 @@ def _waits(action: Action, other: Action, needs: Needs) -> bool:
         for need in needs.get(pending.pop(), ()):
             if need == other:
                 return True
+            # Nothing reads from a later microbatch, so no way leads back from an earlier one.
             if need not in seen and need.microbatch >= other.microbatch:
                 seen.add(need)
                 pending.append(need)

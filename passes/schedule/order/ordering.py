@@ -103,6 +103,7 @@ class _Orderer:
     def by_times(self, policy: str) -> Numbers | None:
         """Returns the order that the rules of a policy give for the times and limits."""
         longest = max(self.problem.to_loss.values())
+        # As many as the patterns of these policies keep alive on each stage.
         alive = {"zb-h1": longest, "zb-h2": 2 * longest - 1}.get(policy, self.request.max_live)
         if self.request.max_live:
             alive = min(alive, self.request.max_live)

@@ -75,4 +75,5 @@ def side_by_side(events: Sequence[Event], order: Sequence[int], queues: Mapping[
         queue = queues[event.slice]
         starts[n] = max([free.get(queue, 0), *(ends[other] for other in event.waits_for)])
         ends[n] = free[queue] = starts[n] + (event.kind == "launch")
+    # Sends take no time, so that a reader may start with its send: a stable sort leaves it after that.
     return sorted(order, key=starts.__getitem__)

@@ -148,6 +148,7 @@ class Schedule(Pass):
         launches = LaunchTimes(module, events, _placed_calls(events, loops))
         requested = [] if self.file else [_times_for(self.request(loop.op)) for loop in loops]
         _write_times(module, launches.of_calls([times for times in requested if times]))
+        # Replicas do the same work: one schedule is that of all their loops.
         distinct: dict[str, Loop] = {}
         for loop in loops:
             distinct.setdefault(first_replica(loop), loop)
@@ -162,6 +163,7 @@ class Schedule(Pass):
         replicas = {op.sym_name: op.replica or 0 for op in ops_named(module, ["pw.slice"])}
         if any(times):
             order = sequence(events, loops, times)
+            # Such loops follow each other in the sequence, but overlap as far as their data lets them.
             if any(starts_from_replica(loop, loops) for loop in loops):
                 order = side_by_side(events, order, queues)
             ordered = [events[n] for n in order]
@@ -411,6 +413,7 @@ def _assign_channels(module: ir.Module, main: ir.OpView, events: list[Event]) ->
             continue
         key = (event.slice, op.slice, op.results[0].type, op.sharding)
         read = min(first_read.get(r, len(operations)) for r in op.results)
+        # A channel delivers in the order of sending, so that a value may only follow those read before it.
         fitting = (c for c in channels.setdefault(key, []) if c.last_read <= read)
         channel = next(fitting, None)
         if channel is None:

@@ -87,6 +87,7 @@ def sequence(
         if event.kind == "launch":
             keys[n] = Key(segments[n], instants.get(n, _OUTSIDE), n, _RUNS, n)
         elif makers:
+            # Sends of arguments come later, when it is known which launch reads them first.
             keys[n] = max(makers)._replace(rank=_LEAVES, number=n)
     readers = _first_readers(events, keys)
     beginning = Instant(0, _BEFORE)
@@ -183,6 +184,7 @@ def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
             if last_read > segments[n]:
                 _refuse_between(events, segments, n, loops[loop_of[n]])
         elif _overlaps(event) and last_read % 2:
+            # An odd segment is a loop, with which this overlaps.
             segments.append(last_read)
         elif event.kind == "launch":
             idle = not last_read and n not in needed

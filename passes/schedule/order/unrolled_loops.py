@@ -119,6 +119,7 @@ def work_of(module: ir.Module, events: Sequence[Event], loop: Loop) -> Work:
     needs: dict[Action, set[Action]] = {}
     for n, actions in loop.actions.items():
         for position, action in enumerate(actions):
+            # Actions of one launch run one after the other; one of several launches does not wait for itself.
             needs.setdefault(action, set()).update((before[n] | set(actions[:position])) - {action})
     placed = set(loop.slices.values())
     rows = [op.sym_name for op in ops_named(module, ["pw.slice"]) if op.sym_name in placed]

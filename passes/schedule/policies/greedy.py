@@ -70,6 +70,7 @@ def greedy(
             if action is not None:
                 order.append(action)
                 started.append(action)
+        # Only after all slices have chosen: results are ready in the next step.
         for action in started:
             done.add(action)
             (next_forward if action.kind == "F" else next_backward)[action.stage] += 1
@@ -116,6 +117,7 @@ def eager(pipeline: Pipeline) -> Order:
     back = [0] * len(from_start)
     """From the beginning of a forward over the loss to the end of the last backward that waits for it."""
     for stage, readers in reversed(list(enumerate(pipeline.readers))):
+        # From the loss the way back goes through as many backwards as the way there has forwards.
         back[stage] = 1 + max((back[reader] for reader in readers), default=from_start[stage])
 
     def to_the_end(action: Action) -> int:

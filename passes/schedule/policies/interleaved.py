@@ -95,6 +95,7 @@ def _actions(pipeline: Pipeline, kind: str, position: int) -> Iterator[Action]:
     """Yields the actions of one kind of a slice."""
     width = pipeline.width
     rounds = len(pipeline.slices) // width
+    # As many microbatches as there are slices go through all rounds before the next ones begin.
     for n in range(rounds * pipeline.microbatches):
         group, inside = divmod(n, width * rounds)
         round_ = inside // width if kind == "F" else rounds - 1 - inside // width

@@ -59,8 +59,10 @@ def _order_of_stage(pipeline: Pipeline, stage: int, ahead: int, pending: int) ->
         return [Action(stage, "F", m) for m in range(count)]
     if pipeline.max_live:
         ahead = min(ahead, pipeline.max_live)
+        # A microbatch is alive until its W: `ahead` of them wait for their I, and `pending` for their W.
         pending = min(pending, pipeline.max_live - ahead)
     if pipeline.max_pending:
+        # Between an I and the W after it one more is pending.
         pending = min(pending, pipeline.max_pending - 1)
     order = [Action(stage, "F", m) for m in range(min(ahead, count))]
     for m in range(count):

@@ -21,6 +21,7 @@ Exchange = AllReduceOp | ReduceScatterOp | AllGatherOp
 def buckets_of(operations: Sequence[ir.OpView], exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     """Returns the exchanges that travel together: of one dtype, between the same slices, and at one time."""
     levels: dict[ir.Value, int] = {}
+    # A bucket waits for the last of its sums, so stages that end at different times have their own.
     sources: dict[ir.Value, frozenset[tuple[str, int | None]]] = {}
     for op in operations:
         level = max((levels.get(value, 0) for value in op.operands), default=0)
@@ -51,6 +52,7 @@ def _without_strays(
     for source in group:
         staged = [other for other in buckets if all(stage is not None for _, stage in other)]
         if staged and any(stage is None for _, stage in source):
+            # The backward of the first stage ends last.
             last = min(staged, key=lambda other: sorted((loop, stage or 0) for loop, stage in other))
             buckets[last] += buckets.pop(source)
     return list(buckets.values())

@@ -40,6 +40,7 @@ def linear_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict[Ne
             follower.slopes[op.results[0]] = {op.results[0]: 1.0}
         elif isinstance(op, NextOp):
             slopes = follower.slopes.get(op.operands[1], {})
+            # What goes into another carried value is read there, in the next iteration.
             follower.refused.update(slopes.keys() - {op.operands[0]})
             ends[op] = slopes.get(op.operands[0], 0.0)
         else:
@@ -118,6 +119,7 @@ class _Follower:
         if name == "stablehlo.convert" and all(map(is_float, (operands[0], op.results[0]))):
             return {operands[0]: 1.0}
         if name == "stablehlo.multiply":
+            # What depends on a source has no constant, so that a product of two such values is refused.
             for value, other in (operands, reversed(operands)):
                 if other in self.constants:
                     return {value: self.constants[other]}
@@ -160,6 +162,7 @@ class _Follower:
         callee = op.attributes["callee"].value
         followed = tuple(n for n, value in enumerate(op.operands) if value in self.slopes)
         constants = tuple((n, self.constants[v]) for n, v in enumerate(op.operands) if v in self.constants)
+        # Factors may be constants of the caller.
         key = callee, followed, constants
         if key not in self.known:
             block = body_block(self.symbols[callee])

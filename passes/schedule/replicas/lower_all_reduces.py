@@ -131,6 +131,7 @@ class _AllReduces(Exchanger):
         members = [(op, self.member(op.operands[0], places[0], home)) for op in sums]
         alone = [(op, member) for op, member in members if self.goes_alone(op, member)]
         packed = [(op, member) for op, member in members if not self.goes_alone(op, member)]
+        # At the last one all terms are there; what reads the others is moved after it by `_sort`.
         with sums[-1].operation.location, ir.InsertionPoint(sums[-1]):
             for some, exchange in ((alone, self.exchange_alone), (packed, self.exchange)):
                 if some:

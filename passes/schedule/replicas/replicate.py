@@ -160,12 +160,14 @@ class _Replicator:
             names = [op.sym_name]
             for r in self.replicas[1:]:
                 names.append(unique_name(f"{op.sym_name}_r{r}", self.symbols))
+                # Reserves the name; the loop is declared below.
                 self.symbols[names[-1]] = op
             self.loops[op.sym_name] = names
         for op in originals:
             if op.sequential:
                 continue
             ip = ir.InsertionPoint.after(op.operation)
+            # Each is put right after the first, so that the last one goes first.
             for r in reversed(self.replicas[1:]):
                 name = self.loops[op.sym_name][r]
                 self.symbols[name] = op.rebuilt(sym_name=name, replica_of=op.sym_name, ip=ip)
@@ -250,6 +252,7 @@ class _Replicator:
         ):
             self.pass_on(op, ip)
             return
+        # What all replicas do alike, such as printing a loss, is done by the first one only.
         copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]
         for number, result in enumerate(op.results):
             self.values[result] = [copy.results[number] for copy in copies]
@@ -430,6 +433,7 @@ class _Replicator:
         self.terminator.operation.erase()
         for op in reversed(self.operations):
             op.operation.erase()
+        # Those of the replicas were appended, so that the old ones are in front.
         for _ in self.arguments:
             self.block.erase_argument(0)
         if self.passes_on:

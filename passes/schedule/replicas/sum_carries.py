@@ -87,6 +87,7 @@ class _Summer:
             f"of type {end.type} is summed up by each replica apart, and over replicas after @{op.loop}: "
             "nothing waits for the replica before",
         )
+        # Before there are new ones: the sum over replicas reads the final value itself.
         readers = [(use.owner, use.operand_number) for use in end.uses]
         carry.per_replica = True
         with ir.InsertionPoint(carry):
@@ -101,6 +102,7 @@ class _Summer:
     def weighted(self, op: NextOp, slope: float, microbatches: int) -> ir.Value:
         """Returns the final value of a replica, weighted as the replicas after it weigh it."""
         (end,) = op.results
+        # Of replica r: count - 1 - r replicas come after it, each with as many microbatches.
         weights = [slope ** (microbatches * after) for after in reversed(range(self.count))]
         element = ir.RankedTensorType(end.type).element_type
         table = ir.DenseElementsAttr.get(

@@ -76,6 +76,7 @@ class _Construction:
         count = 0
         while heap:
             start, place, of, n = heapq.heappop(heap)
+            # The slice has chosen anew since.
             if of != version[place]:
                 continue
             orders[place].append(n)
@@ -84,6 +85,7 @@ class _Construction:
             self.alive.run(n)
             self.done[action.stage, action.kind] += 1
             end = self.free[place] = start + problem.durations[n]
+            # Limits and rules are of one slice each: another has to choose anew only for what became ready.
             touched = {place}
             for reader, delay in problem.readers[n]:
                 self.ready[reader] = max(self.ready[reader], end + delay)
@@ -158,6 +160,7 @@ def usual_rules(problem: SearchProblem) -> Mapping[str, Rules]:
         "halves": Rules(same(every), same(0), deep=False),
     }
     back = _way_back(problem, stages)
+    # The time of the busiest slice for a microbatch: one forward for each fills the way to the loss and back.
     cycle = max((sum(problem.durations[n] for n in row) for row in problem.rows), default=0.0) / every
     if cycle > 0:
         ahead = tuple(1 + math.ceil(way / cycle) for way in back)

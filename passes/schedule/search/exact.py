@@ -71,6 +71,7 @@ def solve(
     model.minimize(last)
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = seed
+    # With several workers the result would depend on their timing.
     solver.parameters.num_workers = 1
     if seconds is None:
         solver.parameters.max_deterministic_time = _EFFORT
@@ -79,6 +80,7 @@ def solve(
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     position = {n: at for at, n in enumerate(problem.in_order)}
+    # Actions shorter than a tick may start together, in an order that the model does not know.
     return [sorted(row, key=lambda n: (solver.value(start[n]), position[n])) for row in problem.rows]
 
 

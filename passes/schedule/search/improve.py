@@ -73,6 +73,7 @@ class Walk:
         moved = [n, *row[to:at]]
         old, row[to : at + 1] = row[to : at + 1], moved
         run = None if problem.limits and problem.broken(row) else replay(problem, self.orders)
+        # Orders that take equally long are kept, too, or the walk would be stuck on the first plateau.
         if run is None or run.step_time > self.run.step_time:
             row[to : at + 1] = old
             return

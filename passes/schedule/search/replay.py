@@ -70,6 +70,7 @@ def replay(
     position = [0] * len(orders)
     todo = list(range(len(orders)))
     done = 0
+    # A slice goes on until it waits for an action of another one, whose end brings it back.
     while todo:
         place = todo.pop()
         row, at = orders[place], position[place]

@@ -84,6 +84,7 @@ class SearchProblem:
         self.letters: dict[tuple[int, str], list[int]] = {}
         self.needs: list[tuple[tuple[int, float], ...]] = []
         for n, action in enumerate(self.actions):
+            # Actions are sorted, so that the last one there is that of the microbatch before.
             before = self.letters.setdefault((action.stage, action.kind), [])
             late = ((number[other], delays.get((other, action), 0.0)) for other in sorted(needs[action]))
             self.needs.append((*((other, 0.0) for other in before[-1:]), *late))
@@ -232,6 +233,7 @@ class SearchProblem:
             total += held.size * max(ends.get(self.number[action], 0.0) for action in held.last)
         into = min(self.before[self.number[held.first]] for held in limit.held)
         out = min(self.after[self.number[action]] for held in limit.held for action in held.last)
+        # At each moment the limit lets `most` be held, of a total of sizes times durations.
         return into + total / limit.most + out
 
     def numbered(self, orders: Iterable[Iterable[Action]]) -> list[list[int]]:

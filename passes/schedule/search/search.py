@@ -176,6 +176,7 @@ class _Seeker:
     def step(self, number: int) -> None:
         """Tries one change of the rules, or one of the order, in rounds."""
         if self.rules is not None and number // _ROUND % 2 == 0:
+            # A later walk starts anew from the best order, which rules may find in the meantime.
             self.walk = None
             tried = walk_rules(self.problem, self.rules[0], self.rng)
             if tried is not None and tried[2].step_time <= self.rules[1]:

@@ -167,6 +167,7 @@ class _Unroller:
     def run(self) -> list[dialect.LoopOp]:
         """Unrolls the loop; returns those that are in its place because they were inside of it."""
         members = self.partition()
+        # In front of the first reduction, after which `partition` has moved all that waits for one.
         ip = ir.InsertionPoint([*members.closing, list(self.block.operations)[-1]][0])
         for split in members.opening:
             if not isinstance(split, dialect.SplitOp):
@@ -272,6 +273,8 @@ class _Unroller:
         mesh = layouts.mesh(split.slice)
         if self.loop.count == 1 or have.splits(mesh)[0] == wanted.splits(mesh)[0] == 1:
             return whole
+        # Cut from the whole, the rows of a microbatch would be on a few devices. With a dimension for
+        # microbatches in front of them, each device has its rows of every microbatch.
         shape = [self.loop.count, *ir.RankedTensorType(block.type).shape]
         arranged = ir.RankedTensorType.get(shape, ir.RankedTensorType(block.type).element_type)
         layout = Sharding(((), *wanted.dims))
@@ -313,6 +316,7 @@ class _Unroller:
             return self.computations.launch(
                 "concat", values, lambda blocks: stablehlo.concatenate(blocks, 0), reduction, ip, layout
             )
+        # `pw-accumulate` lets these launches add up themselves.
         if isinstance(value.owner.opview, dialect.LaunchOp):
             return reduction.rebuilt(values).results[0]
         total = values[0]

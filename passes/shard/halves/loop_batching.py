@@ -110,7 +110,7 @@ def _varying_values(body: LoopBody, elementwise: Collection[ir.Value]) -> set[ir
             continue
         values = captured(op)
         if any(v not in varying and v not in same for v in values):
-            # It reads a counter, of which nothing is left in a batch but the order of stacks.
+            # It reads a counter: all that is left of that in a batch is the order of stacks.
             if body.is_index(op):
                 continue
             if not _is_read(op, body, same):
