@@ -157,6 +157,7 @@ class SubProgramWriter:
         for op in body_block(self.main).operations:
             if isinstance(op, dialect.PwOp):
                 named.update(op.attributes[n].value for n in ("loop", "outer") if n in op.attributes)
+        # Loops around those with operations stay, though no operation may name them.
         for name in list(named):
             parent = self.symbols[name].parent
             while parent is not None and parent not in named:

@@ -273,6 +273,7 @@ class _Lifetimes:
         order.sort(key=lambda entry: entry[1] not in self.donated and not self.is_worth_a_variant(entry[1]))
         aliases: list[tuple[int, int]] = []
         results: dict[tuple[ir.Type, Sharding], list[int]] = {}
+        # The last result first, so that `pop` takes the first one that fits.
         for number, result in reversed(list(enumerate(self.results[n]))):
             results.setdefault((result.type, self.layouts.of(result, slice)), []).append(number)
         for number, value in order:

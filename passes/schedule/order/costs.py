@@ -199,6 +199,7 @@ def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Ne
         maker = owner.get(n) if events[n].kind == "launch" else None
         if maker is None and events[n].kind == "launch":
             continue
+        # Nothing is ordered yet: the first reader is that on the usual way of a microbatch through the slice.
         first = maker if maker is not None else min(actions, key=lambda a: _rank(a))
         last = _last(actions | {first}, needs)
         # It begins and ends with one action: nothing is held between actions.

@@ -251,6 +251,7 @@ class _ScheduleReader:
             row = self.row_of(self.work.slices[missing[0].stage])
             what = f"{missing[0]} and {len(missing) - 1} more are" if len(missing) > 1 else f"{missing[0]} is"
             raise ScheduleFileError(f"row {row}: {what} missing")
+        # The usual mistake, which is easier to read as two places than as a cycle.
         for actions in orders:
             position = {action: n for n, action in enumerate(actions)}
             for action in actions:

@@ -72,6 +72,7 @@ class BlockExchanges(Exchanger):
         def total(terms: list[ir.Value]) -> list[ir.Value]:
             if not goes_alone:
                 return settled(add_and_join(bucket, terms))
+            # Terms come replica by replica, each with all arrays: those of one array are `len(dims)` apart.
             return settled([total_of(bucket, terms[n :: len(dims)]) for n in range(len(dims))])
 
         key = bucket, tuple(dims), goes_alone

@@ -157,6 +157,7 @@ class _AllReduces(Exchanger):
         layouts = [bucket.attribute(member.layout) for member in bucket.members]
 
         def add_up(terms: list[ir.Value]) -> list[ir.Value]:
+            # Terms come replica by replica, each with all arrays: those of one array are `len(sums)` apart.
             return settled([total_of(bucket, terms[n :: len(sums)]) for n in range(len(sums))])
 
         for r, place in enumerate(places):

@@ -153,7 +153,7 @@ class _Replicator:
         ]
         for op in originals:
             if op.sequential:
-                # Its turns may exchange sums.
+                # Replicas may exchange sums in its iterations, so they share it.
                 self.loops[op.sym_name] = [op.sym_name] * self.count
                 continue
             op.count = op.count // self.count

@@ -137,7 +137,7 @@ def _is_place(stack: ir.Value, row: ir.Value, starts: Sequence[ir.Value], body: 
     whole, shape = ir.RankedTensorType(stack.type).shape, ir.RankedTensorType(row.type).shape
     if not shape or shape != [1, *whole[1:]] or whole[0] != body.count or body.place(starts[0]) is None:
         return False
-    # An index that stays the same must be 0, or else rows would be moved.
+    # The row has all of these dimensions, so that StableHLO clamps other constants to 0.
     return all(linear(start).variable is None for start in starts[1:])
 
 

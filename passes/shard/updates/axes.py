@@ -70,6 +70,7 @@ def is_free(op: ir.OpView, dim: int) -> bool:
             value = _elements(op)
             return value is not None and value.is_splat
         case "stablehlo.iota":
+            # Along its own dimension the block of each replica would begin with another number.
             return int(op.iota_dimension) != dim
         case "stablehlo.broadcast_in_dim":
             read = list(op.broadcast_dimensions)
