@@ -15,7 +15,7 @@ from pathlib import Path
 
 import syntax
 from cases import INPUT, OUTPUT, PARSER, Case, Verdict, execute, judge, quiet_context
-from forked import Task, Terminating, run_all
+from forked import Ending, Task, run_all
 from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 from mutate_lines import without
@@ -81,7 +81,7 @@ def write_and_execute(case: Case, folder: Path, note: Callable[[str], None]) -> 
     execute(case, folder, note)
 
 
-def _once[T](task: Task, read: Callable[[Terminating], T], seconds: float = SECONDS) -> T:
+def _once[T](task: Task, read: Callable[[Ending], T], seconds: float = SECONDS) -> T:
     # Read at once: the folder of an ending is deleted when the next ending is requested.
     (result,) = [read(ending) for _, ending in run_all([(None, task)], 1, seconds)]
     return result
@@ -248,7 +248,7 @@ def _print(data: bytes, folder: Path, note: Callable[[str], None]) -> None:
         (folder / OUTPUT).write_bytes(module.operation.get_asm(binary=True, print_generic_op_form=True))
 
 
-def _output(ending: Terminating) -> bytes | None:
+def _output(ending: Ending) -> bytes | None:
     path = ending.folder / OUTPUT
     return path.read_bytes() if path.exists() else None
 
@@ -275,7 +275,7 @@ def _fails_alone(data: bytes, name: str | None, *, reread: bool = False) -> bool
             except MemoryError:
                 os.abort()
 
-    def failed(ending: Terminating) -> bool:
+    def failed(ending: Ending) -> bool:
         unreadable = ending.folder / "unreadable"
         cannot_read = reread and unreadable.exists() and unreadable.stat().st_size > 0
         return ending.late or ending.signal is not None or cannot_read

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from corpus import ROOT, Corpus
-from forked import Terminating
+from forked import Ending
 from jaxlib.mlir import ir
 from mutations import mutate, pick_seed
 from random_pipelines import SCHEDULE_FILE, random_order, random_pipeline
@@ -287,7 +287,7 @@ def _project_frame(frames: Any) -> str:
     return "?"
 
 
-def judge(ending: Terminating) -> Verdict:
+def judge(ending: Ending) -> Verdict:
     """Returns the verdict on a case that was executed in a child."""
     if ending.signal is None and not ending.late:
         read = json.loads((ending.folder / "verdict.json").read_text())

@@ -29,7 +29,7 @@ from bundle_mutations import mutated, texts
 from bundle_seeds import DEVICES, Parts, read_seeds, write_seeds
 from corpus import ROOT, Corpus
 from flags import parser_of
-from forked import Terminating, run_all
+from forked import Ending, run_all
 
 import pathways as pw
 from pathways.compiler import loaded
@@ -91,7 +91,7 @@ def fuzz(
     return kinds, sum(count for (kind, _), count in kinds.items() if kind in BAD)
 
 
-def judge(ending: Terminating) -> tuple[str, str]:
+def judge(ending: Ending) -> tuple[str, str]:
     """Returns the kind of an ending, and its place or reason."""
     if (ending.folder / VERDICT).exists():
         kind, reason = json.loads((ending.folder / VERDICT).read_text())

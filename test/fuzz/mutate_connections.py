@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import hpack
 import jax
 from flags import parser_of
-from forked import Terminating, run_batches
+from forked import Ending, run_batches
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
@@ -366,7 +366,7 @@ def run_cases(seed: int, numbers: Sequence[int], jobs: int) -> Iterator[tuple[in
             yield failed, _judge_ending(ending), ending.stderr
 
 
-def _judge_ending(ending: Terminating) -> Verdict:
+def _judge_ending(ending: Ending) -> Verdict:
     if ending.signal is None or ending.late:
         return "hang", ending.note
     return "crash", f"{ending.signal.name} {ending.note}"

@@ -36,7 +36,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 from flags import parser_of
-from forked import Terminating, run_batches
+from forked import Ending, run_batches
 from jaxlib.mlir import ir
 from request_mutations import Pool, mutate_stream
 from request_seeds import RecordedSession, read_seeds, record
@@ -343,12 +343,12 @@ def _kind(messages: Any, data: bytes) -> str:
         return "none"
 
 
-def _sent(ending: Terminating, number: int) -> RequestCase | None:
+def _sent(ending: Ending, number: int) -> RequestCase | None:
     path = ending.folder / f"{number}.case"
     return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
-def _judge_ending(ending: Terminating) -> CaseVerdict:
+def _judge_ending(ending: Ending) -> CaseVerdict:
     """Returns the verdict on the case that ended its batch."""
     doing = re.sub(r"\d+ ", "", ending.note)
     if ending.note == "making":

@@ -36,7 +36,7 @@ os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
 
 import jax
 from flags import parser_of
-from forked import Terminating, run_all
+from forked import Ending, run_all
 from random_sketches import random_sketch
 from random_training import random_training
 from sketches import Sketch, from_json, smaller, to_json
@@ -221,7 +221,7 @@ def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Call
                 return
 
 
-def _left(ending: Terminating) -> list[int]:
+def _left(ending: Ending) -> list[int]:
     """Returns the workers that outlive their batch."""
     path = ending.folder / "workers"
     workers = json.loads(path.read_text()) if path.exists() else {}
@@ -243,13 +243,13 @@ def _started(pid: int | str) -> str | None:
     return None if state == "Z" else fields[18]
 
 
-def _verdicts(ending: Terminating) -> dict[int, ProgramVerdict]:
+def _verdicts(ending: Ending) -> dict[int, ProgramVerdict]:
     path = ending.folder / "verdicts"
     lines = path.read_text().split("\n") if path.exists() else []
     return {number: ProgramVerdict(**fields) for number, fields in map(json.loads, filter(None, lines))}
 
 
-def _judge_ending(ending: Terminating) -> ProgramVerdict:
+def _judge_ending(ending: Ending) -> ProgramVerdict:
     """Returns the verdict on the program that ended its batch."""
     place = next((f"{path}:{line} {name}" for path, line, name in ending.project_frames()), "?")
     tail = ending.stderr[-3000:]
