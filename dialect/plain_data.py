@@ -52,6 +52,7 @@ def parse_json(data: bytes | memoryview) -> Any:
         return members
 
     def no_constant(text: str) -> Any:
+        # Python's parser accepts NaN and Infinity, which JSON does not have.
         raise ValueError(f"{text} is not a number")
 
     try:
@@ -119,6 +120,7 @@ def _mismatch(value: Any, kind: Any) -> str | None:
     try:
         msgspec.convert(value, kind)
     except _MISMATCHES as error:
+        # msgspec appends the path, which callers state in their own words.
         return str(error).partition(" - at `")[0].replace("Expected", "expected", 1)
     return None
 
@@ -155,6 +157,7 @@ def _inner_problems(value: Any, kind: Any, place: str, hints: Mapping[str, str])
                 name = f"{dot}{_key(key)}"
                 yield from _problems(key, keys, name, hints)
                 yield from _problems(each, values, name, hints)
+        # `list[of]` and `tuple[of, ...]`.
         case [*items], (of,) | (of, types.EllipsisType()):
             for n, each in enumerate(items):
                 yield from _problems(each, of, f"{place}[{n}]", hints)

@@ -75,6 +75,7 @@ class Sharding:
             at = dict(zip(names, place, strict=True))
             block = []
             for size, count, axes in zip(shape, splits, self.dims, strict=True):
+                # Mixed radix: the first axis of a dimension is its major one.
                 number = 0
                 for axis in axes:
                     number = number * sizes[axis] + at[axis]

@@ -82,6 +82,7 @@ def _sdy_mpmd() -> Any:
     try:
         return importlib.import_module("jaxlib._sdy_mpmd")
     finally:
+        # Code that imports `jax` later must find the real one; `_sdy_mpmd` keeps what it has bound.
         for name in added:
             del sys.modules[name]
 

@@ -138,6 +138,7 @@ class CallMetadata:
     def halves(self) -> tuple[Self, Self]:
         """Returns the metadata of the two calls that differentiation turns this one into: primal and
         linear."""
+        # A backward call that is differentiated in turn has a forward half that is a gradient.
         known: CallKind = "fwd" if self.kind == "fwd" else "grad"
         return (
             dataclasses.replace(self, kind=known, lineage=f"{self.lineage}0"),

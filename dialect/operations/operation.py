@@ -26,6 +26,8 @@ class PwDialect(ir.Dialect):
 OPERATIONS: dict[str, type[PwOp]] = {}
 """Every declared operation by its full name."""
 
+# The first alternative consumes an escaped backslash, so that digits after it are no escape. Escapes are
+# matched in runs, since a character of UTF-8 has up to four bytes.
 _ESCAPES = re.compile(rb"\\\\|((?:\\[0-9A-F]{2})+)")
 
 Emit = Callable[[str], None]
@@ -279,11 +281,12 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
                 if attribute in seen:
                     continue
                 seen.add(attribute)
-            # Most attributes are of exactly these types, and neither holds a symbol.
+            # Exact types are compared sooner than `isinstance` answers, and these have no subclasses.
             kind = type(attribute)
             if kind is ir.FlatSymbolRefAttr:
                 names.append(attribute.value)
             elif kind is ir.SymbolRefAttr:
+                # Of `@atom::@main` the root alone is a symbol of this module.
                 names.append(attribute.value[0])
             elif kind is ir.ArrayAttr:
                 waiting.append(_handed_out(attribute, range(len(attribute))))

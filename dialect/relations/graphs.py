@@ -29,6 +29,7 @@ def topological_order[N: Any](waits_for: Mapping[N, Collection[N]]) -> list[N]:
     Raises:
       CycleError: there is no such order.
     """
+    # Kahn's algorithm with a heap for a queue: of all that is ready the first in node order goes next.
     missing = {node: sum(n in waits_for for n in needed) for node, needed in waits_for.items()}
     frees: dict[N, list[N]] = {}
     for node, needed in waits_for.items():
@@ -59,6 +60,8 @@ def depth_first[N: Any](roots: Iterable[N], needs: Callable[[N], Iterable[N]]) -
         pending = [root]
         while pending:
             node = pending[-1]
+            # A node stays on the stack below what it needs; it may be there several times, and is yielded
+            # once.
             missing = [] if node in done else [other for other in needs(node) if other not in done]
             if missing:
                 pending += missing
@@ -71,6 +74,8 @@ def depth_first[N: Any](roots: Iterable[N], needs: Callable[[N], Iterable[N]]) -
 
 def _cycle[N: Any](waits_for: Mapping[N, Collection[N]], stuck: set[N]) -> list[N]:
     """Returns a cycle among nodes that all wait, found by walking back until one repeats."""
+    # Each stuck node waits for a stuck one, so the walk must meet its own path; what led up to that node is
+    # not of the cycle.
     path = [min(stuck)]
     position = {path[0]: 0}
     while (before := min(n for n in waits_for[path[-1]] if n in stuck)) not in position:

@@ -70,6 +70,7 @@ def sent_values_last(program: ProgramView, report: Report) -> None:
     for op, value in lost_values(program):
         if value in sent:
             report(sent[value], f"sends without a copy what {_lost_by(op)}")
+    # A release is at the end if no operation with a position follows it.
     released: set[ir.Value] = set()
     for op in program.ops:
         if op_has(op, Trait.RELEASES):
@@ -104,6 +105,7 @@ def _lost_by(op: ir.OpView) -> str:
 
 def hosts_stand_alone(programs: Sequence[ProgramView], report: Report) -> None:
     """The module has a function for each host and no `@main`; nothing refers to them."""
+    # `read_hosts` sorts by host: two functions of one host are neighbours.
     for before, program in itertools.pairwise(programs):
         if before.host == program.host:
             report(program.main, f"is a second function for host {program.host}")
@@ -186,6 +188,8 @@ def channels_keep_their_order(programs: Sequence[ProgramView], report: Report) -
     """The values of a channel are sent and received in the order of their indices, and it has room for all
     of them, so that nothing waits for room."""
     for trait, done in ((Trait.SENDS, "sent"), (Trait.RECEIVES, "received")):
+        # All sends of a channel are on one host, and so are its receives: the order of the hosts is
+        # irrelevant.
         last: dict[str, int] = {}
         for op in _operations(programs, trait):
             before = last.get(op.channel)

@@ -145,6 +145,7 @@ def sort_block(main: ir.OpView, order: Sequence[ir.OpView]) -> None:
 
     def place(op: ir.OpView) -> None:
         for value in op.operands:
+            # Popped, so that the first reader places it, and after the copies that it joins in turn.
             join = joins.pop(value, None)
             if join is not None:
                 place(join)
@@ -157,6 +158,7 @@ def sort_block(main: ir.OpView, order: Sequence[ir.OpView]) -> None:
 
 
 def _source(op: TransferOp, sources: dict[str, str], slices: Slices | None) -> str:
+    # Before channels are chosen, a mirrored value leaves from the first of its slices.
     starts_at = sources.get(op.channel)
     places = slices or ()
     return starts_at if starts_at in places else places[0]
@@ -166,6 +168,7 @@ def _with_receipts(events: Sequence[Event]) -> list[Event]:
     """Returns the events with a receipt after each send; readers of a sent value wait for its receipt."""
     position = {}
     whole: list[Event] = []
+    # Everything below relies on this: the receipt of a send is the event right after it.
     for n, event in enumerate(events):
         position[n] = len(whole)
         whole.append(event)
@@ -197,6 +200,8 @@ def _add_slice_order(events: list[Event], queues: dict[str, str]) -> None:
             receipts = [m for m in events[n].waits_for if events[m].kind == "receipt" and m not in received]
             received.update(receipts)
             if before is not None:
+                # A value occupies its channel until its first reader is next: that is how a channel fills up,
+                # and how capacities can deadlock.
                 for m in (*receipts, n):
                     events[m].waits_for.setdefault(before, f"{runner} in this order")
             before = n
@@ -210,9 +215,11 @@ def _add_channels(module: ir.Module, events: list[Event], with_capacities: bool)
             sends.setdefault(event.op.channel, []).append(n)
     for name, members in sends.items():
         members.sort(key=lambda n: _position(events[n], n))
+        # Sends need no edges of their own: they are all on the source slice, whose queue orders them.
         for before, after in itertools.pairwise(members):
             why = f"channel @{name} delivers in the order of sending"
             events[after + 1].waits_for.setdefault(before + 1, why)
         room = capacity[name] if with_capacities else len(members)
+        # The send `room` places later takes the room that the receipt of this one frees.
         for n, sent in zip(members, members[room:], strict=False):
             events[sent].waits_for.setdefault(n + 1, f"channel @{name} holds {room} and is full until then")

@@ -103,6 +103,8 @@ def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.
     }
     reads = [list(op.operands) for op in ops]
     produces = [list(op.results) for op in ops]
+    # In block order the slices of operands are known: `slices_of` would walk back through chains of mirrors
+    # for each value anew.
     for op, read, produced in zip(ops, reads, produces, strict=True):
         if op_has(op, Trait.SPREADS) and op.slice is None:
             slices.update((r, slices[v]) for v, r in zip(read, produced, strict=True) if v in slices)

@@ -56,6 +56,8 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
                 for how in sorted({ended[part] for part in parts(value) if part in ended}):
                     report(op, f"operand #{number} is used after it was {how}")
         if op_has(op, Trait.ALIASES):
+            # A mirror owns no memory: its copies are what is released or donated, so liveness is that of
+            # copies, however deeply mirrors nest.
             copies[op.results[0]] = [part for value in read for part in parts(value)]
         elif op_has(op, Trait.RELEASES):
             released: set[ir.Value] = set()
@@ -68,6 +70,8 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
             callee = op.callee
             if callee not in donated:
                 donated[callee] = donated_arguments(program.symbols[callee])
+            # JAX refuses `f(donate(a), a)` when it is called; here the same copy may also come by way of a
+            # mirror.
             given: dict[ir.Value, list[int]] = {}
             for number, value in enumerate(read) if donated[callee] else ():
                 for part in parts(value):
@@ -101,6 +105,7 @@ def loops_are_closed(program: ProgramView, report: Report) -> None:
         if op_has(op, Trait.CLOSES_LOOP) or op_has(op, Trait.OPENS_LOOP):
             _check_loop_boundary(program, op, {members[value] for value in read if value in members}, report)
             continue
+        # Regions of other dialects read values of `@main` without operands; operations of pw have no regions.
         inner = () if isinstance(op, PwOp) else nested_ops(op)
         reads = {members[value] for value in read if value in members}
         reads.update(members[value] for other in inner for value in other.operands if value in members)
@@ -110,6 +115,8 @@ def loops_are_closed(program: ProgramView, report: Report) -> None:
         strange = reads - set(_around(program, own))
         if op is program.terminator:
             _refuse(op, "returns", sorted(strange), report)
+        # A value of a loop stands for one of each microbatch: what runs once, or for one microbatch, cannot
+        # read all.
         elif (not op_has(op, Trait.OF_LOOP) and isinstance(op, PwOp)) or is_unrolled(op):
             _refuse(op, "reads", sorted(reads), report)
         elif strange and own is not None:
@@ -123,12 +130,14 @@ def _check_loop_boundary(program: ProgramView, op: ir.OpView, reads: set[str], r
     """Checks the loops of the values that lead into an iteration, or out of it."""
     if op_has(op, Trait.OPENS_LOOP):
         own = loop_of_op(op)
+        # Without the loop itself: what it starts from exists before its first iteration.
         for loop in sorted(reads - set(_around(program, own)[1:])):
             verb = _VERBS[type(op)]
             report(op, f"{verb} a value of a microbatch of @{loop}, which @{own} is not inside of")
         return
     if isinstance(op, ops.ReduceOp):
         strange = reads - {op.loop}
+        # One operand stands for all microbatches of a rolled loop, or is that of the only one, once unrolled.
         none = len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])
     else:
         strange, none = reads - set(_around(program, op.loop)), False
@@ -293,6 +302,7 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
             ports = [port for port, _ in group]
             if len({seen for _, seen in group}) > 1 or len({port.number for port in ports}) < len(ports):
                 report(program.main, f"{what} {number} is not alike on all replicas")
+            # A host has only the replicas that are on its slices.
             elif program.host is None and len(group) < ports[0].count:
                 report(program.main, f"{what} {number} is not on all {ports[0].count} replicas")
             elif (split := ports[0].split) is not None and split >= group[0][1][0].rank:
@@ -544,6 +554,8 @@ def calls_of_symbols_end(symbols: Mapping[str, ir.OpView], report: Report) -> No
     done: set[str] = set()
     for root in called:
         path: list[str] = []
+        # Depth first without recursion, since chains of calls may be deeper than Python's stack: a name is
+        # pushed a second time below its callees, to leave the path once they are done.
         waiting: list[tuple[str, bool]] = [(root, False)]
         while waiting:
             name, leaves = waiting.pop()

@@ -128,6 +128,8 @@ def values_last(program: ProgramView, report: Report) -> None:
 def _readings(program: ProgramView) -> Iterator[tuple[ir.OpView, ir.Value, bool]]:
     """Yields each operand of a sub-program with its operation, and whether it is consumed."""
     for op, read in zip(program.ops, program.reads, strict=True):
+        # Not strict: all relations of a form run, also after `operands_match_signatures` has reported a
+        # count.
         for value, port in zip(read, ports_of_part(program.symbols[op.part]).inputs, strict=False):
             yield op, value, port.is_donated
     for value in program.terminator.operands:

@@ -61,6 +61,8 @@ def _group(operations: Sequence[PwOp], kind: str, declared: Values) -> int:
     groups = max([1, *map(len, runs)])
     if groups > 1:
         for op, sizes in zip(operations, runs, strict=True):
+            # All operations of one name share a declaration: where one has fewer runs, its last groups are
+            # empty.
             padded = [*sizes, *[0] * (groups - len(sizes))]
             op.attributes[_SEGMENTS[kind]] = ir.DenseI32ArrayAttr.get(padded, op.context)
     return groups

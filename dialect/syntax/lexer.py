@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+# An arrow is one token, so that its `>` closes no bracket; a string may lack its end.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|->|.', re.DOTALL)
 _OPENING, _CLOSING = "<({[", ">)}]"
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 from pathways.dialect.syntax.lexer import split
 
+# Groups: indentation, results, name, operands, attributes, and the type of the operation.
 _OPERATION = re.compile(r'(\s*)((?:%[^=()"]* = )?)"(pw\.\w+)"\(([^()"]*)\)(?: \{(.*)\})? : (\(.*)')
 _LOCATION = re.compile(r'^(.*?)( loc\((?:#loc\d*|unknown|"(?:[^"\\]|\\.)*":\d+:\d+)\))?$')
 _NUMBER = re.compile(r"(?<![\w.])(-?\d+) : i64\b")
 _ORIGIN = re.compile(r'(\w+) = (?:"(\w+)"|(\d+))')
+# Of a format: what is in brackets, which may be left out, and what is between.
 _PIECES = re.compile(r"\[[^\]]*\]|[^\[]+")
 _STAND_IN = re.compile(r"\$(\w+)")
 

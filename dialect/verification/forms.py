@@ -260,6 +260,7 @@ ORDERED = Form(
     together=_OF_ONE_MICROBATCH,
     ports=(SLICE,),
     relations=_ORDERED,
+    # Without capacities, which `pw-plan-memory` sets again for the order that it decides.
     proofs=(*_CORRESPONDS, relations.order_can_be_met),
 )
 SCHEDULED = Form(
@@ -377,6 +378,7 @@ def foreign_form(module: ir.Module) -> Form | None:
     """
     try:
         functions = ops_named(module, ["func.func"])
+    # Names that are not UTF-8 are an error of `WellFormed`, which has yet to run.
     except UnicodeDecodeError:
         return None
     inputs = [str(type_) for op in functions if symbol_name(op) == MAIN for type_ in op.type.inputs]

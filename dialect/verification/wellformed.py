@@ -162,6 +162,7 @@ class WellFormed:
                 self.check_mesh(op)
             elif isinstance(op, PwOp) and Trait.SYMBOL not in op.traits:
                 self.report(op, "must be directly in a function")
+        # The rules of a class read the symbols that an operation names: all must be well formed by then.
         for op in operations if self.valid else ():
             self.check_itself(op)
 
@@ -197,6 +198,7 @@ class WellFormed:
                 self.report(op, "is unknown: no dialect of this compiler defines it")
                 return False
             return self.check_discardable(op, attributes_of(op))
+        # `report` clears `valid`: this tells whether there are errors in this operation alone.
         valid, self.valid = self.valid, True
         fields = op.fields()
         attributes = attributes_of(op)
@@ -310,6 +312,7 @@ class WellFormed:
         for block in blocks:
             operations = list(block.operations)
             last = operations[-1] if operations else function
+            # MLIR lets a block end in any operation that it does not know, such as ours.
             if len(blocks) == 1 and not self.is_terminator(function, last.operation.name):
                 self.report(last, "must be followed by a `func.return`, which ends the body")
                 return
