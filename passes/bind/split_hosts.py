@@ -143,12 +143,14 @@ def _read(program: ProgramView) -> _Split:
     lost = {value for _, value in lost_values(program)}
     arguments = body_block(program.main).arguments
     for argument, attrs in zip(arguments, program.arguments, strict=True):
+        # The caller may donate or delete it in its next step, before another host has read it.
         if DONATED not in attrs and CONSTANT not in attrs:
             lost.add(argument)
     sent: dict[int, set[ir.Value]] = {host: set() for host in hosts.values()}
     for op in transfers:
         parts = {part for value in op.operands for part in parts_of(value)}
         sent[hosts[program.symbols[op.channel].src]] |= parts - lost
+    # Hidden arguments come after those of callers, whose numbers must not depend on them.
     passed_first = sorted(range(len(arguments)), key=lambda n: CONSTANT in program.arguments[n])
     numbers = [passed_first.index(n) for n in range(len(arguments))]
     return _Split(hosts, {op.results[0]: n for n, op in enumerate(transfers)}, lost, sent, numbers)
@@ -234,6 +236,7 @@ class _HostFunction:
             for number, (argument, attrs) in enumerate(
                 zip(body_block(self.program.main).arguments, self.program.arguments, strict=True)
             )
+            # A donated argument is the host's to release, even if nothing reads it.
             if self.here(attrs) and (argument in read or DONATED in attrs)
         ]
 

@@ -178,6 +178,7 @@ def run_passes(
         for item in items:
             if isinstance(item, Pass):
                 workings = working_modules(module)
+                # As a whole, since the relations between sub-programs are in none of them.
                 if verify_each and not verified and workings != [module]:
                     _verify(module, seen)
                     verified = True
@@ -223,6 +224,7 @@ def _check_form(item: Pass, module: ir.Module, seen: Diagnostics, verify_it: boo
     if claim is not None:
         _verify(module, seen)
         return
+    # Without a claim one form that fits is enough; if none does, the problems of the first are reported.
     candidates = [problems(module, form) for form in item.input_forms]
     if all(candidates):
         for problem in candidates[0]:

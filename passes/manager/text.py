@@ -115,6 +115,8 @@ class _PipelineParser:
 
     def pipeline(self) -> list[Item]:
         for position, character in enumerate(self.text):
+            # Bytes of the command line that are not UTF-8 arrive as lone surrogates, which bindings cannot
+            # pass on.
             if "\ud800" <= character <= "\udfff":
                 self.fail("expected text, got bytes that are not", position)
         self.match(r"\s+")
@@ -218,6 +220,7 @@ class _PipelineParser:
         self, name: str, fields: dict[str, dataclasses.Field[Any]], start: int, end: int
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
+        # An option, and perhaps its value: quoted, in braces, or bare.
         pattern = re.compile(r"([^\s,={}'\"]+)(?:=('[^']*'|\"[^\"]*\"|\{[^{}]*\}|[^\s,'\"{}]*))?(?=[\s,]|$)")
         position = start
         while position < end:

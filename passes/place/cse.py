@@ -47,6 +47,7 @@ class Cse(Pass):
         symbols = symbol_table(module)
         effects: dict[str, bool] = {}
         seen: dict[object, ir.OpView] = {}
+        # In block order: what an operation reads is merged before its key is computed, so equal chains merge.
         for op in list(body_block(main_function(module)).operations):
             if op_has(op, Trait.EXECUTES):
                 mergeable = not computation_has_effect(op.callee, symbols, effects)
@@ -65,5 +66,6 @@ def _key(op: PwOp) -> object:
     """Returns the key that equal operations share."""
     attributes = attributes_of(op)
     origins = op.origins if attributes.pop("origins", None) is not None and op_has(op, Trait.EXECUTES) else ()
+    # One launch for both would keep the value from forward to backward, which `jax.checkpoint` avoids.
     repeated = any(origin.kind == "recompute" for origin in origins)
     return op.OPERATION_NAME, tuple(op.operands), frozenset(attributes.items()), repeated

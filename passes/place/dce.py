@@ -67,7 +67,7 @@ class Dce(Pass):
                 if op_has(op, Trait.PURE) or isinstance(op, CarryOp):
                     op.operation.erase()
                 elif isinstance(op, NextOp) and sum(1 for _ in op.operands[0].uses) == 1:
-                    # The carry follows: it comes first.
+                    # Nothing else reads the carried value; its carry, earlier in the block, is next.
                     op.operation.erase()
         _drop_unused_constants(module, main)
         erase_unused_functions(module)
@@ -117,6 +117,7 @@ class _Pruner:
         with ir.InsertionPoint(terminator), terminator.operation.location:
             ir.Operation.create("func.return", operands=returned)
         terminator.operation.erase()
+        # Readers first, so that what only they read is unused by then.
         for op in reversed(operations):
             if not any(True for r in op.results for _ in r.uses) and not has_side_effect(
                 op, self.symbols, self.effects

@@ -219,10 +219,12 @@ def _group(block: _Operations, condition: ir.OpView, name: str, is_free: Callabl
         groups.setdefault(place, []).append(n)
     written: dict[int, list[int]] = {}
     for place, group in groups.items():
+        # Selections alone stay as they are: there is no work to skip.
         if any(n in members.branches for n in group):
             written.update({n: [] for n in group})
             written[group[-1]] = _GroupWriter(block, members, condition, group).write(place.key)
     if written:
+        # A group is written where its last member was: what reads earlier members may be in front of that.
         now = [new for n in touched for new in written.get(n, [n])]
         block.order[first:end] = block.sort(now)
     around = branch_of(condition)
@@ -262,6 +264,8 @@ def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> di
         before = [known[value] for value in block.reads[n] if value in known]
         if not before and not members.has(n):
             continue
+        # What is of no group has a key of its own, so that a path through it raises the level: else a group
+        # would have to wait for its own results.
         key = _key(op) if members.has(n) else _GroupKey((), False, None, n)
         place = _Place(key, max((p.level + (p.key != key) for p in before), default=0))
         known.update(dict.fromkeys(op.results, place))
@@ -275,6 +279,7 @@ def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> di
             for result in block.operations[n].results
             for reader in block.readers.get(result, ())
         ]
+        # Later, to the first group that reads it, if only groups of its key do: one operation instead of two.
         levels = [place.level for place in reading if place is not None and place.key == key]
         if reading and len(levels) == len(reading):
             places[n] = _Place(key, min(levels))
@@ -324,6 +329,7 @@ class _GroupWriter:
         added = [case.operands[0].owner.opview, case]
         for op in added:
             for name in (SLICE, MIRRORED, LOOP, BRANCH):
+                # The new operation belongs to the branch around, as the condition does.
                 source = last if name != BRANCH else self.condition
                 if name in source.attributes:
                     op.attributes[name] = source.attributes[name]
@@ -358,6 +364,7 @@ class _GroupWriter:
             need(chosen)
             mapping[self.block.operations[n].results[0]] = mapping.get(chosen, chosen)
         for n, value in self.outputs:
+            # A value of the other branch: nothing that counts depends on it here, so zeros will do.
             is_other = n not in self.members.selects and self.members.branches[n].taken != taken
             yield zeros_of(value.type) if is_other else mapping[value]
 
@@ -366,6 +373,8 @@ def _drop_conversion(block: _Operations, condition: ir.OpView) -> None:
     """Reads a bit in the place of whether the number that it was made is not 0."""
     if condition.operation.name != "stablehlo.compare":
         return
+    # JAX converts a predicate to the number that `stablehlo.case` takes, and `open_branches` compares that
+    # with 0.
     number, zero = condition.operands
     bit, converts = number, block.maker(number)
     if converts is not None and block.operations[converts].operation.name == "stablehlo.convert":

@@ -48,8 +48,10 @@ class InsertAllReduces(Pass):
         if any(isinstance(op, AllReduceOp) for op in operations):
             return
         for op, following in itertools.pairwise(operations):
+            # Every replica runs all iterations of a sequential loop: there is nothing to add up.
             if not isinstance(op, ReduceOp) or op.kind != "sum" or symbols[op.loop].sequential:
                 continue
+            # Collected before the all-reduce exists, which goes on reading the sum of one replica.
             readers = [(use.owner, use.operand_number) for use in op.results[0].uses]
             total = AllReduceOp.build(
                 list(op.results),

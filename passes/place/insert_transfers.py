@@ -79,5 +79,6 @@ class InsertTransfers(Pass):
             else:
                 continue
             for number, (value, slices) in enumerate(zip(read, wanted, strict=True)):
+                # A result on several slices is computed on each of them, which `instance_graph` has checked.
                 if len(slices) == 1 and (here := on(value, slices[0])) is not value:
                     op.operands[number] = here

@@ -127,6 +127,7 @@ def _results(
 
 def wait_sets(graph: InstanceGraph) -> dict[Instance, int]:
     """Returns the launches and arrivals of values that each instance waits for, as bits."""
+    # Sets as bits of integers, n * n bits at most: each instance joins the sets of all its sources.
     bits: dict[object, int] = {}
     waits: dict[Instance, int] = {}
     for instance in graph.readers:

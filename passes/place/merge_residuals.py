@@ -80,6 +80,7 @@ def _merge_arguments(function: ir.OpView, launches: list[LaunchOp]) -> list[Laun
     first: dict[object, int] = {}
     attrs = argument_attrs(function)
     columns = zip(*(list(launch.operands) for launch in launches), strict=True)
+    # Arguments with other attributes, such as another sharding, cannot take each other's place.
     same = [first.setdefault((column, frozenset(attrs[n].items())), n) for n, column in enumerate(columns)]
     merged = [n for n, kept in enumerate(same) if n != kept]
     if not merged:
@@ -129,6 +130,7 @@ def _inline_helpers(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> No
             continue
         if len(body_block(callee).operations) <= _SMALL:
             _inline_helpers(callee, symbols)
+        # Again: inlining its own calls may have made it large.
         if len(body_block(callee).operations) <= _SMALL:
             inline_call(op, callee)
 
@@ -138,6 +140,8 @@ def _value_numbers(
 ) -> Mapping[ir.Value, int]:
     """Returns a number for each value of a computation; equal values have equal numbers."""
     block = body_block(function)
+    # Local value numbering. The number of values so far is larger than any number in use, also where equal
+    # values share one.
     numbers: dict[ir.Value, int] = {argument: n for n, argument in enumerate(block.arguments)}
     known: dict[Hashable, int] = {}
     for op in block.operations:
@@ -152,6 +156,7 @@ def _value_numbers(
 def _key(op: ir.OpView, numbers: Mapping[ir.Value, int]) -> Hashable | None:
     """Returns the key of operations that do the same to the same values; None for one without equals."""
     attributes = attributes_of(op)
+    # None stands for an attribute that bindings cannot return: two of them may differ.
     if any(attribute is None for attribute in attributes.values()) or any(
         value not in numbers for value in op.operands
     ):

@@ -139,8 +139,12 @@ def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance
         must_stay = instance in returned or instance.has_effect
         if not readers and not must_stay:
             continue
+        # The results of a launch are ready only when all of it is done: what another slice waits for must not
+        # wait for work that does not lead there.
         if any(r.slice != place or (r in leaves_soon and waits[r] == waits[instance]) for r in readers):
             leaves_soon.add(instance)
+        # Inside of its only reader a value delays nobody else. The caller's must not wait for all that the
+        # reader does.
         reading_units = {unit_of[reader] for reader in readers}
         unit = reading_units.pop() if len(reading_units) == 1 and not must_stay else None
         # Work that all microbatches share is done once, in front of them.

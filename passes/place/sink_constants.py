@@ -103,6 +103,7 @@ class _Constants:
         pending = [self.returned[number]]
         while pending:
             value = pending.pop()
+            # Moved to the end each time it is met: in reverse, each value then comes before all that read it.
             needed.pop(value, None)
             needed[value] = None
             pending += captured(self._operations[value])

@@ -68,6 +68,7 @@ def _is_linear(value: ir.Value) -> bool:
     ):
         return False
     loop = loop_of(value)
+    # A value that others read too would still be computed in each iteration, besides the sums of its terms.
     return all(loop_of(v) == loop for v in value.owner.operands) and sum(1 for _ in value.uses) == 1
 
 

@@ -40,6 +40,7 @@ def multiway_cut(num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]
     # The microbatches of a program are alike, and so are many stages.
     cut = functools.cache(_cut_connected)
     for nodes, inside in _components(num_nodes, edges, fixed):
+        # Numbered from 0, so that components that are alike are equal keys of the cache.
         local = {n: i for i, n in enumerate(nodes)}
         local_edges = [Edge(local[e.producer], tuple(local[c] for c in e.consumers), e.cost) for e in inside]
         known = tuple((local[n], fixed[n]) for n in nodes if n in fixed)
@@ -88,6 +89,8 @@ def _cut_connected(num_nodes: int, edges: tuple[Edge, ...], known: tuple[tuple[i
     for kind in kinds:
         sources = [n for n, label in fixed.items() if label == kind]
         sinks = [n for n, label in fixed.items() if label != kind]
+        # The smallest source sides of isolating cuts are disjoint, as the cut function is symmetric and
+        # submodular: no label overwrites another.
         for node in network.near(sources, sinks):
             labels[node] = kind
     _settle_ties(labels, edges, kinds)
@@ -102,10 +105,13 @@ class _Network:
         arcs: list[tuple[int, int, int]] = []
         total = num_nodes
         for edge in edges:
+            # Rounded up: no value may become free.
             cost = -(-edge.cost // scale)
             if len(edge.consumers) == 1:
                 arcs += [(edge.producer, edge.consumers[0], cost), (edge.consumers[0], edge.producer, cost)]
                 continue
+            # The hyperedge model of E. Lawler, "Cutsets and partitions of hypergraphs", Networks 3, 1973:
+            # infinite arcs keep `out` and `back` beside consumers, so that at most one arc of `cost` is cut.
             out, back, total = total, total + 1, total + 2
             arcs += [(edge.producer, out, cost), (back, edge.producer, cost)]
             for consumer in edge.consumers:
@@ -134,6 +140,7 @@ def _settle_ties(labels: list[int], edges: Sequence[Edge], kinds: list[int]) -> 
         around: dict[int, Edge] = {}
         while pending:
             for edge in touching.get(pending.pop(), ()):
+                # By identity, since two values may be equal edges, and cost their bytes each.
                 around[id(edge)] = edge
                 for node in (edge.producer, *edge.consumers):
                     if labels[node] < 0 and node not in group:

@@ -46,7 +46,7 @@ def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> H
         if _is_mirrored(op, mirrored):
             continue
         if op.handed_on is not None and op.handed_on in node_of:
-            # A carried value stays on its slice from turn to turn.
+            # One node for both: a carried value stays on its slice in all iterations.
             node_of[position] = node_of[op.handed_on]
             values_of_node[node_of[position]] += op.results
             continue
@@ -60,6 +60,7 @@ def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> H
         if op.slice is not None:
             fixed[n] = op.slice
         for value in op.reads:
+            # A batch that the caller brings is there wherever it is split: nothing crosses.
             is_free = isinstance(op.view, SplitOp) and problem.is_brought(value)
             if value in node and not is_free and node[value] != n:
                 readers.setdefault(value, {})[n] = None

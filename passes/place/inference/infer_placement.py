@@ -104,6 +104,7 @@ class InferPlacement(Pass):
         problem, homes = fold_on_each_slice(problem, homes_by_cut(problem, may_be_mirrored))
         where = own_places(problem, homes)
         where = repeat_round_trips(problem, homes, where)
+        # Last: what round trips repeat brings operands to more slices, where others become free.
         where = repeat_where_free(problem, homes, where)
         _remark_whole(problem, homes, where)
         _remark_carries(problem, homes, where)
@@ -149,6 +150,7 @@ def _cost_of_whole(
         is_home = homes[value] in places
         if value in problem.producer:
             moved += problem.cost(value) * (not is_home and op.slice is None)
+        # The slice has it for another reader as well.
         elif any(place & places for place in other_readers):
             continue
         elif problem.is_brought(value):
@@ -201,6 +203,8 @@ def _write(
     for op, own in zip(problem.operations, where, strict=True):
         places = own or mirrored[op.results[0]]
         slices.update(dict.fromkeys(op.results, attribute(places)))
+        # Carries, and what is handed on to them, may be on several slices until `pw-outline`, and name them
+        # as glue does.
         if isinstance(op.view, PwOp) and op.handed_on is None:
             op.view.slice = problem.names[min(places)]
             continue

@@ -23,6 +23,7 @@ def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
     A carried value is one of them if it starts from one and is passed on as one, which is assumed of all
     small ones until one is found that is not.
     """
+    # The largest set that holds: assumed until refuted, since a carried value depends on itself.
     carried = {
         n
         for n, op in enumerate(problem.operations)
@@ -88,6 +89,7 @@ def _between(problem: PlacementProblem, homes: Homes, where: _Where, n: int, pla
     leads_back: dict[int, bool] = {}
 
     def visit(n: int) -> bool:
+        # The limit bounds the depth of the recursion as well.
         if n not in leads_back and len(leads_back) < _MAX_REPEATED:
             leads_back[n] = False
             op = problem.operations[n]
@@ -115,6 +117,7 @@ def repeat_where_free(problem: PlacementProblem, homes: Homes, where: Sequence[P
         )
         return [n] if is_free else ()
 
+    # From the last on: where an operation is repeated, it is a reader for those in front of it.
     return _repeated(problem, homes, where, reversed(range(len(where))), itself)
 
 
@@ -166,6 +169,7 @@ def mirrored_places(
         if value not in homes
     }
     demand = _handed_up(problem, homes, read_on)
+    # What is only returned is computed where its inputs are read anyway, or else on the first slice.
     roots = {a: demand.get(a, frozenset()) for a in problem.arguments}
     for op in _mirrored(problem, homes):
         read = (roots[v] for v in op.reads if v in roots)

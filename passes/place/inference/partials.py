@@ -51,6 +51,7 @@ def fold_on_each_slice(problem: PlacementProblem, homes: Homes) -> tuple[Placeme
     replaced: dict[ir.Value, ir.Value] = {}
     for chain in chains:
         _write(chain, now, replaced)
+    # Not before all are written: terms of later chains may be results of these.
     for link in (link for chain in chains for link in chain.links):
         now.pop(link.results[0], None)
         link.operation.erase()
@@ -91,6 +92,7 @@ def _alternating(root: ir.OpView, homes: Homes) -> _Chain | None:
         changes += home not in (None, place)
         place = place if home is None else home
         by_slice.setdefault(place, []).append(term)
+    # The chain crosses at each change; of partial results all but that of one slice cross, once.
     return _Chain(links, by_slice) if changes >= len(by_slice) else None
 
 
