@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+# Within 32 bits, in which scipy computes.
 INFINITE = 1 << 30
 """The capacity of an arc that is never cut."""
 
+# Half of infinite, as callers round each capacity up: no finite cut may reach an infinite arc.
 _MAX_TOTAL = 1 << 29
 
 _FEW = 1000
@@ -84,8 +86,10 @@ def by_scipy(size: int, arcs: np.ndarray, source: int, sink: int) -> list[int]:
 
     heads, tails, capacities = arcs.T
     capacity = coo_matrix((capacities, (heads, tails)), shape=(size, size)).tocsr()
+    # The conversion has added up parallel arcs.
     capacity.data = np.minimum(capacity.data, INFINITE)
     flow = maximum_flow(capacity.astype(np.int32), source, sink).flow
+    # The flow is antisymmetric, so that this has the arcs backwards along it, too.
     residual = (capacity - flow).tocsr()
     residual.data = np.maximum(residual.data, 0)
     residual.eliminate_zeros()

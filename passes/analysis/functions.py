@@ -145,6 +145,7 @@ def merge_equal_functions(module: ir.Module) -> None:
         if op.operation.name != "func.func" or is_public(op):
             continue
         name = op.attributes["sym_name"].value
+        # In local scope attributes are written out: aliases have numbers of the whole module.
         text = op.operation.get_asm(use_local_scope=True)
         head, _, rest = text.partition(f"@{name}(")
         kept = first.setdefault(head + "@(" + rest, name)

@@ -104,6 +104,7 @@ def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[
 def computation_has_effect(name: str, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
     """Returns whether a symbol is a function that does more than compute its results; `memo` remembers it."""
     if name not in memo:
+        # Before its body is read: this ends the recursion where functions call each other.
         memo[name] = False
         op = symbols.get(name)
         if op is not None and op.operation.name == "func.func":
@@ -145,6 +146,7 @@ def is_zeros(value: ir.Value) -> bool:
     if isinstance(element, ir.ComplexType):
         # The bindings cannot read complex elements.
         return False
+    # Attributes are compared by their bits, so that -0.0 is no zero.
     elements = maker.attributes["value"]
     if not isinstance(elements, ir.DenseElementsAttr) or not elements.is_splat:
         return False

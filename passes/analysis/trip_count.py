@@ -108,6 +108,7 @@ def trip_count_of(loop: ir.OpView) -> TripCount | None:
     test = list(cond.operations)[-1].operands[0]
     if isinstance(test, ir.BlockArgument) or test.owner.name != "stablehlo.compare":
         return None
+    # Both sides as functions of the iteration: their difference is compared with 0.
     sides = []
     for operand in test.owner.operands:
         side = linear(operand)
@@ -154,10 +155,12 @@ def _count(factor: int, offset: int, direction: str) -> int | None:
             bound = 0 if direction == "LT" else 1
             if offset >= bound:
                 return 0
+            # (bound - offset) / factor rounded up: the number of the first iteration that reaches the bound.
             return -((offset - bound) // factor) if factor > 0 else None
         case "NE":
             if offset == 0:
                 return 0
+            # A counter that steps over 0 would have to wrap around to end the loop.
             iterations = -offset // factor if factor and -offset % factor == 0 else -1
             return iterations if iterations > 0 else None
         case "EQ":
@@ -175,4 +178,5 @@ def _fits(type_: ir.Type, counter: Linear, count: int) -> bool:
         if element.is_unsigned
         else (-(2 ** (element.width - 1)), 2 ** (element.width - 1))
     )
+    # It is monotonic, so that the first and the last value suffice; one that wraps around has another count.
     return all(low <= counter.offset + counter.factor * iteration < high for iteration in (0, count))

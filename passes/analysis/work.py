@@ -64,6 +64,8 @@ class WorkEstimate:
             case "stablehlo.convolution":
                 numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
                 kernel = ir.RankedTensorType(op.operands[1].type).shape
+                # An element of the result takes a product for each element of the kernel of its own output
+                # feature.
                 outputs = kernel[numbers.kernel_output_feature_dimension]
                 return 2 * elements * math.prod(kernel) // max(1, outputs)
             case "stablehlo.while":

@@ -22,6 +22,7 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
     """
     location = loop.operation.location
     (condition,), (body,) = (region.blocks for region in loop.regions)
+    # Values that stay the same need no carry: iterations read what the loop starts from.
     following = list(list(body.operations)[-1].operands)
     kept = [n for n, argument in enumerate(body.arguments) if following[n] != argument]
     for n, init in enumerate(list(loop.operands)):
@@ -38,12 +39,14 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
         chunk = stablehlo.WhileOp(types, passed)
         blocks = [region.blocks.append(*types, arg_locs=[location] * len(types)) for region in chunk.regions]
     with ir.InsertionPoint(blocks[0]), location:
+        # A counter from 0 to a constant is what `trip_count_of` recognizes.
         direction = stablehlo.ComparisonDirectionAttr.get("LT")
         stablehlo.ReturnOp([stablehlo.compare(blocks[0].arguments[0], most, direction)])
     with ir.InsertionPoint(blocks[1]), location:
         counter, done, *values = blocks[1].arguments
         iteration = on_condition(done, types[1:])
         stablehlo.ReturnOp([stablehlo.add(counter, one), *iteration.results])
+    # The branch of False comes first, which is that of a loop that has not ended.
     something, nothing = (region.blocks[0] for region in iteration.regions)
     with ir.InsertionPoint(nothing), location:
         stablehlo.ReturnOp([done, *values])

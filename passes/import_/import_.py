@@ -79,15 +79,19 @@ class Import(Pass):
             drop_empty_constraints(function, traced.symbols)
         inliner = Inliner(traced)
         inliner.inline_calls(main)
+        # After inlining, which brings the loops and branches of called functions to `@main`.
         open_regions(traced, inliner, self.chunk)
         merge_equal(body_block(main))
+        # After `merge_equal`, which does not look at slices.
         place_regions(traced)
         # Before loops are known: what is the same for every microbatch is so after a barrier, too.
         split_barriers(main)
         LoopMarker(traced).mark_loops()
         calls = make_launches(traced)
         drop_barriers(main, calls)
+        # After barriers have shown which calls are repeated: these have the stage of the first one.
         number_stages(main, calls, traced.loops_over_microbatches())
+        # The last to use `calls`: launches that get a hidden argument are built anew.
         hoist_constants(module, [call.launch for call in calls], self.max_constant_bytes)
         for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
             del module.operation.attributes[name]

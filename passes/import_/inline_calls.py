@@ -32,6 +32,7 @@ class Inliner:
 
     def inline_block(self, block: ir.Block, function: ir.OpView) -> None:
         """Inlines the unplaced calls of a block that is in a function."""
+        # What is inlined has no unplaced calls of its own by then: the list need not grow.
         for op in list(block.operations):
             callee = self.inlined_callee(op)
             if callee is None:
@@ -70,6 +71,7 @@ class Inliner:
             if metadata.loop is None:
                 continue
             if metadata.loop not in moved:
+                # The first copy takes the loop along; all further ones find it in another function.
                 is_here = self.loop_holders.get(metadata.loop, source) == source
                 moved[metadata.loop] = metadata.loop if is_here else self.copy_loop(op, metadata)
                 self.loop_holders[moved[metadata.loop]] = holder

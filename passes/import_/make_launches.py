@@ -42,6 +42,7 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
             taken.add(renamed[callee])
         operands, computation, branch = list(op.operands), renamed[callee], branch_of(op)
         if branch is not None:
+            # Calls of one function may hand on different operands, and then need computations of their own.
             key = callee, tuple(map(handed_on.get, op.results))
             if key not in predicated:
                 predicated[key] = unique_name(f"{computation}_if", taken)

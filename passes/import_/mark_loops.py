@@ -41,6 +41,7 @@ class LoopMarker:
             if branch is not None:
                 # An operation on a condition of an iteration belongs to that iteration.
                 reads.append(known[branch.condition])
+            # The loops that must have ended before this: none of them can be one that it belongs to.
             before: set[str] = set().union(*(reduced[v] for v in reads if v in reduced))
             if metadata.mark is not None:
                 op = self.make_mark(op, metadata.mark, self.traced.loop_symbol(op, metadata))
@@ -59,6 +60,8 @@ class LoopMarker:
             if op_has(op, Trait.CLOSES_LOOP):
                 self.check_inside(op, op.loop, loop)
                 before |= {op.loop}
+                # It reduces what all microbatches share, so that there is one value of it and not one for
+                # each.
                 if isinstance(op, ReduceOp) and loop != op.loop:
                     constant = self.reduce_constant(op, loop)
                     reduced[constant] = before

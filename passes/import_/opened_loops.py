@@ -105,6 +105,8 @@ class OpenedLoop:
             return None
         if first.variable is None or first.variable != self.index.results[0]:
             return None
+        # Block `i` begins at row `i * rows`, or counts from the end. Neither is out of range, where a
+        # `dynamic_slice` would shift its start.
         forward, backward = (block[0], 0), (-block[0], block[0] * (self.trips.count - 1))
         return first if (first.factor, first.offset) in (forward, backward) else None
 
@@ -117,6 +119,7 @@ class OpenedLoop:
         whole, *start = op.operands
         shape = list(ir.RankedTensorType(op.results[0].type).shape)
         first = self.blocks(start, whole, shape)
+        # Blocks of several rows would have to be reversed as blocks, not row by row.
         if first is None or (first.factor < 0 and not self.is_reversed(first, shape[0])):
             return
         if first.factor < 0:
@@ -140,6 +143,7 @@ class OpenedLoop:
         op = following.owner
         if op.name != "stablehlo.dynamic_update_slice" or op.operands[0] != value:
             return None
+        # Any other reader would see an array of which some rows are not written yet.
         if sum(1 for _ in value.uses) > 1 or sum(1 for _ in following.uses) > 1:
             return None
         rows, start = op.operands[1], list(op.operands)[2:]
@@ -156,6 +160,8 @@ class OpenedLoop:
             loc=self.location,
             ip=ir.InsertionPoint(self.op),
         ).results[0]
+        # The return of the body, which goes with the loop, is a use that would keep the write from being
+        # erased.
         list(self.body.operations)[-1].operands[self._position(carry)] = whole
         op.erase()
         carry.operation.erase()
@@ -208,6 +214,7 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
             pending.append(producer[known[branch.condition]])
         if n in handed_on:
             pending.append(handed_on[n])
+    # Only carries, and what reads them: all other dead code is left to `pw-dce`.
     dead: list[int] = []
     values: set[ir.Value] = set()
     for n, op in enumerate(operations):

@@ -131,6 +131,7 @@ class _RegionMover:
             _enter_loop(self.traced, inner, loop)
             if not isinstance(inner, PwOp):
                 set_branch(inner, branch)
+        # Before `close`, which erases some of them.
         inside = [_Region(inner, name) for inner in _regions_among(body)]
         opened.close(body, self.traced.symbols)
         self.loops.append(loop)

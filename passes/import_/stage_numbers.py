@@ -124,6 +124,7 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
       loops: the loops over microbatches.
     """
     forward = _forward_calls(main, placed)
+    # A gradient that is found is a forward call, and may need others. Kinds only change in this direction.
     while _find_gradients(main, placed, forward, loops):
         forward = _forward_calls(main, placed)
     levels = _with_readers(main, [(f.call, f.level) for f in _joined(forward)])
@@ -141,6 +142,7 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
         if id(call) in numbered or not known:
             continue
         if call.kind == "bwd":
+            # Rotated: the next backward call gets the stage before this one, and after the first the last.
             known.insert(0, known.pop())
         call.set_stage(known[0], anew=call.launch.loop in counted)
     for call in placed:
@@ -193,6 +195,7 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
             call = calls[op.operation]
             place = (op.slice, call.kind == "grad", call.stage if loop in counted else None)
             levels = (forward[n].level for n in reads)
+            # Calls in a row at one place are one stage: only a change of place goes deeper.
             depth = max((level.depth + (level.place != place) for level in levels), default=0)
             forward.append(_Forward(call, _Level(depth, *place), reads))
             reads = frozenset({len(forward) - 1})
@@ -239,6 +242,8 @@ def _find_gradients(
         if op.operation in needed:
             leads = math.inf
         elif call is not None:
+            # The backward of a stage leads to those of earlier ones. If it leads to a later one, or to the
+            # forward, these need it to compute a value: it is a gradient.
             if leads > last.get(call.differentiated, len(forward)):
                 found.append(call)
                 leads = math.inf
@@ -263,6 +268,7 @@ def _joined(forward: Sequence[_Forward]) -> list[_Forward]:
     following: dict[tuple[str, bool, int | None], _Level] = {}
     for level in sorted(members, key=_sorted_by, reverse=True):
         reading = {r for n in members[level] for r in readers[n]} - set(members[level])
+        # A reader at another place must come at least one level later.
         bounds = [joined[r].level.depth - (joined[r].level.place != level.place) for r in reading]
         latest = min(bounds, default=level.depth)
         later = following.get(level.place)

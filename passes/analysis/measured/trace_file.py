@@ -142,6 +142,7 @@ class TraceFile:
                     "name": event.label,
                     "cat": "transfer",
                     "ph": phase,
+                    # The arrow ends at the slice that encloses its time, not at the next one.
                     "bp": "e",
                     "id": self._flows,
                     "ts": (at + timeline.events[stop].start) * _TICKS[timeline.unit],
@@ -175,6 +176,7 @@ def _rows(timeline: EventLog) -> list[int]:
         if event.kind == "transfer":
             by_slice.setdefault(event.slice, []).append(n)
     for sends in by_slice.values():
+        # Interval partitioning: the lowest free row, or else a new one after those of transfers in flight.
         free: list[int] = []
         under_way: list[tuple[float, int]] = []
         for n in sorted(sends, key=lambda n: timeline.events[n].start):

@@ -73,6 +73,8 @@ class _BranchMover:
         with ir.InsertionPoint(self.op), self.op.operation.location:
             value = ir.DenseElementsAttr.get_splat(chooses.type, ir.IntegerAttr.get(element, number))
             constant = stablehlo.ConstantOp(value)
+            # Not "greater than": StableHLO takes the last branch for a number that is out of range, also
+            # below 0.
             direction = stablehlo.ComparisonDirectionAttr.get("NE")
             compared = stablehlo.CompareOp(chooses, constant.result, direction)
         compared.attributes[CONDITION] = ir.StringAttr.get(name)

@@ -90,11 +90,13 @@ class _UntakenResults:
 
     def choose(self, value: ir.Value, other: ir.Value, around: Branch) -> bool:
         """Lets a call give another value where a branch around it is not taken; returns whether it can."""
+        # A result gives one thing where its branch is not taken: what an earlier selection chose is kept.
         if is_zeros(other) and value not in self.handed_on:
             if around not in _branches_of_call(value, self._known):
                 return False
             self._zeros.add(value)
             return True
+        # Written only when complete: half of a path would change what calls give to other readers.
         path = self._path(value, other, around, set())
         if path is None:
             return False
@@ -110,6 +112,7 @@ class _UntakenResults:
         seen.add(value)
         operands = list(value.owner.operands)
         chosen = self.handed_on.get(value)
+        # The operand may itself come from a call of the branch, which has to hand on the value in turn.
         for number in range(len(operands)) if chosen is None else (chosen,):
             if operands[number].type != value.type:
                 continue

@@ -72,6 +72,7 @@ class Origins:
             return "recompute"
         if not count:
             return "fwd"
+        # What is transposed again later is differentiated itself, and so is a gradient.
         return "bwd" if count == self._last[name] else "grad"
 
 
@@ -120,6 +121,7 @@ class FragmentComputations:
 
         Here and not once all are there: most fragments of a pipeline are equal to earlier ones.
         """
+        # In local scope attributes are written out: aliases have numbers of the whole module.
         text = self._symbols[name].operation.get_asm(use_local_scope=True)
         head, _, rest = text.partition(f"@{name}(")
         first = self._first.setdefault(head + rest, name)

@@ -66,6 +66,8 @@ class ShardingParam:
         axes = [axis for axis in axes if axis[1] > 1]
         shards = [shard for shard in shards if shard[1] > 1]
         factors: list[Factor] = []
+        # From the minor ends of both lists, where equal shards are: each round uses up an axis or the shards
+        # of a dimension, and goes on with what is left of the other.
         while axes and shards:
             (stride, size), (dim, shard_count) = axes.pop(), shards.pop()
             common = math.gcd(size, shard_count)
@@ -81,6 +83,7 @@ class ShardingParam:
     def over(self, mesh: Mesh) -> Sharding | None:
         """Returns the same sharding by the axes of a mesh; None where it divides one of them."""
         strides = [1, *itertools.accumulate((size for _, size in reversed(mesh.axes)), lambda a, b: a * b)]
+        # A factor uses whole axes if a run of axes, each beginning where the one before ends, spans it.
         ends = {
             stride: (name, stride * size)
             for (name, size), stride in zip(reversed(mesh.axes), strides, strict=False)
@@ -112,6 +115,7 @@ def mesh_for(shardings: Iterable[ShardingParam], count: int) -> Mesh | None:
     for sharding in shardings:
         for factor in sharding.factors():
             bounds |= {factor.stride, factor.stride * factor.size}
+    # The coarsest mesh has an axis between any two neighbouring bounds, each of which divides the next.
     ordered = sorted(bounds)
     if any(end % start for start, end in itertools.pairwise(ordered)):
         return None

@@ -214,6 +214,8 @@ class SliceMeshes:
         """
         sizes: dict[str, int] = {}
         pairs = [pair for call in calls for pair in self._sharded_ports(call)]
+        # A dimension with one unknown axis determines its size, which may leave one unknown in another
+        # dimension: in each round at least one axis is found, or none ever is.
         for _ in mesh.axes:
             for sharding, param in pairs:
                 for axes, shards in zip(sharding.dims, param.dims, strict=False):

@@ -211,6 +211,7 @@ class _IfrtImporter:
             slice=home.slice,
             loc=op.location,
         )
+        # The last result is a control value.
         self.values.update(zip(list(op.results)[:-1], launch.results, strict=True))
         donated = list(ir.DenseI32ArrayAttr(op.attributes["donated_input_indices"]))
         donated += [ir.DenseI32ArrayAttr(pair)[0] for pair in op.attributes["io_aliases"]]

@@ -45,6 +45,8 @@ class Moves:
         if source.home.slice != home.slice:
             key = source.value, home.slice
             if key not in self._moved:
+                # In the sharding of its first reader there: others reshard on the slice, and the bytes cross
+                # once.
                 moved = TransferOp.build(
                     [source.value], [source.value.type], slice=home.slice, sharding=layout, loc=op.location
                 )
