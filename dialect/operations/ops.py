@@ -524,6 +524,7 @@ class LoopOp(PwOp):
             emit(f"has a `chunk`, but is nested in @{self.parent}")
         if self.parent is not None and not symbols[self.parent].sequential:
             emit(f"is nested in @{self.parent}, which is not sequential")
+        # All that walks from a loop to those around it relies on this: a cycle of parents has no end.
         ancestor, seen = self.parent, {self.sym_name}
         while ancestor is not None and ancestor not in seen:
             seen.add(ancestor)
@@ -698,6 +699,7 @@ def _check_shares(
         return
     count = len(wholes)
     if count == 1 and op.slice is not None:
+        # Before `pw-replicate` one operand stands for those of all replicas of its slice.
         count = symbols[op.slice].replicas or 1
     types = {value.type for value in wholes}, {value.type for value in blocks}
     if not all(

@@ -143,7 +143,7 @@ class OpenedLoop:
         op = following.owner
         if op.name != "stablehlo.dynamic_update_slice" or op.operands[0] != value:
             return None
-        # Any other reader would see an array of which some rows are not written yet.
+        # Any other reader would see an array that is not complete yet.
         if sum(1 for _ in value.uses) > 1 or sum(1 for _ in following.uses) > 1:
             return None
         rows, start = op.operands[1], list(op.operands)[2:]

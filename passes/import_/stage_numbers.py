@@ -298,6 +298,7 @@ def _with_readers(
     for op in reversed(list(body_block(main).operations)) if levels else ():
         if op.results and op.results[0] in levels:
             before = frozenset({levels[op.results[0]]})
+        # No forward call: what leads to it, such as to a backward, prepares no stage.
         elif isinstance(op, LaunchOp) and op.loop is not None:
             continue
         else:

@@ -115,7 +115,7 @@ def mesh_for(shardings: Iterable[ShardingParam], count: int) -> Mesh | None:
     for sharding in shardings:
         for factor in sharding.factors():
             bounds |= {factor.stride, factor.stride * factor.size}
-    # The coarsest mesh has an axis between any two neighbouring bounds, each of which divides the next.
+    # The coarsest mesh has an axis between any two neighbouring bounds, so that each must divide the next.
     ordered = sorted(bounds)
     if any(end % start for start, end in itertools.pairwise(ordered)):
         return None
