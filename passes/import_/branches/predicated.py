@@ -42,7 +42,7 @@ class Predicates:
                 value = stablehlo.not_(value)
                 built.append(value)
             if outer is not None:
-                # The inner condition is computed in any case, and may hold where the outer branch is not taken.
+                # The inner condition is always computed, and may hold where the outer branch is not taken.
                 value = stablehlo.and_(outer, value)
                 built.append(value)
             for op in built:
