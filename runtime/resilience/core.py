@@ -136,6 +136,7 @@ class ResilienceCore:
                 version.is_committed = True
                 # The memory of hosts does not say what was on which device.
                 version.holdings = topology.holdings(found.replicas, key)
+                # Not only the blocks that were found: one that no host has any more must count as missing.
                 version.blocks = frozenset().union(*version.holdings.values())
                 self.table.versions[key] = version
                 self.attempt = max(self.attempt, key.attempt)
@@ -251,7 +252,8 @@ class ResilienceCore:
         if self._leaving:
             if key in self.table.versions:
                 return self._hold(key, now)
-            # It cannot wait for another version, nor for the disk.
+            # An island that leaves has little time: the version of this boundary gets the place of a pending
+            # one, and of one that is still being saved to disk, instead of waiting for them.
             self.table.drop_pending()
             self.table.saving = None
             self.table.drop_old()
@@ -276,6 +278,7 @@ class ResilienceCore:
 
     def _hold_first(self) -> list[ResilienceEffect]:
         """Has the state copied that the run begins with."""
+        # With a key of its own: answers about a first version that was dropped must not count for this one.
         self.attempt += 1
         key = VersionKey(0, self.attempt)
         self.phase = StepsHeld(key, is_first=True)
@@ -326,6 +329,7 @@ class ResilienceCore:
 
     def _commit(self, now: float) -> list[ResilienceEffect]:
         """Commits the version that is not, if it is complete, and nothing before it has to be run again."""
+        # A restore skips the steps before its version: metrics of them that were not read would be lost.
         version = self.table.pending
         if version is None or version.pending or self._metrics_read < version.key.step:
             return []
@@ -366,6 +370,7 @@ class ResilienceCore:
         copy = version.end_copy(failed.number)
         if isinstance(self.phase, WaitingForIslands):
             return self._go_on(now)
+        # The loss of a host explains the failure, so that another copy needs no pause.
         if is_orphan:
             return self._protect()
         text = f"host {copy.source} cannot copy {version.key} to host {copy.target}: {failed.why}"
@@ -428,9 +433,11 @@ class ResilienceCore:
         if isinstance(self.phase, RestoringState):
             restore = self.phase.restore
             used = self._topology.islands(restore.replicas)
+            # Islands on which no replica runs are needed, too, while others read copies from them.
             used |= {self._topology.hosts[load.source].island for load in restore.loads}
         if island not in used:
-            # What it was to keep for others, another one keeps.
+            # What it was to keep for others, another one keeps. The pending version may be complete without
+            # the copies that became orphans.
             return [*self._protect(), *self._commit(now)]
         return [HoldSteps(), *self._recover(now)]
 
@@ -444,12 +451,15 @@ class ResilienceCore:
         for version in self.table.versions.values():
             version.lose_copies(hosts)
             version.cancel_copies(hosts)
+        # No version is pending while state is restored or islands are awaited, so `effects` is empty there.
         match self.phase:
             case RestoringState(restore) if any(load.source in hosts for load in restore.loads):
                 return self._recover(now)
             case WaitingForIslands():
                 return self._go_on(now)
             case StepsHeld(key, is_first) if key not in self.table.versions:
+                # No step was issued, and the state can be copied again. Otherwise the next boundary holds
+                # steps again, for the reason that is still there.
                 if is_first:
                     return [*effects, *self._hold_first()]
                 self.phase = StepsRunning()
@@ -485,8 +495,11 @@ class ResilienceCore:
         """Has a version restored, or waits for islands, or gives up."""
         if isinstance(self.phase, WaitingForIslands) and now < self.phase.retry_at:
             return []
+        # The phase is another one at a boundary at which replicas change, see `_end_hold`.
         retry_at = self.phase.retry_at if isinstance(self.phase, WaitingForIslands) else 0.0
         self.phase = WaitingForIslands(retry_at)
+        # Counts what absent hosts have, too: waiting for the newest version repeats fewer steps than an older
+        # one that is whole now.
         version = self._newest_whole(self._hosts_that_return())
         if version is None and self._may_be_whole():
             # A host will say whether it has it, or is lost.
@@ -513,6 +526,7 @@ class ResilienceCore:
         self.attempt += 1
         again = max(0, self._issued - step)
         self.table.drop_pending()
+        # Versions after the restored one are of steps that run again.
         self.table.drop_after(None if version is None else version.key)
         self.table.drop_old()
         # Nothing before it is run again, by whichever controller it was run.
@@ -569,6 +583,7 @@ class ResilienceCore:
         if failed.is_corrupt:
             assert phase.restore.key is not None
             self.table.versions[phase.restore.key].lose_copies((failed.source,))
+        # Without the corrupt copy the next plan differs; the same plan would only fail again at once.
         retry_at = 0.0 if failed.is_corrupt else now + RETRY_SECONDS
         return [Log(logging.WARNING, text), *self._recover(now, retry_at)]
 

@@ -67,6 +67,7 @@ def _buddy(host: int, present: Collection[int], hosts: Mapping[int, HostPlace]) 
             islands[hosts[other].island].append(other)
     if not islands:
         return None
+    # Of all islands, not only the present ones, so that the order of the ring never changes.
     count = max(place.island for place in hosts.values()) + 1
 
     def rank(island: int) -> tuple[bool, int]:

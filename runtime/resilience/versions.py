@@ -82,11 +82,13 @@ class StateVersion:
         """Notes that what hosts have in their memory is lost."""
         for host in hosts:
             self.copies.pop(host, None)
+        # Not the copies from these hosts, which may be complete on their targets: see `cancel_copies`.
         self.pending = _not_to(self.pending, hosts)
         self.orphans = _not_to(self.orphans, hosts)
 
     def set_copies(self, host: int, blocks: Blocks) -> None:
         """Notes what a host has in its memory that has returned."""
+        # Also ends copies to it that were in flight when it was lost: no answer to those follows.
         self.lose_copies((host,))
         if blocks:
             self.copies[host] = blocks

@@ -45,6 +45,7 @@ class _BlockRecord:
 def file_bytes(blocks: Collection[StateBlock]) -> int:
     """Returns how many bytes a file of blocks takes at most."""
     data = sum(_aligned(block.data.nbytes) for block in blocks)
+    # JSON escapes a character to at most 6 bytes.
     return data + sum(_BYTES_PER_RECORD + 6 * len(block.name) for block in blocks) + _END.size
 
 
@@ -65,6 +66,7 @@ def write_blocks(file: int, blocks: Iterable[StateBlock]) -> None:
         dtype = block.data.dtype
         if dtype.hasobject or dtype.names is not None:
             raise TypeError(f"block {block.name} has elements of type {dtype}, which no file has")
+        # In native byte order: the name of a dtype, which the table has, does not include the order.
         data = np.ascontiguousarray(block.data.astype(dtype.newbyteorder("="), copy=False))
         view = memoryview(data.reshape(-1).view(np.uint8))
         _write(file, view)

@@ -231,6 +231,7 @@ class HostSnapshots:
     # Files.
 
     def _write_file(self, key: VersionKey, copy: int, count: int, write: Callable[[int], None]) -> None:
+        # Locked only while the folder is opened: during the write, which may be long, `keep` may remove it.
         with self._guard:
             version = open_private_folder(Path(_name(key)), self._folder)
         name = f"copy{copy}.blocks"
@@ -242,6 +243,7 @@ class HostSnapshots:
                 # Fails before anything is copied, and no other file takes the space meanwhile.
                 os.posix_fallocate(file, 0, max(count, 1))
                 write(file)
+                # `count` is an upper bound, and readers find the table from the end of the file.
                 os.ftruncate(file, _position(file))
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -77,6 +77,7 @@ def remove_leftovers(
         # Locked from here on.
         if (leftover := old.get((cluster, host))) is not None:
             above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=opened)
+            # The lock file last: without it, another process could lock the folder while files are removed.
             for name in names_in(opened):
                 if name != LOCK:
                     remove_files(opened, name)
