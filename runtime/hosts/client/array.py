@@ -230,6 +230,7 @@ class Array:
 
     def add_copy(self, location: Location, number: int, step: Step | None = None) -> None:
         """Adds a copy at another location, and the step that computes it there, if any."""
+        # Before the copy, which other threads read without a lock: they find its step, too.
         if step is not None:
             self._steps.setdefault(location, step)
         if self._copies.setdefault(location, number) != number:
@@ -267,6 +268,7 @@ class Array:
         with self._lock:
             self._check_alive()
             if self._value is None:
+                # Removed first: after a failure the next call requests again, maybe from other locations.
                 fetches, self._fetches = self._fetches, None
                 self._value = self._fetched(self._request() if fetches is None else fetches)
             return self._value

@@ -127,6 +127,7 @@ class RemoteSession(HostSession):
         del split
         numbers = sorted({place.island for place in program.slices.values()})
         hosts = [host.index for gang in self.pool.current(numbers) for host in gang.hosts]
+        # To the hosts, though the service replies for all: the loss of any of them ends the request, too.
         request = self._core.request(hosts)
         try:
             self._send_to_service("watch", LoadProgram(request.number, program))

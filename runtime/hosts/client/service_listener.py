@@ -201,6 +201,8 @@ class ServiceListener(WorkerListener):
         self.loop.wake()
 
     def _replace_island(self, message: IslandReturnedNotice) -> None:
+        # In this order: handles need the new state of the core, and a worker must know that it records before
+        # the pool shows it to threads that send steps.
         self._core.handle(GangReturned(GangKey(message.island, message.facts.start)))
         gang = self._gang_of(message.island, message.facts)
         for host in gang.hosts:

@@ -173,6 +173,7 @@ class EffectRunner:
             self._core.handle(GangStartFailed(key, "it came back with different devices", is_final=True))
             self._pool.wake()
             return
+        # Before the event, whose effect `AttachGang` takes them from there.
         self._new[key.island] = hosts
         self._core.handle(GangStarted(key))
         if self._core.core.gangs[key.island].key == key:
@@ -184,7 +185,9 @@ class EffectRunner:
         self._listener.attach(gang)
         for host in gang.hosts:
             self._traces.attach(host)
+        # After all else: from here on threads send it steps.
         self._pool.replace(gang)
+        # Lost before the pool had it, so that `Disconnect` did not find it.
         if gang.is_lost():
             self._disconnect(gang)
 

@@ -67,6 +67,7 @@ class Starter:
         self._launcher = launcher
         self._secret = secrets.token_bytes(32) if secret is None else secret
         self._epochs = itertools.count()
+        # One more than islands: the last is the number of all hosts, which `zip` drops.
         firsts = itertools.accumulate((len(island.machines) for island in settings.islands), initial=0)
         self._numbers = [
             range(first, first + len(island.machines))
@@ -246,6 +247,7 @@ class _Start:
                 continue
             purpose = handshake.purpose
             assert purpose is not None
+            # A channel for the second time, or of a host that is not of this start.
             if purpose.channel in channels.get(purpose.host, {purpose.channel: None}):
                 connection.close()
                 continue

@@ -108,6 +108,7 @@ class ArraySender(Sender):
     """
 
     def __init__(self, connection: Connection[object], on_end: Callable[[str], None]) -> None:
+        # Before the base class starts the thread that uses these.
         self._in_flight = 0
         self._waiting: collections.deque[RelayedFetch] = collections.deque()
         super().__init__(connection, on_end)

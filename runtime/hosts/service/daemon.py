@@ -130,6 +130,7 @@ class _Caller:
     def _listen(self, requests: int) -> None:
         """Ends the process when its caller exits, unless the caller has detached it."""
         with os.fdopen(requests, "rb") as caller:
+            # Nothing is read when the caller has exited.
             if caller.readline() != STAY and not self._is_done:
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -179,6 +180,8 @@ def _run(
     caller: _Caller,
 ) -> None:
     secret = folder.secret(configuration.token)
+    # Bound before workers start, so that an address in use is reported at once; clients cannot connect until
+    # `listen`, when all are ready.
     with _bound_socket(folder, configuration.listen) as (server, address):
         caller.report(doing=f"{folder}: {start_description(configuration.settings)}")
         service = make(configuration.settings, weights=configuration.weights, policy=configuration.policy)

@@ -57,6 +57,7 @@ class IncomingPut:
           MessageError: the chunk exceeds the array.
         """
         exceeds_shard = chunk.shard < 0 or chunk.offset < 0 or chunk.offset + chunk.size > self._bytes
+        # Before the announcement `left` is -1, less than any size.
         if exceeds_shard or self.left[host] < chunk.size:
             raise MessageError(f"array {chunk.number} is smaller than the data sent for it")
         self.left[host] -= chunk.size

@@ -53,6 +53,7 @@ class RelayedTraces:
             if client not in clients:
                 return []
             trace = clients.pop(client)
+            # Before the change: the client gets the end of the trace that includes it.
             self._stopped.setdefault((worker, self._current[worker]), {})[client] = trace
             return self._change(worker, clients)
 

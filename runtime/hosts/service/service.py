@@ -229,6 +229,7 @@ class Service:
                 starts = tuple(island.start for island in facts)
                 client = ServedClient(next(self._client_numbers), name, weight, connection, starts)
                 self._clients[client.number] = client
+        # If the client is disconnected already, `check_connected` removes it.
         with contextlib.suppress(ConnectionEnded):
             if why is not None:
                 connection.send(AdmissionDenied(why))
@@ -289,6 +290,7 @@ class Service:
         clients: list[ClientStatus] = []
         collected = threading.Event()
 
+        # In the dispatch thread, which alone adds clients to the scheduler and removes them.
         def collect() -> None:
             for known in self._scheduler.clients.values():
                 arrays, size = _array_totals(known.number, self._pool.gangs, reports)
@@ -343,6 +345,7 @@ class Service:
                 break
             self._unreported.popleft()
             self._report_done(step)
+        # Together, so that the scheduler fills each island once for all; the effects may add further events.
         while self._events:
             events, self._events = self._events, []
             self._schedule(*events)
@@ -535,6 +538,7 @@ class Service:
     def _handle_end(self, step: ServedStep, gang: HostGang, seconds: float) -> None:
         """Handles that a host of an island is done with a step, or that the step failed there."""
         has_multi_host_islands = self._core.core.has_multi_host_islands
+        # The hosts of an island run a step together: the slowest one has the time that counts.
         took = step.durations[gang.number] = max(step.durations.get(gang.number, 0.0), seconds)
         if len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
             self._events.append(IslandStepDone(step, gang.number, took))
@@ -650,6 +654,7 @@ class Service:
         for connection in client.connections.values():
             connection.close()
         self._schedule(ClientLeft(client.number))
+        # The scheduler has dropped the queued steps of the client, without an effect for each.
         for program in client.programs.values():
             program.is_unwanted, program.queued = True, 0
             self._unload_if_unwanted(program)
