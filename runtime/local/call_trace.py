@@ -119,6 +119,8 @@ def _latest_ends(
         if (end := observed[n].done) is not None:
             moments.append(end)
         done[n] = min(moments, default=observed[n].dispatched)
+        # What this step waited for ended before its start. Where that was not measured, the end of the step
+        # is the earliest time that is known to be later.
         limit = executed[n][0] if n in executed else done[n]
         for key in (*step.operands, *within):
             limits[key] = min(limit, limits.get(key, limit))

@@ -40,6 +40,7 @@ def explain(
       arrays: the arrays that it was called with.
     """
     trace = error.__traceback__
+    # The generated function itself calls this, so that the first frame is its own.
     line = lines.get(trace.tb_lineno) if trace else None
     if line is None or trace is None:
         return

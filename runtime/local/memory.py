@@ -145,6 +145,8 @@ def analyze_sub_programs(
 
     def other_bytes(k: int, call: SubProgramCall) -> Mapping[str, int]:
         """Returns the live bytes on each slice that are not of the call itself."""
+        # The operands and results of the call are in its own analysis. Arguments, which have no producer, are
+        # live from before call 0.
         waiting = [
             size
             for n, size in sizes.items()
@@ -258,6 +260,7 @@ def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Se
             temporaries = stats[step.computation, step.slice].temp_size_in_bytes
             add(step.slice, temporaries)
             remove(step.slice, temporaries)
+        # Never removed: the copy lives at least until the end of the step, see `Send`.
         if isinstance(step, Send) and step.copy:
             add(step.src, sum(plan.shard_type(slot).nbytes for slot in step.operands))
     for number, result in enumerate(plan.results):

@@ -53,6 +53,7 @@ def _shardings(plan: Plan, meshes: Mapping[str, Mesh]) -> dict[Slot, NamedShardi
     shardings = {}
     for slot, slice in plan.slot_slices.items():
         dims = plan.sharding(slot)
+        # Trailing dimensions without axes mean nothing; without these, equal shardings have one key.
         while dims and not dims[-1]:
             dims = dims[:-1]
         if (slice, dims) not in shared:

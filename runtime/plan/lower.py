@@ -480,6 +480,7 @@ class _Flattener:
                         meshes.update(_MESH.findall(str(op.attributes[key])))
                 return ir.WalkResult.ADVANCE
 
+            # A list, since the constraints are inserted into the code that is searched.
             for op in list(dialect.nested_ops(copy)):
                 if op.operation.name == "stablehlo.while" and SHARDING in op.attributes:
                     _constrain_results(op.operation)

@@ -280,6 +280,7 @@ def remap(specs: Sequence[ArraySpec], plan: Any, arrays: Sequence[ProxyArray]) -
     used: list[dict[int, ProxyArray]] = [{} for _ in specs]
     try:
         for to_array, to_shard, from_array, from_shard in _moves(specs, plan, arrays):
+            # Python would count these from the end of a list.
             if min(to_array, to_shard, from_array, from_shard) < 0:
                 raise IndexError
             results[to_array][to_shard] = sources[from_array][from_shard]

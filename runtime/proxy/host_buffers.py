@@ -45,6 +45,7 @@ def data_of(message: Buffer) -> memoryview | None:
     """
     view = memoryview(message)
     size = shift = 0
+    # A varint: 7 bits a byte, the lowest first; all bytes but the last have the top bit set.
     for position in range(1, min(len(view), 6)):
         size |= (view[position] & 0x7F) << shift
         shift += 7
@@ -134,6 +135,7 @@ def take_file(folder: int, name: str, size: int) -> Buffer:
       StatusError: it has another size, or is no plain file.
       OSError: it cannot be read.
     """
+    # Without O_NONBLOCK, a pipe of that name would wait for its writer.
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(file)

@@ -359,6 +359,7 @@ def _write_new(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
         in_flight = 0
         for future, (stored, array) in zip(opened, pairs, strict=True):
             store = job.result_of(future)
+            # Each block once: several devices may have equal shards.
             for bounds, shard in dict(zip(stored.bounds, array.shards, strict=True)).items():
                 value = ifrt.host_value(shard)
                 while pending and in_flight + value.nbytes > _MAX_IN_FLIGHT_BYTES:

@@ -56,4 +56,5 @@ class ProgramCache[Program]:
 
 
 def _key(program: bytes, options: bytes) -> bytes:
+    # The length shows where the options end: other pairs of bytes never have the same input.
     return hashlib.sha256(len(options).to_bytes(8, "big") + options + program).digest()

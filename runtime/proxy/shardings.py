@@ -86,6 +86,8 @@ def _problem_of_named(proto: Any, devices: int) -> str | None:
 
 def _problem_of_axes(refs: Sequence[Any], sizes: Sequence[int]) -> str | None:
     """Returns the problem of axes: each must exist and be used once, or once for each sub-axis."""
+    # A sub-axis has the factors of its axis from `pre_size` to `pre_size * size`, as of a mixed radix number.
+    # Two share no factor if the end of the one divides the start of the other.
     used: dict[int, list[tuple[int, int]]] = {}
     for ref in refs:
         axis = ref.mesh_axis_index

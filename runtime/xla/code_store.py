@@ -56,6 +56,7 @@ class CodeStore:
                 code = content[len(_MAGIC) + hashlib.sha256().digest_size :]
                 if content != _header(key, code) + code:
                     return None
+                # Marks it as recently used, see `trim`.
                 os.utime(file.fileno())
                 return code
         except OSError:
@@ -95,6 +96,7 @@ class CodeStore:
         Raises:
           OSError: the folder does not exist, is a link, or other users may write to it.
         """
+        # For its message alone: the flags below reject a link, too, as no folder.
         if self.folder.is_symlink():
             raise OSError(errno.ELOOP, "it must not be a link")
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -263,9 +263,11 @@ def _run_actions(
     ready: dict[Key, Loaded] = {}
     first_tasks: dict[Key, Callable[[], Loaded]] = {}
     copies: list[tuple[Key, Key]] = []
+    # Once for each executable, whatever the number of slices that get a copy.
     codes = functools.cache(lambda origin: pjrt.serialize(origin.executable))
 
     def copy(job: Job, origin: Loaded | None) -> Callable[[], Loaded]:
+        # Compiled again where the executable cannot be serialised, see `Loaded.fresh`.
         if origin is None or (code := codes(origin)) is None:
             return job.compile
         return functools.partial(job.load_copy, code, origin)

@@ -117,6 +117,7 @@ def donated_operands(executable: Any) -> tuple[int, ...]:
     """Returns the operands whose buffers an execution consumes. XLA may not use all that were donated."""
     options = _hlo.HloPrintOptions.short_parsable()
     options.print_large_constants = False
+    # The first line of the text has the aliases: `input_output_alias={ {0}: (1, {}, may-alias) }`.
     header = executable.hlo_modules()[0].to_string(options).partition("\n")[0]
     return tuple(sorted({int(number) for number in _ALIASES.findall(header)}))
 

@@ -15,6 +15,7 @@ from jax.experimental.layout import Format, Layout
 
 from pathways.runtime.xla import pjrt
 
+# As in `{1,0:T(8,128)(2,1)E(16)}`: dimensions from minor to major, tiles, and bits of an element.
 _TEXT = re.compile(r"\{([\d,]*)(?::((?:T(?:\([\d,]+\))+)?)(?:E\(\d+\))?)?\}")
 _MAX_TILES = 4
 _MAX_TILE_SIZE = 1 << 20

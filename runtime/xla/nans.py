@@ -67,6 +67,7 @@ def _with_all_results(module: bytes) -> tuple[bytes, list[str]]:
         terminator.operation.erase()
         set_signature(main, main.type.inputs, [value.type for value in values])
         set_result_attrs(main, [{} for _ in values])
+        # Donation would consume the operands of the caller, and aliasing names results that are others here.
         set_argument_attrs(main, [_without_donation(attrs) for attrs in argument_attrs(main)])
     return bytecode_of(parsed), names
 

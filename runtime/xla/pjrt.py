@@ -189,6 +189,7 @@ def compile_and_load(
     JAX's entry point also uses its persistent compilation cache and writes its dumps. An executable from that
     cache was deserialised, and serialising such an executable again loses its code.
     """
+    # JAX calls listeners of events in the thread that compiles: this one.
     _persistent_cache.hit = False
     executable = compiler.compile_or_get_cached(
         devices[0].client,
