@@ -486,6 +486,7 @@ class _Flattener:
                     _constrain_results(op.operation)
             copy.operation.walk(visit)
         with ir.InsertionPoint.at_block_begin(extracted.body):
+            # Sorted, so that equal computations have equal bytes, which are the key of compiled code.
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
         return _bytecode(extracted, self.located), callbacks, effects
@@ -566,6 +567,7 @@ def _write_missing_shardings(function: ir.OpView) -> None:
     for all_attrs, types in ((arguments, function.type.inputs), (results, function.type.results)):
         for attrs, type_ in zip(all_attrs, types, strict=True):
             rank = ir.RankedTensorType(type_).rank
+            # Replicated is the same on any mesh; the order of a set would differ from process to process.
             attrs.setdefault(SHARDING, make_sharding(min(meshes), replicated(rank)))
     dialect.set_argument_attrs(function, arguments)
     dialect.set_result_attrs(function, results)

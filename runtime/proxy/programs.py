@@ -364,6 +364,7 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
         for field in build.debug_options.DESCRIPTOR.fields:
             if _NOT_OF_CLIENTS.search(field.name):
                 build.debug_options.ClearField(field.name)
+                # The setting of the server, which XLA_FLAGS may give, takes its place.
                 if field.is_repeated:
                     getattr(build.debug_options, field.name).MergeFrom(getattr(default, field.name))
                 elif default.HasField(field.name):

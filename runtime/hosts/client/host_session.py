@@ -176,6 +176,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         if not request.is_done():
             # From the gang of the location: the pool may have a new worker of that number.
             worker = next(worker for worker in location.gang.hosts if worker.index == host)
+            # On `steps`: after the step that computes the array, and before a later one that donates it.
             fetch = Fetch(request.number, number, tuple(devices), sum(sizes))
             self._send_request(request, worker, worker.steps.send, fetch)
         return request

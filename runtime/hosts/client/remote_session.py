@@ -108,6 +108,7 @@ class RemoteSession(HostSession):
 
     def leave(self) -> None:
         """See `Session.leave`."""
+        # Replaced: a thread of the parent process may hold the lock of the old one for ever.
         self._closed = threading.Event()
         self._closed.set()
         self._loop.leave()
@@ -215,6 +216,7 @@ class RemoteSession(HostSession):
     ) -> list[bytes]:
         consumed = {gang.number: tuple(arguments[gang.number]) for gang in program.gangs}
         free = {gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take_all())}
+        # Also of the arrays to free: the service frees each after its last byte has arrived.
         sent = self._sent_of([*consumed.values(), *free.values()])
         self._sent.difference_update(*free.values())
         return [encode(Submit(step.number, program.number, consumed, sent, free))]

@@ -135,6 +135,7 @@ class Starter:
                 finally:
                     # Closing it would not wake the thread that accepts connections.
                     server.shutdown(socket.SHUT_RDWR)
+            # All islands first, so that their hosts join each other at the same time.
             for island in islands:
                 start.introduce([channels[host] for host in self._numbers[island]], self._numbers[island])
             return [

@@ -196,6 +196,7 @@ class Service:
             self._admit(connection, handshake, purpose.name)
             return
         with self._lock:
+            # The epoch of a client is the number that `Admitted` gave it.
             client = self._clients.get(purpose.epoch)
             is_expected = (
                 client is not None
@@ -646,6 +647,8 @@ class Service:
             return
         log.info("%s disconnected: %s", client, why)
         self._send_reason(client, why)
+        # After the reason, since nothing is sent from here on, and before devices and programs are released,
+        # so that no request in another thread gets new ones.
         client.disconnected.set()
         if client.is_joined:
             self._loop.remove(client.steps)
