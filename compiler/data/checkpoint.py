@@ -188,6 +188,7 @@ def save(
         items[_DATA] = _InputPosition(data, _text(data))
     with _starting:
         _pending.wait()
+        # After the wait: the pending save may be of this step, and its folder appears when it is complete.
         if folder.exists():
             raise FileExistsError(f"pw.checkpoint: there is a checkpoint of step {step} already: {folder}")
         _make(folder)
@@ -367,6 +368,7 @@ class _Pending:
             saving = self._saving
             if saving is None:
                 return
+            # Read before `wait` sets it: an error that a caller has received is not raised again here.
             was_reported, failure = saving.is_reported, None
             try:
                 saving.wait()
@@ -450,6 +452,7 @@ def _context(
     if compress is None and "://" not in os.fspath(path):
         return contextlib.nullcontext()
     context = orbax.Context()
+    # `_make` does not check remote storage: its errors appear at once if Orbax creates the folder at once.
     context.asynchronous.create_directories_asynchronously = "://" not in os.fspath(path)
     if compress is not None:
         context.array.saving.use_compression = compress

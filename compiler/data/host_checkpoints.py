@@ -131,6 +131,7 @@ class HostSave:
 
     def _share(self, number: int, array: Array, held: dict[HostGang, list[tuple[int, Location]]]) -> None:
         """Assigns the shards of an array to hosts: of equal shards to the host with least to write."""
+        # If all are lost, the call on one of them raises the error that names its host.
         locations = [where for where in array.locations if not where.gang.is_lost()] or [*array.locations]
         # Raises the error of an array that was deleted just now.
         array.is_ready()
@@ -148,6 +149,7 @@ class HostSave:
                 for n, position in enumerate(positions):
                     if position in shards:
                         bounds = shards[position]
+                        # All shards have this shape: `is_written_there` rejects arrays with uneven ones.
                         shape = tuple(side.stop - side.start for side in bounds)
                         first = tuple(at + side.start for at, side in zip(offset, bounds, strict=True))
                         self._pieces.setdefault(host, []).append(_CopiedShard(number, len(own) - 1, n, first))
@@ -199,6 +201,7 @@ class HostSave:
         Raises:
           OSError: a host did not write its shards, or did elsewhere; names host and folder.
         """
+        # Hosts read this file first: on another machine the path may be that of a different folder.
         token = folder / f".{self._name}"
         try:
             try:
@@ -260,6 +263,7 @@ class HostSave:
         return calls, lost
 
     def _check_seen(self, index: int, written: dict[str, int], folder: Path) -> None:
+        # This process merges the files of the hosts, which may appear late on a network file system.
         own = folder / f"ocdbt.process_host{index}"
         deadline = time.monotonic() + _SEEN_SECONDS
         while checkpoints.manifest(own) != written:
@@ -285,6 +289,7 @@ def _restored(
             wanted.setdefault(where.gang, []).append((number, where))
     arrays = [Array(controller, target.aval, {}, None) for target in targets]
     specs = [spec(name) for name in names]
+    # A host that finds another manifest at this path sees a different folder.
     seen = checkpoints.manifest(folder)
     calls, lost = [], []
     for gang, places in wanted.items():

@@ -278,12 +278,14 @@ class _BatchesOnHosts(InputBatches):
                 ],
                 "row_shapes": [list(self._types[number].shape[1:]) for number in self._order],
             }
+            # A new list, because `described` iterates over it in the thread of the caller.
             self._calls = [*self._calls, self._call(gang, "begin", self._encoded(named))]
         self._take_states(self._positions_of(self._calls))
 
     def _make(self) -> list[Any]:
         batch = self._requested.popleft() if self._requested else self._request(self._number)
         if self._is_ahead:
+            # Before the wait for the current batch, so that hosts produce this one meanwhile.
             self._requested.append(self._request(self._number + 1))
         self._calls = batch.calls
         self._take_states(self._positions_of(batch.calls))
@@ -296,6 +298,7 @@ class _BatchesOnHosts(InputBatches):
           StopIteration: the input has ended.
         """
         states: dict[str, Any] | None = {}
+        # All calls are waited for: an error on one island outranks the end of the input on another.
         failures: list[Exception] = []
         for call in calls:
             try:

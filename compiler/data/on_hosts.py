@@ -125,6 +125,7 @@ class FunctionOnHosts(ProcessBound):
             gangs.append((gang, binding, placed))
         calls = []
         results: list[Any] = []
+        # Held from reading the numbers of the arrays to the last call: another thread may donate one of them.
         with hosts.order:
             for gang, binding, taken in gangs:
                 ids = {device.id for device in binding.devices}
@@ -310,6 +311,7 @@ def _name_of(function: Callable[..., Any] | str) -> str:
     name = getattr(function, "__qualname__", None)
     module = getattr(function, "__module__", None)
     if isinstance(name, str) and isinstance(module, str):
+        # Hosts import the name, which must lead to this very object: that of a closure or a lambda does not.
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
@@ -402,6 +404,7 @@ def call_of(
       structure: their structure in the result.
     """
     kept = tuple(KeptArray(number, _key_kind(aval)) for number, aval in arrays)
+    # Only relative folders need it, and `Path.cwd` raises where the folder was deleted.
     here = Path() if all(map(os.path.isabs, sys.path)) else Path.cwd()
     path = _absolute(tuple(sys.path), here)
     x64 = bool(jax.config.jax_enable_x64)
@@ -436,6 +439,7 @@ def values_of(hosts: Client, call: FunctionCall) -> list[Any]:
     """
     hosts.wait_for_call(call)
     failed = {host: call.answers[host].failure for host in sorted(call.hosts) if host in call.answers}
+    # An error outranks the end of the input on another host: `InputEnded` alone would hide it.
     for host, why in failed.items():
         if why is not None and why.kind != "ended":
             kinds: dict[str, type[Exception]] = {"import": ImportError, "result": TypeError}

@@ -329,6 +329,7 @@ class _Reader:
                         f"pw.prefetch: the input ended after {number} of {self._count} batches"
                     ) from None
                 return
+            # The position belongs to this batch: when it is returned, the iterator is further ahead.
             item = _placed(batch, self._step, self._argument), self._state()
             with self._changed:
                 if self._ended:

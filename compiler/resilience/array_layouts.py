@@ -168,6 +168,7 @@ class ArrayLayout:
         if self.replicas is not None:
             # Which replicas run is no matter: as many have the same blocks.
             shardings += [self.replicas.sharding(range(count)) for count in self.replicas.split]
+        # The common refinement of all shardings, so that each shard of any of them consists of whole blocks.
         bounds: list[set[int]] = [set() for _ in self.shape]
         for sharding in shardings:
             for index in sharding.devices_indices_map(self.shape).values():
@@ -192,6 +193,7 @@ class ArrayLayout:
         for own, of_dim, size in zip(index, self.bounds, self.shape, strict=True):
             first, last, _ = own.indices(size)
             points = [point for point in of_dim if first <= point <= last]
+            # A dimension without elements has a single bound, and one empty block.
             ranges.append([slice(a, b) for a, b in itertools.pairwise(points)] or [slice(first, last)])
         yield from itertools.product(*ranges)
 

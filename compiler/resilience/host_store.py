@@ -211,6 +211,7 @@ class HostStore(SnapshotStore):
         for (_, target), names in place_buddy_copies(own, [*hosts], hosts).items():
             needs[target] = needs.get(target, 0) + sum(sizes[name] for name in names)
         for system, found in self._file_systems().items():
+            # Hosts of one machine may share a file system, and with it the free bytes.
             sharing = [host for host, own in self._space.items() if _file_system(own) == system]
             needed = _VERSIONS * sum(needs.get(host, 0) for host in sharing)
             if needed > found["bytes"]:
@@ -259,6 +260,7 @@ class HostStore(SnapshotStore):
                 self._begin_own_copy(key, copy)
             else:
                 self._waiting.append((key, copy))
+        # The calls have their place in the order of steps, so later steps may donate the arrays.
         self._kept[key].arrays.clear()
         self._begin_waiting_copies()
 
@@ -274,6 +276,7 @@ class HostStore(SnapshotStore):
                 if not own:
                     continue
                 for block in own:
+                    # Devices of one host may have the same block, which is written once.
                     if block.name in wanted:
                         wanted.discard(block.name)
                         blocks.append((len(taken), block.shard, block.name, block.rows))
@@ -344,6 +347,7 @@ class HostStore(SnapshotStore):
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
         """See `SnapshotStore.keep`."""
         self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
+        # Versions that begin after this call are not among the keys, and must stay.
         newest = None if self._newest is None else _plain(self._newest)
         named = {"keys": [_plain(key) for key in keys], "newest": newest}
         if newest is not None:
@@ -394,6 +398,7 @@ class HostStore(SnapshotStore):
         for load in loads:
             if load.source != load.host:
                 named = self._source(key, load.source, load.blocks)
+                # In the lane of `read` below, which finds the fetched blocks in the memory of the host.
                 call = self._call("fetch", gang, [load.host], lane, named)
                 self._pending.append(_PendingCall(call, self._on_fetched(call, gang, load, attempt)))
         places: list[tuple[int, ArrayPlace]] = [
@@ -527,6 +532,7 @@ class HostStore(SnapshotStore):
                     events.append(IslandAbandoned(number))
             elif current is not island.opening and current.life.problem is None:
                 with contextlib.suppress(HostError):
+                    # New workers count as present when they have reported their versions, see `_on_opened`.
                     call = self._open_island(current)
                     island.opening = current
                     self._pending.append(_PendingCall(call, self._on_opened(call, island, current)))
@@ -551,6 +557,7 @@ class HostStore(SnapshotStore):
                     VersionKey(step, attempt): frozenset(names) for step, attempt, names in found["versions"]
                 }
             island.gang, island.is_present, island.opening = gang, True, None
+            # The report replaces what was known: blocks may be lost with the machine of a host.
             for number, versions in copies.items():
                 for key, kept in self._kept.items():
                     kept.copies[number] = versions.get(key, _NO_BLOCKS)

@@ -106,6 +106,7 @@ class LocalSnapshotStore(SnapshotStore):
         kept = _KeptState(tree, self._running, [], {})
         for path, leaf in leaves:
             if not isinstance(leaf, jax.Array):
+                # The caller may change an array of NumPy in place.
                 kept.layouts.append(np.array(leaf) if isinstance(leaf, np.ndarray) else leaf)
                 continue
             data = key_data(leaf) if is_key(leaf.aval) else leaf
@@ -145,6 +146,7 @@ class LocalSnapshotStore(SnapshotStore):
                 if copy.source == copy.target:
                     blocks = self._copy_own(key, copy)
                 else:
+                    # The copies of a host's own blocks precede these, so the source has the blocks.
                     there = self._memory[copy.source][key]
                     blocks = {block: there[block] for block in copy.blocks}
             except Exception as error:
@@ -167,6 +169,7 @@ class LocalSnapshotStore(SnapshotStore):
                 for block in blocks:
                     name = layout.block(block)
                     if name in copy.blocks and name not in found:
+                        # A copy: on CPU `np.asarray` shares the buffer, which a later step may donate.
                         found[name] = np.array(data_there[relative(block, shard)])
         return found
 

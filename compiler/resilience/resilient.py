@@ -153,6 +153,7 @@ class ResilientRun:
         except BaseException:
             self._close(keeps=True)
             raise
+        # A run that continues from disk begins after steps whose metrics an earlier run has read.
         self._read_steps = self.step
         open_runs.append(self)
         return self
@@ -221,6 +222,7 @@ class ResilientRun:
         while self._given < count:
             self._drain()
             self._tick()
+            # Issuing comes first: devices compute while the body of the loop runs.
             if self._may_issue(count):
                 self._issue()
             elif self._ready:
@@ -318,6 +320,7 @@ class ResilientRun:
         core = self._core_of_open_run()
         try:
             if self._rewound_to is not None:
+                # Not in `_restore`: here an error because of another loss is handled, and tried again.
                 self._source.open(self._positions[self._rewound_to])
                 self._rewound_to = None
             batch, position = self._source.next()
@@ -353,6 +356,7 @@ class ResilientRun:
                 return
             raise
         self._in_flight.popleft()
+        # A step that runs again after a loss had its metrics read: each number is yielded once.
         if first.number == self._read_steps:
             self._ready.append((first.number, metrics))
             self._read_steps += 1
@@ -452,6 +456,7 @@ class ResilientRun:
 
     def _restore(self, restore: RestoreState) -> None:
         self._is_held = True
+        # Before the restore: devices may not have room for two states.
         self._drop_state()
         if self._replicas is not None:
             try:
@@ -498,6 +503,7 @@ class ResilientRun:
         while True:
             self._settle()
             try:
+                # A loss up to this point is still recovered from: the next iteration runs the steps again.
                 jax.block_until_ready(self._state)
                 self._save_last()
                 return

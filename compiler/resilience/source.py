@@ -71,6 +71,7 @@ class RewindableSource:
         """Begins at a position, by default where the source is; returns that."""
         self.close()
         source = self._source if isinstance(self._source, FunctionOnHosts) else self._make_iterator()
+        # Under the lock: `close` waits for a limited time, so an earlier thread may be in this iterator.
         if position is not None:
             with self._lock:
                 source.set_state(copy.deepcopy(position))

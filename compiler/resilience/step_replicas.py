@@ -107,6 +107,7 @@ class StepReplicas:
         chosen: dict[Numbers, None] = {}
         for lost in sorted(present):
             able = [n for n in self.all if self.islands[n] <= set(present) - {lost}]
+            # The choice of the core after a loss: other replicas would be loaded in vain.
             count = max((count for count in self.counts if count <= len(able)), default=0)
             if count:
                 chosen[tuple(able[:count])] = None
@@ -162,6 +163,7 @@ class StepReplicas:
     def _work(self) -> None:
         while True:
             with self._lock:
+                # Under the lock of `_begin`, which starts a new thread for requests that come after this.
                 if self._is_closed or not self._requests:
                     self._thread = None
                     return
@@ -203,6 +205,7 @@ class StepReplicas:
         with self._lock:
             self._is_closed = True
             thread = self._thread
+        # Without the lock, which the thread needs to finish.
         if thread is not None:
             thread.join()
 
@@ -214,6 +217,7 @@ def _fewer(programs: Collection[ReplicaExecutable], minimum: int, count: int) ->
       ValueError: there is none.
     """
     microbatches = sorted({number for program in programs for number in program.microbatches})
+    # The microbatches of each loop are divided evenly among replicas.
     fewer = [n for n in range(1, count) if all(number % n == 0 for number in microbatches)]
     allowed = [n for n in fewer if n >= minimum]
     if not allowed:
