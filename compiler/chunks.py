@@ -190,11 +190,13 @@ class ChunkedExecutable(ProgramExecutable):
     def execute(self, leaves: list[Any]) -> Any:
         """Runs all sub-programs on arguments that are on their slices."""
         values: dict[int, Any] = dict(enumerate(leaves))
+        # Another reference in this frame would keep arrays alive after their last reader.
         del leaves
         for subprogram, call in self._calls:
             operands = [values[n] for n in call.operands]
             results = _run(subprogram, operands)
             if call.until is not None:
+                # Results replace the first operands; the others are the same in every iteration.
                 shared = operands[len(results) :]
                 del operands
                 began = time.monotonic()

@@ -102,6 +102,7 @@ def _measure(one: str, other: str) -> IslandLink:
         here, there = (jit(_increment, devices=slice) for slice in slices)
         alone = _seconds(_chain([here]), np.zeros(1, np.float32))
         around = _seconds(_chain([here, *[there, here] * (_HOPS // 2)]), np.zeros(1, np.float32))
+        # Dispatch of a call and the wait for its result are in both times, and cancel out.
         latency = max(0.0, around - alone) / _HOPS
         large = _chain([here])(np.zeros(_BYTES // 4, np.float32))
         # A new array for each call: the runtime caches copies of arguments where they were sent.

@@ -72,6 +72,7 @@ def load_bundle(
             f"{bundle.path}: compiled for platform {manifest.platform}, "
             f"but the cluster has {platform} devices"
         )
+    # Before this process parses any MLIR of the file, which may crash the parser.
     if not trust:
         rehearse_apart(bundle, len(cluster().devices))
     stored = read_program(bundle)

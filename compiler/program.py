@@ -202,6 +202,7 @@ class Program[**P, R](ProcessBound):
         changed = Program(
             self._fun, self._conventions, options, self._in_shardings, self._out_shardings, self._schedule
         )
+        # The same function object, so that JAX reuses its traces.
         changed._traced = self._traced
         return changed
 

@@ -150,6 +150,7 @@ class AutoPlan(ProcessBound):
 
         def of_slice(slice: Any) -> Callable[..., list[Any]]:
             def initial(*args: Any) -> list[Any]:
+                # Each slice traces all of `init`; XLA removes what its own leaves do not need.
                 leaves = blocks.cut_structure.flatten_up_to(blocks.split(init(*args)))
                 return [leaves[n] for n in numbers[slice]]
 

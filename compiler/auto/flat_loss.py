@@ -242,6 +242,7 @@ class _LossFlattener:
                 results = self._inline(inner, dict(pairs))
                 names.update(zip(equation.outvars, results, strict=True))
                 continue
+            # Fresh ones, because a jaxpr that is called twice is inlined twice.
             results = [jax_internals.fresh_variable(v.aval) for v in equation.outvars]
             names.update(zip(equation.outvars, results, strict=True))
             self._add(equation, operands, tuple(results))
@@ -277,6 +278,7 @@ class _LossFlattener:
             last = iteration == length - 1
             handed = results if last else [jax_internals.fresh_variable(v.aval) for v in results]
             self.micro.update(handed)
+            # The equation decided which of its results are learned; an iteration carries the same ones.
             self.learned.update(new for new, old in zip(handed, results, strict=True) if old in self.learned)
             whole = (*operands[:constants], *carry, *operands[constants + carried :])
             self.nodes.append(Node(equation, whole, tuple(handed), iteration))
@@ -315,6 +317,7 @@ def _late(nodes: Sequence[Node], learned: Iterable[Variable]) -> list[Node]:
     ordered: list[Node] = []
 
     def place(node: Node) -> None:
+        # Without recursion: chains of such nodes may be longer than its limit.
         pending = [node]
         while pending:
             last = pending[-1]

@@ -186,9 +186,11 @@ class _RowCosts:
         none."""
         count = len(self.edges)
         speeds = self.machine.speeds
+        # sums[e] is the least sum of the slices so far, if their units end at edge e.
         sums = np.full(count, math.inf)
         sums[0] = 0.0
         choices = []
+        # A bound is often the time of a stage itself, which rounding must not exclude.
         slack = bound * (1 + 1e-12)
         follows = np.triu(np.ones((count, count), bool), 1) & (self.on_link <= slack)[:, None]
         for speed in speeds:
@@ -202,6 +204,7 @@ class _RowCosts:
         for choice in reversed(choices):
             place = int(choice[place])
             positions.append(self.edges[place])
+        # Found from the last cut to the first, and then edge 0, where nothing is cut.
         return positions[-2::-1]
 
     def extra(self, time: Array) -> Array:
@@ -211,6 +214,7 @@ class _RowCosts:
 
     def least_longest(self) -> float:
         """Returns the least time that the longest stage can have."""
+        # As in `solve`, with the longest stage so far in place of the sum.
         longest = np.zeros(len(self.edges))
         longest[1:] = math.inf
         follows = np.triu(np.ones_like(self.work, bool), 1)
@@ -251,6 +255,7 @@ class _CostsOfV:
         high = self.before[-1] / min(self.machine.speeds)
         if self.solve(high) is None:
             return math.inf
+        # Bisection, to a thousandth of the range: larger bounds are never harder to meet.
         for _ in range(10):
             middle = (lowest + high) / 2
             lowest, high = (lowest, middle) if self.solve(middle) is not None else (middle, high)
@@ -260,6 +265,7 @@ class _CostsOfV:
         """Returns the positions of least sum in which no slice has more work than a bound."""
         count = len(self.edges)
         sums = np.full((count, count), math.inf)
+        # sums[l, r] is the least sum of the outer slices so far, if the units from edge l to r are left.
         sums[0, count - 1] = 0.0
         trail = []
         *outer, inner = self.machine.speeds
@@ -278,6 +284,7 @@ class _CostsOfV:
                 room = np.triu(np.ones(time.shape, bool), 2)
                 total = np.where(room & (time <= bound * (1 + 1e-12)), total, math.inf)
                 block = reached[left + 1 : right, left + 1 : right]
+                # The comparison precedes the update of `block`, which is a view of `reached`.
                 came[left + 1 : right, left + 1 : right][total < block] = left, right
                 np.minimum(block, total, out=block)
             trail.append(came)
@@ -289,9 +296,11 @@ class _CostsOfV:
         left, right = map(int, np.unravel_index(int(total.argmin()), total.shape))
         between = range(left + 1, right)
         half = (self.before[left] + self.before[right]) / 2
+        # Where the last slice is cut changes none of the loads: fewest bytes first, then equal halves.
         cut = min(between, key=lambda n: (self.crossing[n], abs(self.before[n] - half)))
         positions = [left, cut, right]
         state = (left, right)
+        # The first of the trail leads to both ends, where nothing is cut.
         for came in reversed(trail[1:]):
             state = (int(came[state][0]), int(came[state][1]))
             positions = [state[0], *positions, state[1]]

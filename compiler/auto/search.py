@@ -195,6 +195,7 @@ class CutSearch:
             loads = self.machine.loads(self.units, positions, partition.slices())
             crossing = tuple(int(self.units.alive[p]) for p in positions)
             cut = TriedCut(kind, positions, tuple(loads), crossing, partition.bound)
+            # The even cut is always simulated, so that the plan is never worse than that.
             if kind != "even" and self._least_step(partition) >= best:
                 yield cut
                 continue
@@ -249,6 +250,7 @@ class CutSearch:
         edges = [0, *cut.positions, self.units.count]
         factors = []
         for n, slice in enumerate(loss.slices):
+            # Plans count operations by device: the factor scales those of a stage to the time of its units.
             flops = float(self.flops.before[edges[n + 1]] - self.flops.before[edges[n]]) / slice.size
             factors.append(cut.loads[n] / flops if flops else 1.0)
         times = TrialTimes(self.unit, tuple(factors), self.machine.link)

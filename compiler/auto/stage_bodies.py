@@ -129,6 +129,7 @@ class _StageReads:
         self.produced = {v for node in nodes for v in node.results}
         self.free_makers = {v: node for node in flat.free for v in node.results}
         for run in runs_of(nodes):
+            # Further iterations read the same constants, and what the previous one carries.
             self.read_all(run.first.whole)
             if run.iterations is not None:
                 for atom in run.first.stacked:

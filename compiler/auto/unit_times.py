@@ -155,6 +155,7 @@ def _fitted(units: Units, observations: Sequence[Observation]) -> list[float]:
     scale = measured.sum() / max(1e-30, float((weights @ of_kind).sum()))
     # In factors of operations: kinds with more work are held to them as much as those with less.
     rows = weights * of_kind * scale / measured[:, None]
+    # Ridge regression towards factors of 1, which decide what the measurements leave open.
     prior = np.sqrt(_PRIOR) * np.eye(count)
     wanted = np.concatenate([np.ones(len(measured)), np.full(count, np.sqrt(_PRIOR))])
     factors, *_ = np.linalg.lstsq(np.concatenate([rows, prior]), wanted, rcond=None)

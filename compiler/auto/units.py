@@ -67,6 +67,7 @@ class Units:
         best: dict[int, int] = {}
         for position in range(1, last + 1):
             group = math.floor(self.before[position] / (stage * _ALIKE)) if stage else 0
+            # A cut in group 0 would give almost no work to the first stage.
             if group and (group not in best or self.alive[position] < self.alive[best[group]]):
                 best[group] = position
         near = stage * _NEAR
@@ -129,6 +130,7 @@ def bytes_kept(flat: FlatLoss) -> list[float]:
     for n, (node, body) in enumerate(zip(flat.nodes, bodies, strict=True)):
         for leaf, (first, end) in body.leaves:
             aval = flat.parameters[leaf].aval
+            # An iteration keeps its own rows of a leaf, which no earlier unit has counted.
             if node.iteration is not None or leaf not in seen:
                 held[n] += 2 * nbytes(aval) * (end - first) / max(1, (aval.shape or (1,))[0])
             if node.iteration is None:

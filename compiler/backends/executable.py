@@ -133,6 +133,7 @@ class ProgramExecutable(abc.ABC):
             numbers = range(first, first + tree.num_leaves)
             first = numbers.stop
             if numbers:
+                # The first two steps of a path are the argument: positional or named, and which of them.
                 inside = name_of(self._signature.keys[numbers.start][2:])
                 found[self.paths[numbers.start].removesuffix(inside)] = numbers, tree
         return found

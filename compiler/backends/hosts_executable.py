@@ -229,6 +229,7 @@ class HostsExecutable(ProgramExecutable):
         elsewhere = [(found[n], placed[n], where) for n, where in missing if found[n].locations]
         if elsewhere:
             self._relocate(elsewhere)
+        # Through this process: its own values, and arrays whose required block no live host has.
         for n, where in missing:
             array = placed[n]
             if not array.is_at(where):

@@ -283,6 +283,7 @@ class LocalExecutable(ProgramExecutable):
                     return None
                 if argument.home is None or sharding.is_equivalent_to(argument.home, leaf.ndim):
                     if argument.rewrap is None or not leaf.weak_type:
+                        # For the fast path, which neither moves arguments nor removes weak types.
                         self._avals[n], self._shardings[n] = leaf.aval, sharding
                     continue
                 if leaf.committed:
@@ -326,6 +327,7 @@ class LocalExecutable(ProgramExecutable):
             if copies is None:
                 check_alive(self.name, self.paths[argument.number], array)
                 copies = argument.copies_of(array)
+                # A donated array cannot be passed again, so nothing would find its copies.
                 if argument.number not in self._donated:
                     _mirrors.add(array, copies)
             copied += copies
@@ -342,6 +344,7 @@ class LocalExecutable(ProgramExecutable):
                 del copies[0]
             else:
                 joined[n] = result.join([results[block] for block in result.blocks])
+            # A later call with this result as an argument finds its copies, and moves nothing.
             _mirrors.add(joined[n], copies)
         return joined
 
@@ -385,6 +388,7 @@ def _results(loaded: Executable, interface: Interface) -> list[_ResultPlacement]
             results.append(_ResultPlacement(arrays, shardings[0], None, ()))
             continue
         whole = Replicated.of(result.replicas, shardings)
+        # The arrays of a replica are its block, which is joined, and then the copies of that.
         counts = [len(copies) + 1 for copies in whole.copies]
         blocks = itertools.accumulate(counts[:-1], initial=arrays.start)
         results.append(_ResultPlacement(arrays, whole.sharding, whole.joiner(aval), tuple(blocks)))

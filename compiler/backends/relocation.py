@@ -137,6 +137,7 @@ def _loaded(controller: Client, load: Load, moves: tuple[_Move, ...]) -> _KeptPr
         found = _programs.get(controller, {}).get(moves)
     if found is not None and found.program.is_ready():
         return found
+    # Without the lock: hosts compile the program, and other moves need not wait for that.
     loaded = _KeptProgram(controller, load(*_program(moves)))
     with _lock:
         known = {key: old for key, old in _programs.get(controller, {}).items() if old.program.is_ready()}

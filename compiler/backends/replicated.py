@@ -69,6 +69,7 @@ class Replicated:
             shards = pjrt.shards_of(array)
             copies = []
             for n, (make, more) in enumerate(zip(makers, self.copies, strict=True)):
+                # Replicas are the major axis of the mesh, so the shards of each are adjacent.
                 first = make(shards[n * size : (n + 1) * size])
                 copies.append(first)
                 if more:

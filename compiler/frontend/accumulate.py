@@ -299,6 +299,7 @@ class _MicrobatchLoop:
         # An ordinary call, which marks the end of a microbatch for `checkify` before anything is reduced.
         end = metadata_call(lambda *values: values, loop.strings())
         following, results = end(following, jax.tree.map(_as_array, results))
+        # The old carry is an operand so that the pass that reads the marks can pair the two.
         last = jax.tree.map(marked("next", lambda _, v: v), carry, following)
         structure: Any
         leaves, structure = jax.tree.flatten(results)

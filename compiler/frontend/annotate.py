@@ -129,6 +129,7 @@ def describe_arguments(
     """
     main = symbol_table(module)[MAIN]
     attrs = argument_attrs(main)
+    # What JAX adds, such as tokens of ordered effects, precedes the arguments.
     offset = len(attrs) - len(paths)
     places = homes or [None] * len(paths)
     wanted = specs or [None if home is None else home.spec for home in places]

@@ -163,6 +163,7 @@ class Conventions:
         for n, argument in enumerate(args):
             if n not in static:
                 flags += [n in numbers] * len(jax.tree.leaves(argument))
+        # In the order in which JAX flattens a dictionary.
         for key in sorted(kwargs):
             if key not in self.static_argnames:
                 flags += [key in self.donate_argnames] * len(jax.tree.leaves(kwargs[key]))

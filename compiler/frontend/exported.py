@@ -57,6 +57,7 @@ def _refine_call(module: ir.Module, call: ir.OpView, symbols: dict[str, ir.OpVie
     passed = list(call.operands)
     dead = [new.owner for new, old in zip(results, call.results, strict=True) if new != old]
     dead += [call.operation, *(old.owner for new, old in zip(operands, passed, strict=True) if new != old)]
+    # Users come first: an operation whose results are used cannot be erased.
     for op in dict.fromkeys(dead):
         op.erase()
 

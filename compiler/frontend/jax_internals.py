@@ -249,6 +249,7 @@ def scan_operands(equation: Any) -> tuple[int, int, int]:
     if "num_consts" in equation.params:
         constants, carried = equation.params["num_consts"], equation.params["num_carry"]
         return constants, carried, len(equation.invars) - constants - carried
+    # JAX 0.12 has the three groups as a tree, in place of their numbers.
     constants, carried, cut = (len(list(group)) for group in equation.params["ft_in"].unpack())
     return constants, carried, cut
 
@@ -327,6 +328,7 @@ def _partial_eval_placed_call(
     known_values = [t.pval.get_known() for t in tracers if t.is_known()]
     outs = call.bind(*known_values, jaxpr=known_jaxpr, xla_metadata=first, ad_metadata=ad_metadata)
     known_outs, residuals = split_list(outs, [len(outs) - len(residual_avals)])
+    # A residual that is an operand of the call is passed on as it is, not returned as another array.
     residuals = subs_list(forwarded, [*jaxpr.consts, *known_values], residuals)
     residual_tracers = [trace.new_instantiated_const(r) for r in residuals]
     unknown_tracers = [trace.instantiate_const(t) for t, k in zip(tracers, known, strict=True) if not k]
@@ -445,6 +447,7 @@ def _remat_call(trace: Any, *operands: Any, jaxpr: Any, **params: Any) -> tuple[
     first, again, forwarded = remat.remat_jaxpr(jaxpr, trace.policy, trace.custom_vjp_rules, allow_fwds=True)
     results = call.bind(*operands, jaxpr=first, **params)
     results, own = split_list(results, [len(jaxpr.out_avals)])
+    # A residual that is a result of the call is not returned a second time.
     residuals = subs_list(forwarded, results, own)
 
     def repeat(residuals: Sequence[Any], *operands: Any) -> list[Any]:
@@ -474,6 +477,7 @@ def _check_call(
     """
     call, metadata = _metadata.xla_metadata_call_p, CallMetadata.of_strings(dict(xla_metadata))
     params = {"xla_metadata": xla_metadata, "ad_metadata": ad_metadata}
+    # The calls of `pw.accumulate` compute nothing to check; the one without a mark ends a microbatch.
     if metadata.mark is None and metadata.loop is None:
         none = jax.tree.structure(checkify.init_error)
         avals = map(core.typeof, operands)
@@ -495,6 +499,7 @@ checkify.error_checks[_metadata.xla_metadata_call_p] = _check_call
 def _first_of_microbatches(error: checkify.Error, loop: CallMetadata) -> checkify.Error:
     """Returns the error of the first microbatch that has one, where a loop over microbatches ends."""
     mark = dataclasses.replace(loop, mark="concat").strings()
+    # The function only gives the shape: unrolling concatenates the values of all microbatches.
     stack = metadata_call(lambda v: jnp.concatenate([v] * (loop.count or 1)), mark)
     stacked = jax.tree.map(lambda leaf: stack(jnp.asarray(leaf)[None]), error)
     for effect, wrong in stacked._pred.items():

@@ -183,6 +183,7 @@ def _declare(module: ir.Module) -> None:
         if name != MAIN:
             op.operation.erase()
     for op in ops_named(module, ["pw.constant"]):
+        # The text keeps the type alone: a member of the file has the contents.
         op.attributes["value"] = ir.Attribute.parse(f"dense_resource<{op.sym_name}> : {op.value.type}")
 
 

@@ -98,6 +98,7 @@ def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
             continue
         shape, dtype = _as_taken(argument)
         sizes = "x".join([*map(str, shape), element_name(dtype)])
+        # Any mesh will do, since nothing reads the argument.
         mesh = next(iter(program.topology))
         types.append(ir.Type.parse(f'!mpmd.mesh_tensor<"{mesh}", tensor<{sizes}>>'))
         entries.append({DONOR: ir.BoolAttr.get(True)} if argument.donated else {})

@@ -57,6 +57,7 @@ def slices_of(
         for name in missing:
             known = _slices.get((key, name))
             if known is None:
+                # Meshes of one topology may have common devices, which slices share by `overlap` alone.
                 shared = [device for other in topology if other != name for device in pinned[other]]
                 known = _slices[key, name] = VirtualSlice(
                     devices,
