@@ -99,6 +99,7 @@ def code_member(number: int) -> str:
 
 def is_artifact(data: bytes | memoryview) -> bool:
     """Returns whether bytes start like a portable artifact: MLIR bytecode with StableHLO as its producer."""
+    # Byte 4 between the two is the version of the bytecode format.
     return bytes(data[:4]) == b"ML\xefR" and bytes(data[5:16]) == b"StableHLO_v"
 
 

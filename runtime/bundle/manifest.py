@@ -229,6 +229,7 @@ def read_manifest(data: memoryview) -> Manifest:
             raise BundleError(f"{MANIFEST}: a name of a {kind} occurs twice")
     arrays: list[Leaf | Constant] = [*manifest.arguments, *manifest.results, *manifest.constants]
     for array in arrays:
+        # A size of 0 does not exempt the others.
         if math.prod(max(size, 1) for size in array.shape) > MAX_ELEMENTS:
             raise BundleError(f"{MANIFEST}: '{array.name}': expected at most 2^48 elements")
     for slice in manifest.slices:

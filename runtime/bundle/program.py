@@ -308,6 +308,7 @@ def problem_of(
     Returns:
       The end of a sentence about the computation; None if it has no problem.
     """
+    # First: the checks below read names and strings, which the bindings cannot decode otherwise.
     if not is_text(printed(module)):
         return "holds a name or a string that is not UTF-8 text"
     names = set()

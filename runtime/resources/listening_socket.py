@@ -116,6 +116,7 @@ def _listen_at_path(path: Path) -> socket.socket:
         with _locked(path.parent):
             _remove_stale(path)
             listener.bind(os.fspath(path))
+            # Before `listen`: until then no client can connect.
             path.chmod(0o600)
             listener.listen(_BACKLOG)
     except OSError as error:

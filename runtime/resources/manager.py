@@ -124,7 +124,7 @@ class ResourceManager[S: RequestedSlice]:
         held = {**held, **pinned}
         self._check_disjoint(slices, held, program)
         new = [slice for slice in slices if slice not in held]
-        # The largest first: the devices that remain then still fit the small ones.
+        # Those of a given island first, then the largest: the devices that remain still fit the small ones.
         ordered = sorted(new, key=lambda slice: (slice.spec.island is None, -slice.spec.size))
         free = self._free(held.values())
         homes = _homes_of_replicas(slices, held, {island[0].island: len(island) for island in free if island})
@@ -253,6 +253,7 @@ class ResourceManager[S: RequestedSlice]:
             if homes.get(first, first.spec.island) in (None, island.name) and len(free) >= first.spec.size:
                 ranked = sorted(free, key=lambda device: (costs[device.position], device.position))
                 best = sorted(ranked[: first.spec.size], key=lambda device: device.position)
+                # Compared from the most used device down: an island with a crowded device comes after others.
                 candidates.append((sorted(costs[device.position] for device in best)[::-1], number, best))
         for _, number, best in sorted(candidates, key=lambda candidate: candidate[:2]):
             left = list(islands)
@@ -288,6 +289,7 @@ class ResourceManager[S: RequestedSlice]:
             shared = sorted(set(a.positions) & set(b.positions))
             if not shared:
                 continue
+            # No release of slices could help then, so that the shortage is the better error.
             if sum(slice.spec.size for slice in slices if not slice.spec.overlap) > len(self.cluster.devices):
                 raise ResourceError(self._shortage(slices, {}, program))
             is_same_set = left.device_set is right.device_set
@@ -395,6 +397,7 @@ def _room(island: DeviceIsland) -> str:
 def _ranges(positions: Sequence[int]) -> str:
     """Returns positions as text: 0-3, 6."""
     texts = []
+    # Consecutive positions all differ from their index by the same number.
     for _, group in itertools.groupby(enumerate(sorted(positions)), key=lambda pair: pair[1] - pair[0]):
         run = [position for _, position in group]
         texts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")

@@ -57,6 +57,7 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # Tearing down MLIR's bindings takes longer than a small run.
+    # After the fork, so that the child keeps the default action of the signal.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     try:
         modest = _stays_below(limit, child)
@@ -83,6 +84,7 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
     _keep(tool, kept, child, crashed=number != signal.SIGTERM)
     if number == signal.SIGTERM:
         return 128 + number
+    # SIGPROF is the signal of the timer in `limit_cpu_seconds`.
     how = "did not return" if number == signal.SIGPROF else f"crashed ({signal.Signals(number).name})"
     print(f"{tool}: error: MLIR {how} while {doing}", file=sys.stderr)
     return 1
@@ -186,6 +188,7 @@ def _stays_below(limit: int, child: int) -> bool:
         with Path(f"/proc/{child}/statm").open("rb", buffering=0) as figures:
             while not poll.poll(_POLL_INTERVAL_MS):
                 figures.seek(0)
+                # The second figure counts resident pages.
                 if int(figures.read().split()[1]) * mmap.PAGESIZE > limit:
                     return False
         return True

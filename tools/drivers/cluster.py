@@ -166,6 +166,7 @@ def _end(options: argparse.Namespace) -> None:
 def _down(options: argparse.Namespace) -> None:
     if address_of(options.target) is None and "/" not in options.target:
         cluster = ClusterFolder(options.target)
+        # A service that is still starting listens nowhere, so that only a signal reaches it.
         if cluster.is_held() and cluster.address() is None and (pid := cluster.pid()) is not None:
             with _waiting_for_exit(cluster):
                 os.kill(pid, signal.SIGTERM)
@@ -189,6 +190,7 @@ def _waiting_for_exit(cluster: ClusterFolder) -> Iterator[None]:
     """
     pid = cluster.pid()
     with contextlib.ExitStack() as stack:
+        # Opened before the block: afterwards the number may be that of another process.
         exits: list[int] = []
         # Without such descriptors, and in another namespace, only the lock tells that it has exited.
         if pid is not None and hasattr(os, "pidfd_open"):

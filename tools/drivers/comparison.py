@@ -143,6 +143,7 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
     text = module.operation.get_asm(enable_debug_info=True)
     for policy, requested in requests.items():
         doing(f"scheduling by {policy}")
+        # Parsed again for each policy, since passes change the module.
         plan = _scheduled(ir.Module.parse(text, context), form, source.name, requested)
         if isinstance(plan, str):
             refused[policy] = f"does not fit: it {plan}"

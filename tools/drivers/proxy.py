@@ -32,6 +32,7 @@ def run(options: argparse.Namespace, program: Sequence[str]) -> int:
     logging.basicConfig(
         format="pw-proxy: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
     )
+    # Copied before `_serve` sets JAX_PLATFORMS for this process.
     environment = dict(os.environ)
     with _serve(options) as server, _slices_by_signal(server):
         if options.listen is not None:

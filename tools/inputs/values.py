@@ -99,6 +99,7 @@ def _converted(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
             values.append(read(word))
         except (ValueError, KeyError, OverflowError):
             raise ValueError(f"'{word}' is not a value of dtype {dtype}") from None
+    # As objects, because NumPy rounds a list of small integers and ones of 2**63 or more to floats.
     return np.array(values, object).astype(dtype) if dtype.kind in "biu" else np.array(values).astype(dtype)
 
 

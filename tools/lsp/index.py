@@ -164,6 +164,7 @@ class Index:
                         Definition(token, token.name, scope, owner=line, number=results[token])
                     )
                 elif token.text.startswith("%") and after in (":", "=") and brackets[-1:] == ["("]:
+                    # `(%x: type` of a function or block, or `(%x = %y` of `stablehlo.while` and the like.
                     is_argument = header is not None and len(brackets) == 1
                     owner, number = (header or 0, arguments) if is_argument else (line, None)
                     arguments += is_argument
@@ -171,6 +172,7 @@ class Index:
                         Definition(token, token.name, scope, "", owner, number, is_argument)
                     )
                 elif token.text in _OPENING:
+                    # The body of the function begins: later definitions are arguments of its blocks.
                     if token.text == "{" and not brackets and tokens[n - 1].text != "attributes":
                         header = None
                     brackets.append(token.text)
@@ -198,6 +200,7 @@ def _results(tokens: Sequence[Token]) -> Iterator[tuple[Token, int]]:
         position += 1
         number += 1
         if [t.text for t in tokens[position : position + 1]] == [":"] and position + 1 < len(tokens):
+            # `%x:2` stands for two results.
             width = tokens[position + 1].text
             number += int(width) - 1 if width.isdecimal() and len(width) < 9 else 0
             position += 2
