@@ -144,6 +144,7 @@ def _matching_code(
     def target(name: str, slice: str) -> tuple[int, str]:
         computation = plan.computations[name]
         devices = devices_of(bindings[slice])
+        # Each device runs a local computation by itself, with code for one device.
         launched_on = devices[:1] if computation.local else devices
         return len(launched_on), code_target(computation, launched_on)
 

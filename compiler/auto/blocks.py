@@ -97,6 +97,7 @@ def blocks_of(flat: FlatLoss, structure: Any, bodies: Sequence[StageBody]) -> Bl
     for body in bodies:
         for leaf, rows in body.leaves:
             edges[leaf].update(rows)
+    # The bounds of all stages together: each stage then reads whole blocks.
     cut = tuple(tuple(sorted(of_leaf)) for of_leaf in edges)
     readers = []
     for leaf, of_leaf in enumerate(cut):

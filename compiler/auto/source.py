@@ -91,6 +91,7 @@ class _BodySource:
 
     def __init__(self, names: dict[Variable, str], count: list[int]) -> None:
         self.names = names
+        # A list of one number, which nested functions share: each name occurs once in the source of a stage.
         self.count = count
         self.lines_: list[str] = []
         self.line = ""
@@ -140,6 +141,7 @@ class _BodySource:
             options = [f"{key}={_written(value)}" for key, value in params.items()]
         except ValueError as error:
             raise _refusal(equation, str(error)) from None
+        # With parameters, the public function may differ from its primitive in what it accepts.
         if not params and callable(getattr(jax.lax, name, None)):
             return f"lax.{name}({given})"
         if not hasattr(jax.extend.core.primitives, f"{name}_p"):
@@ -165,6 +167,7 @@ class _BodySource:
             f"lax.scan({body}, {carry_in}, {_tuple(operands[constants + carried :])}, length={length}, "
             f"reverse={params['reverse']}, unroll={unroll})"
         )
+        # Flat, like the results of the equation: what is carried, then what is stacked.
         return f"jax.tree.leaves({call})"
 
     def function(self, closed: Any) -> str:
@@ -257,6 +260,7 @@ def _activation(equation: Any) -> str:
     """Returns the name in `jax.nn` of a function with a derivative of its own; empty for another."""
     (inner,) = jax_internals.jaxprs_within(equation)
     name, _, where = str(inner.debug_info.func_src_info).partition(" at ")
+    # Its rule cannot be written as code, but a function of `jax.nn` brings its own.
     is_of_jax = where.startswith(jax.__path__[0]) and len(inner.invars) == 1
     return name if is_of_jax and hasattr(jax.nn, name) else ""
 

@@ -174,6 +174,7 @@ def run_on_replicas(device_sets: Collection[VirtualDeviceSet], replicas: tuple[i
     Raises:
       ProgramError: see `ReplicaExecutable.load_for`. All programs then run on the replicas that they ran on.
     """
+    # All are loaded before the first is switched, so that an error leaves all as they were.
     programs = programs_on(device_sets)
     for program in programs:
         program.load_for(replicas)

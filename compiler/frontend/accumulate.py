@@ -314,6 +314,7 @@ class _MicrobatchLoop:
         def flat(carry: list[Any], block: Any) -> tuple[list[Any], list[Any]]:
             following, results = of_block(carry, block)
             results = jax.tree.map(_as_array, results)
+            # The trace returns arrays alone; the structure and the reductions are read from here.
             traced.append((jax.tree.structure(results), self._kinds(results)))
             return jax.tree.leaves(following), jax.tree.leaves(results)
 

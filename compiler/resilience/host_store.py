@@ -189,8 +189,6 @@ class HostStore(SnapshotStore):
         )
         self._check_space_at_start(state)
 
-    # Space.
-
     def _check_space_at_start(self, state: Any) -> None:
         """Checks that versions fit in the memory of all hosts, wherever steps will have the state."""
         leaves = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes")]
@@ -229,8 +227,6 @@ class HostStore(SnapshotStore):
             f"pw.resilient: snapshots need {needed}, {size(free)} free on {named} in {folder}; give the "
             "machine or container more shared memory, or set HostOptions(snapshot_folder=)"
         )
-
-    # Versions.
 
     def take(self, key: VersionKey, state: Any) -> Holdings:
         """See `SnapshotStore.take`.
@@ -477,8 +473,6 @@ class HostStore(SnapshotStore):
                 counts[host] += sum(block_sizes[name] for name in blocks)
         return counts
 
-    # Losses.
-
     def lose(self, island: int, *, memory: bool, arrays: Sequence[Any], returns: bool = True) -> None:
         """See `SnapshotStore.lose`: kills the workers of the island, which start again by themselves."""
         if not returns:
@@ -596,8 +590,6 @@ class HostStore(SnapshotStore):
         for folder in {found["folder"] for found in self._space.values() if found["machine"] == machine}:
             with contextlib.suppress(OSError):
                 remove_leftovers(folder, math.inf, lambda run: run == self._run)
-
-    # Calls.
 
     def _gang_of(self, host: int) -> HostGang:
         return self._islands[self.topology.hosts[host].island].gang

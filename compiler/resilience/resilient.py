@@ -125,8 +125,6 @@ class ResilientRun:
         self._abandoned: str | None = None
         self._last_tick = 0.0
 
-    # What users call.
-
     @boundary
     def __enter__(self) -> ResilientRun:
         """Begins: goes on from the version on disk, where there is one.
@@ -300,8 +298,6 @@ class ResilientRun:
             raise ValueError(f"pw.resilient: there is no island {island!r}, only {', '.join(islands)}")
         return islands[island]
 
-    # Steps.
-
     @property
     def _given(self) -> int:
         """The number of steps that had their metrics given to the body of the loop."""
@@ -365,8 +361,6 @@ class ResilientRun:
     def _is_of_loss(self, error: Exception) -> bool:
         """Returns whether steps in flight were lost, which is why one fails."""
         return self._drain() or (self._store.awaits_loss(error) and self._drain())
-
-    # What the core decides.
 
     def _core_of_open_run(self) -> ResilienceCore:
         if self._core is None or not self._is_open:
@@ -493,8 +487,6 @@ class ResilientRun:
         self._positions[restore.step] = position
         for host in restore.hosts:
             self._handle(HostRestored(restore.attempt, host))
-
-    # The end.
 
     def _finish(self) -> None:
         """Waits for the last state, and saves it to disk, so that the same call has nothing left to do."""

@@ -120,6 +120,7 @@ class VirtualSlice(ProcessBound):
             raise ValueError(f"slice name {name!r}: expected a letter or _, then letters, digits and _")
         self.name = _names.allocate(name)
         self.number = next(_numbers)
+        # The slice of a further replica stands for no others.
         further = range(1, 1 if replica else device_set.replicas)
         self._further_replicas = tuple(
             VirtualSlice(device_set, shape, axis_names, f"{self.name}_r{r}", island, overlap, r)

@@ -97,6 +97,7 @@ class Expectations:
     def __call__(self, diagnostic: Diagnostic) -> None:
         """Marks the first expectation that matches, or prints an error."""
         position = diagnostic.position
+        # MLIR names text that it has not read from a file `-`.
         line = position.line if position and position.file in ("-", self._source.name) else None
         for expectation in self._expectations:
             if (

@@ -127,6 +127,7 @@ class FlagParser(CommandParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         if commands := self.commands:
+            # Without parsing, which requires the arguments of a command even for its help.
             if not {"-h", "--help"}.isdisjoint(args):
                 command = next((word for word in args if word in commands), None)
                 return argparse.Namespace(version=False, help=True, command=command)

@@ -95,6 +95,7 @@ class Instrumentation:
             self._dump("Before", item, module, self.text(module))
         if self.dumps.after_change:
             self._previous = self.text(module)
+        # Last, so that the time of the pass does not include the printing.
         self._start = time.perf_counter()
 
     def after_each(self, item: Item, module: ir.Module) -> None:

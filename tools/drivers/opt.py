@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     printed = [output for output in outputs if output]
     complete = None not in outputs
+    # A file is complete or unchanged; standard output gets the pieces without errors.
     if printed and (complete or options.output == "-"):
         check_extension("pw-opt", options.output, *_format(options))
         with timing.measure("Output"):
