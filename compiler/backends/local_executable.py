@@ -168,6 +168,7 @@ class LocalExecutable(ProgramExecutable):
         """Runs the plan if all arguments are arrays like those of the last call, else returns
         `CACHE_MISS`."""
         try:
+            # Lists compare items by identity first, which is fast where arrays share the cached objects.
             if [x.aval for x in leaves] != self._avals or [x.sharding for x in leaves] != self._shardings:
                 return CACHE_MISS
         except AttributeError:

@@ -53,6 +53,7 @@ class DiskVersions:
             with self._lock:
                 self._events.append(event)
 
+        # The core has one save at a time in progress, so that an earlier thread has finished.
         self._thread = start_thread(work, "disk version")
 
     def save(self, step: int, state: Any, position: Any) -> None:

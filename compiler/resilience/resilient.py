@@ -228,6 +228,7 @@ class ResilientRun:
             elif self._in_flight:
                 self._read()
             elif self._has_ended and not self._is_held:
+                # While steps are held, a restore may still rewind the source.
                 return
             else:
                 self._store.wait(_TICK_SECONDS)
@@ -278,6 +279,7 @@ class ResilientRun:
           ValueError: there is no such island.
         """
         number = self._number_of(island)
+        # A copy, because the thread of the run changes the deque meanwhile.
         arrays = jax.tree.leaves((self._state, [step.metrics for step in [*self._in_flight]]))
         self._store.lose(number, memory=memory, arrays=arrays, returns=returns)
 

@@ -181,6 +181,7 @@ class ResourceManager[S: RequestedSlice]:
             return None
         free = self._free(binding for slice, binding in held.items() if not slice.spec.overlap)
         alone = self._free(held.values())
+        # Slices without `overlap` come first: they alone need devices that no other slice has.
         chosen = self._place([slice for slice in slices if not slice.spec.overlap], alone, set())
         if chosen is None:
             return None
