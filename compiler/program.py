@@ -233,8 +233,10 @@ class Program[**P, R](ProcessBound):
                     executable = self.lower(*args, **kwargs).load(strict=True)
                     self._keep(executable)
                     ready = executable, executable.transfer_or_raise(leaves, tree)
-        self._last, brought = ready
-        return self._last.execute(brought)
+        # Another thread may call it with other types, and replace `_last`, at any time.
+        executable, brought = ready
+        self._last = executable
+        return executable.execute(brought)
 
     def _keep(self, executable: ProgramExecutable) -> None:
         """Caches an executable, and drops those of devices that were disconnected."""

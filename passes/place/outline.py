@@ -306,7 +306,7 @@ _OF_MAIN = (SLICE, MIRRORED, LOOP)
 
 
 def _key(contents: Iterable[Instance], inputs: Sequence[ir.Value], outputs: Iterable[ir.Value]) -> object:
-    """Returns the key that equal computations share; None for one that holds regions."""
+    """Returns the key that equal computations share; None for one that cannot be compared."""
     numbers = {value: n for n, value in enumerate(inputs)}
     done = []
     for instance in contents:
@@ -316,6 +316,9 @@ def _key(contents: Iterable[Instance], inputs: Sequence[ir.Value], outputs: Iter
         attributes = tuple(
             attribute for attribute in attributes_of(op).items() if attribute[0] not in _OF_MAIN
         )
+        if any(value is None for _, value in attributes):
+            # The bindings return no complex constants, so that two of them would look the same.
+            return None
         results = list(op.results)
         done.append(
             (
@@ -325,5 +328,6 @@ def _key(contents: Iterable[Instance], inputs: Sequence[ir.Value], outputs: Iter
                 tuple(result.type for result in results),
             )
         )
-        numbers.update((result, len(numbers) + n) for n, result in enumerate(results))
+        first = len(numbers)
+        numbers.update((result, first + n) for n, result in enumerate(results))
     return tuple(value.type for value in inputs), tuple(done), tuple(numbers[value] for value in outputs)

@@ -196,11 +196,13 @@ def _propagate(module: ir.Module, meshes: Meshes) -> None:
     """Runs Shardy until transfers between different meshes pass on what they did before."""
     hints: dict[int, ir.Attribute] = {}
     before = module.operation.clone()
-    for _ in range(_MAX_ROUNDS):
+    # A round passes a hint on by one transfer at least, unless shardings swing back and forth.
+    count = len(list(shardy.between_meshes(module)))
+    for left in reversed(range(count + _MAX_ROUNDS)):
         shardy.hint(module, hints)
         shardy.propagate(module)
         handed_on = dict(_handed_on(module, meshes, hints))
-        if handed_on == hints:
+        if handed_on == hints or not left:
             break
         hints = handed_on
         # Shardy only refines: what this round decided without the new hints would stay.

@@ -333,7 +333,12 @@ def _write_all(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
                     # A rename cannot replace a folder that is not empty.
                     with contextlib.suppress(FileNotFoundError):
                         os.rename(name, f"old {number}", src_dir_fd=parent, dst_dir_fd=new)
-                    os.rename(str(number), name, src_dir_fd=new, dst_dir_fd=parent)
+                    try:
+                        os.rename(str(number), name, src_dir_fd=new, dst_dir_fd=parent)
+                    except OSError:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.rename(f"old {number}", name, src_dir_fd=new, dst_dir_fd=parent)
+                        raise
                     os.fsync(parent)
     finally:
         shutil.rmtree(hidden, ignore_errors=True, dir_fd=folder)

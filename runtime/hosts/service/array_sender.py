@@ -77,6 +77,7 @@ class RelayedFetch:
       granted: the bytes that the worker may send.
       left: the bytes that the worker has not sent.
       sent: the bytes that the client was sent.
+      is_canceled: whether it holds no credit any more.
     """
 
     def __init__(self, fetch: Fetch, host: WorkerHandle) -> None:
@@ -87,6 +88,7 @@ class RelayedFetch:
         self.granted = min(fetch.size, FIRST_BYTES)
         self.left = fetch.size
         self.sent = 0
+        self.is_canceled = False
         self.buffer = memoryview(b"")
 
     def next_buffer(self, size: int) -> memoryview:
@@ -124,9 +126,22 @@ class ArraySender(Sender):
         message, data = fetch.receive(chunk)
         self.submit(lambda: self._send_chunk(fetch, message, data))
 
+    def cancel(self, fetch: RelayedFetch) -> None:
+        """Takes back the credit of an array that will not come: it failed, or its worker is lost."""
+        self.submit(lambda: self._cancel(fetch))
+
     def _wait(self, fetch: RelayedFetch) -> None:
-        self._waiting.append(fetch)
-        self._grant()
+        if not fetch.is_canceled:
+            self._waiting.append(fetch)
+            self._grant()
+
+    def _cancel(self, fetch: RelayedFetch) -> None:
+        if not fetch.is_canceled:
+            fetch.is_canceled = True
+            self._in_flight -= max(0, fetch.granted - FIRST_BYTES) - max(0, fetch.sent - FIRST_BYTES)
+            if fetch in self._waiting:
+                self._waiting.remove(fetch)
+            self._grant()
 
     def _send_chunk(self, fetch: RelayedFetch, message: FromHost, data: memoryview) -> None:
         self._connection.send_with(message, data)

@@ -63,5 +63,6 @@ class ClientFetch(ReplySink):
         elif isinstance(answer, Failed):
             failure = Failed(fetch.fetch.request, answer.error)
             self.client.arrays.send(FromHost(host.index, fetch.start, failure))
+            self.client.arrays.cancel(fetch)
         self.client.fetches.pop(fetch.number, None)
         return True

@@ -403,6 +403,7 @@ class Service:
                 self._broadcast(IslandLeavingNotice(*key, RemoteError.of(why)))
             case GangLost(key, why, is_dead):
                 self._broadcast(IslandLostNotice(*key, RemoteError.of(why), is_dead))
+                self._cancel_lost_fetches()
             case GangReturned(key):
                 self._broadcast(IslandReturnedNotice(key.island, _island_facts(self._pool.gangs[key.island])))
             case _:
@@ -495,6 +496,14 @@ class Service:
         except ConnectionEnded as error:
             self._listener.lose(fetch.host, error)
         client.arrays.start(fetch)
+
+    def _cancel_lost_fetches(self) -> None:
+        """Takes back the credit of fetches from lost hosts, which other fetches of the client wait for."""
+        for client in self._clients.values():
+            for number, fetch in [*client.fetches.items()]:
+                if fetch.host.gang.is_lost():
+                    client.arrays.cancel(fetch)
+                    client.fetches.pop(number, None)
 
     def _fail_fetch(self, client: ServedClient, fetch: RelayedFetch, why: str) -> None:
         failure = Failed(fetch.fetch.request, why)

@@ -212,3 +212,60 @@ module @constant_of_a_loop_and_the_caller attributes {pw.form = "located"} {
     return %s, %c : !w, !w
   }
 }
+
+// -----
+
+// Complex constants cannot be compared: what differs in one alone is another computation.
+
+!c = tensor<4xcomplex<f32>>
+// CHECK-LABEL: module @complex_constants
+module @complex_constants attributes {pw.form = "located"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !c {pw.slice = @s0}) -> (!c {pw.slice = @s0}, !c {pw.slice = @s0}) {
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!c) -> !c
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @[[G0:glue.*]], slice = @s0}
+    %k = stablehlo.constant {pw.slice = @s0} dense<(1.0, 2.0)> : !c
+    %b = stablehlo.multiply %a, %k {pw.slice = @s0} : !c
+    %d = "pw.launch"(%a) {callee = @f, slice = @s0} : (!c) -> !c
+    // CHECK-NOT: callee = @[[G0]],
+    // CHECK: return
+    %l = stablehlo.constant {pw.slice = @s0} dense<(3.0, 4.0)> : !c
+    %e = stablehlo.multiply %d, %l {pw.slice = @s0} : !c
+    return %b, %e : !c, !c
+  }
+  func.func private @f(%x: !c) -> !c {
+    return %x : !c
+  }
+}
+
+// -----
+
+// An operation with two results gives values of their own: one that reads the second is another computation
+// than one that reads the result of the next operation.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @operations_of_two_results
+module @operations_of_two_results attributes {pw.form = "located"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s0}) {
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @[[G0:glue.*]], slice = @s0}
+    %b:2 = stablehlo.custom_call @two(%a) {pw.slice = @s0} : (!x) -> (!x, !x)
+    %c = stablehlo.tanh %b#0 {pw.slice = @s0} : !x
+    %o = stablehlo.negate %b#1 {pw.slice = @s0} : !x
+    %p = stablehlo.add %o, %c {pw.slice = @s0} : !x
+    %d = "pw.launch"(%a) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK-NOT: callee = @[[G0]],
+    // CHECK: return
+    %g:2 = stablehlo.custom_call @two(%d) {pw.slice = @s0} : (!x) -> (!x, !x)
+    %h = stablehlo.tanh %g#0 {pw.slice = @s0} : !x
+    %q = stablehlo.negate %h {pw.slice = @s0} : !x
+    %r = stablehlo.add %q, %h {pw.slice = @s0} : !x
+    return %p, %r : !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}

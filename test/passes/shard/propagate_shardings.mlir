@@ -314,3 +314,39 @@ module @rows_stay_together attributes {pw.form = "placed"} {
     return %y : !w
   }
 }
+
+// -----
+
+// A sharding crosses any number of transfers between different meshes, one in each round.
+
+!x = tensor<16x64xf32>
+// CHECK-LABEL: module @along_a_chain_of_meshes
+module @along_a_chain_of_meshes attributes {pw.form = "placed"} {
+  sdy.mesh @mesh_2x2 = <["data"=2, "model"=2]>
+  sdy.mesh @mesh_2 = <["data"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh_2x2} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh_2} : () -> ()
+  // CHECK: func.func @main
+  // CHECK-SAME: -> (tensor<16x64xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh_2x2, [{"data"}, {}]>})
+  func.func @main(%x: !x {pw.slice = @s0, pw.spec = [["data"], []]}) -> (!x {pw.slice = @s0}) {
+    %0 = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
+    %1 = "pw.transfer"(%0) {slice = @s1} : (!x) -> !x
+    %2 = "pw.launch"(%1) {callee = @f, slice = @s1} : (!x) -> !x
+    %3 = "pw.transfer"(%2) {slice = @s0} : (!x) -> !x
+    %4 = "pw.launch"(%3) {callee = @f, slice = @s0} : (!x) -> !x
+    %5 = "pw.transfer"(%4) {slice = @s1} : (!x) -> !x
+    %6 = "pw.launch"(%5) {callee = @f, slice = @s1} : (!x) -> !x
+    %7 = "pw.transfer"(%6) {slice = @s0} : (!x) -> !x
+    %8 = "pw.launch"(%7) {callee = @f, slice = @s0} : (!x) -> !x
+    %9 = "pw.transfer"(%8) {slice = @s1} : (!x) -> !x
+    %10 = "pw.launch"(%9) {callee = @f, slice = @s1} : (!x) -> !x
+    // CHECK-COUNT-3: sharding = #sdy.sharding<@mesh_2x2, [{"data"}, {}]>, slice = @s0
+    %11 = "pw.transfer"(%10) {slice = @s0} : (!x) -> !x
+    %12 = "pw.launch"(%11) {callee = @f, slice = @s0} : (!x) -> !x
+    return %12 : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    %y = stablehlo.tanh %x : !x
+    return %y : !x
+  }
+}
