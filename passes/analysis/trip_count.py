@@ -42,6 +42,17 @@ class Linear:
 
 def linear(value: ir.Value) -> Linear:
     """Expresses an integer scalar by the value that its arithmetic starts from."""
+    return _linear(value, {})
+
+
+def _linear(value: ir.Value, known: dict[ir.Value, Linear]) -> Linear:
+    # A chain of values that are read twice has exponentially many paths.
+    if value not in known:
+        known[value] = _expressed(value, known)
+    return known[value]
+
+
+def _expressed(value: ir.Value, known: dict[ir.Value, Linear]) -> Linear:
     if isinstance(value, ir.BlockArgument):
         return Linear(value, 1, 0)
     op = value.owner
@@ -52,9 +63,9 @@ def linear(value: ir.Value) -> Linear:
             return itself if number is None else Linear.constant(number)
         case "stablehlo.convert":
             both = (value.type, op.operands[0].type)
-            return linear(op.operands[0]) if all(_is_integer(t) for t in both) else itself
+            return _linear(op.operands[0], known) if all(_is_integer(t) for t in both) else itself
         case "stablehlo.add" | "stablehlo.subtract" | "stablehlo.multiply" if _is_integer(value.type):
-            return _combined(op.name, linear(op.operands[0]), linear(op.operands[1])) or itself
+            return _combined(op.name, *(_linear(operand, known) for operand in op.operands)) or itself
     return itself
 
 

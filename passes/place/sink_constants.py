@@ -99,18 +99,18 @@ class _Constants:
 
     def repeated(self, number: int) -> ir.Value:
         """Works out a result at the insertion point."""
-        needed: dict[ir.Value, None] = {}
+        needed: set[ir.Value] = set()
         pending = [self.returned[number]]
         while pending:
             value = pending.pop()
-            # Moved to the end each time it is met: in reverse, each value then comes before all that read it.
-            needed.pop(value, None)
-            needed[value] = None
-            pending += captured(self._operations[value])
+            # A chain of values that are read twice has exponentially many paths.
+            if value not in needed:
+                needed.add(value)
+                pending += captured(self._operations[value])
         mapping: dict[ir.Value, ir.Value] = {}
-        for value in reversed(needed):
-            if value not in mapping:
-                op = self._operations[value]
+        # In program order, each value comes before all that read it.
+        for value, op in self._operations.items():
+            if value in needed and value not in mapping:
                 if op.operation.name == _CONSTRAINT:
                     # A constraint names the mesh of the slice that the constant comes from.
                     mapping[value] = mapping[op.operands[0]]

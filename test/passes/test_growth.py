@@ -16,6 +16,7 @@ from pathways.passes.manager.base import Pass
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.pipeline import Options, phases
 from pathways.passes.place.group_branches import GroupBranches
+from pathways.passes.place.sink_constants import SinkConstants
 
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "compile.py"))
 
@@ -110,3 +111,36 @@ def test_passes_do_twice_the_work_for_twice_the_program(
     work(write(size), passes, monkeypatch)
     some, more, most = (work(write(n * size), passes, monkeypatch) for n in (1, 2, 4))
     assert most - more < 2.1 * (more - some)
+
+
+def doublings(depth: int) -> str:
+    """Returns a program whose first computation hands its second a constant that is doubled again and again."""
+    chain = [f"%c{n + 1} = stablehlo.add %c{n}, %c{n} : {X}" for n in range(depth)]
+    return "\n".join(
+        (
+            'module attributes {pw.form = "outlined"} {',
+            'sdy.mesh @mesh = <["x"=1]>',
+            '"pw.slice"() {sym_name = "s", mesh = @mesh} : () -> ()',
+            f"func.func @main(%x: {X} {{pw.slice = @s}}) -> ({X} {{pw.slice = @s}}) {{",
+            f'%0:2 = "pw.launch"(%x) {{callee = @front, slice = @s}} : ({X}) -> ({X}, {X})',
+            f'%1 = "pw.launch"(%0#0, %0#1) {{callee = @back, slice = @s}} : ({X}, {X}) -> {X}',
+            f"return %1 : {X}",
+            "}",
+            f"func.func private @front(%x: {X}) -> ({X}, {X}) {{",
+            f"%c0 = stablehlo.constant dense<1.0> : {X}",
+            *chain,
+            f"%y = stablehlo.tanh %x : {X}",
+            f"return %y, %c{depth} : {X}, {X}",
+            "}",
+            f"func.func private @back(%x: {X}, %c: {X}) -> {X} {{",
+            f"%y = stablehlo.add %x, %c : {X}",
+            f"return %y : {X}",
+            "}",
+            "}",
+        )
+    )
+
+
+def test_work_grows_with_constants_not_with_the_paths_between_them(monkeypatch):
+    less, more = (work(doublings(depth), [SinkConstants()], monkeypatch) for depth in (8, 16))
+    assert more < 3 * less

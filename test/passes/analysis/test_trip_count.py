@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.analysis.trip_count import Linear, trip_count_of
+from pathways.passes.analysis.trip_count import Linear, linear, trip_count_of
 
 COMPARE = {
     "LT": lambda a, b: a < b,
@@ -79,3 +79,23 @@ def test_trip_count_refuses_a_counter_that_overflows():
     """Iterations of a loop whose counter wraps round are not counted: it ends where it was not meant to."""
     _, loop = parsed(start=2**31 - 10, end=2**31 - 1, step=8, direction="LT", sides="%i, %n")
     assert trip_count_of(loop) is None
+
+
+def test_trip_count_reads_a_long_chain_of_doublings_once():
+    """Each value is read twice by the next one: the chain has 2**64 paths."""
+    lines = [f"%{n + 1} = stablehlo.add %{n}, %{n} : tensor<ui64>" for n in range(64)]
+    with make_context(), ir.Location.unknown():
+        start = "%0 = stablehlo.convert %x : tensor<ui64>"
+        text = "\n".join(
+            (
+                "func.func @main(%x: tensor<ui64>) -> tensor<ui64> {",
+                start,
+                *lines,
+                "return %64 : tensor<ui64>",
+                "}",
+            )
+        )
+        module = ir.Module.parse(text)
+        main = module.body.operations[0]
+        result = main.regions[0].blocks[0].operations[-1].operands[0]
+        assert linear(result) == Linear(main.arguments[0], 1 << 64, 0)
