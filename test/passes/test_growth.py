@@ -114,7 +114,7 @@ def test_passes_do_twice_the_work_for_twice_the_program(
 
 
 def doublings(depth: int) -> str:
-    """Returns a program whose first computation hands its second a constant that is doubled again and again."""
+    """Returns a program whose first computation hands a constant to its second, doubled many times."""
     chain = [f"%c{n + 1} = stablehlo.add %c{n}, %c{n} : {X}" for n in range(depth)]
     return "\n".join(
         (
