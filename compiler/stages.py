@@ -393,10 +393,10 @@ class Bound(ProcessBound):
 
         Args:
           times: the duration of launches, as `{"kinds": {"fwd": "1ms", "bwd": "2ms"}}`; see
-            `passes.util.times` for the format. Or the path of such a JSON file, or of a file that `pw.trace`
-            wrote. Or a word: `flops` for the operations of placed calls on each device, `units` for one unit
-            of time for each call. By default the times that the schedule was computed with: `flops` for
-            `search`, and `units` for policies without `times`.
+            `passes.analysis.times` for the format. Or the path of such a JSON file, or of a file that
+            `pw.trace` wrote. Or a word: `flops` for the operations of placed calls on each device, `units`
+            for one unit of time for each call. By default the times that the schedule was computed with:
+            `flops` for `search`, and `units` for policies without `times`.
           latency: of links between slices, such as `5us`; none by default.
           bandwidth: of links between slices, such as `10GB/s`; no limit by default.
 

@@ -500,12 +500,10 @@ class HostStore(SnapshotStore):
             self._client.session.poll()
         # Losses first: they explain what else fails.
         events = self._poll_islands()
-        pending, self._pending = self._pending, []
-        for one in pending:
+        for one in [*self._pending]:
             if one.call.is_done():
+                self._pending.remove(one)
                 events += one.on_end()
-            else:
-                self._pending.append(one)
         self._begin_waiting_copies()
         events += self._events
         self._events.clear()

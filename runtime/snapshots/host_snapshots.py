@@ -175,8 +175,10 @@ class HostSnapshots:
         for name, key in self._version_folders():
             with contextlib.suppress(FileNotFoundError):
                 folder = open_private_folder(Path(name), self._folder, create=False)
-                files = names_in(folder)
-                os.close(folder)
+                try:
+                    files = names_in(folder)
+                finally:
+                    os.close(folder)
                 numbers = frozenset(int(m[1]) for file in files if (m := _BLOCKS.fullmatch(file)))
                 if numbers:
                     found[key] = StoredCopies(numbers, _COMMITTED in files)

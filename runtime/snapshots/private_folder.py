@@ -95,8 +95,10 @@ def files_below(folder: int) -> list[os.stat_result]:
                     found.append(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
                     continue
                 below = os.open(entry.name, _FLAGS, dir_fd=folder)
-                found += files_below(below)
-                os.close(below)
+                try:
+                    found += files_below(below)
+                finally:
+                    os.close(below)
     return found
 
 

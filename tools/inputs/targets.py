@@ -145,7 +145,7 @@ class MlirTarget:
     module: ir.Module
 
     def example_args(self) -> tuple[Any, ...]:
-        """Returns None: the module has the types of its arguments."""
+        """Returns none: the module has the types of its arguments."""
         return ()
 
     def lower(

@@ -15,7 +15,7 @@ import numpy as np
 
 from pathways.runtime.control.cluster_mirror import SERVICE, ClusterMirror, ServiceLost
 from pathways.runtime.control.effects import Effect, Log, RequestReports
-from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError
+from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError, lost
 from pathways.runtime.control.records.events import GangClosed, GangKey, Tick
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.step import SESSION_BITS, Step
@@ -144,6 +144,8 @@ class RemoteSession(HostSession):
         for gang in gangs:
             if gang.life.key != GangKey(gang.number, loaded.starts[gang.number]):
                 gang.life.check_open()
+                # Other workers have taken their place, which do not have the program.
+                raise lost(f"{gang.name} was restarted while program '{program.name}' was loaded").error()
         return HostedProgram.of(
             loaded.program, program.name, gangs, loaded.inputs, loaded.outputs, loaded.share
         )
