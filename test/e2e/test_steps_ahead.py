@@ -30,7 +30,7 @@ def test_ahead_keeps_as_many_steps_in_flight_as_fit(devices, monkeypatch):
 
     def noted(self, step):
         step_shares.append(step.share)
-        window_sizes[:] = [self.]
+        window_sizes[:] = [self._limit]
         add(self, step)
 
     monkeypatch.setattr(Window, "add", noted)
