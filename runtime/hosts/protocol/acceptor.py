@@ -103,10 +103,11 @@ class Acceptor:
             try:
                 start_thread(functools.partial(self._authenticate, sock, where), "authenticate")
             except RuntimeError as error:
-                # No thread could be started; peers of this package try again.
+                # No thread could be started; peers of this package try again. The log comes first: who
+                # sees its connection closed finds the reason there.
                 self._remove(sock)
-                sock.close()
                 self._warn(where, _REFUSED, where, error)
+                sock.close()
 
     def _authenticate(self, sock: socket.socket, where: str) -> None:
         handshake = ServerHandshake(self._secret, self._admits, secrets.token_bytes(NONCE_BYTES))
@@ -114,9 +115,9 @@ class Acceptor:
         try:
             authenticate(connection, handshake)
         except (MessageError, ConnectionEnded) as error:
-            connection.close()
             self._remove(sock)
             self._warn(where, _REFUSED, where, error)
+            connection.close()
             return
         self._remove(sock)
         self._on_authenticated(connection, handshake)
