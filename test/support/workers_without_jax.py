@@ -35,29 +35,36 @@ class ThreadWorker:
       config: the configuration of the worker.
       seconds: the duration of its liveness check.
       fails: whether it exits instead of connecting.
+      is_silent: whether it neither exits nor connects.
 
     Attributes:
       checks: the number of its liveness checks.
+      waited: the seconds that its exit was waited for, before it was killed.
     """
 
     pid = 0
 
-    def __init__(self, config: WorkerConfig, seconds: float, fails: bool = False) -> None:
+    def __init__(
+        self, config: WorkerConfig, seconds: float, fails: bool = False, is_silent: bool = False
+    ) -> None:
         self._config = config
         self._seconds = seconds
         self._connections: dict[str, Connection] = {}
         self._connecting = threading.Lock()
         self._ended = threading.Event()
         self.checks = 0
+        self.waited = 0.0
         if fails:
             self._ended.set()
-        else:
+        elif not is_silent:
             threading.Thread(target=self._start, daemon=True).start()
 
     def exit_status(self, timeout: float) -> str | None:
         """See `WorkerProcess.exit_status`; a late reply is about the present."""
         self.checks += 1
         time.sleep(self._seconds)
+        if not self._ended.is_set():
+            self.waited += timeout
         return "exit code 1" if self._ended.wait(timeout) else None
 
     def kill(self) -> None:
@@ -112,21 +119,26 @@ class ThreadLauncher:
     Args:
       seconds: the time of each liveness check, as over a network.
       fails: the number of the worker that exits at once, if one does.
+      silent: the number of the worker that neither exits nor connects, if one does not.
 
     Attributes:
       workers: the workers that it has started.
     """
 
-    def __init__(self, seconds: float = 0.0, fails: int | None = None) -> None:
+    def __init__(self, seconds: float = 0.0, fails: int | None = None, silent: int | None = None) -> None:
         self._seconds = seconds
         self._fails = fails
+        self._silent = silent
         self.workers: list[ThreadWorker] = []
 
     def launch(
         self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
     ) -> Sequence[ThreadWorker]:
         """See `Launcher.launch`."""
-        started = [ThreadWorker(config, self._seconds, config.host == self._fails) for config in configs]
+        started = [
+            ThreadWorker(config, self._seconds, config.host == self._fails, config.host == self._silent)
+            for config in configs
+        ]
         self.workers += started
         return started
 

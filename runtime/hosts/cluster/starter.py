@@ -241,7 +241,8 @@ class _Start:
         while missing:
             self._check_running()
             if time.monotonic() > deadline:
-                raise self._failed(next(iter(missing)), f"did not connect in {self._contact:.0f} seconds")
+                why = f"did not connect in {self._contact:.0f} seconds"
+                raise self._failed(next(iter(missing)), why, exits_within=0.0)
             try:
                 connection, handshake = self._accepted.get(timeout=0.2)
             except queue.Empty:
@@ -314,7 +315,8 @@ class _Start:
             # A worker waits for ever for another one of its island that has exited.
             self._check_running()
             if time.monotonic() > self._deadline:
-                raise self._failed(host, f"was not ready in {START_SECONDS:.0f} seconds")
+                why = f"was not ready in {START_SECONDS:.0f} seconds"
+                raise self._failed(host, why, exits_within=0.0)
 
     def _check_running(self) -> None:
         if self._stop.is_set():
@@ -322,11 +324,17 @@ class _Start:
         if (host := self._exits.first()) is not None:
             raise self._failed(host, "did not start")
 
-    def _failed(self, host: int, why: str) -> HostStartError:
+    def _failed(self, host: int, why: str, exits_within: float = 10.0) -> HostStartError:
+        """Returns the error of a worker that does not start, and kills it.
+
+        Args:
+          host: the number of the worker.
+          why: what is known without its exit status.
+          exits_within: the seconds to wait for that. A closed connection often means that the process exits,
+            which takes seconds on a busy machine, and the exit status explains more than the connection.
+        """
         process = self._processes[host]
-        # A closed connection often means that the process exits, which takes seconds on a busy machine; its
-        # exit status explains more than the connection.
-        how = process.exit_status(10.0)
+        how = process.exit_status(exits_within)
         if how is None:
             process.kill()
         else:

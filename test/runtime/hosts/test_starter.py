@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from workers_without_jax import ThreadLauncher
 
+from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -18,9 +19,9 @@ from pathways.runtime.hosts.launch.descriptors import reserve_descriptors
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 
-def start(launcher: ThreadLauncher, hosts: int) -> list[WorkerHandle]:
+def start(launcher: ThreadLauncher, hosts: int, contact: float = START_SECONDS) -> list[WorkerHandle]:
     settings = Settings((Island(),) * hosts)
-    gangs = Starter(settings, launcher).start(range(hosts), threading.Event())
+    gangs = Starter(settings, launcher).start(range(hosts), threading.Event(), contact)
     return [host for gang in gangs for host in gang]
 
 
@@ -48,6 +49,14 @@ def test_starter_names_a_worker_that_ends():
     with pytest.raises(HostStartError, match=r"host 5 did not start \(exit code 1\)\n  \| it has no JAX"):
         start(launcher, 8)
     assert all(worker.exit_status(5.0) for worker in launcher.workers)
+
+
+def test_starter_does_not_wait_for_the_exit_of_a_worker_that_is_cut_off():
+    """The next start, which may succeed, would wait as long."""
+    launcher = ThreadLauncher(silent=1)
+    with pytest.raises(HostStartError, match=r"host 1 did not connect in 0 seconds"):
+        start(launcher, 2, contact=0.3)
+    assert [worker.waited for worker in launcher.workers] == [0.0, 0.0]
 
 
 def test_reserve_descriptors_raises_the_soft_limit(limits):
