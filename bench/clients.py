@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 
 import _costs
+import _relay
 from _costs import Cost
 from _served import ServedIslands, ServedSteps, load
 from _simulated.service import shares
@@ -111,6 +112,7 @@ def gangs() -> Iterable[str]:
 def busy() -> Iterable[str]:
     """Measures the use of the timers of two islands by steps of more and more clients."""
     for seconds, target in ((0.003, "to reach 0.94"), (0.00033, "report")):
+        floor = statistics.median(_relay.seconds_of_a_step(2, seconds) for _ in range(3))
         for clients in (1, 2, 4, 8):
             with ServedIslands(2) as served:
                 for n in range(clients):
@@ -119,7 +121,8 @@ def busy() -> Iterable[str]:
             yield (
                 f"busy, {clients} clients, two islands, steps of {seconds * 1e3:g} ms: "
                 f"{had.steps * seconds / had.seconds / 2:.3f} of devices ({target}), "
-                f"{had.each * 1e6:.0f} us of CPU of the service a step"
+                f"{had.each * 1e6:.0f} us of CPU of the service a step, {had.each / floor:.1f} times a bare "
+                f"relay ({floor * 1e6:.0f} us)"
             )
 
 

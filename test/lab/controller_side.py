@@ -4,6 +4,7 @@ It first trains the same steps in this process. Each reply is a line of JSON: th
 of all bits of the weights afterwards, or the error.
 
   {"do": "train", "steps": 3}      from the first weights, each step from the results of the last one
+  {"do": "resilient", "steps": 300} the same with `pw.resilient`, a pause of 10 ms after each step
   {"do": "touch", "steps": 100}    steps of one host that compute almost nothing
   {"do": "fetch"}                  eight results in one `jax.device_get`
   {"do": "move", "size": 1048576}  an array of this many bytes from the first host to the last
@@ -67,14 +68,22 @@ def training(slices: Sequence[Any]) -> Any:
     return pw.program(step, schedule=schedule)
 
 
-def trained(program: Any, steps: int) -> dict[str, Any]:
+def first_weights_and_batch() -> tuple[Any, Any]:
     random = np.random.default_rng(0)
     weights = list(random.standard_normal((STAGES, WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5)
-    batch = tuple(random.standard_normal((2, MICROBATCHES * ROWS, WIDTH)).astype(np.float32))
+    return weights, tuple(random.standard_normal((2, MICROBATCHES * ROWS, WIDTH)).astype(np.float32))
+
+
+def sum_of_bits(weights: Any) -> str:
+    bits = [np.asarray(leaf).tobytes() for leaf in jax.device_get(weights)]
+    return hashlib.sha256(b"".join(bits)).hexdigest()
+
+
+def trained(program: Any, steps: int) -> dict[str, Any]:
+    weights, batch = first_weights_and_batch()
     for _ in range(steps):
-        value, weights = program(weights, batch)
-    bits = [np.asarray(leaf).tobytes() for leaf in jax.device_get((value, weights))[1]]
-    return {"sum": hashlib.sha256(b"".join(bits)).hexdigest()}
+        _, weights = program(weights, batch)
+    return {"sum": sum_of_bits(weights)}
 
 
 class Hosts:
@@ -98,6 +107,23 @@ class Hosts:
 
     def train(self, steps: int) -> dict[str, Any]:
         return trained(self.training, steps)
+
+    def resilient(self, steps: int) -> dict[str, Any]:
+        weights, batch = first_weights_and_batch()
+
+        def train_step(weights: Any, batch: Any) -> Any:
+            loss, weights = self.training(weights, batch)
+            return weights, loss
+
+        numbers = []
+        feeds = (self.training, "batch")
+        with pw.resilient(train_step, weights, [batch] * steps, feeds=feeds, every=20) as run:
+            for n, _ in run.steps(steps):
+                numbers.append(n)
+                time.sleep(0.01)
+            found = run.status()
+        assert numbers == [*range(steps)]
+        return {"sum": sum_of_bits(run.state), "losses": found.losses, "version": found.version}
 
     def touch(self, steps: int) -> dict[str, Any]:
         x = np.float32([1])

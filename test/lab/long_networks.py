@@ -23,6 +23,9 @@ HEARTBEAT = 4.0
 FOUND_SECONDS = 3.0
 """Seconds after a heartbeat until values that depend on a host that was cut off are errors."""
 
+STEPS = 300
+"""Steps of resilient training: three seconds and more."""
+
 BACK_SECONDS = 10.0
 """Seconds after healing until values are right again."""
 
@@ -110,7 +113,8 @@ def test_lab_values_are_right_or_errors_after_a_cut(name, seconds):
             since = time.monotonic() - began
             if "error" not in answer:
                 assert answer["sum"] == session.expected[2]
-                if ended.is_set():
+                # A loss of a short cut may be noticed after its end.
+                if ended.is_set() and since > HEARTBEAT + FOUND_SECONDS:
                     break
             elif first_error is None:
                 first_error = since
@@ -122,6 +126,30 @@ def test_lab_values_are_right_or_errors_after_a_cut(name, seconds):
         if first_error is not None and seconds > HEARTBEAT + FOUND_SECONDS:
             assert first_error < HEARTBEAT + FOUND_SECONDS
         session.check()
+
+
+@pytest.mark.parametrize("seconds", [2, 20])
+@pytest.mark.parametrize("name", CUTS)
+def test_lab_resilient_training_continues_after_a_cut(name, seconds):
+    """Steps run again by themselves, and the weights are those of the same steps without a cut."""
+    cut = CUTS[name]
+    islands = [list(island) for island in cut.islands]
+    with (
+        Lab(machines=4, shared=compiled_code()) as lab,
+        Session(lab, islands, stages=len(islands), heartbeat=HEARTBEAT) as session,
+    ):
+        undisturbed = session.run("resilient", steps=STEPS)
+        assert undisturbed.get("losses") == 0, undisturbed
+        session.pids = session.run("addresses")["pids"]
+        session.send("resilient", steps=STEPS)
+        time.sleep(1.0)
+        cut.begin(lab, session)
+        time.sleep(seconds)
+        cut.end(lab, session)
+        continued = session.receive(120)
+        assert continued.get("sum") == undisturbed["sum"], (continued, session.errors)
+        if seconds > HEARTBEAT + FOUND_SECONDS:
+            assert continued["losses"] > 0
 
 
 def test_lab_refuses_mutated_handshakes():

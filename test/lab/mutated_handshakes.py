@@ -68,7 +68,7 @@ def main() -> None:
                 while data := oldest.recv(4096):
                     received += data
             welcomed += b"Welcome" in received
-    print(f"{count} greetings, {welcomed} welcomed")
+    print(f"{count} handshakes, {welcomed} welcomed")
 
 
 if __name__ == "__main__":
