@@ -245,10 +245,29 @@ def test_paper_rows_say_why_they_are_off(rate, cpu, idle, why, inputs, monkeypat
     assert entry.note.startswith(why)
 
 
+def test_resilience_bench_measures_fewer_replicas(monkeypatch, capsys):
+    resilience = module("resilience", monkeypatch)
+    for row in ("fewer-local", "throughput-local"):
+        monkeypatch.setattr("sys.argv", ["resilience.py", "--quick", "--mib", "1", "--only", row])
+        resilience.main()
+        figures = capsys.readouterr().out.splitlines()[-1]
+        assert figures.startswith({"f": "4 replicas to 3", "t": "throughput with 3 of 4"}[row[0]])
+        assert "(to reach " in figures
+
+
 @pytest.mark.process
 def test_served_bench_imports_no_jax():
     code = "import sys, _served; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=BENCHES[0].parent, check=True)
+
+
+@pytest.mark.hosts
+def test_resilience_bench_measures_snapshots(monkeypatch, capsys):
+    resilience = module("resilience", monkeypatch)
+    options = ["--quick", "--mib", "1", "--hosts", "2", "--only", "snapshot"]
+    monkeypatch.setattr("sys.argv", ["resilience.py", *options])
+    resilience.main()
+    assert "(to reach 3)" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.process
