@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pathways.tools.lsp.client import Analyst
 from pathways.tools.lsp.index import Index
+from pathways.tools.lsp.server import column_of
 from pathways.tools.lsp.worker import analyse
 
 TESTS = Path(__file__).parents[1]
@@ -174,6 +175,20 @@ def test_pw_lsp_counts_columns_as_editors_do(editor):
     editor.open('module {\n  "a"() {x = "\N{MATHEMATICAL ITALIC SMALL X}é"} : () -> (); %a = foo\n}')
     (problem,) = editor.diagnostics()
     assert span(problem["range"])[:2] == (1, 30)
+
+
+def test_column_of_reads_a_long_line_a_few_times():
+    read = 0
+
+    def units(text):
+        nonlocal read
+        read += len(text)
+        return len(text.encode("utf-16-le")) // 2
+
+    line = "x\N{MATHEMATICAL ITALIC SMALL X}" * 2000
+    # Each pair of characters has three units.
+    assert [column_of(line, n, units) for n in (0, 1, 3, 4499, 6000, 9999)] == [0, 1, 2, 3000, 4000, 4000]
+    assert read < 6 * 12 * len(line)
 
 
 @pytest.mark.quick

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import dataclasses
 import functools
 import os
@@ -178,10 +179,7 @@ class _Features:
         if document is None or not 0 <= line < len(document.index.lines):
             return None
         units = self._server.workspace.position_codec.client_num_units
-        text = document.index.lines[line]
-        before = (n for n in range(len(text)) if units(text[:n]) >= params.position.character)
-        column = next(before, len(text))
-        return document, line, column
+        return document, line, column_of(document.index.lines[line], params.position.character, units)
 
     def hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
         """Returns a description of the word at a position."""
@@ -235,6 +233,17 @@ class _Features:
             for found in document.index.definitions
             if found.keyword
         ]
+
+
+def column_of(line: str, character: int, units: Callable[[str], int]) -> int:
+    """Returns the column, in characters, of a position in a line.
+
+    Args:
+      line: the line.
+      character: the position, in units of the editor.
+      units: returns the number of these units of a text.
+    """
+    return bisect.bisect_left(range(len(line)), character, key=lambda n: units(line[:n]))
 
 
 def _hover_of_pass(line: str, column: int) -> str | None:
