@@ -102,6 +102,7 @@ def _problem_of_axes(refs: Sequence[Any], sizes: Sequence[int]) -> str | None:
         used.setdefault(axis, []).append((before, end))
     for factors in used.values():
         factors.sort()
-        if any(start % end for (_, end), (start, _) in itertools.pairwise(factors)):
+        # An axis of size 1 has no factors, but may not be named twice either.
+        if any(one == next_ or next_[0] % one[1] for one, next_ in itertools.pairwise(factors)):
             return "an axis that is used twice"
     return None

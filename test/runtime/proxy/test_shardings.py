@@ -56,6 +56,14 @@ def test_shardings_that_xla_reads(fields: dict[str, Any]) -> None:
         (named({"mesh_axis_index": 2}), "an axis that the mesh does not have"),
         (named({}, mesh={}), "an axis that the mesh does not have"),
         (named({}, {}), "an axis that is used twice"),
+        (
+            named(
+                {"mesh_axis_index": 2},
+                {"mesh_axis_index": 2},
+                mesh={"axes": [*MESH["axes"], {"name": "z", "size": 1}]},
+            ),
+            "an axis that is used twice",
+        ),
         (named({"sub_axis_info": {"pre_size": 3, "size": 2}}), "an invalid sub-axis"),
         (named(mesh={"axes": [{"name": "x", "size": 7}]}), "a mesh of [7]"),
         (named(mesh=MESH | {"device_ids": [0, 0]}), "a device is missing or listed twice"),
