@@ -85,8 +85,8 @@ class Array:
         self._controller = controller
         self._copies = copies
         self._step = step
-        # The steps of copies that `_step` does not compute.
-        self._steps: dict[Location, Step] = {}
+        # The steps of copies that `_step` does not compute, by their numbers.
+        self._steps: dict[int, Step] = {}
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
         # Fetches in flight, or received; None while there are none.
@@ -189,7 +189,7 @@ class Array:
 
     def step_at(self, location: Location) -> Step | None:
         """Returns the step that computes it at a location; None if it was put there."""
-        return self._steps.get(location, self._step)
+        return self._steps.get(self._copies.get(location, -1), self._step)
 
     def is_of(self, controller: Client) -> bool:
         """Returns whether it is on the hosts of this client, rather than those of an earlier one."""
@@ -232,9 +232,10 @@ class Array:
         """Adds a copy at another location, and the step that computes it there, if any."""
         # Before the copy, which other threads read without a lock: they find its step, too.
         if step is not None:
-            self._steps.setdefault(location, step)
+            self._steps[number] = step
         if self._copies.setdefault(location, number) != number:
             # Another thread has added a copy there.
+            self._steps.pop(number, None)
             self._controller.free(location, number)
         else:
             location.gang.life.unused.add_after(self, number)
