@@ -41,7 +41,7 @@ class Linear:
 
 
 def linear(value: ir.Value) -> Linear:
-    """Expresses an integer scalar by the value that its arithmetic starts from."""
+    """Expresses an integer scalar by the value that its arithmetic starts from, if nothing overflows."""
     return _linear(value, {})
 
 
@@ -62,8 +62,13 @@ def _expressed(value: ir.Value, known: dict[ir.Value, Linear]) -> Linear:
             number = _integer(op)
             return itself if number is None else Linear.constant(number)
         case "stablehlo.convert":
-            both = (value.type, op.operands[0].type)
-            return _linear(op.operands[0], known) if all(_is_integer(t) for t in both) else itself
+            (operand,) = op.operands
+            if not (_is_integer(value.type) and _is_integer(operand.type)):
+                return itself
+            found = _linear(operand, known)
+            # A number that the type does not hold becomes another one.
+            held = _range(operand.type) if found.factor else (found.offset, found.offset + 1)
+            return found if _holds(_range(value.type), held) else itself
         case "stablehlo.add" | "stablehlo.subtract" | "stablehlo.multiply" if _is_integer(value.type):
             return _combined(op.name, *(_linear(operand, known) for operand in op.operands)) or itself
     return itself
@@ -119,25 +124,31 @@ def trip_count_of(loop: ir.OpView) -> TripCount | None:
     test = list(cond.operations)[-1].operands[0]
     if isinstance(test, ir.BlockArgument) or test.owner.name != "stablehlo.compare":
         return None
-    # Both sides as functions of the iteration: their difference is compared with 0.
-    sides = []
-    for operand in test.owner.operands:
-        side = linear(operand)
-        if isinstance(side.variable, ir.BlockArgument) and side.variable.owner == cond:
-            counter = counters.get(side.variable.arg_number)
-            if counter is None:
-                return None
-            side = side.of(None, counter.factor, counter.offset)
-        else:
-            # A constant from outside of the loop.
-            if side.variable is not None:
-                return None
-        sides.append(side)
+    known: dict[ir.Value, Linear] = {}
+    left, right = (_by_iteration(_linear(side, known), cond, counters) for side in test.owner.operands)
+    if left is None or right is None:
+        return None
+    # The difference of both sides is compared with 0.
     direction = stablehlo.ComparisonDirectionAttr(test.owner.attributes["comparison_direction"]).value
-    count = _count(sides[0].factor - sides[1].factor, sides[0].offset - sides[1].offset, direction)
+    count = _count(left.factor - right.factor, left.offset - right.offset, direction)
     if count is None or not all(_fits(loop.operands[n].type, c, count) for n, c in counters.items()):
         return None
+    # The test is computed in types of its own.
+    for value, found in known.items():
+        of_iteration = _by_iteration(found, cond, counters)
+        if of_iteration is None or not _fits(value.type, of_iteration, count):
+            return None
     return TripCount(count, counters)
+
+
+def _by_iteration(found: Linear, cond: ir.Block, counters: dict[int, Linear]) -> Linear | None:
+    """Returns an integer of a condition as a function of the iteration; None if other values are read."""
+    if found.factor == 0:
+        return found
+    if not isinstance(found.variable, ir.BlockArgument) or found.variable.owner != cond:
+        return None
+    counter = counters.get(found.variable.arg_number)
+    return None if counter is None else found.of(None, counter.factor, counter.offset)
 
 
 def _counters(inits: Sequence[ir.Value], body: ir.Block) -> dict[int, Linear]:
@@ -183,11 +194,22 @@ def _count(factor: int, offset: int, direction: str) -> int | None:
 
 def _fits(type_: ir.Type, counter: Linear, count: int) -> bool:
     """Returns whether a counter stays in the range of its type."""
-    element = ir.RankedTensorType(type_).element_type
-    low, high = (
-        (0, 2**element.width)
-        if element.is_unsigned
-        else (-(2 ** (element.width - 1)), 2 ** (element.width - 1))
-    )
     # It is monotonic, so that the first and the last value suffice; one that wraps around has another count.
-    return all(low <= counter.offset + counter.factor * iteration < high for iteration in (0, count))
+    ends = sorted((counter.offset, counter.offset + counter.factor * count))
+    return _holds(_range(type_), (ends[0], ends[1] + 1))
+
+
+_Range = tuple[int, int]
+"""The smallest of some numbers, and the one after the largest."""
+
+
+def _range(type_: ir.Type) -> _Range:
+    """Returns the numbers that a type of integer scalars holds."""
+    element = ir.RankedTensorType(type_).element_type
+    if element.is_unsigned or element.width == 1:
+        return 0, 2**element.width
+    return -(2 ** (element.width - 1)), 2 ** (element.width - 1)
+
+
+def _holds(outer: _Range, inner: _Range) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
