@@ -27,6 +27,8 @@ ALIGNMENT = 64
 _MAGIC = b"PWBLOCKS"
 _END = struct.Struct("<QI8s")
 _CHUNK_BYTES = 16 << 20
+_WORD = np.dtype(np.uint64)
+_SUMMED_WORDS = 1 << 13
 _BYTES_PER_RECORD = 512
 """More than what a record of the table takes, but for the name of its block."""
 
@@ -63,11 +65,13 @@ def write_blocks(file: int, blocks: Iterable[StateBlock]) -> None:
     records: list[_BlockRecord] = []
     offset = 0
     for block in blocks:
-        dtype = block.data.dtype
+        # Waits for an array that is not computed yet.
+        array = np.asarray(block.data)
+        dtype = array.dtype
         if dtype.hasobject or dtype.names is not None:
             raise TypeError(f"block {block.name} has elements of type {dtype}, which no file has")
         # In native byte order: the name of a dtype, which the table has, does not include the order.
-        data = np.ascontiguousarray(block.data.astype(dtype.newbyteorder("="), copy=False))
+        data = np.ascontiguousarray(array.astype(dtype.newbyteorder("="), copy=False))
         view = memoryview(data.reshape(-1).view(np.uint8))
         _write(file, view)
         _write(file, memoryview(bytes(_aligned(len(view)) - len(view))))
@@ -75,11 +79,11 @@ def write_blocks(file: int, blocks: Iterable[StateBlock]) -> None:
             _BlockRecord(
                 block.name,
                 dtype.name,
-                block.data.shape,
+                array.shape,
                 block.index,
                 offset,
                 len(view),
-                zlib.crc32(view),
+                _checksum(view),
             )
         )
         offset += _aligned(len(view))
@@ -146,10 +150,18 @@ def _table(file: int, where: str) -> tuple[memoryview, dict[str, _BlockRecord]]:
 
 def _read_block(content: memoryview, record: _BlockRecord, where: str) -> StateBlock:
     view = content[record.offset : record.offset + record.nbytes]
-    if len(view) != record.nbytes or zlib.crc32(view) != record.checksum:
+    if len(view) != record.nbytes or _checksum(view) != record.checksum:
         raise _corrupt(where, f"wrong checksum of block {record.name}")
     data = np.frombuffer(view, np.dtype(record.dtype)).reshape(record.shape)
     return StateBlock(record.name, record.index, data)
+
+
+def _checksum(data: memoryview) -> int:
+    """Returns a checksum: the CRC of the sums of words of each piece, ten times as fast as that of all."""
+    size = len(data) // _WORD.itemsize * _WORD.itemsize
+    words = np.frombuffer(data[:size], _WORD)
+    sums = np.add.reduceat(words, np.arange(0, len(words), _SUMMED_WORDS)) if size else words
+    return zlib.crc32(data[size:], zlib.crc32(sums.tobytes()))
 
 
 def _corrupt(where: str, what: str) -> SnapshotError:

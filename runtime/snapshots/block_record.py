@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-
-import numpy as np
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -14,9 +13,9 @@ class StateBlock:
     Attributes:
       name: its name, which no other block of the state has.
       index: the rows that it is in each dimension of the array, from the first to the one after the last.
-      data: its elements.
+      data: its elements, an array of NumPy; or one of JAX that is to be written, and may not be computed yet.
     """
 
     name: str
     index: tuple[tuple[int, int], ...]
-    data: np.ndarray
+    data: Any

@@ -242,7 +242,8 @@ class HostSnapshots:
         try:
             file = os.open(written, _CREATE, 0o600, dir_fd=version)
             try:
-                # Fails before anything is copied, and no other file takes the space meanwhile.
+                # Fails before anything is copied, and no other file takes the space meanwhile. Before `write`
+                # waits for arrays, so that steps wait for the copy alone.
                 os.posix_fallocate(file, 0, max(count, 1))
                 write(file)
                 # `count` is an upper bound, and readers find the table from the end of the file.

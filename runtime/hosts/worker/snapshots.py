@@ -163,7 +163,7 @@ def write(
         StateBlock(
             name,
             tuple((start, stop) for start, stop in index),
-            np.asarray(arrays[n].addressable_shards[shard].data),
+            arrays[n].addressable_shards[shard].data,
         )
         for n, shard, name, index in blocks
     ]

@@ -99,6 +99,34 @@ def test_snapshots_that_are_changed_are_refused(snapshots: HostSnapshots, data: 
         assert found[one.name].data.tobytes() == one.data.tobytes()
 
 
+def test_snapshots_with_pieces_in_another_order_are_refused(snapshots: HostSnapshots):
+    data = np.arange(3 * 8192, dtype=np.uint64)
+    snapshots.write(KEY, 2, [block("w", data)])
+    file = snapshots.path / "10.1" / "copy2.blocks"
+    content = file.read_bytes()
+    piece = 8192 * 8
+    file.write_bytes(content[piece : 2 * piece] + content[:piece] + content[2 * piece :])
+    with pytest.raises(SnapshotError, match="wrong checksum of block w"):
+        snapshots.read(KEY, 2)
+
+
+def test_snapshots_have_their_space_before_an_array_is_computed(snapshots: HostSnapshots):
+    """Steps that donate the array wait until it is copied, and not for the system to find space."""
+    sizes = []
+
+    class Pending:
+        nbytes = 40000
+
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            sizes.extend(file.stat().st_size for file in (snapshots.path / "10.1").iterdir())
+            return np.ones(10000, np.float32)
+
+    snapshots.write(KEY, 2, [StateBlock("w", ((0, 10000),), Pending())])
+    assert len(sizes) == 1
+    assert sizes[0] > Pending.nbytes
+    assert snapshots.read(KEY, 2)["w"].data.sum() == 10000
+
+
 def test_snapshots_read_some_blocks_alone(snapshots: HostSnapshots):
     snapshots.write(KEY, 2, some_blocks())
     assert [*snapshots.read(KEY, 2, ["b"])] == ["b"]
