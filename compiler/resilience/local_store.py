@@ -18,6 +18,7 @@ from pathways.compiler.resilience.array_layouts import ArrayLayout, Index, Repli
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.runtime.local.devices import cluster, devices_of_cluster
+from pathways.runtime.local.recording import span
 from pathways.runtime.resilience.effects import RestoreState
 from pathways.runtime.resilience.events import (
     CopyCompleted,
@@ -144,7 +145,8 @@ class LocalSnapshotStore(SnapshotStore):
         for copy in copies:
             try:
                 if copy.source == copy.target:
-                    blocks = self._copy_own(key, copy)
+                    with span("snapshots", f"snapshot {key.step}", track=f"island{copy.target}"):
+                        blocks = self._copy_own(key, copy)
                 else:
                     # The copies of a host's own blocks precede these, so the source has the blocks.
                     there = self._memory[copy.source][key]

@@ -19,6 +19,7 @@ from pathways.compiler.program import Program
 from pathways.compiler.resilience.disk import DiskVersions
 from pathways.compiler.resilience.host_store import HostStore
 from pathways.compiler.resilience.local_store import LocalSnapshotStore
+from pathways.compiler.resilience.recovery_spans import RecoverySpans
 from pathways.compiler.resilience.settings import (
     Step,
     checked_count,
@@ -124,6 +125,7 @@ class ResilientRun:
         self._rewound_to: int | None = None
         self._abandoned: str | None = None
         self._last_tick = 0.0
+        self._spans = RecoverySpans()
 
     @boundary
     def __enter__(self) -> ResilientRun:
@@ -359,6 +361,7 @@ class ResilientRun:
             self._ready.append((first.number, metrics))
             self._read_steps += 1
         self._handle(MetricsRead(first.number + 1))
+        self._spans.read(first.number + 1)
 
     def _is_of_loss(self, error: Exception) -> bool:
         """Returns whether steps in flight were lost, which is why one fails."""
@@ -414,6 +417,7 @@ class ResilientRun:
             self._apply_one(effect)
 
     def _apply_one(self, effect: ResilienceEffect) -> None:
+        self._spans.apply(effect, self.step)
         match effect:
             case Log(level, text):
                 log.log(level, "pw.resilient: %s", text)
@@ -537,6 +541,7 @@ class ResilientRun:
         if self._core is not None and self._abandoned is None:
             self._apply(self._core.handle(RunEnded(keeps), time.monotonic()))
         self._is_open = False
+        self._spans.close()
         if self._replicas is not None:
             self._replicas.close()
         self._in_flight.clear()

@@ -44,6 +44,27 @@ class RecordedCall:
     hosts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class RecordedSpan:
+    """Record of work that belongs to no call, such as a snapshot; times in nanoseconds of one clock.
+
+    Attributes:
+      track: see `TraceSpan`; empty for this host.
+      row: see `TraceSpan`.
+      name: what was done.
+      start: when it began.
+      end: when it ended.
+      client: on a worker, the number of the client for which it was done.
+    """
+
+    track: str
+    row: str
+    name: str
+    start: int
+    end: int
+    client: int = 0
+
+
 def timeline_of_call(
     plan: Plan,
     observed: Mapping[int, ObservedTimes],

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from pathways.runtime.local.call_trace import ObservedTimes, RecordedCall
+from pathways.runtime.local.call_trace import ObservedTimes, RecordedCall, RecordedSpan
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
 from pathways.runtime.resources.threads import RunningThread, start_thread
 from pathways.runtime.xla.profile import Profile, TimeSpan
@@ -46,6 +46,9 @@ class TraceSink(Protocol):
 
     def write(self, calls: Iterable[RecordedCall]) -> None:
         """Writes finished calls."""
+
+    def write_span(self, span: RecordedSpan) -> None:
+        """Writes work that belongs to no call; any thread may call it, also after `close`."""
 
     def close(self) -> None:
         """Closes the destination, after the last call."""

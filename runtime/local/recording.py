@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from pathways.passes.analysis.measured.events import TraceSpan
 from pathways.passes.analysis.measured.trace_file import TraceFile
-from pathways.runtime.local.call_trace import RecordedCall, timeline_of_call
+from pathways.runtime.local.call_trace import RecordedCall, RecordedSpan, timeline_of_call
 from pathways.runtime.local.recorder import Recorder, TraceSink
 
 _NANOSECOND = 1e-9
@@ -90,6 +91,14 @@ class FileSink:
             with self._writing:
                 self._file.append(timeline, (origin - self._start) * _NANOSECOND)
 
+    def write_span(self, span: RecordedSpan) -> None:
+        """Writes work that belongs to no call."""
+        # It may have begun before the trace.
+        start, end = (max(0, time - self._start) * _NANOSECOND for time in (span.start, span.end))
+        with self._writing:
+            if not self._file.is_closed:
+                self._file.append_span(TraceSpan(span.track, span.row, span.name, start, end))
+
     def close(self) -> None:
         """Closes the file."""
         with self._writing:
@@ -142,6 +151,23 @@ def stop(recorder: Recorder) -> None:
         _current = None
         for source in list(_traceable):
             source.observe(None)
+
+
+def record_span(span: RecordedSpan) -> None:
+    """Records work that belongs to no call of a program, if a trace is being recorded."""
+    recorder = _current
+    if recorder is not None:
+        recorder.sink.write_span(span)
+
+
+@contextlib.contextmanager
+def span(row: str, name: str, *, track: str = "", client: int = 0) -> Iterator[None]:
+    """Records what runs in this context as a span; see `RecordedSpan`."""
+    start = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        record_span(RecordedSpan(track, row, name, start, time.monotonic_ns(), client))
 
 
 @functools.cache

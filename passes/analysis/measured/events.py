@@ -73,6 +73,25 @@ class TimelineEvent:
 
 
 @dataclasses.dataclass(frozen=True)
+class TraceSpan:
+    """Work in a trace that belongs to no step of a program, such as a snapshot.
+
+    Attributes:
+      track: the name of the group of rows, such as `island1`.
+      row: the name of the row, in which spans do not overlap.
+      name: what was done.
+      start: when it began, in seconds since the trace began.
+      end: when it ended.
+    """
+
+    track: str
+    row: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
 class EventLog:
     """One step of a program, planned, simulated or measured.
 

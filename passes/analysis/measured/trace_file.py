@@ -3,8 +3,9 @@
 The format is the JSON array of Chrome's trace events, one event per line. Each slice is a process: a row of
 launches, rows of what it sends, and a counter of its live bytes; arrows lead from the launch that makes a
 value over its transfer to the launch that reads it. Slices on several hosts name their hosts, and are in
-the order of them. Steps are appended as they come. The closing bracket may be missing, so that the file of a
-process that was killed is a trace all the same.
+the order of them. Steps are appended as they come. Spans of work that belongs to no step have processes of
+their own, below the slices. The closing bracket may be missing, so that the file of a process that was killed
+is a trace all the same.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from pathways.dialect.attributes.origins import Origin
-from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
+from pathways.passes.analysis.measured.events import EventLog, TimelineEvent, TraceSpan
 from pathways.passes.analysis.quantities import FLOPS, SECONDS, UNITS
 
 _TICKS = {SECONDS: 1e6, UNITS: 1e3, FLOPS: 1e-3}
@@ -32,6 +33,10 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _HEADER = "pathways step"
 _HOST_ROWS = 1 << 20
 """Offset between the rows of two hosts: more than there are slices."""
+_SPAN = "span"
+"""Category of work that belongs to no step."""
+_SPAN_TRACKS = 1 << 30
+"""Offset of the numbers of processes for such work."""
 _OPTIONAL = ("microbatch", "dst", "after")
 
 
@@ -49,6 +54,8 @@ class TraceFile:
     def __init__(self, path: str | Path) -> None:
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
         self._processes: dict[str, int] = {}
+        # The rows of spans, by track.
+        self._tracks: dict[str, list[str]] = {}
         self._flows = 0
         self._separator = "\n"
         self._file.write("[")
@@ -68,10 +75,22 @@ class TraceFile:
           timeline: the step.
           at: the time of its start, in the unit of the timeline.
         """
-        for event in self._events(timeline, at):
+        self._write(self._events(timeline, at))
+
+    def append_span(self, span: TraceSpan) -> None:
+        """Writes work that belongs to no step."""
+        self._write(self._events_of_span(span))
+
+    def _write(self, events: Iterable[dict[str, Any]]) -> None:
+        for event in events:
             self._file.write(self._separator + _encode(event))
             self._separator = ",\n"
         self._file.flush()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more may be written."""
+        return self._file.closed
 
     def close(self) -> None:
         """Closes the file."""
@@ -122,6 +141,28 @@ class TraceFile:
                     "args": {"bytes": nbytes},
                 }
         yield from self._arrows(timeline, at, rows)
+
+    def _events_of_span(self, span: TraceSpan) -> Iterator[dict[str, Any]]:
+        if span.track not in self._tracks:
+            self._tracks[span.track] = []
+            pid = _SPAN_TRACKS + len(self._tracks)
+            yield _metadata("process_name", pid, 0, name=span.track)
+            yield _metadata("process_sort_index", pid, 0, sort_index=pid)
+        pid = _SPAN_TRACKS + 1 + [*self._tracks].index(span.track)
+        rows = self._tracks[span.track]
+        if span.row not in rows:
+            rows.append(span.row)
+            yield _metadata("thread_name", pid, len(rows), name=span.row)
+        yield {
+            "name": span.name,
+            "cat": _SPAN,
+            "ph": "X",
+            "ts": span.start * _TICKS[SECONDS],
+            "dur": (span.end - span.start) * _TICKS[SECONDS],
+            "pid": pid,
+            "tid": rows.index(span.row) + 1,
+            "args": {"track": span.track, "row": span.row},
+        }
 
     def _arrows(self, timeline: EventLog, at: float, rows: list[int]) -> Iterator[dict[str, Any]]:
         """Yields arrows from launches over transfers of their results to the first launch that reads them."""
@@ -208,7 +249,7 @@ def read_trace(text: str | bytes) -> list[EventLog]:
                 processes[event["pid"]] = args.get("slice", args["name"])
             elif event["name"] == _HEADER:
                 steps.append(_RecordedStep(event["ts"], args))
-            elif steps:
+            elif steps and event.get("cat") != _SPAN:
                 steps[-1].add(event, args, processes)
         logs = [step.log() for step in steps if step.whole]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -216,6 +257,28 @@ def read_trace(text: str | bytes) -> list[EventLog]:
     if not logs:
         raise TraceError("holds no whole step of a pathways program")
     return logs
+
+
+def read_spans(text: str | bytes) -> list[TraceSpan]:
+    """Returns the work in a trace file that belongs to no step.
+
+    Raises:
+      TraceError: when it is none of ours.
+    """
+    try:
+        return [
+            TraceSpan(
+                event["args"]["track"],
+                event["args"]["row"],
+                event["name"],
+                event["ts"] / _TICKS[SECONDS],
+                (event["ts"] + event["dur"]) / _TICKS[SECONDS],
+            )
+            for event in _parse(text)
+            if event.get("cat") == _SPAN
+        ]
+    except (KeyError, TypeError) as error:
+        raise TraceError(f"damaged: {type(error).__name__}: {error}") from None
 
 
 class _RecordedStep:

@@ -39,6 +39,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Pong,
     Report,
     RunTimes,
+    SpanTimes,
     TraceDone,
     TraceStarted,
 )
@@ -49,7 +50,7 @@ from pathways.runtime.resources.threads import start_thread
 _EXIT_TIMEOUT_S = 0.1
 """Timeout for the exit of a process after its connections are closed."""
 
-FromTracing = ClockTime | RunTimes | TraceDone | TraceStarted
+FromTracing = ClockTime | RunTimes | SpanTimes | TraceDone | TraceStarted
 
 
 class WorkerSink(Protocol):
@@ -203,7 +204,7 @@ class WorkerListener:
                 self._on_peer(host, message)
             case Leaving():
                 self._core.handle(LeaveRequested(host.gang.life.key, host.index))
-            case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
+            case TraceStarted() | RunTimes() | SpanTimes() | TraceDone() | ClockTime():
                 if self._sink is None:
                     self._traces.on_message(host.index, message)
                 else:

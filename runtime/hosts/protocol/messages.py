@@ -458,6 +458,26 @@ class RunTimes(Message, frozen=True):
     last: bool
 
 
+class SpanTimes(Message, frozen=True):
+    """Times of work on a host that belongs to no run; nanoseconds of its clock.
+
+    Attributes:
+      trace: the number of the trace.
+      client: the number of the client for which it was done.
+      row: the name of its row; see `TraceSpan`.
+      name: what was done.
+      start: when it began.
+      end: when it ended.
+    """
+
+    trace: int
+    client: int
+    row: str
+    name: str
+    start: int
+    end: int
+
+
 class TraceDone(Message, frozen=True):
     """Notice that all recorded times were sent."""
 
@@ -602,7 +622,7 @@ class Called(Message, frozen=True):
     failure: CallFailure | None
 
 
-FromTracing = TraceStarted | RunTimes | TraceDone | ClockTime
+FromTracing = TraceStarted | RunTimes | SpanTimes | TraceDone | ClockTime
 
 ToWorker = (
     Handshake

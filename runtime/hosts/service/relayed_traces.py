@@ -13,6 +13,7 @@ import msgspec
 
 from pathways.runtime.hosts.protocol.messages import (
     RunTimes,
+    SpanTimes,
     StartTrace,
     StopTrace,
     TraceDone,
@@ -22,7 +23,10 @@ from pathways.runtime.hosts.protocol.messages import (
 Worker = tuple[int, int]
 """The number of a host, and how often workers of its island were started before."""
 
-ForClient = tuple[int, RunTimes | TraceDone | TraceStarted]
+FromRecording = RunTimes | SpanTimes | TraceDone | TraceStarted
+"""Messages of a worker about one trace."""
+
+ForClient = tuple[int, FromRecording]
 """The number of a client, and a message for it."""
 
 
@@ -62,7 +66,7 @@ class RelayedTraces:
         with self._lock:
             return [worker for worker in self._current if client in self._clients(worker)]
 
-    def route(self, worker: Worker, message: RunTimes | TraceDone | TraceStarted) -> list[ForClient]:
+    def route(self, worker: Worker, message: FromRecording) -> list[ForClient]:
         """Returns the messages for clients that follow from a message of a worker."""
         with self._lock:
             key = worker, message.trace
@@ -71,6 +75,13 @@ class RelayedTraces:
                 case TraceStarted():
                     started = self._started.pop(key, set())
                     return [(c, TraceStarted(n)) for c, n in clients.items() if c in started]
+                case SpanTimes(client=client):
+                    # A client gets the work that was done for it only.
+                    return [
+                        (c, msgspec.structs.replace(message, trace=n))
+                        for c, n in clients.items()
+                        if c == client
+                    ]
                 case RunTimes():
                     return [(c, msgspec.structs.replace(message, trace=n)) for c, n in clients.items()]
                 case TraceDone():

@@ -16,6 +16,7 @@ from pathways.runtime.hosts.protocol.messages import (
     FromTracing,
     ReadClock,
     RunTimes,
+    SpanTimes,
     StartTrace,
     StepTimes,
     StopTrace,
@@ -25,6 +26,7 @@ from pathways.runtime.hosts.protocol.messages import (
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.clocks import HostClock, RoundTrip
 from pathways.runtime.hosts.trace.merging import PlanOnHosts
+from pathways.runtime.local.call_trace import RecordedSpan
 from pathways.runtime.plan.host_program import Owners
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.threads import RunningThread, start_thread
@@ -182,6 +184,8 @@ class _HostTrace:
         # program.
         self._replaced: dict[int, set[int]] = {}
         self._complete: dict[int, set[int]] = {}
+        # Work that belongs to no run, with its host and the clock of the worker that sent it.
+        self._spans: list[tuple[str, HostClock, SpanTimes]] = []
         self._clocks = {host.index: HostClock() for host in self._hosts}
         self._new: list[TracedHost] = []
         self._trip_numbers = itertools.count()
@@ -253,6 +257,9 @@ class _HostTrace:
                     self._trips[host, message.number] = message.time, now
                 case RunTimes() if message.trace == self._number:
                     self._add(host, message)
+                case SpanTimes() if message.trace == self._number:
+                    named = next(str(known) for known in self._hosts if known.index == host)
+                    self._spans.append((named, self._clocks[host], message))
                 case TraceStarted() if message.trace == self._number:
                     self._started.add(host)
                 case TraceDone() if message.trace == self._number:
@@ -272,30 +279,36 @@ class _HostTrace:
 
     def _work(self) -> None:
         while not self._stopping.wait(_PAUSE):
-            runs = self._finished()
+            runs, spans = self._finished()
             self._measure()
-            self._write(runs)
+            self._write(runs, spans)
         with self._changed:
             self._changed.wait_for(lambda: self._all_in(self._done))
-            runs = sorted(self._runs)
+            runs, spans = sorted(self._runs), self._spans
         self._measure()
-        self._write(runs)
+        self._write(runs, spans)
         for host in self._hosts:
             if host.index not in self._done:
                 why = host.error or f"{host} did not send it"
                 log.warning("the trace lacks the last steps of a host: %s", why)
 
-    def _finished(self) -> list[int]:
-        """Returns the runs whose times have arrived from all hosts that are not lost."""
+    def _finished(self) -> tuple[list[int], list[tuple[str, HostClock, SpanTimes]]]:
+        """Returns the runs whose times have arrived from all hosts that are not lost, and new spans."""
         with self._changed:
-            return [
+            spans, self._spans = self._spans, []
+            runs = [
                 run
                 for run, (program, _) in sorted(self._runs.items())
                 if self.programs[program].host_steps.keys()
                 <= self._complete.get(run, set()) | self._lost | self._replaced.get(program, set())
             ]
+            return runs, spans
 
-    def _write(self, runs: Sequence[int]) -> None:
+    def _write(self, runs: Sequence[int], spans: Sequence[tuple[str, HostClock, SpanTimes]]) -> None:
+        for track, clock, span in spans:
+            if clock.is_measured:
+                start, end = clock.to_local(span.start), clock.to_local(span.end)
+                self._sink.write_span(RecordedSpan(track, span.row, span.name, start, end))
         for run in runs:
             with self._changed:
                 program, by_host = self._runs.pop(run)

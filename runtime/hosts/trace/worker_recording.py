@@ -12,6 +12,7 @@ from pathways.runtime.hosts.protocol.messages import (
     ReadClock,
     Run,
     RunTimes,
+    SpanTimes,
     StartTrace,
     StepTimes,
     StopTrace,
@@ -20,7 +21,7 @@ from pathways.runtime.hosts.protocol.messages import (
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.local import recording
-from pathways.runtime.local.call_trace import RecordedCall
+from pathways.runtime.local.call_trace import RecordedCall, RecordedSpan
 from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.resources.threads import start_thread
 
@@ -84,10 +85,13 @@ class _MessageSink:
                 last = first + _STEPS >= len(steps)
                 self._send(RunTimes(self._trace, call.name.program, call.name.run, piece, last))
 
+    def write_span(self, span: RecordedSpan) -> None:
+        self._send(SpanTimes(self._trace, span.client, span.row, span.name, span.start, span.end))
+
     def close(self) -> None:
         self._send(TraceDone(self._trace))
 
-    def _send(self, message: RunTimes | TraceDone) -> None:
+    def _send(self, message: RunTimes | SpanTimes | TraceDone) -> None:
         # When the connection is closed, the worker is about to exit.
         with contextlib.suppress(ConnectionEnded):
             self._connection.send(message)

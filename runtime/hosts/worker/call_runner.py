@@ -81,6 +81,7 @@ class CallContext:
       find: finds functions by name, in the modules of the client.
       about: the current operation, as the end of a phrase, for messages.
       value: a plain value that is sent back besides the arrays.
+      client: the number of the client that calls.
     """
 
     host: int
@@ -90,6 +91,7 @@ class CallContext:
     find: Callable[[str], Callable[..., Any]] = find_function
     about: str = ""
     value: Any = None
+    client: int = 0
 
 
 def of_package[F: Callable[..., Any]](function: F) -> F:
@@ -152,8 +154,9 @@ class CallRunner:
             return
         self._store.promise(message.first, len(results))
         arrays = [self._store.get_or_promise(kept.array) for kept in message.arrays]
-        kept = self._kept[message.first >> SESSION_BITS]
-        call = _AcceptedCall(message, arrays, CallContext(self._host, results, (), kept))
+        client = message.first >> SESSION_BITS
+        context = CallContext(self._host, results, (), self._kept[client], client=client)
+        call = _AcceptedCall(message, arrays, context)
         with self._changed:
             if arrays:
                 self.holding.append(call)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import time
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.hosts.worker.snapshot_streams import SnapshotStreams, StreamError
+from pathways.runtime.local.recording import span
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.snapshots.block_file import read_blocks, write_blocks
 from pathways.runtime.snapshots.block_record import StateBlock
@@ -106,6 +108,20 @@ def serve_snapshots(probes: Probes, heartbeat: float) -> None:
     _streams[:] = [SnapshotStreams(probes, heartbeat, _open_blocks, lambda run: _run(run).rate)]
 
 
+def _recorded[F: Callable[..., Any]](row: str, name: str) -> Callable[[F], F]:
+    """Has calls of a function recorded as spans of a trace, with the named arguments in their names."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def recorded(*arguments: Any, **named: Any) -> Any:
+            with span(row, name.format(**named), client=context().client):
+                return function(*arguments, **named)
+
+        return cast(F, recorded)
+
+    return decorate
+
+
 @of_package
 def open_run(*, run: str, folder: str | None, rate: float | None) -> dict[str, Any]:
     """Opens the memory of a run on this host.
@@ -137,6 +153,7 @@ def open_run(*, run: str, folder: str | None, rate: float | None) -> dict[str, A
 
 
 @of_package
+@_recorded("snapshots", "snapshot {key[0]}")
 def write(
     arrays: Sequence[Any],
     *,
@@ -172,6 +189,7 @@ def write(
 
 
 @of_package
+@_recorded("copies", "copy {key[0]} from host {host}")
 def receive(*, run: str, key: tuple[int, int], copy: int, host: int, address: str, blocks: list[str]) -> None:
     """Copies blocks of another host to the memory of this one.
 
@@ -196,6 +214,7 @@ def receive(*, run: str, key: tuple[int, int], copy: int, host: int, address: st
 
 
 @of_package
+@_recorded("restores", "fetch {key[0]} from host {host}")
 def fetch(*, run: str, key: tuple[int, int], host: int, address: str, blocks: list[str]) -> dict[str, Any]:
     """Reads blocks of another host, for a `read` that follows.
 
@@ -226,6 +245,7 @@ def fetch(*, run: str, key: tuple[int, int], host: int, address: str, blocks: li
 
 
 @of_package
+@_recorded("restores", "read {key[0]}")
 def read(*, run: str, key: tuple[int, int], leaves: list[list[tuple[list[list[int]], str]]]) -> list[Any]:
     """Returns the arrays of a version.
 

@@ -12,6 +12,7 @@ from pathways.runtime.hosts.protocol.messages import (
     ClockTime,
     ReadClock,
     RunTimes,
+    SpanTimes,
     StartTrace,
     StepTimes,
     StopTrace,
@@ -34,6 +35,7 @@ class List:
 
     def __init__(self) -> None:
         self.calls = []
+        self.spans = []
         self.closed = False
 
     def begin(self):
@@ -41,6 +43,9 @@ class List:
 
     def write(self, calls):
         self.calls += calls
+
+    def write_span(self, span):
+        self.spans.append(span)
 
     def close(self):
         self.closed = True
@@ -161,6 +166,18 @@ def test_host_traces_write_runs_while_tracing(workers, program, monkeypatch):
         time.sleep(0.01)
     assert len(recorder.sink.calls) == 1
     assert [sorted(call.executed) for call in finish(workers, recorder)] == [[0, 1], [1]]
+
+
+def test_host_traces_write_spans_of_hosts_on_one_clock(workers):
+    recorder = record(workers)
+    began = time.monotonic_ns()
+    read = began + AHEAD[1]
+    workers[1].at_the_end = [SpanTimes(1, 0, "snapshots", "snapshot 40", read, read + 10**6)]
+    assert finish(workers, recorder) == []
+    (span,) = recorder.sink.spans
+    assert (span.track, span.row, span.name) == ("host 1", "snapshots", "snapshot 40")
+    # The round trips take a millisecond at most.
+    assert abs(span.start - began) < 10**7
 
 
 def test_host_traces_join_pieces(workers, program):
