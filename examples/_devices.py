@@ -31,13 +31,16 @@ def fit(platform: str, count: int, slices: int, shape: tuple[int, ...]) -> tuple
     return (1,) * len(shape), count < slices
 
 
-def connect(slices: int, shape: tuple[int, ...], hosts: bool = False) -> tuple[tuple[int, ...], bool]:
+def connect(
+    slices: int, shape: tuple[int, ...], hosts: bool = False, islands: bool = False
+) -> tuple[tuple[int, ...], bool]:
     """Connects to devices for the slices of an example; returns their shape, and `overlap` for `add_slice`.
 
     Args:
       slices: the number of its slices.
       shape: the shape that each should have.
       hosts: whether each gets CPU devices of a worker process of its own.
+      islands: whether CPU devices of this process are cut into an island for each, as hosts are.
     """
     needed = slices * math.prod(shape)
     if hosts:
@@ -49,7 +52,10 @@ def connect(slices: int, shape: tuple[int, ...], hosts: bool = False) -> tuple[t
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", needed)
     platform = jax.default_backend()
-    cluster = pw.connect(cpu_devices=needed if platform == "cpu" else None)
+    if platform == "cpu":
+        cluster = pw.connect(cpu_devices=needed, islands=slices if islands else None)
+    else:
+        cluster = pw.connect()
     return fit(platform, len(cluster.devices), slices, shape)
 
 

@@ -1,16 +1,18 @@
-"""Training of a small language model over two stages, which continues where it was when it is started again.
+"""Training of a small language model over two stages that goes on, whatever is killed.
 
 With `--replicas 2` there are two of each stage, each pair with half of every batch; with `--zero1` as well,
 each of them keeps half of the optimizer's state.
 
 Parameters are initialised on their slices. Grain cuts excerpts out of a text, shuffled (`_train_rows.py`);
-`pw.prefetch` puts the next batches on the slices while a step runs. The state is written, with the position
-of the input, every few steps in the background. The learning rate warms up and decays. The loss on held-out
-text is measured regularly, and all of it goes to metrics.jsonl, one line of JSON for each step. Kill it,
-start it again, and it ends with the same losses, bit for bit.
+`pw.resilient` puts the next batches on the slices while a step runs, and keeps copies of the state, with the
+position of the input, in memory and in the background on disk. The learning rate warms up and decays. The
+loss on held-out text is measured regularly, and all of it goes to metrics.jsonl, one line of JSON for each
+step.
 
 With `--hosts` each slice is on a worker process of its own. Nothing else changes: the hosts make the batches,
-write and read checkpoints, and measure parameters. So it may be killed with hosts, and go on without.
+and measure parameters. Kill one of them, as `--lose 30` does: the run goes on from the copies in memory. Kill
+this process, and start it again, with hosts or without: it goes on from the disk. It ends with the same
+losses, bit for bit.
 
     .venv/bin/python examples/train.py --out build/train --steps 200
 """
@@ -72,7 +74,7 @@ def back(params: dict[str, jax.Array], x: jax.Array, targets: jax.Array) -> jax.
 
 def main() -> int:
     options = parse_options()
-    shape, overlap = connect(slices=2 * options.replicas, shape=(1,), hosts=options.hosts)
+    shape, overlap = connect(slices=2 * options.replicas, shape=(1,), hosts=options.hosts, islands=True)
     devices = pw.make_virtual_device_set(replicas=options.replicas)
     s0, s1 = (devices.add_slice(shape, ("data",), overlap=overlap) for _ in range(2))
     placed_front = pw.jit(front, devices=s0, in_shardings=(P(), P("data")))
@@ -91,7 +93,7 @@ def main() -> int:
         return {"params": params, "moments": optimizer.init(params)}
 
     @pw.program(schedule="1f1b", donate_argnums=0, zero1=options.zero1)
-    def train_step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         gradient = pw.accumulate(jax.value_and_grad(loss_of), MICROBATCHES)
         loss, grads = gradient(state["params"], batch)
         updates, moments = optimizer.update(grads, state["moments"], state["params"])
@@ -104,41 +106,53 @@ def main() -> int:
     # Functions of a module, which hosts import. Without hosts they are called here.
     source = pw.on_hosts(excerpts, seed=options.seed)
     norm = pw.on_hosts("_train_rows:norm", devices=s0)
-    key = jax.random.key(options.seed)
 
-    folder = options.out / "checkpoints"
-    done = pw.checkpoint.latest(folder) or 0
-    if done:
-        state = pw.checkpoint.restore(folder, init.lower(key).compile().out_info, data=source)
-    else:
-        state = init(key)
-    step = train_step.lower(state, held_out[0]).compile()
+    def train_step(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """Runs a step, again after a loss: so it counts in the state, and writes nothing."""
+        done = state["done"] + 1
+        model, loss = step(state["model"], batch)
+        metrics = {"loss": loss}
+        if done % options.every == 0 or done == options.steps:
+            metrics["held_out"] = [evaluate(model["params"], batch) for batch in held_out]
+            metrics["norm"] = norm(model["params"]["front"]).result()[0]
+        return {"model": model, "done": done}, metrics
 
-    with Metrics(options.out / "metrics.jsonl", done) as metrics:
-        with pw.prefetch(source, step, "batch", rows=BATCH, count=options.steps - done) as ready:
-            for n, batch in enumerate(ready, done + 1):
-                began = time.perf_counter()
-                state, loss = step(state, batch)
-                line = {"step": n, "loss": float(loss), "learning_rate": float(rate(n - 1))}
-                if n % options.every == 0 or n == options.steps:
-                    losses = [float(evaluate(state["params"], batch)) for batch in held_out]
-                    line["held_out"] = float(np.mean(losses))
-                    line["norm"] = norm(state["params"]["front"]).result()[0]
-                    metrics.write({**line, "seconds": time.perf_counter() - began})
-                    # After the metrics, which so have all steps of a checkpoint.
-                    pw.checkpoint.save(folder, state, n, data=ready, keep=options.keep)
-                else:
-                    metrics.write({**line, "seconds": time.perf_counter() - began})
-        print(f"{options.steps - done} steps from step {done}; waited {ready.waited:.2f} s for the input")
+    # Compiles the step, from which `source` knows where which rows are read.
+    model, _ = step.place(init(jax.random.key(options.seed)), held_out[0])
+    state = {"model": model, "done": 0}
+    training = pw.resilient(
+        train_step,
+        state,
+        source,
+        feeds=(step, "batch"),
+        rows=BATCH,
+        every=options.every,
+        disk=options.out / "checkpoints",
+        disk_every=1,
+        disk_keep=options.keep,
+    )
+    with training as run, Metrics(options.out / "metrics.jsonl", run.step) as lines:
+        begun = run.step
+        began = time.perf_counter()
+        for n, metrics in run.steps(options.steps):
+            line = {"step": n + 1, "loss": float(metrics["loss"]), "learning_rate": float(rate(n))}
+            if "held_out" in metrics:
+                line |= {"held_out": float(np.mean(metrics["held_out"])), "norm": metrics["norm"]}
+            lines.write({**line, "seconds": time.perf_counter() - began})
+            began = time.perf_counter()
+            if n + 1 == options.lose:
+                run.lose("island1")
+        losses = run.status().losses
+    print(f"{options.steps - begun} steps from step {begun}; survived losses: {losses}")
     return 0
 
 
 class Metrics:
-    """File of JSON lines, one for each step; steps after the checkpoint run again, and replace their lines.
+    """File of JSON lines, one for each step; those after the version on disk are written anew.
 
     Args:
       path: the file.
-      done: the step of the checkpoint.
+      done: the step of that version.
     """
 
     def __init__(self, path: Path, done: int) -> None:
@@ -166,9 +180,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("build/train"), help="folder (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=100, help="train steps (default: %(default)s)")
     parser.add_argument(
-        "--every", type=int, default=20, help="steps from checkpoint to checkpoint (default: %(default)s)"
+        "--every", type=int, default=20, help="steps from version to version (default: %(default)s)"
     )
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay (default: %(default)s)")
+    parser.add_argument(
+        "--lose", type=int, metavar="N", help="lose an island after step N, as when it is killed"
+    )
     parser.add_argument(
         "--replicas", type=int, default=1, help="of both stages: 1, 2 or 4 (default: %(default)s)"
     )

@@ -215,7 +215,10 @@ class _BatchesOnHosts(InputBatches):
         self._places: dict[HostGang, list[tuple[int, Location]]] = {}
         for number, kind in enumerate(self._types):
             for where in kind.locations:
-                self._places.setdefault(where.gang, []).append((number, where))
+                # The workers may have been replaced since the step was compiled, which its next call notices.
+                gang = controller.pool.gangs[where.gang.number]
+                current = gang.location(where.placement, where.block)
+                self._places.setdefault(gang, []).append((number, current))
         self._outputs = {gang: self._arrays_of(places) for gang, places in self._places.items()}
         self._hosts = {
             gang: [host for host in gang.hosts if any(host in where.holders for _, where in places)]

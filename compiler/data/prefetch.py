@@ -181,7 +181,10 @@ def prefetch[T](
         executable.argument(argument)
     if isinstance(iterable, FunctionOnHosts):
         if not _executables(step):
-            raise ValueError("pw.prefetch: an input on hosts is for a step that is compiled")
+            raise ValueError(
+                "pw.prefetch: an input on hosts is for a step that is compiled; step.place(...) of its "
+                "arguments compiles it"
+            )
         # Hosts produce one of them while another one is waited for.
         is_ahead = depth > 1
         depth -= is_ahead

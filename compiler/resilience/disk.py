@@ -15,9 +15,6 @@ from pathways.runtime.resilience.events import DiskSaveCompleted, DiskSaveFailed
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
-KEPT_VERSIONS = 2
-"""Number of versions that stay on disk: the last one, and the one before while the last one is written."""
-
 
 class DiskVersions:
     """Versions in a folder of checkpoints.
@@ -25,10 +22,12 @@ class DiskVersions:
     Args:
       folder: the folder, which has the checkpoints of this run alone.
       like: the state that the run begins with: versions are restored like it.
+      keep: the number of versions that stay.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], like: Any) -> None:
+    def __init__(self, folder: str | os.PathLike[str], like: Any, keep: int = 2) -> None:
         self.folder = os.fspath(folder)
+        self._keep = keep
         self._like = jax.tree.map(_type_of, like)
         self._x64 = jax.config.jax_enable_x64
         self._lock = threading.Lock()
@@ -62,7 +61,7 @@ class DiskVersions:
         Raises:
           OSError: it cannot be written.
         """
-        checkpoint.save(self.folder, state, step, data=SourcePosition(position), keep=KEPT_VERSIONS).wait()
+        checkpoint.save(self.folder, state, step, data=SourcePosition(position), keep=self._keep).wait()
 
     def restore(self, step: int, *, places: bool = True) -> tuple[Any, Any]:
         """Reads a version; returns the state, and the position of the source.

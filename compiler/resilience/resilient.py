@@ -562,6 +562,7 @@ def resilient(
     every: int | str = 10,
     disk: str | os.PathLike[str] | None = None,
     disk_every: int = 10,
+    disk_keep: int = 2,
     minimum: int | None = None,
     patience: float = 0.0,
     rows: int | None = None,
@@ -585,6 +586,7 @@ def resilient(
       disk: a folder for this run alone, in which versions are saved as checkpoints. A run that begins with
         such a folder goes on from the last version in it.
       disk_every: how many versions are made for each that is saved to disk.
+      disk_keep: the number of versions that stay there.
       minimum: the smallest number of replicas that may go on while islands are lost.
       patience: the seconds that a lost island may take to return before others go on without it.
       rows: of a source on hosts, see `pw.prefetch`.
@@ -611,6 +613,7 @@ def resilient(
     program, argument = checked_feeds(train_step, feeds)
     interval = checked_interval(every)
     checked_count("disk_every", disk_every)
+    checked_count("disk_keep", disk_keep)
     if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
         raise ValueError(f"pw.resilient: patience={patience!r}: expected a number of seconds")
     if isinstance(source, Prefetched):
@@ -638,6 +641,6 @@ def resilient(
         disk_every=None if disk is None else disk_every,
     )
     batches = RewindableSource(source, program, argument, rows=rows, shards=shards)
-    disk_versions = None if disk is None else DiskVersions(disk, state)
+    disk_versions = None if disk is None else DiskVersions(disk, state, disk_keep)
     least = None if minimum is None else (program, minimum)
     return ResilientRun(train_step, state, batches, store, policy, disk_versions, least)
