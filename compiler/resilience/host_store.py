@@ -21,7 +21,6 @@ from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.worker import snapshots
@@ -49,6 +48,7 @@ from pathways.runtime.resilience.records import (
 )
 from pathways.runtime.snapshots.leftovers import remove_leftovers
 from pathways.runtime.snapshots.private_folder import SnapshotError
+from pathways.runtime.snapshots.run_names import run_name, this_machine
 from pathways.runtime.timelines.tables import size
 
 _MODULE = snapshots.__name__
@@ -133,21 +133,12 @@ class HostStore(SnapshotStore):
     """Versions in the memory of hosts; see `SnapshotStore`.
 
     Args:
-      client: the client of the hosts.
-
-    Raises:
-      RuntimeError: the hosts are those of a service.
+      client: the client of the hosts, of this process or of a service.
     """
 
     def __init__(self, client: Client) -> None:
-        if not isinstance(client.session, LocalSession):
-            raise RuntimeError(
-                "pw.resilient: snapshots on the hosts of a service (attach=) are not supported yet; it runs "
-                "on hosts of this process, as of pw.connect(hosts=...), or on devices of this process"
-            )
         self._client = client
-        self._options = client.session.options
-        self._run = snapshots.run_name(secrets.token_hex(8))
+        self._run = run_name(secrets.token_hex(16))
         self._islands = [_KnownIsland(gang) for gang in client.pool.gangs]
         self._kept: dict[VersionKey, _StateOnHosts] = {}
         self._newest: VersionKey | None = None
@@ -223,9 +214,12 @@ class HostStore(SnapshotStore):
         first = min(hosts)
         folder = self._space[first]["folder"]
         named = ", ".join(f"host {host}" for host in sorted(hosts))
+        option = "HostOptions(snapshot_folder=)"
+        if not self._client.session.owns_workers:
+            option = "snapshot_folder in the file of the cluster"
         return SnapshotError(
             f"pw.resilient: snapshots need {needed}, {size(free)} free on {named} in {folder}; give the "
-            "machine or container more shared memory, or set HostOptions(snapshot_folder=)"
+            f"machine or container more shared memory, or set {option}"
         )
 
     def take(self, key: VersionKey, state: Any) -> Holdings:
@@ -477,6 +471,11 @@ class HostStore(SnapshotStore):
         """See `SnapshotStore.lose`: kills the workers of the island, which start again by themselves."""
         if not returns:
             raise RuntimeError("pw.resilient: islands of hosts return by themselves; leave returns= out")
+        if not self._client.session.owns_workers:
+            raise RuntimeError(
+                "pw.resilient: run.lose kills workers, which other clients of the service use, too; to try a "
+                "loss, kill a worker of a service of your own: pw.status() has their process ids"
+            )
         gang = self._client.pool.gangs[island]
         if memory:
             with contextlib.suppress(HostError):
@@ -531,8 +530,7 @@ class HostStore(SnapshotStore):
         return events
 
     def _open_island(self, gang: HostGang) -> FunctionCall:
-        named = {"folder": self._options.snapshot_folder, "rate": self._options.snapshot_rate}
-        return self._call("open_run", gang, [host.index for host in gang.hosts], self._memory_lane, named)
+        return self._call("open_run", gang, [host.index for host in gang.hosts], self._memory_lane, {})
 
     def _on_opened(
         self, call: FunctionCall, island: _KnownIsland, gang: HostGang
@@ -583,8 +581,11 @@ class HostStore(SnapshotStore):
         for call in self._call_all("close_run", {}):
             with contextlib.suppress(HostError):
                 self._client.wait_for_call(call)
+        if not self._client.session.owns_workers:
+            # The service removes what lost workers have left.
+            return
         # Of hosts that have no workers now, where this process can.
-        machine = snapshots.this_machine()
+        machine = this_machine()
         for folder in {found["folder"] for found in self._space.values() if found["machine"] == machine}:
             with contextlib.suppress(OSError):
                 remove_leftovers(folder, math.inf, lambda run: run == self._run)

@@ -600,7 +600,7 @@ def resilient(
       TypeError: `feeds` is missing or no program, or an argument has a wrong type.
       ValueError: a number out of range, a `minimum` that no number of replicas meets, or a `step` without
         such an argument.
-      RuntimeError: the hosts are those of a service, or `minimum` is given on hosts.
+      RuntimeError: `minimum` is given on hosts.
 
     Example:
       ```python

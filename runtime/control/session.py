@@ -28,11 +28,13 @@ class Session[Program, Workers, Location](abc.ABC):
     Attributes:
       cluster: the devices of all islands.
       is_multi_host: whether any island has several hosts, so that a loss can spoil steps that were done.
+      owns_workers: whether this process has started the workers, and may kill them.
       step_deadline: seconds after which a step, or a loop without a known end, is ended; None for never.
     """
 
     cluster: Cluster
     is_multi_host: bool
+    owns_workers: bool
     step_deadline: float | None
 
     @property

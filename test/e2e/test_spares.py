@@ -20,6 +20,7 @@ from check import assert_equal
 import pathways as pw
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.resources.status import SpareStatus
 
 pytestmark = pytest.mark.hosts
 
@@ -148,11 +149,13 @@ def test_spares_end_with_a_controller_that_is_killed():
 def test_spares_of_a_service(tmp_path):
     service = ServiceInThreads(Settings((Island(spares=1), Island())), tmp_path)
     try:
-        wait_until(lambda: service.service.status().spares.ready == 1)
+        client = service.attach()
+        wait_until(lambda: client.spares() == SpareStatus(ready=1, count=1))
         (spare,) = spare_pids()
         (first,), _ = (island.hosts for island in service.service.status().islands)
         os.kill(first.pid, signal.SIGKILL)
         wait_until(lambda: service.service.status().islands[0].hosts[0].pid == spare)
+        client.close()
     finally:
         service.close()
     wait_until(lambda: not spare_pids())

@@ -87,7 +87,7 @@ class Client:
         return not self.session.is_closed and all(gang.problem is None for gang in self.session.gangs)
 
     def spares(self) -> SpareStatus | None:
-        """Returns the status of the spare workers of this process; None if none are configured."""
+        """Returns the status of the spare workers of the cluster; None if none are configured."""
         return self.session.spares()
 
     def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:

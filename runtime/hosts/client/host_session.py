@@ -91,7 +91,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         return self._core.core.steps.unfinished()
 
     def spares(self) -> SpareStatus | None:
-        """Returns the status of the spare workers of this process; None if none are configured."""
+        """Returns the status of the spare workers of the cluster; None if none are configured."""
         return None
 
     @abc.abstractmethod

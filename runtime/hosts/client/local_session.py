@@ -24,16 +24,14 @@ class LocalSession(HostSession):
 
     Args:
       workers: the cluster.
-
-    Attributes:
-      options: the user's options of its workers.
     """
+
+    owns_workers = True
 
     def __init__(self, workers: WorkerCluster) -> None:
         super().__init__(workers.core, workers.pool, workers.loop, workers.traces)
         self._workers = workers
-        self.options = workers.settings.options
-        self.step_deadline = self.options.step_deadline
+        self.step_deadline = workers.settings.options.step_deadline
 
     def spares(self) -> SpareStatus | None:
         """See `HostSession.spares`."""

@@ -49,6 +49,7 @@ from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
+from pathways.runtime.resources.status import SpareStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -65,6 +66,8 @@ class RemoteSession(HostSession):
       service: the service.
       admitted: its reply to this client, with its islands.
     """
+
+    owns_workers = False
 
     def __init__(self, service: AttachedService, admitted: Admitted) -> None:
         self._service = service
@@ -92,6 +95,10 @@ class RemoteSession(HostSession):
         self._listener.start()
         start_thread(self._run_clock, "clock")
         start_thread(self._free_unused, "free")
+
+    def spares(self) -> SpareStatus | None:
+        """See `HostSession.spares`."""
+        return self._service.spares
 
     def close(self) -> None:
         """Disconnects from the service, which frees all arrays and programs of this client."""

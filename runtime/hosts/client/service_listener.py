@@ -42,6 +42,7 @@ from pathways.runtime.hosts.protocol.service_messages import (
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.status import SpareStatus
 from pathways.runtime.resources.threads import start_thread
 
 _REASON_TIMEOUT_S = 0.1
@@ -58,6 +59,7 @@ class AttachedService:
     Attributes:
       heard: the time of its last message, in seconds.
       round_trip: the time of a round trip to it.
+      spares: the status of its spare workers; None if it has none.
     """
 
     def __init__(self, name: str, connections: dict[str, Connection[Any]]) -> None:
@@ -68,6 +70,7 @@ class AttachedService:
         self.watch = connections["watch"]
         self.heard = time.monotonic()
         self.round_trip = HostRoundTrip()
+        self.spares: SpareStatus | None = None
 
     def __str__(self) -> str:
         return f"service {self.name}"
@@ -179,7 +182,8 @@ class ServiceListener(WorkerListener):
                 raise MessageError(f"unexpected message {type(message).__name__} from service")
 
     def _on_pong(self, message: ServicePong, now: float) -> None:
-        """Notes the round trips to hosts: that to the service plus those from there."""
+        """Notes the spares, and the round trips to hosts: that to the service plus those from there."""
+        self._service.spares = message.spares
         self._service.round_trip.note_pong(message.number, now)
         to_service = self._service.round_trip.seconds
         if to_service is not None:

@@ -37,6 +37,7 @@ from pathways.runtime.hosts.protocol.messages import (
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.spares.spare_pool import SparePool
+from pathways.runtime.snapshots.run_names import this_process
 
 _Accepted = tuple[Connection[Any], ServerHandshake]
 _Channels = dict[str, Connection[Any]]
@@ -163,7 +164,7 @@ class Starter:
         self._launcher.close()
 
     def _configs(self, island: int, address: Address, epoch: int) -> list[WorkerConfig]:
-        settings = self._settings.islands[island]
+        settings, options = self._settings.islands[island], self._settings.options
         return [
             WorkerConfig(
                 address,
@@ -173,12 +174,15 @@ class Starter:
                 rank,
                 len(settings.machines),
                 settings.devices_per_host,
-                self._settings.options.heartbeat,
-                self._settings.options.grace,
-                self._settings.options.ports,
+                options.heartbeat,
+                options.grace,
+                options.ports,
                 settings.cores,
                 platform=self._settings.platform,
                 machine=machine,
+                snapshot_folder=options.snapshot_folder,
+                snapshot_rate=options.snapshot_rate,
+                owner=this_process(),
             )
             for rank, (host, machine) in enumerate(zip(self._numbers[island], settings.machines, strict=True))
         ]

@@ -31,6 +31,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       first_core: the position of the first of them among those that it may use; set by the launcher.
       platform: the JAX platform of its devices.
       machine: the name of its machine; None if machines have no names.
+      snapshot_folder: see `HostOptions`.
+      snapshot_rate: see `HostOptions`.
+      owner: the process that has started the cluster, see `snapshots.run_names`.
     """
 
     controller: str | tuple[str, int]
@@ -47,6 +50,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_core: int = 0
     platform: str = "cpu"
     machine: str | None = None
+    snapshot_folder: str | None = None
+    snapshot_rate: float | None = None
+    owner: str = ""
 
     def __str__(self) -> str:
         return f"host {self.host}" if self.machine is None else f"host {self.host} ({self.machine})"

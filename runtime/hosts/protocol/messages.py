@@ -317,6 +317,16 @@ class ReleaseClient(Message, frozen=True):
     client: int
 
 
+class KeepClients(Message, frozen=True):
+    """Notice to a new worker of a service: what earlier workers of its host keep of other clients is removed.
+
+    Attributes:
+      clients: the numbers of the clients that are connected.
+    """
+
+    clients: tuple[int, ...]
+
+
 class RequestReport(Message, frozen=True):
     """Request for a `Report`, which carries the number of the request."""
 
@@ -646,6 +656,7 @@ ToWorker = (
     | Leave
     | Call
     | ReleaseClient
+    | KeepClients
 )
 ToController = (
     Handshake

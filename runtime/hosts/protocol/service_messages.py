@@ -15,6 +15,7 @@ from pathways.runtime.hosts.protocol import messages as m
 from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPort
 from pathways.runtime.plan.plan import SliceSpec
+from pathways.runtime.resources.status import SpareStatus
 
 
 class RemoteError(msgspec.Struct, frozen=True):
@@ -222,10 +223,12 @@ class ServicePong(m.Message, frozen=True):
     Attributes:
       number: the number of the `Ping`.
       round_trips: known round-trip times between the service and hosts, in seconds, by host.
+      spares: the status of its spare workers; None if none are configured.
     """
 
     number: int
     round_trips: dict[int, float]
+    spares: SpareStatus | None
 
 
 class AdmissionDenied(m.Message, frozen=True):

@@ -117,7 +117,7 @@ class ControlRequestHandler:
             case Ping():
                 hosts = self._pool.hosts
                 trips = {host.index: trip for host in hosts if (trip := host.round_trip.seconds) is not None}
-                client.watch.send(ServicePong(message.number, trips))
+                client.watch.send(ServicePong(message.number, trips, self._workers.spares()))
             case LoadProgram():
                 with self._lock:
                     client.loading += 1

@@ -68,6 +68,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Done,
     Failed,
     Fetch,
+    KeepClients,
     Message,
     MessageError,
     Purpose,
@@ -113,6 +114,8 @@ from pathways.runtime.resources.status import (
     SharedHostStatus,
 )
 from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.snapshots.host_snapshots import default_snapshot_folder
+from pathways.runtime.snapshots.run_names import remove_client_runs, this_process
 
 CONNECT_SECONDS = 10.0
 """Seconds within which a client has to open all its connections."""
@@ -332,6 +335,13 @@ class Service:
             self._control_requests.close()
             self._core.defer = None
             self._workers.close()
+            self._remove_snapshots()
+
+    def _remove_snapshots(self) -> None:
+        """Removes the snapshots of all clients, where workers were on this machine."""
+        folder = self._settings.options.snapshot_folder or default_snapshot_folder()
+        with contextlib.suppress(OSError):
+            remove_client_runs(folder, this_process(), lambda client: True)
 
     def _iterate(self) -> None:
         """Runs one iteration of the dispatch thread, after messages were read."""
@@ -405,11 +415,22 @@ class Service:
                 self._broadcast(IslandLostNotice(*key, RemoteError.of(why), is_dead))
                 self._cancel_lost_fetches()
             case GangReturned(key):
-                self._broadcast(IslandReturnedNotice(key.island, _island_facts(self._pool.gangs[key.island])))
+                gang = self._pool.gangs[key.island]
+                # First: the new workers cannot know which clients have disconnected meanwhile.
+                self._send_clients(gang)
+                self._broadcast(IslandReturnedNotice(key.island, _island_facts(gang)))
             case _:
                 self._workers.effect_runner.run(effect)
                 if isinstance(effect, WakeWaiters):
                     self._remove_ended()
+
+    def _send_clients(self, gang: HostGang) -> None:
+        """Notifies new workers of the clients that are connected."""
+        with self._lock:
+            connected = tuple(self._clients)
+        for host in gang.hosts:
+            with contextlib.suppress(ConnectionEnded):
+                host.steps.send(KeepClients(connected))
 
     def _issue(self, step: ServedStep) -> None:
         """Sends a step to its hosts."""

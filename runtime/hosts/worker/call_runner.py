@@ -81,7 +81,7 @@ class CallContext:
       find: finds functions by name, in the modules of the client.
       about: the current operation, as the end of a phrase, for messages.
       value: a plain value that is sent back besides the arrays.
-      client: the number of the client that calls.
+      client: the number of the client of a service; 0 for the process that has started the worker.
     """
 
     host: int

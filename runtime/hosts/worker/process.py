@@ -56,7 +56,7 @@ from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.hosts.worker.program_description import describe
 from pathways.runtime.hosts.worker.sigterm import SigtermHandler
-from pathways.runtime.hosts.worker.snapshots import serve_snapshots
+from pathways.runtime.hosts.worker.snapshots import keep_clients, release_client, serve_snapshots
 from pathways.runtime.hosts.worker.steps_in_progress import StepsInProgress
 from pathways.runtime.hosts.worker.worker_target import Peers, TransferIds, WorkerTarget
 from pathways.runtime.local import stalls
@@ -272,7 +272,10 @@ class Worker:
                 self.call(message)
             case m.ReleaseClient():
                 self.calls.release_client(message.client)
+                release_client(message.client)
                 self.last.pop(message.client, None)
+            case m.KeepClients():
+                keep_clients(message.clients)
             case m.Cancel():
                 for program, run in message.runs:
                     if program in self.programs:
@@ -580,7 +583,7 @@ def main() -> int:
         config.heartbeat,
     )
     own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
-    serve_snapshots(probes, config.heartbeat)
+    serve_snapshots(probes, config)
     worker = Worker(config, connections, peers, cluster.devices, probes)
     connections["watch"].send(
         m.Ready(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -27,8 +28,8 @@ from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.snapshots.private_folder import SnapshotError
 
-_CHUNKS_A_SECOND = 4
-"""Minimum number of chunks per second at a limited rate, so that the reader does not time out between two."""
+_CHUNKS_A_SECOND = 16
+"""Minimum number of chunks per second at a limited rate: streams share it, and readers must not time out."""
 
 OpenBlocks = Callable[[str, VersionKey, Collection[str]], int]
 """Function that returns a file descriptor with blocks of a version of a run; raises `SnapshotError`."""
@@ -54,7 +55,7 @@ class SnapshotStreams:
       probes: its connections to other workers.
       heartbeat: timeout of each send and receive, in seconds.
       open_blocks: opens the blocks that another worker requests.
-      rate_of: returns the limit on the bytes per second that are sent of a run; None for no limit.
+      rate: limit on the bytes per second that are sent, by all streams together; None for no limit.
     """
 
     def __init__(
@@ -62,12 +63,15 @@ class SnapshotStreams:
         probes: Probes,
         heartbeat: float,
         open_blocks: OpenBlocks,
-        rate_of: Callable[[str], float | None],
+        rate: float | None,
     ) -> None:
         self._probes = probes
         self._heartbeat = heartbeat
         self._open_blocks = open_blocks
-        self._rate_of = rate_of
+        self._rate = rate
+        self._pacing = threading.Lock()
+        # When the next byte may be sent.
+        self._due = 0.0
         probes.serve(SNAPSHOTS, self._serve)
 
     @contextlib.contextmanager
@@ -88,6 +92,9 @@ class SnapshotStreams:
         """
         try:
             connection = self._probes.connect(host, address, SNAPSHOTS, decode_from_source)
+        except (OSError, OverflowError, MessageError) as error:
+            raise StreamError(f"host {host} does not send them: {error}") from None
+        try:
             with contextlib.closing(connection):
                 connection.set_timeout(self._heartbeat)
                 connection.send(RequestBlocks(run, key.step, key.attempt, tuple(blocks)))
@@ -116,21 +123,28 @@ class SnapshotStreams:
                     connection.send(BlocksRefused(str(error), is_corrupt=True))
                     continue
                 try:
-                    self._send(connection, file, self._rate_of(request.run))
+                    self._send(connection, file)
                 finally:
                     os.close(file)
 
-    def _send(self, connection: Connection[Any], file: int, rate: float | None) -> None:
-        size = os.fstat(file).st_size
+    def _send(self, connection: Connection[Any], file: int) -> None:
+        size, rate = os.fstat(file).st_size, self._rate
         connection.send(BlocksFound(size))
         limit = CHUNK if rate is None else max(1, min(CHUNK, int(rate / _CHUNKS_A_SECOND)))
-        began, sent = time.monotonic(), 0
+        sent = 0
         while sent < size:
             chunk = memoryview(os.pread(file, limit, sent))
             connection.send_with(BlocksChunk(), chunk)
             sent += len(chunk)
             if rate is not None:
-                time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+                self._wait_after(len(chunk) / rate)
+
+    def _wait_after(self, seconds: float) -> None:
+        """Waits until the next chunk may be sent, of any stream, after one that takes some seconds."""
+        with self._pacing:
+            self._due = max(self._due, time.monotonic()) + seconds
+            due = self._due
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _chunks(connection: Connection[Any], count: int) -> Iterator[memoryview]:

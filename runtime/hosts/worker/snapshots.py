@@ -2,6 +2,9 @@
 
 Each training run has a folder of its own there (`runtime.snapshots`). `write` is ordered among steps, so that
 the arrays may be donated right after it; `receive` and `fetch` read blocks of other hosts.
+
+Clients of a service reach their own runs only: the name of a folder has the number of the client, which the
+service gives it. What a client names itself is checked, see `protocol.snapshot_arguments`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-import re
+import threading
 import time
 from collections.abc import Callable, Collection, Container, Sequence
 from pathlib import Path
@@ -19,22 +22,41 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
+from pathways.runtime.hosts.protocol.messages import MessageError
+from pathways.runtime.hosts.protocol.snapshot_arguments import (
+    BlockName,
+    CopyNumber,
+    HostAddress,
+    HostNumber,
+    Position,
+    Rows,
+    RunName,
+    Version,
+    checker,
+)
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.hosts.worker.snapshot_streams import SnapshotStreams, StreamError
 from pathways.runtime.local.recording import span
 from pathways.runtime.resilience.records import VersionKey
+from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.snapshots.block_file import read_blocks, write_blocks
 from pathways.runtime.snapshots.block_record import StateBlock
 from pathways.runtime.snapshots.host_snapshots import HostSnapshots, default_snapshot_folder
 from pathways.runtime.snapshots.leftovers import remove_leftovers
 from pathways.runtime.snapshots.private_folder import SnapshotError, SnapshotInUseError
+from pathways.runtime.snapshots.run_names import (
+    client_of,
+    client_run_name,
+    is_over,
+    remove_client_runs,
+    this_machine,
+)
 
 SNAPSHOT_FAILURE = "snapshot"
 """`CallFailure.kind` of snapshots that a host cannot write, read or receive."""
-
-_RUN = re.compile(r"run-([0-9a-f]+)-(\d+)-[0-9a-f]+")
 
 _EXIT_SECONDS = 20.0
 """Time that the process of an earlier worker of this host may take to exit, after it was killed."""
@@ -42,20 +64,23 @@ _EXIT_SECONDS = 20.0
 _OLD_SECONDS = 86400.0
 """Age at which snapshots are removed if this machine cannot tell whether their run has ended."""
 
+Bounds = tuple[tuple[int, int], ...]
+"""The first row of a shard, and the one after the last, in each dimension."""
+
 
 @dataclasses.dataclass
 class _SnapshotRun:
     """Training run.
 
     Attributes:
+      name: the name of its folder.
       snapshots: its versions on this host.
-      rate: limit on the bytes per second that this host sends of them; None for no limit.
       kept: the versions that are still needed.
       fetched: blocks of other hosts of the version that is being restored, by name.
     """
 
+    name: str
     snapshots: HostSnapshots
-    rate: float | None
     kept: Container[VersionKey]
     fetched: dict[str, StateBlock] = dataclasses.field(default_factory=dict)
 
@@ -94,18 +119,80 @@ class _NewerVersions:
         return key in self._keys or is_newer
 
 
+@dataclasses.dataclass(frozen=True)
+class _SnapshotMemory:
+    """Memory of this host for snapshots, as whoever has started the worker configures it.
+
+    Attributes:
+      folder: the folder of all runs.
+      owner: the process that has started the cluster.
+      streams: the streams from and to other workers.
+    """
+
+    folder: Path
+    owner: str
+    streams: SnapshotStreams
+
+
+_memory: _SnapshotMemory | None = None
 _runs: dict[str, _SnapshotRun] = {}
-_streams: list[SnapshotStreams] = []
+# Clients of a service that have disconnected: calls of them may still run.
+_released: set[int] = set()
+_guard = threading.Lock()
+"""Held while a run is opened for a client, or all of a client are removed."""
 
 
-def serve_snapshots(probes: Probes, heartbeat: float) -> None:
+def serve_snapshots(probes: Probes, config: WorkerConfig) -> None:
     """Starts to exchange snapshots with other workers.
 
     Args:
       probes: the connections to other workers.
-      heartbeat: seconds after which a silent worker is lost.
+      config: the configuration of this worker.
     """
-    _streams[:] = [SnapshotStreams(probes, heartbeat, _open_blocks, lambda run: _run(run).rate)]
+    global _memory
+    folder = config.snapshot_folder
+    _memory = _SnapshotMemory(
+        default_snapshot_folder() if folder is None else Path(folder),
+        config.owner,
+        SnapshotStreams(probes, config.heartbeat, _open_blocks, config.snapshot_rate),
+    )
+
+
+def release_client(client: int) -> None:
+    """Removes all runs of a client of a service that has disconnected."""
+    with _guard:
+        _released.add(client)
+        names = [name for name in _runs if client_of(name, _served().owner) == client]
+        runs = [_runs.pop(name) for name in names]
+    # In a thread, because this delays steps.
+    start_thread(functools.partial(_remove, runs, lambda other: other == client), "snapshots")
+
+
+def keep_clients(clients: Collection[int]) -> None:
+    """Removes what an earlier worker of this host has left of other clients of the service."""
+    start_thread(functools.partial(_remove, (), lambda client: client not in clients), "snapshots")
+
+
+def _remove(runs: Sequence[_SnapshotRun], has_ended: Callable[[int], bool]) -> None:
+    memory = _served()
+    for run in runs:
+        with contextlib.suppress(OSError):
+            run.snapshots.remove()
+    with contextlib.suppress(OSError):
+        remove_client_runs(memory.folder, memory.owner, has_ended)
+
+
+def _for_clients[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Marks a function that clients call: checks its named arguments, and reports errors of snapshots."""
+    check = checker(function)
+
+    @of_package
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _refusals():
+            return function(*args, **check(kwargs))
+
+    return checked
 
 
 def _recorded[F: Callable[..., Any]](row: str, name: str) -> Callable[[F], F]:
@@ -122,46 +209,48 @@ def _recorded[F: Callable[..., Any]](row: str, name: str) -> Callable[[F], F]:
     return decorate
 
 
-@of_package
-def open_run(*, run: str, folder: str | None, rate: float | None) -> dict[str, Any]:
+@_for_clients
+def open_run(*, run: RunName) -> dict[str, Any]:
     """Opens the memory of a run on this host.
 
     Args:
       run: the name of the run.
-      folder: `HostOptions.snapshot_folder`.
-      rate: `HostOptions.snapshot_rate`.
 
     Returns:
       The machine, the folder, the number of its file system, the bytes that versions may take there, and for
       each version its step, its attempt and the names of its blocks on this host.
     """
-    path = default_snapshot_folder() if folder is None else Path(folder)
-    with _refusals():
-        if run not in _runs:
-            remove_leftovers(path, _OLD_SECONDS, _is_over)
-            _runs[run] = _SnapshotRun(_open(path, run, context().host), rate, _NewerVersions((), None))
-        opened = _runs[run]
-        device, count = opened.snapshots.space()
-        versions = [[key.step, key.attempt, [*opened.copies(key)]] for key in opened.snapshots.versions()]
-        return {
-            "machine": this_machine(),
-            "device": device,
-            "bytes": count,
-            "folder": str(path),
-            "versions": versions,
-        }
+    memory, name = _served(), _folder_of(run)
+    if name not in _runs:
+        remove_leftovers(memory.folder, _OLD_SECONDS, is_over)
+        opened = _SnapshotRun(name, _open(memory.folder, name, context().host), _NewerVersions((), None))
+        with _guard:
+            if context().client not in _released:
+                _runs[name] = opened
+        if name not in _runs:
+            opened.snapshots.remove()
+    own = _run(run)
+    device, count = own.snapshots.space()
+    versions = [[key.step, key.attempt, [*own.copies(key)]] for key in own.snapshots.versions()]
+    return {
+        "machine": this_machine(),
+        "device": device,
+        "bytes": count,
+        "folder": str(memory.folder),
+        "versions": versions,
+    }
 
 
-@of_package
+@_for_clients
 @_recorded("snapshots", "snapshot {key[0]}")
 def write(
     arrays: Sequence[Any],
     *,
-    run: str,
-    key: tuple[int, int],
-    copy: int,
-    names: list[str],
-    blocks: list[tuple[int, int, str, list[tuple[int, int]]]],
+    run: RunName,
+    key: Version,
+    copy: CopyNumber,
+    names: list[BlockName],
+    blocks: list[tuple[Position, Position, BlockName, Rows]],
 ) -> None:
     """Copies shards to the memory of this host.
 
@@ -173,24 +262,45 @@ def write(
       names: the name of each array.
       blocks: for each block its array, its shard there, its name, and its rows in each dimension.
     """
+    if not isinstance(arrays, list | tuple) or len(arrays) != len(names):
+        raise SnapshotError(f"write: expected {len(names)} arrays, one for each name")
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, FailedArray):
             raise CallRefused("argument", f"{name} is an error: {array.error}")
+        if not isinstance(array, jax.Array):
+            raise CallRefused("argument", f"{name} is not on this host")
     written = [
-        StateBlock(
-            name,
-            tuple((start, stop) for start, stop in index),
-            arrays[n].addressable_shards[shard].data,
-        )
-        for n, shard, name, index in blocks
+        StateBlock(name, tuple(rows), _shard(arrays, n, shard, name, rows)) for n, shard, name, rows in blocks
     ]
-    with _refusals():
-        _run(run).snapshots.write(VersionKey(*key), copy, written)
+    _run(run).snapshots.write(VersionKey(*key), copy, written)
 
 
-@of_package
+def _shard(arrays: Sequence[Any], n: int, shard: int, name: str, rows: Rows) -> jax.Array:
+    """Returns the data of a block.
+
+    Raises:
+      SnapshotError: there is no such shard, or it has other rows.
+    """
+    shards = arrays[n].addressable_shards if n < len(arrays) else ()
+    if shard >= len(shards):
+        raise SnapshotError(f"write: block {name} is shard {shard} of array {n}, which is not on this host")
+    data = shards[shard].data
+    if data.shape != tuple(stop - start for start, stop in rows):
+        raise SnapshotError(f"write: block {name} of shape {[*data.shape]} has the rows {rows}")
+    return data
+
+
+@_for_clients
 @_recorded("copies", "copy {key[0]} from host {host}")
-def receive(*, run: str, key: tuple[int, int], copy: int, host: int, address: str, blocks: list[str]) -> None:
+def receive(
+    *,
+    run: RunName,
+    key: Version,
+    copy: CopyNumber,
+    host: HostNumber,
+    address: HostAddress,
+    blocks: list[BlockName],
+) -> None:
     """Copies blocks of another host to the memory of this one.
 
     Args:
@@ -198,11 +308,11 @@ def receive(*, run: str, key: tuple[int, int], copy: int, host: int, address: st
       key: the version.
       copy: the number of the copy.
       host: the other host.
-      address: the address of its `Probes`.
+      address: the address of its `Probes`; a process there that is no worker of the cluster is refused.
       blocks: the names of the blocks.
     """
     version, own = VersionKey(*key), _run(run)
-    with _refusals(), _streams[0].read(host, address, run, version, blocks) as (count, chunks):
+    with _served().streams.read(host, address, own.name, version, blocks) as (count, chunks):
 
         def needed() -> Any:
             for chunk in chunks:
@@ -213,28 +323,31 @@ def receive(*, run: str, key: tuple[int, int], copy: int, host: int, address: st
         own.snapshots.receive(version, copy, count, needed())
 
 
-@of_package
+@_for_clients
 @_recorded("restores", "fetch {key[0]} from host {host}")
-def fetch(*, run: str, key: tuple[int, int], host: int, address: str, blocks: list[str]) -> dict[str, Any]:
+def fetch(
+    *, run: RunName, key: Version, host: HostNumber, address: HostAddress, blocks: list[BlockName]
+) -> dict[str, Any]:
     """Reads blocks of another host, for a `read` that follows.
 
     Args:
       run: the name of the run.
       key: the version.
       host: the other host.
-      address: the address of its `Probes`.
+      address: see `receive`.
       blocks: the names of the blocks.
 
     Returns:
       An empty dictionary; or the error, and whether the other host cannot read the blocks itself.
     """
     try:
-        with _streams[0].read(host, address, run, VersionKey(*key), blocks) as (_, chunks):
+        own = _run(run)
+        with _served().streams.read(host, address, own.name, VersionKey(*key), blocks) as (_, chunks):
             file = os.memfd_create("snapshot")
             try:
                 for chunk in chunks:
                     os.write(file, chunk)
-                _run(run).fetched |= read_blocks(file, f"snapshot of host {host}", blocks)
+                own.fetched |= read_blocks(file, f"snapshot of host {host}", blocks)
             finally:
                 os.close(file)
     except StreamError as error:
@@ -244,9 +357,9 @@ def fetch(*, run: str, key: tuple[int, int], host: int, address: str, blocks: li
     return {}
 
 
-@of_package
+@_for_clients
 @_recorded("restores", "read {key[0]}")
-def read(*, run: str, key: tuple[int, int], leaves: list[list[tuple[list[list[int]], str]]]) -> list[Any]:
+def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]]]) -> list[Any]:
     """Returns the arrays of a version.
 
     Args:
@@ -256,27 +369,27 @@ def read(*, run: str, key: tuple[int, int], leaves: list[list[tuple[list[list[in
     """
     own, call = _run(run), context()
     fetched, own.fetched = own.fetched, {}
-    names = [{tuple(tuple(side) for side in index): name for index, name in leaf} for leaf in leaves]
-    results = list(zip(names, call.results, call.shardings, strict=True))
-    needed = {
-        by_index[bounds]
-        for by_index, result, sharding in results
-        for bounds in _bounds(sharding, result.shape)
-    }
-    with _refusals():
-        blocks = fetched | own.read(VersionKey(*key), needed - fetched.keys())
+    if len(leaves) != len(call.results):
+        raise SnapshotError(f"read: blocks of {len(leaves)} arrays for {len(call.results)}")
+    # For each array the name of the block of each of its devices on this host.
+    named: list[dict[Bounds, str]] = []
+    for leaf, result, sharding in zip(leaves, call.results, call.shardings, strict=True):
+        by_rows = {tuple(rows): name for rows, name in leaf}
+        own_bounds = _bounds(sharding, result.shape)
+        missing = next((bounds for bounds in own_bounds if bounds not in by_rows), None)
+        if missing is not None:
+            raise SnapshotError(f"read: no block has the rows {[*missing]}")
+        named.append({bounds: by_rows[bounds] for bounds in own_bounds})
+    needed = {name for by_bounds in named for name in by_bounds.values()}
+    blocks = fetched | own.read(VersionKey(*key), needed - fetched.keys())
     return [
-        _array(
-            result,
-            sharding,
-            {bounds: blocks[by_index[bounds]].data for bounds in _bounds(sharding, result.shape)},
-        )
-        for by_index, result, sharding in results
+        _array(result, sharding, {bounds: blocks[name] for bounds, name in by_bounds.items()})
+        for by_bounds, result, sharding in zip(named, call.results, call.shardings, strict=True)
     ]
 
 
-@of_package
-def keep(*, run: str, keys: list[tuple[int, int]], newest: tuple[int, int] | None) -> None:
+@_for_clients
+def keep(*, run: RunName, keys: list[Version], newest: Version | None) -> None:
     """Removes the versions up to `newest`, except some.
 
     Args:
@@ -291,27 +404,13 @@ def keep(*, run: str, keys: list[tuple[int, int]], newest: tuple[int, int] | Non
     own.snapshots.keep(own.kept)
 
 
-@of_package
-def close_run(*, run: str) -> None:
+@_for_clients
+def close_run(*, run: RunName) -> None:
     """Removes all versions of a run on this host."""
-    if run in _runs:
-        _runs.pop(run).snapshots.remove()
-
-
-def this_machine() -> str:
-    """Returns a name of this machine, which changes when it restarts."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
-
-
-def run_name(token: str) -> str:
-    """Returns the name of a run of this process; `token` distinguishes its runs."""
-    return f"run-{this_machine()}-{os.getpid()}-{token}"
-
-
-def _is_over(run: str) -> bool:
-    """Returns whether the controller of a run was a process of this machine, and has exited."""
-    match = _RUN.fullmatch(run)
-    return match is not None and match[1] == this_machine() and not Path("/proc", match[2]).exists()
+    with _guard:
+        own = _runs.pop(_folder_of(run), None)
+    if own is not None:
+        own.snapshots.remove()
 
 
 def _open(path: Path, run: str, host: int) -> HostSnapshots:
@@ -326,15 +425,31 @@ def _open(path: Path, run: str, host: int) -> HostSnapshots:
             time.sleep(0.02)
 
 
-def _run(name: str) -> _SnapshotRun:
-    if name not in _runs:
+def _served() -> _SnapshotMemory:
+    assert _memory is not None, "serve_snapshots was not called"
+    return _memory
+
+
+def _folder_of(run: str) -> str:
+    """Returns the name of the folder of a run; no other client of a service can name it."""
+    client = context().client
+    return client_run_name(_served().owner, client, run) if client else run
+
+
+def _run(run: str) -> _SnapshotRun:
+    """Returns an open run of the caller."""
+    return _opened(_folder_of(run))
+
+
+def _opened(name: str) -> _SnapshotRun:
+    if (own := _runs.get(name)) is None:
         raise SnapshotError(f"run {name} is closed")
-    return _runs[name]
+    return own
 
 
-def _open_blocks(run: str, key: VersionKey, blocks: Collection[str]) -> int:
+def _open_blocks(name: str, key: VersionKey, blocks: Collection[str]) -> int:
     """Returns a file with blocks of a version: the file of a copy, if that has no other blocks."""
-    own = _run(run)
+    own = _opened(name)
     copies = own.copies(key)
     for number in {copies[name] for name in blocks if name in copies}:
         if set(own.snapshots.names(key, number)) == set(blocks):
@@ -353,11 +468,11 @@ def _refusals() -> Any:
     """Reports errors of snapshots without a traceback."""
     try:
         yield
-    except (SnapshotError, StreamError) as error:
+    except (SnapshotError, StreamError, MessageError) as error:
         raise CallRefused(SNAPSHOT_FAILURE, str(error)) from None
 
 
-def _bounds(sharding: Any, shape: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
+def _bounds(sharding: Any, shape: Sequence[int]) -> list[Bounds]:
     """Returns for each device of this host the bounds of its shard in each dimension."""
     return [
         tuple(side.indices(count)[:2] for side, count in zip(index, shape, strict=True))
@@ -365,8 +480,14 @@ def _bounds(sharding: Any, shape: Sequence[int]) -> list[tuple[tuple[int, int], 
     ]
 
 
-def _array(result: Any, sharding: Any, blocks: dict[Any, np.ndarray]) -> Any:
+def _array(result: Any, sharding: Any, blocks: dict[Bounds, StateBlock]) -> Any:
     dtype = jax.numpy.dtype(result.dtype)
+    for bounds, block in blocks.items():
+        if block.data.dtype != dtype or block.data.shape != tuple(stop - start for start, stop in bounds):
+            raise SnapshotError(
+                f"read: block {block.name} is {block.data.dtype}{[*block.data.shape]}, and the array is "
+                f"{dtype} with the rows {[*bounds]}"
+            )
     placed = []
     # Without x64 JAX would narrow 64-bit elements.
     with jax.enable_x64(True):
@@ -376,6 +497,6 @@ def _array(result: Any, sharding: Any, blocks: dict[Any, np.ndarray]) -> Any:
             strict=True,
         ):
             # A copy: JAX may use the given memory without one, and a later step may donate it.
-            placed.append(jax.device_put(np.array(blocks[bounds], dtype), device))
+            placed.append(jax.device_put(np.array(blocks[bounds].data), device))
     # All shards may be on other hosts of the island.
     return jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None

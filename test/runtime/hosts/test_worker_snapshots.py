@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from check import assert_equal
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, ResultArray
-from pathways.runtime.hosts.worker import call_runner, snapshots
+from pathways.runtime.hosts.worker import call_runner, snapshot_streams, snapshots
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallContext, CallRefused
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.snapshots.host_snapshots import HostSnapshots
+from pathways.runtime.snapshots.run_names import client_run_name, run_name, this_machine, this_process
 
-SECRET, RUN, KEY = b"s" * 32, "run1", (10, 1)
+SECRET, RUN, KEY = b"s" * 32, run_name("0" * 32), (10, 1)
 RESULT = ResultArray((8,), "float32", DeviceLayout((0, 1), (2,), ("x",), (("x",),)))
+
+
+def config(folder: Path) -> WorkerConfig:
+    """Returns the configuration of a worker of this process."""
+    return WorkerConfig(
+        "", "", 3, 0, 0, 1, 1, 5.0, 20.0, snapshot_folder=str(folder / "mine"), owner=this_process()
+    )
 
 
 @pytest.fixture
@@ -34,10 +45,11 @@ def address(tmp_path: Path) -> Iterator[str]:
     """Address of the probes of a worker in this process, host 3, with an open run."""
     server = socket.create_server(("127.0.0.1", 0))
     probes = Probes(server, SECRET, 3, 0, lambda *_: None, lambda *_: None, 5.0)
-    snapshots.serve_snapshots(probes, 5.0)
+    snapshots.serve_snapshots(probes, config(tmp_path))
     call_runner._current.context = CallContext(3, (), (), {})
-    snapshots.open_run(run=RUN, folder=str(tmp_path / "mine"), rate=None)
+    snapshots.open_run(run=RUN)
     yield probes.address
+    call_runner._current.context = CallContext(3, (), (), {})
     snapshots.close_run(run=RUN)
     probes.close()
     call_runner._current.context = None
@@ -62,7 +74,7 @@ def read() -> np.ndarray:
 def test_worker_reads_the_shards_that_it_wrote(address, tmp_path):
     write(array())
     assert_equal(read(), np.arange(8, dtype=np.float32))
-    opened = snapshots.open_run(run=RUN, folder=str(tmp_path / "mine"), rate=None)
+    opened = snapshots.open_run(run=RUN)
     assert opened["versions"] == [[10, 1, ["w[0:4]", "w[4:8]"]]]
     assert opened["bytes"] > 0
     with pytest.raises(CallRefused, match="w is an error: no memory"):
@@ -112,10 +124,10 @@ def test_worker_drops_a_stream_of_a_version_that_is_not_kept(address):
         snapshots.receive(run=RUN, key=KEY, copy=2, host=3, address=address, blocks=["w[0:4]"])
 
 
-def test_worker_refuses_blocks_without_the_secret(address):
+def test_worker_refuses_blocks_without_the_secret(address, tmp_path):
     server = socket.create_server(("127.0.0.1", 0))
     stranger = Probes(server, b"?" * 32, 4, 0, lambda *_: None, lambda *_: None, 5.0)
-    snapshots.serve_snapshots(stranger, 5.0)
+    snapshots.serve_snapshots(stranger, config(tmp_path))
     try:
         why = snapshots.fetch(run=RUN, key=KEY, host=3, address=address, blocks=["w[0:4]"])
     finally:
@@ -125,26 +137,147 @@ def test_worker_refuses_blocks_without_the_secret(address):
 
 
 @pytest.mark.process
-def test_worker_removes_runs_of_exited_controllers(tmp_path):
+def test_worker_removes_runs_of_exited_controllers(address, tmp_path):
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE)
-    names = [
-        snapshots.run_name("1"),
-        snapshots.run_name("2").replace(str(os.getpid()), ended.stdout.decode().strip()),
-    ]
-    for name in names:
-        HostSnapshots(tmp_path / "mine", name, 3).close()
-    call_runner._current.context = CallContext(3, (), (), {})
-    snapshots.open_run(run="new", folder=str(tmp_path / "mine"), rate=None)
-    left = [path.parent.name for path in (tmp_path / "mine").glob("*/host3")]
-    snapshots.close_run(run="new")
-    assert sorted(left) == sorted(["new", names[0]])
+    own, exited = this_process(), f"{this_machine()}-{ended.stdout.decode().strip()}"
+    token = "1" * 32
+    left = [f"run-{own}-{token}", client_run_name(own, 7, token)]
+    over = [f"run-{exited}-{token}", client_run_name(exited, 7, token)]
+    for name in (*left, *over):
+        HostSnapshots(tmp_path / "mine", name, 4).close()
+    snapshots.close_run(run=RUN)
+    snapshots.open_run(run=RUN)
+    assert sorted(path.parent.name for path in (tmp_path / "mine").glob("*/host4")) == sorted(left)
 
 
-def test_worker_waits_for_an_earlier_one_that_is_about_to_exit(tmp_path):
+def test_worker_waits_for_an_earlier_one_that_is_about_to_exit(address, tmp_path):
+    snapshots.close_run(run=RUN)
     earlier = HostSnapshots(tmp_path / "mine", RUN, 3)
     closing = threading.Timer(0.2, earlier.close)
     closing.start()
-    call_runner._current.context = CallContext(3, (), (), {})
-    snapshots.open_run(run=RUN, folder=str(tmp_path / "mine"), rate=None)
-    snapshots.close_run(run=RUN)
+    snapshots.open_run(run=RUN)
     closing.join()
+
+
+def of_client(number: int) -> None:
+    """Makes the next calls those of a client of a service."""
+    call_runner._current.context = CallContext(3, (RESULT,), (array().sharding,), {}, client=number)
+
+
+def test_worker_keeps_runs_of_clients_apart(address, tmp_path):
+    """A client that knows the name of a run of another one has a run of its own of that name."""
+    of_client(1)
+    snapshots.open_run(run=RUN)
+    write(array())
+    of_client(2)
+    source: dict[str, Any] = {"run": RUN, "key": KEY, "host": 3, "address": address, "blocks": ["w[0:4]"]}
+    with pytest.raises(CallRefused, match=r"run client-.* is closed"):
+        snapshots.receive(**source, copy=2)
+    assert snapshots.fetch(**source)["why"].endswith("is closed")
+    assert snapshots.open_run(run=RUN)["versions"] == []
+    with pytest.raises(CallRefused, match="has no block"):
+        snapshots.receive(**source, copy=2)
+    snapshots.keep(run=RUN, keys=[], newest=KEY)
+    snapshots.close_run(run=RUN)
+    of_client(1)
+    assert snapshots.open_run(run=RUN)["versions"] == [[10, 1, ["w[0:4]", "w[4:8]"]]]
+    snapshots.close_run(run=RUN)
+    assert len([*(tmp_path / "mine").iterdir()]) == 1
+
+
+def test_worker_removes_runs_of_clients_that_disconnect(address, tmp_path):
+    """Also those that an earlier worker has left, and those that a call in flight opens."""
+    folder = tmp_path / "mine"
+    of_client(1)
+    snapshots.open_run(run=RUN)
+    write(array())
+    for client in (1, 2, 3):
+        HostSnapshots(folder, client_run_name(this_process(), client, "2" * 32), 3).close()
+    (folder / client_run_name(this_process(), 1, "3" * 32)).mkdir(mode=0o700)
+    snapshots.release_client(1)
+    wait_until(lambda: len([*folder.iterdir()]) == 3)
+    with pytest.raises(CallRefused, match="is closed"):
+        snapshots.open_run(run=RUN)
+    snapshots.keep_clients((3,))
+    wait_until(lambda: len([*folder.iterdir()]) == 2)
+    assert {path.name for path in folder.iterdir()} == {
+        RUN,
+        client_run_name(this_process(), 3, "2" * 32),
+    }
+    snapshots._released.clear()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("function", "named", "why"),
+    [
+        (snapshots.open_run, {"run": "../../etc"}, 'open_run: run = "../../etc": expected the name of a run'),
+        (snapshots.open_run, {"run": f"{RUN}\n"}, "open_run: run = .*: expected the name of a run"),
+        (snapshots.open_run, {"run": run_name("0" * 31)}, "open_run: run = .*: expected the name of a run"),
+        (snapshots.open_run, {"folder": "/etc"}, "open_run: folder: unknown key; expected some of run"),
+        (snapshots.close_run, {"run": 7}, "close_run: run = 7: expected the name of a run"),
+        (snapshots.keep, {"keys": [[1, -1]]}, r"keep: keys\[0\] = \[1, -1\]: expected a step and an attempt"),
+        (snapshots.keep, {"keys": [[1, 1 << 900]]}, r"keep: keys\[0\] = .*: expected a step and an attempt"),
+        (snapshots.receive, {"copy": -1}, "receive: copy = -1: expected a whole number of at least 0"),
+        (snapshots.receive, {"copy": "../1"}, 'receive: copy = "../1": expected a whole number'),
+        (snapshots.receive, {"host": True}, "receive: host = true: expected a whole number of at least 0"),
+        (snapshots.receive, {"blocks": [""]}, r'receive: blocks\[0\] = "": expected the name of a block'),
+        (snapshots.receive, {"blocks": ["\ud800"]}, r"receive: blocks\[0\] = .*: expected the name of a"),
+        (snapshots.receive, {"blocks": ["v"]}, "has no block v of version 10"),
+        (snapshots.receive, {"address": "localhost:1"}, "expected an IP address and a port"),
+        (snapshots.receive, {"address": "127.0.0.1:99999"}, "host 3 does not send them"),
+        (snapshots.receive, {"address": "1.2.3.4.5:1"}, "host 3 does not send them"),
+        (snapshots.receive, {"host": 1 << 40}, f"host {1 << 40} does not send them"),
+        (snapshots.write, {"names": []}, "write: expected 0 arrays, one for each name"),
+        (snapshots.write, {"blocks": [[0, 2, "w", [[0, 4]]]]}, "block w is shard 2 of array 0, which is not"),
+        (snapshots.write, {"blocks": [[1, 0, "w", [[0, 4]]]]}, "block w is shard 0 of array 1, which is not"),
+        (snapshots.write, {"blocks": [[-1, 0, "w", []]]}, r"blocks\[0\] = .*: expected"),
+        (snapshots.write, {"blocks": [[0, 0, "w", [[0, 5]]]]}, r"block w of shape \[4\] has the rows"),
+        (snapshots.read, {"leaves": []}, "read: blocks of 0 arrays for 1"),
+        (snapshots.read, {"leaves": [[[[[0, 4]], "w[0:4]"]]]}, r"read: no block has the rows \[\(4, 8\)\]"),
+        (
+            snapshots.read,
+            {"leaves": [[[[[0, 4]], "w[0:4]"], [[[4, 8]], "v"]]]},
+            "has no block v of version 10",
+        ),
+        (snapshots.read, {"leaves": [[[[[0, 4]], "w[0:4]"], [[[4, 8]], "n"]]]}, "read: block n is int32"),
+    ],
+)
+def test_worker_refuses_arguments_of_clients(address, function, named, why):
+    """One error each, and the worker goes on."""
+    given: dict[str, Any] = {"run": RUN}
+    if function not in (snapshots.open_run, snapshots.close_run, snapshots.keep):
+        given["key"] = KEY
+    if function is snapshots.keep:
+        given |= {"keys": [], "newest": None}
+    if function is snapshots.receive:
+        given |= {"copy": 2, "host": 3, "address": address, "blocks": ["w[0:4]"]}
+    if function is snapshots.write:
+        given |= {"copy": 2, "names": ["w"], "blocks": []}
+    of_client(1)
+    snapshots.open_run(run=RUN)
+    write(array())
+    snapshots.write(
+        [jnp.zeros(4, jnp.int32)], run=RUN, key=KEY, copy=3, names=["n"], blocks=[(0, 0, "n", [(0, 4)])]
+    )
+    args = ([array()],) if function is snapshots.write else ()
+    with pytest.raises(CallRefused, match=why) as refused:
+        function(*args, **given | named)
+    assert refused.value.kind == snapshots.SNAPSHOT_FAILURE
+    assert "Traceback" not in str(refused.value)
+    write(array(), copy=4)
+    snapshots.close_run(run=RUN)
+
+
+def test_worker_keeps_one_rate_for_all_streams(address, monkeypatch):
+    streams, waits = snapshots._served().streams, []
+    monkeypatch.setattr(snapshot_streams, "time", SimpleNamespace(monotonic=lambda: 7.0, sleep=waits.append))
+    for seconds in (1.0, 2.0, 0.5):
+        streams._wait_after(seconds)
+    assert waits == [1.0, 3.0, 3.5]

@@ -1,0 +1,146 @@
+"""Training runs that tests disturb, and the same runs undisturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from models import layer, squared_error
+
+import pathways as pw
+from pathways.compiler.resilience.host_store import HostStore
+from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.snapshots.host_snapshots import default_snapshot_folder
+
+WIDTH, ROWS, STEPS = 8, 16, 16
+
+
+def batches(count: int = STEPS) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    return [tuple(rng.normal(size=(2, ROWS, WIDTH)).astype(np.float32)) for _ in range(count)]
+
+
+def trainer(layers: Any, **options: Any) -> tuple[pw.Program, Any]:
+    """Returns a program that trains layers with momentum, in two microbatches, and an initial state."""
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    gradients = pw.accumulate(jax.value_and_grad(squared_error(layers)), 2)
+
+    def train(state: Any, batch: Any) -> tuple[Any, Any]:
+        value, grads = gradients(state["params"], batch)
+        updates, moments = optimizer.update(grads, state["moments"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, {"loss": value}
+
+    rng = np.random.default_rng(0)
+    params = [(rng.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for _ in layers]
+    state = {"params": params, "moments": jax.device_get(optimizer.init(params))}
+    return pw.program(train, donate_argnums=0, **options), state
+
+
+def stages(islands: tuple[int, ...] = (0, 1), devices_of_stage: int = 1) -> tuple[pw.Program, Any]:
+    """Places a pipeline with a stage on each island: no other island has the same bytes."""
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice((devices_of_stage,), ("x",), island=f"island{n}") for n in islands]
+    return trainer([pw.jit(layer, devices=one) for one in slices])
+
+
+def digest(metrics: Any, state: Any) -> str:
+    """Returns a hash of all bits of metrics and a state."""
+    leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((metrics, state))]
+    return hashlib.sha256(b"".join(leaves)).hexdigest()
+
+
+def undisturbed(step: Callable[..., Any], state: Any, source: list[Any]) -> tuple[list[Any], Any]:
+    metrics = []
+    for batch in source:
+        state, values = step(state, batch)
+        metrics.append(jax.device_get(values))
+    return metrics, jax.device_get(state)
+
+
+def kill(*hosts: int) -> None:
+    for host in hosts:
+        os.kill(controller().hosts[host].process.pid, signal.SIGKILL)
+
+
+def lose_all() -> None:
+    """Kills all workers, and waits until that is noticed."""
+    gangs = controller().pool.gangs[:]
+    kill(*range(len(controller().hosts)))
+    while not all(gang.is_lost() for gang in gangs):
+        time.sleep(0.01)
+
+
+def train(run: Any, losses: dict[int, Callable[[], Any]], count: int = STEPS) -> list[Any]:
+    """Returns the metrics of all steps, and checks their numbers; calls `losses` after some steps.
+
+    Steps without work take less time than copies, so the body waits for each version.
+    """
+    found: list[Any] = []
+    for n, metrics in run.steps(count):
+        assert n == len(found)
+        found.append(metrics)
+        losses.get(n, lambda: None)()
+        while (pending := run._core.table.pending) is not None and pending.key.step <= n + 1:
+            run._drain()
+            run._store.wait(0.1)
+    return found
+
+
+def is_protected_again(run: Any) -> None:
+    """Waits until lost copies are replaced, while no steps run."""
+    while not run.protected:
+        run._drain()
+        run._store.wait(0.1)
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Checks that no snapshots of this process are left."""
+    yield
+    folder = default_snapshot_folder()
+    assert [path.name for path in folder.glob(f"run-*-{os.getpid()}-*")] == []
+
+
+class KillsInCalls:
+    """Injector that kills workers while hosts run a call of a function of the store.
+
+    Args:
+      monkeypatch: changes the store.
+      function: the name of the function.
+      when: the numbers of the calls, from 0.
+      victim: returns the host from the arguments of the call.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        function: str,
+        when: tuple[int, ...],
+        victim: Callable[[Any, Any], int],
+    ) -> None:
+        self.left = len(when)
+        count = 0
+        called = HostStore._call
+
+        def call(
+            store: Any, name: str, gang: Any, hosts: Any, lane: int, named: Any, *rest: Any, **more: Any
+        ):
+            nonlocal count
+            result = called(store, name, gang, hosts, lane, named, *rest, **more)
+            if name == function:
+                if count in when:
+                    self.left -= 1
+                    kill(victim(hosts, named))
+                count += 1
+            return result
+
+        monkeypatch.setattr(HostStore, "_call", call)
