@@ -44,7 +44,7 @@ def seconds_of_a_step(workers: int, seconds: float, measured: float = 4.0) -> fl
         relay = _process("relay", place, workers)
         assert relay.stdout is not None
         relay.stdout.readline()
-        others = [_process("work", place, workers, seconds), _process("submit", place, workers)]
+        peers = [_process("work", place, workers, seconds), _process("submit", place, workers)]
         time.sleep(_WARM_UP)
         try:
             counts, used = [], []
@@ -53,7 +53,7 @@ def seconds_of_a_step(workers: int, seconds: float, measured: float = 4.0) -> fl
                 used.append(cpu_seconds([relay.pid]))
                 counts.append(_count(relay))
         finally:
-            for process in (*others, relay):
+            for process in (*peers, relay):
                 process.kill()
                 process.communicate()
         return (used[1] - used[0]) / max(counts[1] - counts[0], 1)
@@ -62,7 +62,7 @@ def seconds_of_a_step(workers: int, seconds: float, measured: float = 4.0) -> fl
 def _process(role: str, *arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, role, *map(str, arguments)]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    # The others write to the connections of the first that is killed.
+    # Processes write to connections of those that were killed before them.
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True)
 
 

@@ -689,8 +689,6 @@ def test_resilient_says_what_is_not_there_on_hosts(monkeypatch: pytest.MonkeyPat
     compiled = step.lower(state, source[0]).compile()
     client = types.SimpleNamespace(session=object())
     monkeypatch.setattr(resilient_module, "controller", lambda: client)
-    with pytest.raises(RuntimeError, match=r"hosts of a service \(attach=\) are not supported yet"):
-        pw.resilient(step, state, source)
     with pytest.raises(RuntimeError, match="minimum= is not supported on hosts yet; leave it out"):
         pw.resilient(step, state, source, minimum=1)
     with pytest.raises(TypeError, match="a compiled program is bound to workers, which may be lost"):

@@ -211,14 +211,14 @@ def test_resilient_runs_of_a_killed_client_are_removed(serve, folder, start_clie
     expected = undisturbed(step, state, source)
     bob = start_client(service, "bob", 100_000)
     wait_until(lambda: len(runs_of(service, folder, "bob")) == 1)
-    (gone,) = runs_of(service, folder, "bob")
+    (run_of_bob,) = runs_of(service, folder, "bob")
     with pw.resilient(step, state, source, every=3) as run:
 
         def lose() -> None:
             is_protected_again(run)
             bob.kill()
             kill(1)
-            wait_until(lambda: not gone.exists())
+            wait_until(lambda: not run_of_bob.exists())
             assert len(runs_of(service, folder, "ann")) == 1
 
         metrics = train(run, {7: lose})
@@ -236,17 +236,17 @@ def test_resilient_runs_are_removed_when_a_client_disconnects(serve, folder):
 
 
 def test_resilient_runs_of_a_lost_worker_are_removed_when_its_island_is_back(serve, folder):
-    """Its client has disconnected meanwhile; what is left of other clients stays."""
+    """The client has disconnected meanwhile; what is left of other clients stays."""
     service = serve(pw.Island())
     bob = service.attach("bob")
     for client, digit in ((controller(), "1"), (bob, "2")):
         called(client, "open_run", 0, run=run_name(digit * 32))
-    (gone,) = runs_of(service, folder, "bob")
+    (run_of_bob,) = runs_of(service, folder, "bob")
     # Nobody else removes it: the machine of the worker has no other one.
     kill(0)
     wait_until(lambda: bob.pool.gangs[0].is_lost())
     bob.close()
-    wait_until(lambda: not gone.exists())
+    wait_until(lambda: not run_of_bob.exists())
     assert {*folder.iterdir()} == runs_of(service, folder, "ann")
 
 
@@ -271,7 +271,7 @@ def called(client: Client, function: str, at: int, /, **named: Any) -> Any:
 
 @pytest.mark.feature("clients", "error")
 def test_resilient_run_is_out_of_reach_for_other_clients(serve, folder, monkeypatch):
-    """Another client knows the name of the run, and tries all functions with it."""
+    """A client knows the name of the run of another, and tries all functions with it."""
     service = serve(*[pw.Island()] * 2)
     step, state = stages()
     source = batches()

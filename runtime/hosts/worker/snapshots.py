@@ -121,7 +121,7 @@ class _NewerVersions:
 
 @dataclasses.dataclass(frozen=True)
 class _SnapshotMemory:
-    """Memory of this host for snapshots, as whoever has started the worker configures it.
+    """Memory of this host for snapshots, as configured by the starter of the worker.
 
     Attributes:
       folder: the folder of all runs.
