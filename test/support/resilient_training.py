@@ -68,7 +68,9 @@ def undisturbed(step: Callable[..., Any], state: Any, source: list[Any]) -> tupl
 
 def kill(*hosts: int) -> None:
     for host in hosts:
-        os.kill(controller().hosts[host].process.pid, signal.SIGKILL)
+        # The others of its island are killed with the first host that is lost.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(controller().hosts[host].process.pid, signal.SIGKILL)
 
 
 def lose_all() -> None:
