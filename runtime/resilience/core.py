@@ -2,10 +2,11 @@
 
 Steps run (`StepsRunning`) until an island of theirs is lost. Then the core waits for it
 (`WaitingForIslands`), unless the others may go on without, has the last committed version restored
-(`RestoringState`), and steps run again from there. Where replicas are to change and nothing is lost, because
-an island leaves or is back, steps are held at a boundary until the version of that boundary is committed
+(`RestoringState`), and steps run again from there. Where nothing is lost, because an island leaves, or is back
+as another replica, steps are held at a boundary until the version of that boundary is committed
 (`StepsHeld`), so that none is run twice; the first version is committed in the same way before the first
-step. `RunAbandoned` and `RunOver` are final.
+step. An island that leaves is released when others have copies of all that it has; if it is lost before that,
+it is lost like any other. `RunAbandoned` and `RunOver` are final.
 
 All state is here and in `VersionTable`. `handle` takes what was seen and the time, and returns what is to be
 done, in this order; nothing here waits, sends or reads a clock. Events that come too late, such as the
@@ -212,7 +213,8 @@ class ResilienceCore:
             case WorkersReturned():
                 return self._return(event, now)
             case WorkersLeaving(island):
-                if island in self.present & self._topology.islands(self.replicas):
+                # Steps are held at the next boundary or tick: this may come in the middle of a step.
+                if island in self.present:
                     self._leaving.add(island)
                 return []
             case IslandAbandoned(island):
@@ -234,7 +236,7 @@ class ResilienceCore:
             case RecoveryTick():
                 if isinstance(self.phase, WaitingForIslands):
                     return self._go_on(now)
-                return self._protect() if now >= self._copy_again_at else []
+                return self._protect() if now >= self._copy_again_at else self._hold_for_leaving(now)
             case RunEnded(keeps):
                 self.phase = RunOver()
                 last = self.table.committed
@@ -249,15 +251,8 @@ class ResilienceCore:
             return []
         self._issued = boundary.step
         key = VersionKey(boundary.step, self.attempt)
-        if self._leaving:
-            if key in self.table.versions:
-                return self._hold(key, now)
-            # An island that leaves has little time: the version of this boundary gets the place of a pending
-            # one, and of one that is still being saved to disk, instead of waiting for them.
-            self.table.drop_pending()
-            self.table.saving = None
-            self.table.drop_old()
-            return [self._kept(), *self._hold(key, now)]
+        if held := self._hold_for_leaving(now):
+            return held
         # After a copy that failed, the next one may, too.
         if self._grows() and self.table.has_room() and self._copy_again_at == math.inf:
             return self._hold(key, now)
@@ -266,15 +261,40 @@ class ResilienceCore:
         self._last_step, self._last_time = boundary.step, now
         return [TakeSnapshot(key)]
 
+    def _hold_for_leaving(self, now: float) -> list[ResilienceEffect]:
+        """Holds the steps at the present boundary if an island leaves; nothing where that has to wait."""
+        # After a copy that failed, the next one may, too.
+        if not self._leaving or not isinstance(self.phase, StepsRunning) or self._copy_again_at < math.inf:
+            return []
+        # The state of this boundary has a version if that was restored, too.
+        versions = self.table.versions.values()
+        present = max((v.key for v in versions if v.key.step == self._issued), default=None)
+        if present is not None:
+            version = self.table.versions[present]
+            # Of one that is lost in part, the next boundary has another one.
+            is_lost = version.is_committed and version.missing_at(self.hosts)
+            return [] if is_lost else self._hold(present, now)
+        if self._issued == self._last_step:
+            # It had one that was dropped, and that must not begin again.
+            return []
+        # An island that leaves has little time: the version of this boundary gets the place of a pending one,
+        # and of one that is still being saved to disk, instead of waiting for them.
+        self.table.drop_pending()
+        self.table.saving = None
+        self.table.drop_old()
+        return [self._kept(), *self._hold(VersionKey(self._issued, self.attempt), now)]
+
     def _hold(self, key: VersionKey, now: float) -> list[ResilienceEffect]:
-        """Holds the steps until a version is committed, after which replicas change."""
+        """Holds the steps until a version is committed, after which islands change."""
         self.phase = StepsHeld(key, is_first=False)
         version = self.table.versions.get(key)
-        if version is not None:
-            effects = self._end_hold(now) if version.is_committed else []
-            return [HoldSteps(), *effects]
-        self._last_step, self._last_time = key.step, now
-        return [HoldSteps(), TakeSnapshot(key)]
+        if version is None:
+            self._last_step, self._last_time = key.step, now
+            return [HoldSteps(), TakeSnapshot(key)]
+        if version.is_committed:
+            return [HoldSteps(), *self._end_hold(now)]
+        # The copies of a pending version may be on islands that leave.
+        return [HoldSteps(), *self._copy(version)]
 
     def _hold_first(self) -> list[ResilienceEffect]:
         """Has the state copied that the run begins with."""
@@ -310,10 +330,16 @@ class ResilienceCore:
             return self._commit(now)
         return [MakeCopies(started.key, (*copies, *self._add_buddies(version)))]
 
+    def _copy(self, version: StateVersion) -> list[ResilienceEffect]:
+        """Has the copies made that a version lacks."""
+        copies = self._add_buddies(version)
+        return [MakeCopies(version.key, copies)] if copies else []
+
     def _add_buddies(self, version: StateVersion) -> tuple[BlockCopy, ...]:
         """Returns the copies that a version lacks, which are pending from now on."""
         hosts = self.hosts
-        transfers = place_buddy_copies(version.planned_at(hosts), hosts, self._topology.hosts)
+        leaving = self._topology.hosts_of(frozenset(self._leaving))
+        transfers = place_buddy_copies(version.planned_at(hosts), hosts, self._topology.hosts, leaving)
         copies = self.table.new_copies(transfers)
         version.pending.update((copy.number, copy) for copy in copies)
         return copies
@@ -321,17 +347,15 @@ class ResilienceCore:
     def _protect(self) -> list[ResilienceEffect]:
         """Has copies made again that were lost, of all versions."""
         self._copy_again_at = math.inf
-        effects: list[ResilienceEffect] = []
-        for version in self.table.versions.values():
-            if copies := self._add_buddies(version):
-                effects.append(MakeCopies(version.key, copies))
-        return effects
+        return [effect for version in self.table.versions.values() for effect in self._copy(version)]
 
     def _commit(self, now: float) -> list[ResilienceEffect]:
         """Commits the version that is not, if it is complete, and nothing before it has to be run again."""
         # A restore skips the steps before its version: metrics of them that were not read would be lost.
         version = self.table.pending
-        if version is None or version.pending or self._metrics_read < version.key.step:
+        if version is None:
+            return self._end_hold(now) if self._is_hold_committed() else []
+        if version.pending or self._metrics_read < version.key.step:
             return []
         version.is_committed = True
         effects: list[ResilienceEffect] = [CommitVersion(version.key, self.hosts)]
@@ -340,27 +364,51 @@ class ResilienceCore:
         self.committed_at = now
         self._commits_since_save += 1
         effects += self._save(version)
-        if isinstance(self.phase, StepsHeld) and self.phase.key == version.key:
-            effects += self._end_hold(now)
-        return effects
+        return [*effects, *self._end_hold(now)] if self._is_hold_committed() else effects
+
+    def _is_hold_committed(self) -> bool:
+        """Returns whether steps are held for a version that is committed."""
+        if not isinstance(self.phase, StepsHeld):
+            return False
+        version = self.table.versions.get(self.phase.key)
+        return version is not None and version.is_committed
 
     def _end_hold(self, now: float) -> list[ResilienceEffect]:
+        """Goes on from the version that steps were held for, once islands that leave may be released."""
         assert isinstance(self.phase, StepsHeld)
         key = self.phase.key
         if self.phase.is_first:
             self.phase = StepsRunning()
-            return [ResumeSteps(self.attempt, key.step, self.replicas)]
+            resume = ResumeSteps(self.attempt, key.step, self.replicas)
+            return [resume, *self._hold_for_leaving(now)]
         effects: list[ResilienceEffect] = []
-        for island in sorted(self._leaving):
-            self.present -= {island}
-            self._absent_since[island] = now
-            effects.append(ReleaseIsland(island))
-        self._leaving.clear()
+        if self._leaving:
+            version = self.table.versions[key]
+            # Copies that it lacks where no other island stays are not made.
+            if (copies := self._copy(version)) or version.pending:
+                return copies
+            if version.missing_at(self.hosts):
+                # Its memory was lost meanwhile; the next boundary has another version.
+                self.phase = StepsRunning()
+                return [ResumeSteps(self.attempt, key.step, self.replicas)]
+            effects += self._release(key, now)
         if self._topology.islands(self.replicas) <= self.present and not self._grows():
-            # What was to join is lost again.
+            # What was to join is lost again, or no step runs on what has left.
             self.phase = StepsRunning()
-            return [*effects, ResumeSteps(self.attempt, key.step, self.replicas)]
+            return [*effects, ResumeSteps(self.attempt, key.step, self.replicas), *self._protect()]
         return [*effects, *self._go_on(now)]
+
+    def _release(self, key: VersionKey, now: float) -> list[ResilienceEffect]:
+        """Releases the islands that leave, of which a version has all that they have."""
+        leaving = sorted(self._leaving)
+        self._leaving.clear()
+        self.present -= {*leaving}
+        self._absent_since.update(dict.fromkeys(leaving, now))
+        for version in self.table.versions.values():
+            version.cancel_copies(self._topology.hosts_of(frozenset(leaving)))
+        names, verb = ", ".join(f"island{island}" for island in leaving), "leave" if leaving[1:] else "leaves"
+        text = f"{names} {verb}; {key} was saved at its boundary, 0 steps are run again"
+        return [Log(logging.WARNING, text), *map(ReleaseIsland, leaving)]
 
     def _fail_copy(self, failed: CopyFailed, now: float) -> list[ResilienceEffect]:
         version = self.table.of_copy(failed.number)
@@ -475,6 +523,7 @@ class ResilienceCore:
                 copies = None if returned.copies is None else returned.copies.get(host, {})
                 version.set_copies(host, known if copies is None else copies.get(key, frozenset()))
         self.present |= {island}
+        self._leaving.discard(island)
         self._absent_since.pop(island, None)
         self._dead.discard(island)
         effects: list[ResilienceEffect] = [self._kept()]
@@ -570,7 +619,7 @@ class ResilienceCore:
         larger = self._choose(now)
         if larger is not None and len(larger) > len(self.replicas):
             effects.append(PrepareReplicas(larger))
-        return [*effects, *self._protect()]
+        return [*effects, *self._protect(), *self._hold_for_leaving(now)]
 
     def _fail_restore(self, failed: RestoreFailed, now: float) -> list[ResilienceEffect]:
         phase = self.phase
@@ -612,7 +661,7 @@ class ResilienceCore:
         return (
             prepared is not None
             and len(prepared) > len(self.replicas)
-            and self._topology.islands(prepared) <= self.present
+            and self._topology.islands(prepared) <= self.present - self._leaving
         )
 
     def _hosts_that_return(self) -> tuple[int, ...]:

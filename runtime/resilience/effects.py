@@ -91,7 +91,10 @@ class PrepareReplicas:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReleaseIsland:
-    """Order to free all arrays of an island that leaves: it is not needed any more."""
+    """Order to free all arrays of an island that leaves, and to let its workers end: nothing needs them.
+
+    It counts as lost from here on, and `WorkersReturned` says when it has new workers.
+    """
 
     island: int
 

@@ -85,7 +85,7 @@ class WorkersReturned:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkersLeaving:
-    """The workers of an island got a request to end, and finish what they have."""
+    """The workers of an island got a request to end; until `ReleaseIsland` they go on, for a limited time."""
 
     island: int
 

@@ -27,29 +27,38 @@ def place_own_copies(holdings: Holdings, hosts: Mapping[int, HostPlace]) -> dict
 
 
 def place_buddy_copies(
-    copies: Holdings, present: Collection[int], hosts: Mapping[int, HostPlace]
+    copies: Holdings,
+    present: Collection[int],
+    hosts: Mapping[int, HostPlace],
+    leaving: Collection[int] = (),
 ) -> dict[Transfer, Blocks]:
-    """Returns the copies that have to be added so that no block is on one island alone.
+    """Returns the copies that have to be added so that no block is on one island, or on islands that leave.
 
     Args:
       copies: the blocks that each present host has in its memory, or is about to have.
       present: the hosts that have workers.
       hosts: where hosts are.
+      leaving: the hosts whose islands leave, which are given copies only where no other island stays.
 
     Returns:
       The blocks of each transfer. Nothing of a block that no present host has, or for which there is no
       second island.
     """
+    # Those that stay come first: they are the first choice of a source, too.
+    staying = sorted(set(present) - set(leaving))
     owners: dict[str, list[int]] = collections.defaultdict(list)
-    for host in sorted(set(copies) & set(present)):
-        for block in copies[host]:
+    for host in (*staying, *sorted(set(present) & set(leaving))):
+        for block in copies.get(host, ()):
             owners[block].append(host)
     added: dict[Transfer, set[str]] = collections.defaultdict(set)
     for block, holders in sorted(owners.items()):
-        if len({hosts[host].island for host in holders}) > 1:
-            continue
         source = holders[0]
-        target = _buddy(source, present, hosts)
+        is_safe = source in staying or not staying
+        if len({hosts[host].island for host in holders}) > 1 and is_safe:
+            continue
+        target = _buddy(source, staying, hosts)
+        if target is None and is_safe:
+            target = _buddy(source, present, hosts)
         if target is not None:
             added[source, target].add(block)
     return {transfer: frozenset(blocks) for transfer, blocks in sorted(added.items())}

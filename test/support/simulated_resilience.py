@@ -63,6 +63,9 @@ ACT_SECONDS = 6.0
 """Seconds within which all faults occur."""
 
 LONGEST_ABSENCE = 4.0
+LONGEST_HOLD = 4.0
+"""Seconds within which islands that leave are released, if copies are fast and nothing fails."""
+
 PATIENCE = (0.0, 0.0, 1.0, 3.0)
 CALM_SECONDS = 9.0
 """Seconds within which training must run again after the last fault."""
@@ -165,6 +168,7 @@ class SimulatedTraining:
         self.lost_at: dict[int, float] = {}
         # Events that the core has not handled yet.
         self.unknown = 0
+        self.faults = 0
         self.last_failure = 0.0
         self.ends = False
         self.new_controller(first=0)
@@ -274,16 +278,33 @@ class SimulatedTraining:
             case PrepareReplicas(replicas):
                 self.later(self.chance.uniform(0, 1), lambda: self.notify(ReplicasPrepared(replicas)))
             case ReleaseIsland(island):
-                self.counts["islands released"] += 1
-                self.lost_at[island] = self.time.now
-                self.has_released = True
-                self.later(self.chance.uniform(0, 0.5), lambda: self.lose(island, is_expected=True))
+                self.release(island)
             case SaveToDisk(key):
                 self.later(self.chance.uniform(0.1, 2), lambda: self.save(key))
             case AbandonRun(why):
                 self.check_abandoned(why)
             case Log():
                 pass
+
+    def release(self, island: int) -> None:
+        """Lets an island end that leaves; its machine may end, too, if others stay."""
+        self.counts["islands released"] += 1
+        self.lost_at[island] = self.time.now
+        self.has_released = True
+        staying = self.core.present
+        if not self.unknown and staying:
+            assert self.committed is not None
+            left = {
+                block
+                for host in self.topology.hosts_of(staying)
+                for block in self.hosts[host].memory.get(self.committed, ())
+            }
+            lost = frozenset().union(*self.topology.holdings(self.replicas).values()) - left
+            assert not lost, f"island{island} is released with the last copy of {lost}"
+        memory = bool(staying) and self.chance.random() < 0.4
+        self.later(
+            self.chance.uniform(0, 0.5), lambda: self.lose(island, memory=memory, is_expected=True)
+        )
 
     def take_snapshot(self, key: VersionKey) -> None:
         assert key.step == self.step, f"{key} is not at this boundary"
@@ -443,12 +464,12 @@ class SimulatedTraining:
             state |= {block: values[block] for block in load.blocks}
         assert set(state) == needs, f"host {host} restores {sorted(state)}, and needs {sorted(needs)}"
         own.devices = state
-        self.later(self.chance.choice((0.0, 0.3)), lambda: self.notify(HostRestored(restore.attempt, host)))
+        self.later(self.chance.choice((0.0, 0.3, 1.0)), lambda: self.notify(HostRestored(restore.attempt, host)))
 
     def resume(self, attempt: int, step: int, replicas: tuple[int, ...]) -> None:
         assert step == self.step, f"steps go on from {step} at {self.step}"
         assert attempt == self.attempt or self.restoring is None
-        self.attempt, self.is_held = attempt, False
+        self.attempt, self.is_held, self.has_released = attempt, False, False
         if self.restoring is not None:
             self.replicas, self.restoring = replicas, None
         assert replicas == self.replicas
@@ -482,6 +503,7 @@ class SimulatedTraining:
             return
         self.absent.add(island)
         self.unknown += 1
+        self.faults += not is_expected
         replicas = self.replicas if self.restoring is None else self.restoring.replicas
         if island in self.topology.islands(replicas) and not is_expected:
             self.is_spoiled = True
@@ -489,7 +511,7 @@ class SimulatedTraining:
         for host in hosts:
             self.hosts[host].devices = None
             if memory:
-                self.has_released = False
+                self.has_released = self.has_released and is_expected
                 self.hosts[host].memory, self.hosts[host].committed = {}, set()
         self.counts["losses with memory" if memory else "losses"] += 1
         returns = self.chance.random() < 0.9
@@ -529,6 +551,7 @@ class SimulatedTraining:
     def lose_folder(self) -> None:
         """Frees the memory of a host, but not its workers."""
         self.has_released = False
+        self.faults += 1
         host = self.chance.choice(sorted(self.hosts))
         self.hosts[host].memory, self.hosts[host].committed = {}, set()
         self.counts["folders lost"] += 1
@@ -536,19 +559,32 @@ class SimulatedTraining:
             self.copies = {n: (key, c) for n, (key, c) in self.copies.items() if host != c.target}
         self.notify(MemoryLost(host))
 
-    def leave(self) -> None:
-        """Requests an island to exit, which it does after a while."""
-        island = self.chance.choice(self.islands)
+    def leave(self, island: int) -> None:
+        """Requests an island to exit, which it does after a while even if it is not released."""
         if island in self.absent:
             return
-        starts = [self.hosts[h].start for h in self.topology.hosts_of(frozenset((island,)))]
+        generation, faults, is_calm = self.generation, self.faults, self.is_calm()
+        starts = self.starts(island)
+        grace = self.chance.choice((0.5, LONGEST_HOLD))
         self.notify(WorkersLeaving(island))
 
         def end() -> None:
-            if starts == [self.hosts[h].start for h in self.topology.hosts_of(frozenset((island,)))]:
-                self.lose(island)
+            if island in self.absent or starts != self.starts(island):
+                return
+            undisturbed = is_calm and (generation, faults) == (self.generation, self.faults)
+            assert grace < LONGEST_HOLD or not undisturbed, f"island{island} was not released in time"
+            self.counts["islands not released in time"] += 1
+            self.lose(island)
 
-        self.time.after(self.chance.choice((0.5, 3.0)), end)
+        self.time.after(grace, end)
+
+    def starts(self, island: int) -> list[int]:
+        return [self.hosts[host].start for host in self.topology.hosts_of(frozenset((island,)))]
+
+    def is_calm(self) -> bool:
+        """Returns whether an island that leaves now is released soon, if nothing is lost meanwhile."""
+        is_running = isinstance(self.core.phase, StepsRunning) and not self.absent and not self.unknown
+        return is_running and self.slowest_copy <= 0.5 and not self.failing
 
     def restart_controller(self) -> None:
         """Ends the controller; another one reads the memory of hosts, once all islands are connected."""
@@ -660,7 +696,14 @@ ACTS: Mapping[str, Callable[[SimulatedTraining], None]] = {
         and None
     ),
     "lose folder": SimulatedTraining.lose_folder,
-    "leave": SimulatedTraining.leave,
+    "leave": lambda run: run.leave(run.chance.choice(run.islands)),
+    "leave two": lambda run: (
+        [
+            run.later(run.chance.uniform(0, 1), lambda island=island: run.leave(island))
+            for island in run.chance.sample(run.islands, min(2, len(run.islands)))
+        ]
+        and None
+    ),
     "restart controller": SimulatedTraining.restart_controller,
 }
 

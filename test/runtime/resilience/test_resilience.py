@@ -10,6 +10,7 @@ import pytest
 from simulated_resilience import problem
 
 from examples import examples
+from pathways.runtime.control.effects import Log
 from pathways.runtime.resilience import core as cores
 from pathways.runtime.resilience.core import ResilienceCore
 from pathways.runtime.resilience.effects import (
@@ -55,7 +56,7 @@ from pathways.runtime.resilience.records import (
 from pathways.runtime.resilience.versions import StateVersion, VersionTable
 
 SEEDS = examples(300)
-FOUND = 200
+FOUND = 400
 """Within so many seeds each planted fault is found."""
 
 
@@ -78,7 +79,7 @@ def buddies_are_of_the_same_island(patch: pytest.MonkeyPatch) -> None:
 
 
 def there_are_no_buddies(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cores, "place_buddy_copies", lambda copies, present, hosts: {})
+    patch.setattr(cores, "place_buddy_copies", lambda copies, present, hosts, leaving: {})
 
 
 def each_mate_keeps_a_copy(patch: pytest.MonkeyPatch) -> None:
@@ -232,6 +233,27 @@ def leaving_islands_take_an_earlier_version_along(patch: pytest.MonkeyPatch) -> 
     patch.setattr(ResilienceCore, "_hold", early)
 
 
+def leaving_islands_keep_copies_for_others(patch: pytest.MonkeyPatch) -> None:
+    place = cores.place_buddy_copies
+    patch.setattr(
+        cores, "place_buddy_copies", lambda copies, present, hosts, leaving: place(copies, present, hosts)
+    )
+
+
+def leaving_islands_are_released_before_they_are_copied(patch: pytest.MonkeyPatch) -> None:
+    def early(self: ResilienceCore, now: float) -> list[ResilienceEffect]:
+        last = self.table.committed
+        if not self._leaving or last is None or not isinstance(self.phase, cores.StepsRunning):
+            return []
+        return [HoldSteps(), *self._release(last.key, now), *self._recover(now)]
+
+    patch.setattr(ResilienceCore, "_hold_for_leaving", early)
+
+
+def leaving_islands_are_kept_until_they_are_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ResilienceCore, "_hold_for_leaving", lambda self, now: [])
+
+
 def hosts_that_return_keep_what_was_dropped(patch: pytest.MonkeyPatch) -> None:
     kept = ResilienceCore._kept
     patch.setattr(ResilienceCore, "_kept", lambda self: KeepVersions(self.hosts[:1], kept(self).keys))
@@ -261,6 +283,9 @@ PLANTS: list[Plant] = [
     any_number_of_replicas_runs,
     fewer_replicas_run_for_ever,
     leaving_islands_take_an_earlier_version_along,
+    leaving_islands_keep_copies_for_others,
+    leaving_islands_are_released_before_they_are_copied,
+    leaving_islands_are_kept_until_they_are_lost,
     hosts_that_return_keep_what_was_dropped,
 ]
 
@@ -450,6 +475,76 @@ def test_resilience_holds_steps_for_an_island_that_leaves_and_runs_none_again():
     shell.notify(MetricsRead(8))
     assert ReleaseIsland(1) in shell.effects
     assert [(r.step, r.replicas) for r in shell.of(RestoreState)] == [(8, (0,))]
+
+
+def test_resilience_copies_an_island_that_leaves_to_islands_that_stay():
+    """At a boundary without another step, too."""
+    shell = Shell(ResilienceCore(stages(3), RecoveryPolicy(100)))
+    shell.run_to(7)
+    shell.of(MakeCopies)
+    shell.notify(WorkersLeaving(1))
+    shell.notify(RecoveryTick())
+    assert places(shell.of(MakeCopies)) == [(0, 0), (1, 1), (2, 2), (0, 2), (1, 2), (2, 0)]
+    # Copies to it would be made if there was no other island.
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(100)))
+    shell.run_to(7)
+    shell.of(MakeCopies)
+    shell.notify(WorkersLeaving(1))
+    shell.notify(RecoveryTick())
+    assert places(shell.of(MakeCopies)) == [(0, 0), (1, 1), (0, 1), (1, 0)]
+
+
+def test_resilience_says_what_an_island_that_leaves_costs():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(100)))
+    shell.run_to(7)
+    shell.of(TakeSnapshot)
+    shell.notify(WorkersLeaving(1))
+    shell.notify(RecoveryTick())
+    assert [effect.text for effect in shell.of(Log)] == [
+        "island1 leaves; version 7 was saved at its boundary, 0 steps are run again"
+    ]
+    shell.notify(WorkersReturned(1))
+    assert [restore.step for restore in shell.of(RestoreState)] == [7]
+    # The next one needs no other version of this boundary.
+    shell.notify(WorkersLeaving(0))
+    shell.notify(RecoveryTick())
+    assert shell.core.losses == 0
+    shell.notify(WorkersReturned(0))
+    assert shell.of(TakeSnapshot) == []
+
+
+def test_resilience_copies_what_only_islands_that_leave_have_before_they_are_released():
+    """Islands leave one after the other: copies were placed when only the first one had said so."""
+    shell = Shell(ResilienceCore(stages(3), RecoveryPolicy(100)), is_slow=True)
+    for copy in shell.of(MakeCopies)[0].copies:
+        shell.notify(CopyCompleted(copy.number))
+    shell.run_to(7)
+    shell.notify(WorkersLeaving(1))
+    shell.notify(RecoveryTick())
+    (copies,) = shell.of(MakeCopies)
+    shell.notify(WorkersLeaving(2))
+    for copy in copies.copies:
+        assert shell.of(ReleaseIsland) == []
+        shell.notify(CopyCompleted(copy.number))
+    # Block 1 is on both of them alone.
+    (more,) = (effect for effect in shell.effects if isinstance(effect, MakeCopies))
+    assert [(copy.target, copy.blocks) for copy in more.copies] == [(0, frozenset(("block 1",)))]
+    assert shell.of(ReleaseIsland) == []
+    shell.notify(CopyCompleted(more.copies[0].number))
+    assert shell.of(ReleaseIsland) == [ReleaseIsland(1), ReleaseIsland(2)]
+
+
+def test_resilience_loses_an_island_that_leaves_before_it_is_copied():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)), is_slow=True)
+    for copy in shell.of(MakeCopies)[0].copies:
+        shell.notify(CopyCompleted(copy.number))
+    shell.run_to(4)
+    shell.notify(WorkersLeaving(1))
+    shell.notify(RecoveryTick())
+    shell.notify(WorkersLost(1, "killed"))
+    shell.notify(WorkersReturned(1))
+    assert [restore.step for restore in shell.of(RestoreState)] == [0]
+    assert shell.core.losses == 1
 
 
 def test_resilience_runs_fewer_replicas_and_all_again():
